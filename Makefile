@@ -1,0 +1,64 @@
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3
+PYTEST_FLAGS ?=
+
+BIN := .venv/bin
+STAMP := .venv/.stamp
+# One place says which uv: the lock file.
+UV_VERSION := $(shell sed -n '/^name = "uv"$$/{n;s/^version = "\(.*\)"/\1/p;}' uv.lock)
+UV := env -u VIRTUAL_ENV UV_PROJECT_ENVIRONMENT=.venv $(BIN)/uv
+export PIP_ROOT_USER_ACTION := ignore
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
+
+.PHONY: setup
+setup: $(STAMP) ## Create .venv with everything that is needed (Python 3.11 or newer is all that must be there)
+
+$(STAMP): pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Cloche needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test "$$($(BIN)/uv --version 2>/dev/null | cut -d' ' -f2)" = "$(UV_VERSION)" || { \
+		if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+			$(PYTHON) -m venv --clear .venv && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); \
+		elif $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+			$(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install --quiet uv==$(UV_VERSION); \
+		else \
+			echo "$(PYTHON) has neither ensurepip nor pip. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; \
+		fi; }
+	@$(UV) sync --locked --quiet
+	@touch $@
+
+.PHONY: check
+check: setup ## Lint, check formatting, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: setup ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: test
+test: setup ## Run all tests (the first run builds the built-in template)
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+.PHONY: soak
+soak: setup ## Make and kill 2,000 sandboxes, keep 200 alive at once, and look for anything left over
+	SOAK_CYCLES=2000 SOAK_ALIVE=200 $(BIN)/pytest tests/test_leaks.py
+
+.PHONY: bench
+bench: setup ## Measure against a plain ipykernel, in the same run
+	$(BIN)/cloche bench
+
+.PHONY: clean
+clean: ## Remove what the other targets made
+	rm -rf .venv .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

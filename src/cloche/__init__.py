@@ -1,0 +1,69 @@
+"""Cloche: sealed, pre-warmed sandboxes for code that nobody trusts.
+
+import cloche
+
+with cloche.Sandbox() as box:
+    box.run("import pandas as pd; pd.DataFrame({'x': [1, 2]})").results[0].html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cloche import errors as errors
+    from cloche import events as events
+    from cloche.errors import ClocheError as ClocheError
+    from cloche.events import Error as Error
+    from cloche.events import Result as Result
+    from cloche.events import Run as Run
+    from cloche.model import FileChange as FileChange
+    from cloche.model import FileInfo as FileInfo
+    from cloche.model import Limits as Limits
+    from cloche.model import SandboxInfo as SandboxInfo
+    from cloche.model import Usage as Usage
+    from cloche.sdk.aio import AsyncContext as AsyncContext
+    from cloche.sdk.aio import AsyncSandbox as AsyncSandbox
+    from cloche.sdk.aio import arun as arun
+    from cloche.sdk.parts import CommandResult as CommandResult
+    from cloche.sdk.sandbox import Context as Context
+    from cloche.sdk.sandbox import Sandbox as Sandbox
+    from cloche.sdk.sandbox import run as run
+
+# Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
+_PLACES = {
+    "ClocheError": "cloche.errors",
+    "Error": "cloche.events",
+    "Result": "cloche.events",
+    "Run": "cloche.events",
+    "FileChange": "cloche.model",
+    "FileInfo": "cloche.model",
+    "Limits": "cloche.model",
+    "SandboxInfo": "cloche.model",
+    "Usage": "cloche.model",
+    "AsyncContext": "cloche.sdk.aio",
+    "AsyncSandbox": "cloche.sdk.aio",
+    "arun": "cloche.sdk.aio",
+    "CommandResult": "cloche.sdk.parts",
+    "Context": "cloche.sdk.sandbox",
+    "Sandbox": "cloche.sdk.sandbox",
+    "run": "cloche.sdk.sandbox",
+}
+_MODULES = ("errors", "events")
+
+__all__ = [*_PLACES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"cloche.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'cloche' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""The benchmark: Cloche through its public library against a plain ipykernel, in one run."""

@@ -1,0 +1,120 @@
+"""Where measurements happen: two embedded engines, one with a pool and one without, and how much to measure."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+import msgspec
+
+from cloche.bench import ipykernel_peer, programs
+from cloche.bench.samples import Book, expect
+from cloche.config import Config, Pool
+from cloche.events import Run
+from cloche.model import Struct
+from cloche.sdk.embedded import Embedded, using
+from cloche.sdk.sandbox import Sandbox
+
+REFILL_SECONDS = 60.0
+# Before a sample: what the last one left (dying processes, their namespaces) is not to be part of the next.
+SETTLE_SECONDS = 0.03
+
+
+class Counts(Struct):
+    """How many samples of each kind."""
+
+    fast: int = 200  # what takes us milliseconds
+    warm: int = 1000
+    images: int = 100
+    peer: int = 30  # what takes the peer seconds
+    lean: int = 10  # the peer's leanest start
+    live: int = 100  # idle sandboxes whose memory is measured
+    measured: int = 3  # how often
+    kernels: int = 4  # the same of the peer
+    loads: int = 3  # repetitions under load
+    load_seconds: float = 2.0
+    threads: int = 8
+    warm_sandboxes: int = 64
+    interrupts: int = 50
+    transfers: int = 5
+    transfer_bytes: int = 100_000_000
+
+
+QUICK = Counts(
+    fast=30,
+    warm=200,
+    images=20,
+    peer=4,
+    lean=2,
+    live=40,
+    measured=1,
+    kernels=2,
+    loads=1,
+    load_seconds=1.5,
+    interrupts=10,
+    transfers=2,
+)
+
+
+class Lab:
+    """Use with `with`. `peer` is false where no peer is installed or wanted."""
+
+    def __init__(self, config: Config, counts: Counts, *, peer: bool = True):
+        self.counts = counts
+        self.book = Book()
+        self.peer = peer and not ipykernel_peer.missing()
+        self._size = max(config.pool.ready, 1)
+        self._pooled = Embedded(msgspec.structs.replace(config, pool=Pool(ready=self._size)))
+        self._empty = Embedded(msgspec.structs.replace(config, pool=Pool(ready=0)))
+
+    def __enter__(self) -> Lab:
+        """Raises IsolationUnavailable, TemplateBuildFailed, NurseryFailed or Unavailable."""
+        try:
+            for engine in (self._pooled, self._empty):
+                self._start(engine)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pooled.close()
+        self._empty.close()
+
+    def with_pool(self) -> AbstractContextManager[None]:
+        """Meanwhile `Sandbox()` takes from a pool."""
+        return using(self._pooled)
+
+    def without_pool(self) -> AbstractContextManager[None]:
+        return using(self._empty)
+
+    def wait_for_pool(self) -> None:
+        """Until the pool is full again. Raises TimeoutError."""
+        end = time.monotonic() + REFILL_SECONDS
+        while self._pooled.engine.waiting < self._size:
+            if time.monotonic() > end:
+                raise TimeoutError("the pool did not fill up again")
+            time.sleep(0.005)
+        time.sleep(SETTLE_SECONDS)
+
+    def raw_cost_seconds(self) -> float:
+        """Of the zygote that makes the sandboxes without a pool."""
+        return self._empty.call(lambda: self._empty.engine.raw_cost_seconds())
+
+    def _start(self, engine: Embedded) -> None:
+        began = time.perf_counter()
+        engine.open()
+        with using(engine), Sandbox() as box:
+            answered(box.run(programs.ONE))
+            self.book.add("cold", time.perf_counter() - began)
+
+
+def answered(run: Run) -> None:
+    """Raises WrongAnswer unless it is the run of `1+1`."""
+    expect(run.text == "2", run)

@@ -1,0 +1,160 @@
+"""The rows of the table: what each is called, what measures it, what it is compared with, and its bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cloche import errors
+from cloche.bench import load, memory, starts, warm
+from cloche.bench.lab import Lab
+from cloche.model import Struct
+
+Measure = Callable[[Lab], None]
+
+
+class Row(Struct):
+    """`against` names rows to compare with, of which the best counts: how many times it is ours.
+
+    `bar` is the ratio that the design asks for; `limit` means that ours is to be at most that many times the other.
+    """
+
+    key: str
+    title: str
+    unit: str = "ms"
+    against: tuple[str, ...] = ()
+    also: str | None = None  # a second ratio, for information
+    bar: float | None = None
+    limit: bool = False
+
+
+class Part(Struct):
+    """Rows that are measured together, in turns."""
+
+    title: str
+    measure: Measure
+    rows: tuple[Row, ...]
+
+
+_WARM, _KILOBYTE, _IMAGE = (
+    tuple(f"kernel_{key}_{transport}" for transport in ("tcp", "ipc"))
+    for key in ("warm", "warm_kilobyte", "warm_image")
+)
+
+
+def _nothing(lab: Lab) -> None:
+    """It was measured when the lab was opened."""
+
+
+PARTS: Sequence[Part] = (
+    Part(
+        title="cold start",
+        measure=_nothing,
+        rows=(Row(key="cold", title="engine start to `1+1`, nothing running yet"),),
+    ),
+    Part(
+        title="first answers",
+        measure=starts.first_answers,
+        rows=(
+            Row(key="ready_pool", title="create to ready, pool hit"),
+            Row(key="ready_empty", title="create to ready, pool empty", against=("raw",), bar=3, limit=True),
+            Row(
+                key="one_pool",
+                title="create to `1+1`, pool hit",
+                against=("kernel_one",),
+                also="kernel_one_lean",
+                bar=150,
+            ),
+            Row(
+                key="one_empty",
+                title="create to `1+1`, pool empty",
+                against=("kernel_one",),
+                also="kernel_one_lean",
+                bar=40,
+            ),
+            Row(key="raw", title="raw cost: fork, all namespaces, one byte back"),
+            Row(key="kernel_one", title="ipykernel: start to `1+1`"),
+            Row(key="kernel_one_lean", title="ipykernel: start to `1+1`, without `wait_for_ready`"),
+        ),
+    ),
+    Part(
+        title="first DataFrame",
+        measure=starts.first_frame,
+        rows=(
+            Row(key="frame_pool", title="create to a DataFrame's HTML, pool hit", against=("kernel_frame",), bar=40),
+            Row(key="kernel_frame", title="ipykernel: start to a DataFrame's HTML"),
+        ),
+    ),
+    Part(
+        title="first picture",
+        measure=starts.first_picture,
+        rows=(
+            Row(key="png_pool", title="create to the first PNG, pool hit", against=("kernel_png",), bar=12),
+            Row(key="kernel_png", title="ipykernel: start to the first PNG"),
+        ),
+    ),
+    Part(
+        title="round trips",
+        measure=warm.round_trips,
+        rows=(
+            Row(key="warm", title="warm round trip, `1+1`", against=_WARM, bar=5),
+            Row(key="warm_kilobyte", title="warm round trip, 1 kB of output", against=_KILOBYTE),
+            Row(key="warm_image", title="warm round trip, an image of 1 MB", against=_IMAGE),
+            Row(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
+            Row(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
+            Row(key="kernel_warm_kilobyte_tcp", title="ipykernel: 1 kB of output over tcp"),
+            Row(key="kernel_warm_kilobyte_ipc", title="ipykernel: 1 kB of output over ipc"),
+            Row(key="kernel_warm_image_tcp", title="ipykernel: an image of 1 MB over tcp"),
+            Row(key="kernel_warm_image_ipc", title="ipykernel: an image of 1 MB over ipc"),
+        ),
+    ),
+    Part(
+        title="interrupts",
+        measure=warm.interrupts,
+        rows=(
+            Row(key="interrupt", title="interrupt of an endless loop, to its end", against=("kernel_interrupt",)),
+            Row(key="kernel_interrupt", title="ipykernel: interrupt, to idle"),
+        ),
+    ),
+    Part(
+        title="memory",
+        measure=memory.memory,
+        rows=(
+            Row(key="memory", title="idle sandbox: MemAvailable", unit="MB", against=("kernel_memory",), bar=20),
+            Row(key="memory_anon", title="idle sandbox: AnonPages", unit="MB"),
+            Row(key="memory_page_tables", title="idle sandbox: PageTables", unit="MB"),
+            Row(key="memory_slab", title="idle sandbox: Slab", unit="MB"),
+            Row(key="memory_used", title="sandbox after `1+1`: MemAvailable", unit="MB", against=("kernel_memory",)),
+            Row(key="kernel_memory", title="ipykernel with pandas and pyplot: MemAvailable", unit="MB"),
+            Row(key="kernel_pss", title="ipykernel with pandas and pyplot: PSS", unit="MB"),
+            Row(key="kernel_private", title="ipykernel with pandas and pyplot: private", unit="MB"),
+        ),
+    ),
+    Part(
+        title="creations under load",
+        measure=load.creations,
+        rows=(Row(key="creations", title="sandboxes created, used and destroyed, 8 threads", unit="/s"),),
+    ),
+    Part(
+        title="executions under load",
+        measure=load.executions,
+        rows=(Row(key="executions", title="executions in 64 warm sandboxes, 8 threads", unit="/s"),),
+    ),
+    Part(
+        title="files",
+        measure=load.transfers,
+        rows=(
+            Row(key="file_write", title="write a file of 100 MB", unit="MB/s"),
+            Row(key="file_read", title="read a file of 100 MB", unit="MB/s"),
+        ),
+    ),
+)
+
+ROWS = {row.key: row for part in PARTS for row in part.rows}
+
+
+def chosen(keys: Sequence[str]) -> list[Part]:
+    """The parts that measure those rows; all without keys. Raises InvalidRequest for a row that does not exist."""
+    unknown = sorted(set(keys) - set(ROWS))
+    if unknown:
+        raise errors.InvalidRequest(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return [part for part in PARTS if not keys or any(row.key in keys for row in part.rows)]

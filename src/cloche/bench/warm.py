@@ -1,0 +1,94 @@
+"""Round trips to a kernel that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from cloche.bench import programs
+from cloche.bench.ipykernel_peer import TRANSPORTS, Kernel
+from cloche.bench.lab import Lab
+from cloche.bench.samples import expect, shares
+from cloche.events import Ended, Output, Run
+from cloche.sdk.sandbox import Sandbox
+
+TURNS = 20
+KILOBYTE = 1024
+
+
+def round_trips(lab: Lab) -> None:
+    """`1+1`, 1 kB of output, a 1 MB image; the peer's two transports in turns with ours."""
+    counts = lab.counts
+    with lab.with_pool(), contextlib.ExitStack() as stack:
+        box = stack.enter_context(Sandbox())
+        box.run(programs.PREPARE_IMAGE)
+        kernels = {name: stack.enter_context(Kernel(name)) for name in TRANSPORTS} if lab.peer else {}
+        for kernel in kernels.values():
+            kernel.run(programs.PREPARE_IMAGE)
+        _take_turns(lab, box, kernels, "warm", programs.ONE, counts.warm, _is_two)
+        _take_turns(lab, box, kernels, "warm_kilobyte", programs.KILOBYTE, counts.warm, _is_kilobyte)
+        _take_turns(lab, box, kernels, "warm_image", programs.IMAGE, counts.images, _is_image)
+
+
+def interrupts(lab: Lab) -> None:
+    """From the interrupt of an endless loop to its end."""
+    with lab.with_pool(), contextlib.ExitStack() as stack:
+        box = stack.enter_context(Sandbox())
+        kernel = stack.enter_context(Kernel()) if lab.peer else None
+        for _ in range(lab.counts.interrupts):
+            with lab.book.attempt("interrupt"):
+                lab.book.add("interrupt", _interrupt_seconds(box))
+            if kernel is not None:
+                with lab.book.attempt("kernel_interrupt"):
+                    lab.book.add("kernel_interrupt", kernel.interrupt_seconds(programs.SPIN))
+
+
+def _take_turns(
+    lab: Lab, box: Sandbox, kernels: dict[str, Kernel], key: str, code: str, total: int, check: Callable[[Run], None]
+) -> None:
+    for count in shares(total, min(TURNS, total)):
+        for _ in range(count):
+            with lab.book.attempt(key):
+                began = time.perf_counter()
+                run = box.run(code)
+                seconds = time.perf_counter() - began
+                check(run)
+                lab.book.add(key, seconds)
+        for transport, kernel in kernels.items():
+            _peer_turn(lab, kernel, f"kernel_{key}_{transport}", code, max(count // 2, 1))
+
+
+def _peer_turn(lab: Lab, kernel: Kernel, key: str, code: str, count: int) -> None:
+    for _ in range(count):
+        with lab.book.attempt(key):
+            began = time.perf_counter()
+            said = kernel.run(code)
+            seconds = time.perf_counter() - began
+            expect(bool(said), said)
+            lab.book.add(key, seconds)
+
+
+def _interrupt_seconds(box: Sandbox) -> float:
+    began = 0.0
+    with box.stream(programs.SPIN) as stream:
+        for event in stream:
+            if isinstance(event, Output) and not began:
+                began = time.perf_counter()
+                stream.interrupt()
+            elif isinstance(event, Ended):
+                expect(event.outcome == "interrupted", event)
+    return time.perf_counter() - began
+
+
+def _is_two(run: Run) -> None:
+    expect(run.text == "2", run)
+
+
+def _is_kilobyte(run: Run) -> None:
+    expect(len(run.stdout) == KILOBYTE, run.stdout)
+
+
+def _is_image(run: Run) -> None:
+    found = [len(result.png or b"") for result in run.results]
+    expect(found == [programs.IMAGE_BYTES], (found, run.error))

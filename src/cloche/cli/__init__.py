@@ -1,0 +1,89 @@
+"""The command `cloche`. Each subcommand lives in a module of its own, loaded only when it is used."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+import click
+
+from cloche import errors
+from cloche.config import Config, load
+from cloche.telemetry import configure
+
+OUR_FAILURE = 125  # exit status, apart from any that a program is likely to use
+
+COMMANDS = {
+    "run": "Run Python code in a fresh sandbox.",
+    "shell": "Open a prompt in a fresh sandbox, Python or bash.",
+    "template": "Build, list, show and remove templates.",
+    "doctor": "Say what this host can isolate and limit, and how.",
+    "bench": "Measure Cloche against a plain ipykernel.",
+    "config": "Print the configuration and where each value came from.",
+}
+"""Name and one line of help. The module `cloche.cli.<name>` has the click command as `command`."""
+
+
+class LazyCommands(click.Group):
+    """A group that imports `cloche.cli.<name>` when that command is used; `--help` imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"cloche.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except errors.ClocheError as error:
+            click.echo(f"cloche: {error}", err=True)
+            ctx.exit(OUR_FAILURE)
+
+
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "file", type=click.Path(), help="Configuration file, instead of ./cloche.toml.")
+@click.option("--data-dir", type=click.Path(), help="Where templates and records live.")
+@click.option("--backend", help='What isolates sandboxes: "namespaces", or "plain-unsafe" for nothing at all.')
+@click.option(
+    "--log", "log_format", type=click.Choice(["console", "json"]), default="console", help="Form of log lines."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log more than warnings.")
+@click.version_option(package_name="cloche", prog_name="cloche")
+@click.pass_context
+def main(
+    ctx: click.Context, file: str | None, data_dir: str | None, backend: str | None, log_format: str, verbose: bool
+) -> None:
+    """Run code that nobody trusts, in sealed, pre-warmed sandboxes."""
+    _occupy_streams()
+    configure("json" if log_format == "json" else "console", "info" if verbose else "warning")
+    flags = {"data_dir": data_dir, "backend": backend}
+    loading: Callable[[], Config] = functools.cache(lambda: load(file, flags=flags))
+    ctx.obj = loading
+
+
+def _occupy_streams() -> None:
+    """Whoever closed our stdin, stdout or stderr must not have us write to what is opened next under its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def configuration() -> Config:
+    """The configuration of the running command. Raises InvalidConfig."""
+    loading: Callable[[], Config] = click.get_current_context().find_root().obj
+    return loading()

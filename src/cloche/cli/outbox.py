@@ -1,0 +1,130 @@
+"""`--out DIR`: where the images and files of a run go. What a sandbox names is hostile: nothing lands outside DIR."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from cloche import errors
+from cloche.cli.screen import say
+from cloche.engine.files import Files
+from cloche.events import Display
+from cloche.model import FileInfo
+
+DATA_DIRECTORY = "/mnt/data"
+DEEPEST = 32
+_SUFFIXES = {
+    "image/png": ".png",
+    "image/jpeg": ".jpg",
+    "image/svg+xml": ".svg",
+    "application/pdf": ".pdf",
+    "image/gif": ".gif",
+    "image/webp": ".webp",
+}
+
+
+class Outbox:
+    def __init__(self, directory: Path):
+        """Raises InvalidRequest if the directory cannot be made."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.InvalidRequest(f"--out {directory}: {error.strerror}") from None
+        self._directory = directory
+        self._number = 0
+        self._numbers: dict[str, int] = {}  # of displays that can be updated
+        self._taken: set[Path] = set()
+
+    def save_images(self, event: Display) -> bool:
+        """Writes every image format of a display as `display-N.suffix`. False if it has none."""
+        images = {mime: event.data[mime] for mime in _SUFFIXES if mime in event.data}
+        if not images:
+            return False
+        number = self._number_of(event)
+        for mime, content in images.items():
+            path = self._directory / f"display-{number}{_SUFFIXES[mime]}"
+            with _reporting(path), _replacing(path) as file:
+                file.write(content if isinstance(content, bytes) else str(content).encode("utf-8", "replace"))
+            self._taken.add(path)
+        return True
+
+    def _number_of(self, event: Display) -> int:
+        if event.update and event.id in self._numbers:
+            return self._numbers[event.id]
+        self._number += 1
+        if event.id is not None:
+            self._numbers[event.id] = self._number
+        return self._number
+
+    async def save_files(self, files: Files, uploaded: list[FileInfo]) -> None:
+        """Copies every file in the data directory that is not exactly as it was uploaded."""
+        known = {each.path: each for each in uploaded}
+        root = (await files.stat(DATA_DIRECTORY)).path  # without walls it lies elsewhere
+        for info in await files.list(DATA_DIRECTORY, depth=DEEPEST):
+            if info.kind == "file" and not _same(info, known.get(info.path)):
+                await self._save(files, info, root)
+
+    async def _save(self, files: Files, info: FileInfo, root: str) -> None:
+        path = self._place(info.path, root)
+        if path is None or path in self._taken:
+            say(f"not saved: {info.path} ({'a hidden or strange name' if path is None else 'its name is taken'})")
+            return
+        try:
+            chunks = await files.open_read(info.path)
+        except (errors.FileError, errors.NotFound) as error:
+            say(f"not saved: {error}")
+            return
+        with _reporting(path):
+            await _copy(chunks, path)
+
+    def _place(self, path: str, root: str) -> Path | None:
+        """Where a file of the sandbox goes. None for what must not: outside, or hidden, such as .git/hooks/x."""
+        parts = PurePosixPath(path).parts[len(PurePosixPath(root).parts) :]
+        if not path.startswith(root + "/") or not parts or "\0" in path:
+            return None
+        if any(part.startswith(".") for part in parts):
+            return None
+        return self._directory.joinpath(*parts)
+
+
+async def _copy(chunks: AsyncIterator[bytes], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(path) as file:
+        async for chunk in chunks:
+            file.write(chunk)
+
+
+def _same(info: FileInfo, before: FileInfo | None) -> bool:
+    return before is not None and (info.modified_at, info.size_bytes) == (before.modified_at, before.size_bytes)
+
+
+@contextlib.contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Says on stderr that `path` was saved, or why not: the run's own outcome matters more."""
+    try:
+        yield
+    except OSError as error:
+        say(f"not saved: {path} ({error.strerror})")
+    else:
+        say(f"saved {path}")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes its name when it is whole. It replaces a symlink there and never follows it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".cloche-")
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, 0o666 & ~umask)
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,136 @@
+"""`cloche shell`: Python, cell by cell, in one sandbox.
+
+While the user types, the engine rests: one event loop serves one cell after the other. So the prompt can be Python's
+own `input()` with readline, in the main thread, where Ctrl-C arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from cloche import errors
+from cloche.cli.cells import Cells
+from cloche.cli.lines import Lines
+from cloche.cli.screen import STDERR, STDOUT, Screen, say, write
+from cloche.cli.session import ENDING_SIGNALS, ending_by_signal, sandbox, watch
+from cloche.config import Config
+from cloche.engine.context import Context
+from cloche.engine.sandbox import Sandbox
+
+HISTORY_LINES = 2000
+LEAVING = frozenset({"exit", "quit", "exit()", "quit()"})
+
+Ask = Callable[[bool], str | None]
+"""Gives the next line, None at the end; the argument says whether it continues a cell."""
+
+
+def serve(config: Config, template: str) -> int:
+    """Prompts until the user leaves. Gives the exit status: that of `exit(n)`, else 0."""
+    with asyncio.Runner() as runner:
+        opening = contextlib.AsyncExitStack()
+        limits = {
+            "execution_seconds": config.limits.maximum.execution_seconds,  # the user has Ctrl-C
+            "output_bytes": config.limits.maximum.output_bytes,
+        }
+
+        async def open_() -> Sandbox:
+            with ending_by_signal():
+                return await opening.enter_async_context(sandbox(config, template, limits=limits))
+
+        try:
+            box = runner.run(open_())
+            return _converse(runner, box, config)
+        finally:
+            runner.run(opening.aclose())
+
+
+def _converse(runner: asyncio.Runner, box: Sandbox, config: Config) -> int:
+    lines = Lines()
+    if not os.isatty(0):
+        return _loop(runner, box, lines, lambda continues: runner.run(lines.next()))
+    write(STDERR, f"Python in sandbox {box.id}. Ctrl-C interrupts, Ctrl-D leaves.\n")
+    with _history(Path(config.data_dir) / "shell_history"):
+        return _loop(runner, box, lines, _prompted)
+
+
+def _prompted(continues: bool) -> str | None:
+    for each in ENDING_SIGNALS:
+        signal.signal(each, _leave)
+    try:
+        return input("... " if continues else ">>> ")
+    except EOFError:
+        write(STDOUT, "\n")
+        return None
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _loop(runner: asyncio.Runner, box: Sandbox, lines: Lines, ask: Ask) -> int:
+    cells, screen = Cells(), Screen()
+    while True:
+        try:
+            line = ask(cells.pending)
+        except KeyboardInterrupt:
+            if not os.isatty(0):
+                raise
+            write(STDOUT, "\nKeyboardInterrupt\n")
+            cells.clear()
+            continue
+        for cell in cells.end() if line is None else cells.feed(line):
+            status = 0 if cell.strip() in LEAVING else runner.run(_cell(box, cell, screen, lines))
+            if status is not None:
+                return status
+        if line is None:
+            return 0
+
+
+async def _cell(box: Sandbox, code: str, screen: Screen, lines: Lines) -> int | None:
+    """Runs one cell. The exit status if it asked to leave."""
+    context = box.context()
+    execution = context.execute(code, input=True)
+    restarting: list[asyncio.Task[None]] = []
+    presses: list[Callable[[], object]] = [
+        execution.interrupt,
+        execution.interrupt,
+        lambda: restarting.append(asyncio.create_task(_restart(context))),
+    ]
+    with ending_by_signal():
+        ended = await watch(execution, screen, lines, presses)
+        if restarting:
+            await asyncio.wait(restarting)
+    if ended.reason:
+        say(ended.reason)
+    return ended.exit_code if ended.outcome == "raised" else None
+
+
+async def _restart(context: Context) -> None:
+    with contextlib.suppress(errors.Gone):  # the next cell says so
+        await context.restart()
+
+
+@contextlib.contextmanager
+def _history(path: Path) -> Iterator[None]:
+    """Line editing, and what was typed in earlier sessions; without readline, plain lines."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    readline.parse_and_bind("tab: self-insert")
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        readline.set_history_length(HISTORY_LINES)
+        with contextlib.suppress(OSError):
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

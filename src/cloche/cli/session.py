@@ -1,0 +1,117 @@
+"""A sandbox for the length of a command, and one execution in it that a terminal can watch, feed and interrupt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import FrameType
+
+import msgspec
+
+from cloche import errors
+from cloche.cli.lines import Lines
+from cloche.cli.progress import showing
+from cloche.cli.screen import View
+from cloche.config import Config, Pool
+from cloche.engine.engine import default_limits
+from cloche.engine.execution import Execution
+from cloche.engine.sandbox import Sandbox
+from cloche.events import Ended, Input
+from cloche.model import SandboxSpec
+from cloche.sdk.assembly import assemble
+from cloche.templates import Catalogue, ensure
+
+INTERRUPTED = 130
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.asynccontextmanager
+async def sandbox(
+    config: Config, template: str, *, env: Mapping[str, str] | None = None, limits: Mapping[str, float] | None = None
+) -> AsyncIterator[Sandbox]:
+    """A new sandbox; a built-in template is built first, with its progress on stderr. `limits` change the template's.
+
+    Raises what `Engine.create` does.
+    """
+    alone = msgspec.structs.replace(config, pool=Pool(ready=0))  # one sandbox: none need wait in advance
+    spec = SandboxSpec(template=template, env=dict(env or {}))
+    with showing(f"building {template}") as report:
+        built = await asyncio.to_thread(ensure, Catalogue(config.data_dir, config.aliases), template, report)
+    if limits:
+        spec = msgspec.structs.replace(spec, limits=msgspec.structs.replace(default_limits(config, built), **limits))
+    async with assemble(alone, preload=False) as engine:
+        yield await engine.create(spec)
+
+
+async def watch(
+    execution: Execution, view: View, lines: Lines | None, presses: Sequence[Callable[[], object]]
+) -> Ended:
+    """Runs it: the view sees every event, `lines` answer `input()`. The n-th Ctrl-C does the n-th of `presses`."""
+    answering: asyncio.Task[None] | None = None
+    with on_interrupt(presses):
+        try:
+            async with execution:
+                async for event in execution:
+                    view.show(event)
+                    if isinstance(event, Input) and lines is not None:
+                        answering = asyncio.create_task(_answer(execution, lines, secret=event.secret))
+        finally:
+            if answering is not None:
+                answering.cancel()
+                await asyncio.wait([answering])
+    if execution.ended is None:
+        raise errors.SandboxLost("the sandbox ended before the program did")
+    return execution.ended
+
+
+async def _answer(execution: Execution, lines: Lines, *, secret: bool) -> None:
+    execution.answer(await lines.next(secret=secret))
+
+
+@contextlib.contextmanager
+def on_interrupt(presses: Sequence[Callable[[], object]]) -> Iterator[None]:
+    """While it lasts, the n-th Ctrl-C calls the n-th of `presses` on the loop; the last once more ends us at once."""
+    loop = asyncio.get_running_loop()
+    left = list(presses)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: Ctrl-C is for somebody else
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        # Not loop.add_signal_handler: this one also runs while we wait in a write to a pipe that nobody reads.
+        if not left:
+            os._exit(INTERRUPTED)  # what is in the sandbox dies with us
+        loop.call_soon_threadsafe(left.pop(0))
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def ending_by_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP cancel the current task, so that everything is closed; then SystemExit says which it was."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    came: list[int] = []
+
+    def end(number: int) -> None:
+        came.append(number)
+        task.cancel()
+
+    for each in ENDING_SIGNALS:
+        loop.add_signal_handler(each, end, each)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not came:
+            raise
+        raise SystemExit(128 + came[0]) from None
+    finally:
+        for each in ENDING_SIGNALS:
+            loop.remove_signal_handler(each)

@@ -1,0 +1,266 @@
+"""Configuration: read once, handed down as a value.
+
+Flags > `CLOCHE_*` variables > a TOML file (`--config`, `CLOCHE_CONFIG`, or `./cloche.toml`) > defaults. A key has one
+name everywhere: `limits.default.memory_bytes` in the file is `CLOCHE_LIMITS_DEFAULT_MEMORY_BYTES` in the environment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from cloche import errors
+from cloche.model import GIB, KIB, MIB, Limits, Struct
+
+DEFAULT_ALIASES: Mapping[str, str] = {
+    "code-interpreter-v1": "python",
+    "base": "python",
+    "opensandbox/code-interpreter:*": "python",
+    "python:3*": "python",
+    "e2bdev/*": "python",
+    "ubuntu:*": "python",
+}
+"""Names that clients of other products send, and the template that they mean."""
+
+LOCAL_FILE = "cloche.toml"
+NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": KIB,
+    "kib": KIB,
+    "m": MIB,
+    "mib": MIB,
+    "g": GIB,
+    "gib": GIB,
+    "t": 1024 * GIB,
+    "tib": 1024 * GIB,
+}
+
+
+class Pool(Struct):
+    ready: int = 2  # cells kept waiting per template
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ready <= 1000:
+            raise errors.InvalidRequest(f"pool.ready must be between 0 and 1000, not {self.ready}")
+
+
+class SandboxLimits(Struct):
+    default: Limits = Limits()
+    maximum: Limits = Limits(
+        memory_bytes=64 * GIB,
+        cpus=64.0,
+        processes=16384,
+        open_files=65536,
+        space_bytes=64 * GIB,
+        output_bytes=1 * GIB,
+        execution_seconds=86400.0,
+    )
+
+    def __post_init__(self) -> None:
+        self.check(self.default)
+
+    def check(self, limits: Limits) -> None:
+        """Raises InvalidRequest if any of `limits` is over this host's maximum."""
+        for name in Limits.__struct_fields__:
+            asked, most = getattr(limits, name), getattr(self.maximum, name)
+            if asked > most:
+                raise errors.InvalidRequest(
+                    f"limit {name} = {asked} is over the maximum {most}: ask for less, or raise limits.maximum.{name}"
+                )
+
+
+class Lifetime(Struct):
+    max_seconds: float = 86400.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_seconds < float("inf"):
+            raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
+
+
+class Config(Struct):
+    data_dir: str
+    backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
+    pool: Pool = Pool()
+    limits: SandboxLimits = SandboxLimits()
+    lifetime: Lifetime = Lifetime()
+    # pattern -> template; those of the file are added to the built-in ones
+    aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
+    origins: dict[str, str] = {}  # key -> where its value came from, in words
+
+    def items(self) -> Iterator[tuple[str, Any, str]]:
+        """(key, value, origin) of every key, in the order of this class."""
+        for key in KEYS:
+            value: Any = self
+            for part in key.split("."):
+                value = getattr(value, part)
+            yield key, value, self.origins.get(key, "default")
+
+
+class Setting(NamedTuple):
+    """One key's value from one source."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+def _leaves(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field in msgspec.structs.fields(struct):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _leaves(field.type, f"{prefix}{field.name}.")
+        elif field.name != "origins":
+            yield prefix + field.name, field.type
+
+
+KEYS: dict[str, Any] = dict(_leaves(Config))
+"""Every key, dotted, and its type."""
+
+_VARIABLES = {"CLOCHE_" + key.upper().replace(".", "_"): key for key in KEYS}
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration. `flags` are dotted keys; None means not given.
+
+    Raises InvalidConfig that names the key, where it came from, and what to do: for an unknown key (with the nearest
+    known one), for a bad value, and for a file that cannot be read.
+    """
+    settings = [Setting("data_dir", default_data_dir(environ), "default")]
+    settings += _from_file(path, environ)
+    settings += _from_environ(environ)
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    settings += [Setting(_known(key, "flag"), value, f"flag --{key.replace('_', '-')}") for key, value in given.items()]
+    return _assemble(settings)
+
+
+def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
+    if os.geteuid() == 0:
+        return "/var/lib/cloche"
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return os.path.join(environ.get("XDG_DATA_HOME") or os.path.join(home, ".local/share"), "cloche")
+
+
+def _assemble(settings: list[Setting]) -> Config:
+    tree: dict[str, Any] = {}
+    origins = {}
+    for setting in settings:
+        *parents, name = setting.key.split(".")
+        table = tree
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[name] = _convert(setting)
+        origins[setting.key] = setting.origin
+    tree["data_dir"] = os.path.abspath(os.path.expanduser(tree["data_dir"]))
+    tree["aliases"] = {**DEFAULT_ALIASES, **tree.get("aliases", {})}
+    _fill_limits(tree.get("limits", {}))
+    try:
+        return msgspec.convert({**tree, "origins": origins}, Config)
+    except (msgspec.ValidationError, errors.InvalidRequest) as error:
+        raise errors.InvalidConfig(str(error)) from None
+
+
+def _fill_limits(limits: dict[str, Any]) -> None:
+    """Fills what [limits.maximum] leaves out with our maximum, not with the default of one sandbox."""
+    if "maximum" in limits:
+        limits["maximum"] = {**msgspec.structs.asdict(SandboxLimits().maximum), **limits["maximum"]}
+
+
+def _convert(setting: Setting) -> Any:
+    key, value, origin = setting
+    if key.endswith("_bytes") and isinstance(value, str):
+        value = _bytes(setting)
+    try:
+        # Variables are always strings, and flags may be; a file has types and must use them.
+        return msgspec.convert(value, KEYS[key], strict=origin.startswith("file "))
+    except msgspec.ValidationError as error:
+        raise errors.InvalidConfig(f"{key} = {value!r} ({origin}): {error}") from None
+
+
+def _bytes(setting: Setting) -> int:
+    size = bytes_of(str(setting.value))
+    if size is None:
+        problem = 'must be bytes, or like "512MiB" or "2GiB"'
+        raise errors.InvalidConfig(f"{setting.key} = {setting.value!r} ({setting.origin}) {problem}")
+    return size
+
+
+def bytes_of(text: str) -> int | None:
+    """The size that people write as "1048576", "512MiB" or "2g"; None if it is none."""
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name in sorted(environ):
+        if not name.startswith("CLOCHE_") or name in NOT_KEYS:
+            continue
+        if name not in _VARIABLES:
+            raise errors.InvalidConfig(f"unknown environment variable {name}; {_hint(name, list(_VARIABLES))}")
+        if environ[name]:  # empty means unset, as in most programs
+            yield Setting(_VARIABLES[name], environ[name], f"environment variable {name}")
+
+
+def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Iterator[Setting]:
+    named = path or environ.get("CLOCHE_CONFIG")
+    file = Path(named or LOCAL_FILE)
+    if not named and not file.exists():
+        return
+    if not named:
+        _check_ownership(file)
+    for key, value in _flatten(_read(file)):
+        if not named and (key, value) == ("backend", "plain-unsafe"):
+            advice = "ask for it with --backend, CLOCHE_BACKEND, or a file that you name with --config"
+            raise errors.InvalidConfig(
+                f"a {file} that merely lies in this directory cannot turn isolation off: {advice}"
+            )
+        yield Setting(_known(key, str(file)), value, f"file {file}")
+
+
+def _check_ownership(file: Path) -> None:
+    """A file of somebody else's that merely lies in the current directory (say /tmp) must not steer us."""
+    if file.stat().st_uid not in (0, os.geteuid()):
+        raise errors.InvalidConfig(f"./{file} belongs to another user: remove it, or name it with --config to use it")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidConfig(
+            f"cannot read {file}: {error}; check the path given by --config or CLOCHE_CONFIG"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise errors.InvalidConfig(f"{file} is not TOML: {error}") from None
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, dict) and key not in KEYS:
+            yield from _flatten(value, key + ".")
+        else:
+            yield key, value
+
+
+def _known(key: str, origin: str) -> str:
+    if key in KEYS:
+        return key
+    raise errors.InvalidConfig(f"unknown key {key} ({origin}); {_hint(key, list(KEYS))}")
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"did you mean {near[0]}?" if near else "`cloche config` lists the keys"

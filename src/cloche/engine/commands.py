@@ -1,0 +1,165 @@
+"""A sandbox's commands and terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+from typing import get_args
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.guest import Guest, clean
+from cloche.engine.paths import sandbox_path
+from cloche.engine.process import Ask, Exited, Process, ProcessResult, check_size
+from cloche.model import Limits, ProcessInfo, User, check_env, check_seconds
+
+MAX_COMMAND_BYTES = 128 << 10  # the kernel's limit of one argument
+
+
+class Commands:
+    def __init__(self, guest: Guest, *, user: User, cwd: str, limits: Limits, oom_kills: Callable[[], int]):
+        self._guest = guest
+        self._user = user
+        self._cwd = cwd
+        self._limits = limits
+        self._oom_kills = oom_kills
+        self._running: dict[str, Process] = {}
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        background: bool = False,
+    ) -> Process:
+        """Starts a shell command (a string) or a program with arguments (a list).
+
+        Raises InvalidRequest for what makes no sense. A program that does not exist has exit code 127. In the
+        background, output that nobody reads never blocks the process.
+        """
+        check_seconds("timeout", timeout_seconds)
+        ask = self._ask(command, user, env, cwd, stdin, pty)
+        process = Process(
+            self._guest,
+            "p" + secrets.token_hex(8),
+            output_bytes=self._limits.output_bytes,
+            oom_kills=self._oom_kills,
+            on_end=self._on_end,
+            patient=not background,
+        )
+        process.detached = background
+        self._running[process.id] = process
+        try:
+            await process.start(ask, timeout_seconds)
+        except BaseException:
+            self._running.pop(process.id, None)
+            raise
+        return process
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> ProcessResult:
+        """Runs a command to its end (by default at most as long as an execution). Never raises for an exit code."""
+        check_seconds("timeout", timeout_seconds)
+        process = await self.start(
+            command,
+            user=user,
+            env=env,
+            cwd=cwd,
+            timeout_seconds=timeout_seconds or self._limits.execution_seconds,
+            stdin=stdin is not None,
+        )
+        async with process:
+            feeding = asyncio.create_task(_feed(process, stdin)) if stdin is not None else None
+            try:
+                return await process.result()
+            finally:
+                if feeding is not None:
+                    feeding.cancel()
+
+    async def list(self) -> list[ProcessInfo]:
+        """The commands and terminals that run now."""
+        found = (await self._guest.request("process_list")).ok.get("processes")
+        try:
+            processes = msgspec.convert(found, list[ProcessInfo])
+        except msgspec.ValidationError as error:
+            raise errors.ProtocolViolation(f"the guest's init sent no list of processes: {error}") from None
+        return [msgspec.structs.replace(each, command=clean(each.command, 4096)) for each in processes]
+
+    def get(self, id: str) -> Process:
+        """A process that runs. Raises ProcessNotFound."""
+        try:
+            return self._running[id]
+        except KeyError:
+            raise errors.ProcessNotFound(f"no process {id!r} runs in this sandbox") from None
+
+    def kill(self, id: str) -> None:
+        """Kills a process with its session. Raises ProcessNotFound."""
+        self.get(id).kill()
+
+    def end_all(self, reason: str) -> None:
+        """The sandbox ends: every process has ended with it."""
+        for process in list(self._running.values()):
+            process.finish(Exited(exit_code=137, outcome="died", reason=reason))
+
+    def _on_end(self, process: Process) -> None:
+        self._running.pop(process.id, None)
+
+    def _ask(
+        self,
+        command: str | Sequence[str],
+        user: User | None,
+        env: dict[str, str] | None,
+        cwd: str | None,
+        stdin: bool,
+        pty: tuple[int, int] | None,
+    ) -> Ask:
+        check_env(env or {})
+        if user is not None and user not in get_args(User):
+            raise errors.InvalidRequest(f"there is no user {user!r} in a sandbox: use {' or '.join(get_args(User))}")
+        if pty is not None:
+            check_size(pty)
+        words = (command,) if isinstance(command, str) else tuple(command)
+        _check_words(words)
+        return Ask(
+            command=command if isinstance(command, str) else None,
+            argv=None if isinstance(command, str) else words,
+            user=user or self._user,
+            env=env or {},
+            cwd=self._cwd if cwd is None else sandbox_path(cwd, self._cwd),
+            stdin=stdin,
+            pty=pty,
+        )
+
+
+def _check_words(words: tuple[str, ...]) -> None:
+    if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
+    try:
+        longest = max(len(word.encode()) for word in words)
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("a command must be valid Unicode") from None
+    if longest >= MAX_COMMAND_BYTES:
+        raise errors.InvalidRequest(f"an argument can have {MAX_COMMAND_BYTES} bytes: put {longest} bytes into a file")
+
+
+async def _feed(process: Process, stdin: str | bytes) -> None:
+    # A command need not read all of its input: `head -1` does not.
+    with contextlib.suppress(errors.InvalidRequest):
+        await process.send_stdin(stdin.encode() if isinstance(stdin, str) else stdin)
+    process.close_stdin()

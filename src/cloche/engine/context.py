@@ -1,0 +1,192 @@
+"""One kernel, one FIFO of executions, one namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from cloche import errors
+from cloche.engine.answers import InputSource
+from cloche.engine.execution import Execution
+from cloche.engine.kernel import Kernel
+from cloche.model import Limits, check_env, check_seconds
+
+LANGUAGES = ("python",)
+EXIT_SECONDS = 10.0
+_LONG_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
+
+
+class Home(Protocol):
+    """What a context needs of its sandbox."""
+
+    limits: Limits
+
+    async def start_kernel(self, context: Context) -> Kernel:
+        """Raises SandboxLost or what init answers."""
+
+    def oom_kills(self) -> int: ...
+
+    def abandon(self, why: str) -> None: ...
+
+    def check_running(self) -> None:
+        """Raises Gone if the sandbox has ended."""
+
+    @property
+    def ending(self) -> str | None: ...
+
+
+class Context:
+    """Keeps its id when its kernel dies or is restarted; the state is lost then."""
+
+    def __init__(self, home: Home, id: str, *, language: str = "python", cwd: str, kernel: Kernel | None = None):
+        if language not in LANGUAGES:
+            raise errors.InvalidRequest(f"there is no language {language!r}: a context can be {', '.join(LANGUAGES)}")
+        self.id = id
+        self.language = language
+        self.cwd = cwd
+        self.created_at = time.time()
+        self.removed = False
+        self._home = home
+        self._kernel: Kernel | None = None
+        self._turn = asyncio.Lock()  # FIFO
+        self._starting = asyncio.Lock()
+        self._running: Execution | None = None
+        self._began_at = 0.0
+        self._oom_kills = 0
+        self._notice: str | None = None
+        if kernel is not None:
+            self._adopt(kernel)
+
+    @property
+    def output_bytes(self) -> int:
+        return self._home.limits.output_bytes
+
+    @property
+    def ending(self) -> str:
+        return self._home.ending or "the context was removed"
+
+    def execute(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: InputSource = None,
+        argv: Sequence[str] | None = None,
+    ) -> Execution:
+        """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
+
+        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs.
+        Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended.
+        """
+        self._home.check_running()
+        self._check_exists()
+        if not isinstance(code, str):
+            raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
+        check_env(env or {})
+        check_seconds("timeout", timeout_seconds)
+        timeout_seconds = timeout_seconds or self._home.limits.execution_seconds
+        return Execution(self, code, env=env or {}, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv)
+
+    def interrupt(self) -> bool:
+        """Interrupts what runs now (see `Execution.interrupt`). False if nothing runs."""
+        if self._running is None:
+            return False
+        self._running.interrupt()
+        return True
+
+    async def restart(self) -> None:
+        """Kills the kernel with all that it started and starts a new one. What ran ends with outcome `died`."""
+        self._home.check_running()
+        self._check_exists()
+        self.stop("kernel killed: the context was restarted")
+        await self.kernel()
+        self._notice = None
+
+    def remove(self) -> None:
+        """Ends the context with all that it started."""
+        self.removed = True
+        self.stop("kernel killed: the context was removed")
+
+    def stop(self, reason: str) -> None:
+        """Ends what runs, and the kernel."""
+        kernel, self._kernel = self._kernel, None
+        if self._running is not None:
+            self._running.finish("died", reason)
+        if kernel is not None:
+            kernel.on_exit = None
+            kernel.kill()
+            kernel.close()
+
+    async def kernel(self) -> Kernel:
+        """The live kernel; a new one where the last has died."""
+        if self._kernel is not None and self._kernel.alive:
+            return self._kernel
+        async with self._starting:
+            if self._kernel is None or not self._kernel.alive:
+                self._adopt(await self._home.start_kernel(self))
+            assert self._kernel is not None
+            return self._kernel
+
+    # -- Stage: what an execution needs of its context
+
+    async def enter(self, execution: Execution) -> Kernel | None:
+        await self._turn.acquire()
+        try:
+            kernel = await self._kernel_unless_over()
+        except BaseException:
+            self._turn.release()
+            raise
+        if kernel is None:
+            self._turn.release()
+            return None
+        self._running = execution
+        self._began_at = time.monotonic()
+        return kernel
+
+    async def _kernel_unless_over(self) -> Kernel | None:
+        if self.removed or self._home.ending:
+            return None
+        try:
+            return await self.kernel()
+        except errors.Gone:
+            if self._home.ending:
+                return None
+            raise
+
+    def leave(self, execution: Execution) -> None:
+        if self._running is execution:
+            self._running = None
+            if time.monotonic() - self._began_at > _LONG_SECONDS:
+                self.out_of_memory()
+            self._turn.release()
+
+    def out_of_memory(self) -> bool:
+        before, self._oom_kills = self._oom_kills, self._home.oom_kills()
+        return self._oom_kills > before
+
+    def abandon(self, why: str) -> None:
+        self._home.abandon(why)
+
+    def notice(self) -> str | None:
+        notice, self._notice = self._notice, None
+        return notice
+
+    def _adopt(self, kernel: Kernel) -> None:
+        kernel.on_exit = self._on_exit
+        self._kernel = kernel
+
+    def _on_exit(self, kernel: Kernel, was_running: bool) -> None:
+        """The kernel died. It is said once: by the execution that ran on it, else by the next."""
+        if kernel is not self._kernel:
+            return
+        self._kernel = None
+        if not was_running:
+            self._notice = f"[cloche] the {kernel.exit} since the last execution; the context's state was lost\n"
+
+    def _check_exists(self) -> None:
+        if self.removed:
+            raise errors.ContextNotFound(f"context {self.id} was removed")

@@ -1,0 +1,106 @@
+"""Descriptors that a guest passed: what they really are, and reading and writing them without blocking the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+
+from cloche import errors
+from cloche.engine.guest import Reply
+from cloche.engine.pipe import write_available
+from cloche.isolation.channel import close_all
+from cloche.linux import syscalls
+
+CHUNK_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20
+
+# File systems whose "regular files" are doors into a kernel or into somebody's daemon.
+REFUSED_TYPES = frozenset(
+    {
+        0x9FA0,  # proc
+        0x62656572,  # sysfs
+        0x64626720,  # debugfs
+        0x74726163,  # tracefs
+        0x27E0EB,  # cgroup
+        0x63677270,  # cgroup2
+        0x65735546,  # fuse: a read may never return
+        0x19800202,  # mqueue
+    }
+)
+
+
+def only_fd(reply: Reply) -> int:
+    """The one descriptor of a reply. Raises ProtocolViolation."""
+    if len(reply.fds) != 1:
+        close_all(reply.fds)
+        raise errors.ProtocolViolation("the guest's init did not pass the one descriptor that was asked for")
+    return reply.fds[0]
+
+
+def check_regular(fd: int) -> os.stat_result:
+    """What a passed file is. Raises PermissionDenied unless it is a regular file that can be read like one."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or syscalls.filesystem_type(fd) in REFUSED_TYPES:
+        raise errors.PermissionDenied("only regular files can be read; this one is a door to something else")
+    return status
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Up to `size` bytes, fewer at the end of the file. Blocking: for a thread."""
+    parts = []
+    while size > 0 and (part := os.pread(fd, min(size, CHUNK_BYTES), offset)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+class PipeWriter:
+    """Writes to a pipe or terminal that a guest reads, on the event loop. Owns `fd`."""
+
+    def __init__(self, fd: int):
+        os.set_blocking(fd, False)
+        self._fd: int | None = fd
+        self._turn = asyncio.Lock()
+        with contextlib.suppress(OSError):  # EPERM: this user has too many large pipes; small ones work
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        """Waits until all is in the pipe. Raises BrokenPipeError when nobody reads, or after `close`."""
+        async with self._turn:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[await self._write_some(rest) :]
+
+    def close(self) -> None:
+        if self._fd is not None:
+            asyncio.get_running_loop().remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    async def _write_some(self, data: memoryview) -> int:
+        if self._fd is None:
+            raise BrokenPipeError("closed")
+        try:
+            return write_available(self._fd, data)
+        except (BlockingIOError, InterruptedError):
+            await _writable(self._fd)
+            return 0
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _writable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(fd, _set, future)
+    try:
+        await future
+    finally:
+        loop.remove_writer(fd)

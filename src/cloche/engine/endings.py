@@ -1,0 +1,27 @@
+"""What is said of a sandbox that has ended: which of the three ways, when, and what to do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from cloche import errors
+from cloche.store.base import SandboxRecord
+
+_KINDS: dict[str, tuple[type[errors.Gone], str]] = {
+    "expired": (errors.SandboxExpired, "expired"),
+    "killed": (errors.SandboxKilled, "was killed"),
+    "lost": (errors.SandboxLost, "was lost"),
+}
+
+
+def gone(record: SandboxRecord) -> errors.Gone:
+    """The error for whoever still asks for it."""
+    kind, verb = _KINDS.get(record.state, _KINDS["lost"])
+    when = datetime.fromtimestamp(record.ended_at or record.created_at, UTC)
+    what = f"sandbox {record.id} {verb} at {when:%Y-%m-%d %H:%M:%S} UTC"
+    return kind(f"{what}: {record.end_reason or 'its host process died'}; create a new one")
+
+
+def never(id: str) -> errors.SandboxNotFound:
+    """The same for an id that never existed and for one that belongs to somebody else."""
+    return errors.SandboxNotFound(f"there is no sandbox {id!r}")

@@ -1,0 +1,373 @@
+"""One run of a piece of code: a single-use stream of events that ends with exactly one `Ended`, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from cloche import errors
+from cloche.engine import frames
+from cloche.engine.answers import InputSource, answers_of
+from cloche.engine.guest import expect
+from cloche.engine.kernel import Kernel, KernelExit
+from cloche.engine.output import Outlet
+from cloche.engine.queue import EventQueue
+from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started
+from cloche.guest import wire
+from cloche.isolation.channel import Header
+from cloche.model import Outcome, Stream, Usage
+
+GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
+KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
+STUBBORN_SECONDS = 10.0  # an interrupt repeated after this kills
+MAX_FRAMES = 100_000  # of displays and the like, per execution
+
+_OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
+
+
+class Stage(Protocol):
+    """Where an execution runs: its context."""
+
+    @property
+    def output_bytes(self) -> int: ...
+
+    async def enter(self, execution: Execution) -> Kernel | None:
+        """Waits for its turn and a kernel. None if the sandbox ended meanwhile: `ending` says why."""
+
+    def leave(self, execution: Execution) -> None: ...
+
+    def out_of_memory(self) -> bool:
+        """Whether the cell ran out of memory since this was asked before."""
+
+    def abandon(self, why: str) -> None:
+        """The cell does not obey: destroy it."""
+
+    @property
+    def ending(self) -> str: ...
+
+    def notice(self) -> str | None:
+        """What the program's reader should know first, once."""
+
+
+class Execution:
+    """Use as `async with context.execute(..) as execution: async for event in execution: ..`, or `await .result()`.
+
+    Leaving the `async with` early interrupts the program, waits 2 s, then kills its kernel.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        code: str,
+        *,
+        env: dict[str, str],
+        cwd: str | None,
+        timeout_seconds: float,
+        input: InputSource = None,
+        argv: Sequence[str] | None = None,
+    ):
+        self.id = self.run = "x" + secrets.token_hex(10)
+        self.started = False
+        self.ended: Ended | None = None
+        self._stage = stage
+        self._code = _encoded(code)
+        self._answers = answers_of(input)
+        self._header = {
+            "env": env,
+            "cwd": cwd,
+            "input": input is not None and input is not False,
+            "display_bytes": stage.output_bytes,
+            "argv": None if argv is None else list(argv),
+        }
+        self._timeout_seconds = timeout_seconds
+        self._kernel: Kernel | None = None
+        self._used = False
+        self._frames_left = MAX_FRAMES
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed_out = False
+        self._killed = False
+        self._interrupted_at: float | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._began_at = 0.0
+        self._events: EventQueue[AnyEvent] = EventQueue(self._pause, self._resume)
+        self._outlet = Outlet(self._events.put, stage.output_bytes)
+
+    # -- the consumer's side
+
+    async def __aenter__(self) -> Execution:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Execution:
+        return self
+
+    async def __anext__(self) -> AnyEvent:
+        if not self._used:
+            await self._start()
+        event = await self._events.next_event()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def next_events(self) -> list[AnyEvent]:
+        """All events that are there, at least one; an empty list after `Ended`."""
+        if not self._used:
+            await self._start()
+        return await self._events.next_events()
+
+    async def result(self) -> Run:
+        """Runs to the end and folds the events."""
+        folding = Folding()
+        self._events.divert(folding.feed)
+        if not self._used:
+            await self._start()
+        try:
+            await self._events.wait_closed()
+        finally:
+            await self.aclose()
+        return folding.run()
+
+    async def aclose(self) -> None:
+        """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped."""
+        if self._kernel is None or self.ended is not None:
+            return
+        self._events.divert(_forget)
+        self._interrupt_firmly()
+        await self._events.wait_closed()
+
+    def interrupt(self) -> None:
+        """Sends SIGINT to the program. If it goes on, interrupting again does the same, and from 10 s on kills."""
+        if self._kernel is None or self.ended is not None:
+            return
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        elif now - self._interrupted_at > STUBBORN_SECONDS:
+            self._kill()
+            return
+        if self.started:
+            self._kernel.signal(signal.SIGINT)
+
+    def answer(self, text: str | None) -> None:
+        """The line that the program's `input()` waits for (see the Input event). None: the input is at its end."""
+        if self._kernel is not None and self.ended is None:
+            self._kernel.answer({"error": "EOF when reading a line"} if text is None else {"text": text})
+
+    # -- the life of it
+
+    async def _start(self) -> None:
+        if self._used:
+            raise errors.InvalidRequest("an execution can be used once only")
+        self._used = True
+        kernel = await self._stage.enter(self)
+        self._began_at = time.monotonic()
+        if kernel is None:
+            self.finish("died", self._stage.ending)
+            return
+        self._kernel = kernel
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout_seconds, self._on_timeout)
+        kernel.execute(self, self._header, self._code)
+
+    def finish(
+        self, outcome: Outcome, reason: str | None = None, usage: Usage | None = None, exit_code: int | None = None
+    ) -> None:
+        """The last word. Only the first call counts."""
+        if self.ended is not None:
+            return
+        self._set_timer(None)
+        if self._answering is not None:
+            self._answering.cancel()
+        self._begin_stream(0)
+        self._outlet.finish()
+        wall = time.monotonic() - self._began_at
+        usage = usage or Usage()
+        self.ended = Ended(
+            outcome=outcome,
+            reason=reason,
+            exit_code=exit_code,
+            usage=Usage(wall_seconds=wall, cpu_seconds=usage.cpu_seconds, memory_peak_bytes=usage.memory_peak_bytes),
+        )
+        self._events.put(self.ended, 0)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._kernel is not None:
+            self._kernel.sink = None
+            self._kernel.resume()
+            self._stage.leave(self)
+        self._events.close()
+
+    def _begin_stream(self, count: int) -> None:
+        if self.started:
+            return
+        self.started = True
+        self._events.put(Started(execution=self.id, count=count), 0)
+        notice = self._stage.notice()
+        if notice is not None:
+            self._events.put(Output(stream="stderr", text=notice), 0)
+        for stream, data in self._kernel.take_idle_output() if self._kernel else ():
+            self._outlet.feed(stream, data)
+
+    def _pause(self) -> None:
+        if self._kernel is not None and self.ended is None:
+            self._kernel.pause()
+
+    def _resume(self) -> None:
+        if self._kernel is not None and self.ended is None:
+            self._kernel.resume()
+
+    # -- what the kernel says
+
+    def on_output(self, stream: Stream, data: bytes) -> None:
+        self._outlet.feed(stream, data)
+
+    def on_frame(self, header: Header, body: bytes) -> None:
+        event = header.get("ev")
+        handle = _FRAMES.get(event) if isinstance(event, str) else None
+        expect(handle is not None, "a kernel sent an event that does not exist")
+        assert handle is not None
+        self._outlet.flush()
+        handle(self, header, body)
+
+    def on_kernel_exit(self, exit: KernelExit) -> None:
+        usage = Usage(cpu_seconds=exit.cpu_seconds, memory_peak_bytes=exit.memory_peak_bytes)
+        oom = self._stage.out_of_memory()
+        if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not self._killed):
+            self.finish("out_of_memory", "the sandbox ran out of memory; the context's state is lost", usage)
+        elif self._timed_out:
+            self.finish("timed_out", f"{self._limit()}; the program did not stop, its state is lost", usage)
+        elif self._killed and self._interrupted_at is not None:
+            self.finish("interrupted", "the program did not stop when interrupted; its state is lost", usage)
+        else:
+            self.finish("died", f"{exit}; the context's state is lost", usage, exit.code)
+
+    def _on_started(self, header: Header, body: bytes) -> None:
+        self._begin_stream(int(frames.number(header, "count")))
+        if self._interrupted_at is not None and self._kernel is not None:
+            self._kernel.signal(signal.SIGINT)
+
+    def _on_display(self, header: Header, body: bytes) -> None:
+        self._emit(lambda: frames.display(header, body), len(body))
+
+    def _on_cleared(self, header: Header, body: bytes) -> None:
+        self._emit(lambda: frames.cleared(header), 0)
+
+    def _on_wrote(self, header: Header, body: bytes) -> None:
+        event = frames.wrote(header)
+        self._emit(lambda: event, len(event.file.path))
+
+    def _on_raised(self, header: Header, body: bytes) -> None:
+        event = frames.raised(header, body)
+        if self._frames_left > 0:  # not charged: why it failed is what the caller needs most
+            self._frames_left -= 1
+            self._events.put(event, len(event.traceback) + len(event.value))
+
+    def _on_input(self, header: Header, body: bytes) -> None:
+        event = frames.asked(header)
+        self._emit(lambda: event, len(event.prompt))
+        if self._answers is not None:
+            self._answering = asyncio.create_task(self._answer(event))
+            self._answering.add_done_callback(self._on_answered)
+
+    def _on_truncated(self, header: Header, body: bytes) -> None:
+        self._outlet.drop("display", int(frames.number(header, "dropped")))
+
+    def _on_ended(self, header: Header, body: bytes) -> None:
+        outcome = _OUTCOMES.get(frames.text(header, "outcome"))
+        if outcome is None:
+            expect(False, "a kernel sent an outcome that does not exist")
+            return
+        memory = int(frames.number(header, "rss"))
+        usage = Usage(cpu_seconds=frames.number(header, "cpu"), memory_peak_bytes=memory)
+        if self._timed_out:
+            self.finish("timed_out", f"{self._limit()}; the context's state was kept", usage)
+        else:
+            self.finish(outcome, None, usage, frames.exit_code(header))
+
+    def _emit(self, event: Callable[[], AnyEvent], size: int) -> None:
+        self._begin_stream(0)
+        if self._frames_left <= 0:
+            self._outlet.drop("display", size)
+        elif self._outlet.charge(size):
+            self._frames_left -= 1
+            self._events.put(event(), size)
+
+    async def _answer(self, event: Input) -> None:
+        assert self._answers is not None
+        try:
+            self.answer(await self._answers.next(event))
+        except StopAsyncIteration:
+            if self._kernel is not None:
+                self._kernel.answer({"error": "input() was called more often than answers were given"})
+
+    def _on_answered(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._kernel is not None and self.ended is None:
+            self._kernel.answer({"error": f"the caller's answer to input() failed: {error!r}"})
+
+    # -- time
+
+    def _limit(self) -> str:
+        return f"the time limit of {self._timeout_seconds:g} s was reached"
+
+    def _on_timeout(self) -> None:
+        self._timed_out = True
+        self._interrupt_firmly()
+
+    def _interrupt_firmly(self) -> None:
+        if self._kernel is None or self._killed:
+            return
+        self._interrupted_at = self._interrupted_at or time.monotonic()
+        self._kernel.signal(signal.SIGINT)
+        self._set_timer(GRACE_SECONDS, self._kill)
+
+    def _kill(self) -> None:
+        if self._kernel is not None:
+            self._killed = True
+            self._kernel.kill()
+            self._set_timer(KILL_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._stage.abandon("a kernel of it could not be killed")
+
+    def _set_timer(self, seconds: float | None, call: Callable[[], None] | None = None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if seconds is not None and call is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, call)
+
+
+def _encoded(code: str) -> bytes:
+    """Lone surrogates pass: what Python says to them is the program's affair."""
+    encoded = code.encode("utf-8", "surrogatepass")
+    if len(encoded) > wire.MAX_BODY_FROM_HOST:
+        raise errors.InvalidRequest(f"code of {len(encoded)} bytes is more than the {wire.MAX_BODY_FROM_HOST} possible")
+    return encoded
+
+
+def _forget(event: AnyEvent) -> None:
+    """Nobody reads any more."""
+
+
+_FRAMES: dict[str, Callable[[Execution, Header, bytes], None]] = {
+    "started": Execution._on_started,
+    "display": Execution._on_display,
+    "cleared": Execution._on_cleared,
+    "input": Execution._on_input,
+    "raised": Execution._on_raised,
+    "wrote": Execution._on_wrote,
+    "truncated": Execution._on_truncated,
+    "ended": Execution._on_ended,
+}

@@ -1,0 +1,115 @@
+"""A kernel's frames as events. Pure; whatever a hostile kernel sends becomes an event or a WireError."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from cloche.engine.guest import clean, expect
+from cloche.events import BINARY_MIMES, Bundle, Cleared, Display, Input, Raised, Wrote
+from cloche.guest import wire
+from cloche.isolation.channel import Header
+from cloche.model import FileInfo
+
+MAX_NAME = 1024
+MAX_VALUE = 256 << 10
+MAX_TRACEBACK = 1 << 20
+MAX_PARTS = 64
+MAX_JSON = 8 << 20  # parsed JSON takes many times its size in memory
+MAX_PATH = 8192
+
+
+def text(header: Header, name: str, limit: int = MAX_NAME) -> str:
+    value = header.get(name)
+    expect(isinstance(value, str), f"{name} is not a string")
+    return clean(str(value), limit)
+
+
+def number(header: Header, name: str) -> float:
+    """A finite number ≥ 0; what is missing or absurd is 0: it only informs."""
+    value = header.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if 0 <= value < 2**53 else 0.0
+
+
+def exit_code(header: Header) -> int | None:
+    """The program's own exit status; None unless it asked to exit."""
+    value = header.get("exit")
+    return value if type(value) is int and 0 <= value <= 255 else None
+
+
+def display(header: Header, body: bytes) -> Display:
+    id = header.get("id")
+    return Display(
+        data=bundle(header.get("parts"), body),
+        main=header.get("main") is True,
+        id=None if id is None else text(header, "id"),
+        update=header.get("update") is True,
+    )
+
+
+def bundle(parts: object, body: bytes) -> Bundle:
+    """The MIME bundle whose values lie one after another in `body`. JSON of more than 8 MiB is left out."""
+    if not isinstance(parts, list) or len(parts) > MAX_PARTS:
+        raise wire.WireError("parts of a display are not a short list")
+    data: Bundle = {}
+    at = 0
+    for part in parts:
+        mime, length = _part(part)
+        expect(at + length <= len(body), "a display is shorter than its parts say")
+        if length <= MAX_JSON or not mime.endswith("json"):
+            data[mime] = value(mime, body[at : at + length])
+        at += length
+    return data
+
+
+def value(mime: str, content: bytes) -> Any:
+    """What one part of a bundle is: JSON, bytes or text, by its MIME type."""
+    if mime in BINARY_MIMES:
+        return content
+    if mime.endswith("json"):
+        try:
+            return json.loads(content)
+        except (ValueError, RecursionError):
+            raise wire.WireError(f"a display's {clean(mime, 100)} is not JSON") from None
+    return content.decode("utf-8", "replace")
+
+
+def raised(header: Header, body: bytes) -> Raised:
+    traceback = body[:MAX_TRACEBACK].decode("utf-8", "replace")
+    return Raised(name=text(header, "name"), value=text(header, "value", MAX_VALUE), traceback=traceback)
+
+
+def cleared(header: Header) -> Cleared:
+    return Cleared(wait=header.get("wait") is True)
+
+
+def asked(header: Header) -> Input:
+    return Input(prompt=text(header, "prompt", MAX_VALUE), secret=header.get("secret") is True)
+
+
+def wrote(header: Header) -> Wrote:
+    return Wrote(file=file_info(header.get("file")))
+
+
+def file_info(described: object) -> FileInfo:
+    """A file as init or a kernel describes it. Raises WireError."""
+    try:
+        info = msgspec.convert(described, FileInfo)
+    except (msgspec.ValidationError, UnicodeError):  # the latter for lone surrogates in unexpected places
+        raise wire.WireError("a file is described badly") from None
+    texts = {name: getattr(info, name) for name in ("path", "name", "owner", "group", "target")}
+    cleaned = {name: clean(text, MAX_PATH) for name, text in texts.items() if text is not None}
+    return info if cleaned == texts else msgspec.structs.replace(info, **cleaned)
+
+
+def _part(part: object) -> tuple[str, int]:
+    if not isinstance(part, list) or len(part) != 2:
+        raise wire.WireError("a part of a display is not a pair")
+    mime, length = part
+    if not isinstance(mime, str) or type(length) is not int or length < 0:
+        raise wire.WireError("a part of a display has no MIME type or length")
+    return clean(mime, 256), length

@@ -1,0 +1,196 @@
+"""The client of a sandbox's init: requests with answers, and events with subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from cloche import errors
+from cloche.guest import wire
+from cloche.isolation.base import Cell
+from cloche.isolation.channel import Channel, Header, close_all
+
+T = TypeVar("T")
+
+OnEvent = Callable[[Header], None]
+
+ERRORS: dict[str, type[errors.ClocheError]] = {
+    cls.code: cls
+    for cls in (
+        errors.InvalidRequest,
+        errors.InvalidPath,
+        errors.FileNotFound,
+        errors.ProcessNotFound,
+        errors.ContextNotFound,
+        errors.FileError,
+        errors.FileExists,
+        errors.PermissionDenied,
+        errors.IsADirectory,
+        errors.NotADirectory,
+        errors.NoSpace,
+    )
+}
+SUBJECTS = {
+    "kernel_exited": "kernel",
+    "over_memory": "kernel",
+    "process_exited": "process",
+    "changes": "watch",
+    "written": "write",
+}
+MAX_UNCLAIMED = 256
+MAX_MESSAGE = 4096
+
+
+class Reply(NamedTuple):
+    """The answer to a request. Whoever asked owns the fds."""
+
+    ok: dict[str, Any]
+    body: bytes
+    fds: list[int]
+
+
+class Guest:
+    """Speaks to the init of one cell. `on_lost(why)` is called when init is gone, unless `close` was called first."""
+
+    def __init__(self, cell: Cell):
+        self.cell = cell
+        self.on_lost: Callable[[str], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._last_id = 0
+        self._subscribers: dict[tuple[str, object], OnEvent] = {}
+        self._unclaimed: dict[tuple[str, object], Header] = {}
+        self._why_closed: str | None = None
+        self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
+
+    @property
+    def alive(self) -> bool:
+        return not self._channel.closed
+
+    async def request(self, verb: str, body: bytes = b"", **fields: object) -> Reply:
+        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or SandboxLost."""
+        await self._channel.drain()
+        if self._channel.closed:
+            raise self._lost()
+        number = self._send(verb, body, fields)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._pending[number] = future
+        try:
+            return await future
+        finally:
+            self._pending.pop(number, None)
+
+    async def wait(self, future: asyncio.Future[T]) -> T:
+        """Waits for something that depends on init. Raises SandboxLost if init goes first."""
+        if self._channel.closed:
+            raise self._lost()
+        self._waiting.add(future)
+        try:
+            return await future
+        finally:
+            self._waiting.discard(future)
+
+    def tell(self, verb: str, **fields: object) -> None:
+        """A request whose answer nobody waits for."""
+        self._send(verb, b"", fields)
+
+    def subscribe(self, event: str, subject: object, on_event: OnEvent) -> None:
+        """Calls `on_event(header)` for each such event about that subject, also for one that came a moment before."""
+        self._subscribers[event, subject] = on_event
+        early = self._unclaimed.pop((event, subject), None)
+        if early is not None:
+            on_event(early)
+
+    def unsubscribe(self, event: str, subject: object) -> None:
+        self._subscribers.pop((event, subject), None)
+
+    def close(self) -> None:
+        """Stops speaking. Pending requests fail with SandboxLost."""
+        self.on_lost = None
+        self._channel.close("the sandbox has ended")
+
+    def _send(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
+        self._last_id += 1
+        self._channel.send({"id": self._last_id, "do": verb, **fields}, body)
+        return self._last_id
+
+    def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
+        if "id" in header:
+            self._on_reply(header, body, fds)
+            return
+        close_all(fds)
+        event = header.get("ev")
+        if event == "fatal":
+            self._channel.close(clean(str(header.get("message")), MAX_MESSAGE))
+            return
+        subject = header.get(SUBJECTS.get(event, "")) if isinstance(event, str) else None
+        if isinstance(event, str) and isinstance(subject, (str, int)):
+            self._on_event(event, subject, header)
+
+    def _on_event(self, event: str, subject: object, header: Header) -> None:
+        subscriber = self._subscribers.get((event, subject))
+        if subscriber is not None:
+            subscriber(header)
+        elif len(self._unclaimed) < MAX_UNCLAIMED:
+            self._unclaimed[event, subject] = header
+
+    def _on_reply(self, header: Header, body: bytes, fds: list[int]) -> None:
+        number = header["id"]
+        future = self._pending.pop(number, None) if type(number) is int else None
+        if future is None or future.done():
+            close_all(fds)  # nobody waits for it any more
+            return
+        try:
+            future.set_result(Reply(_ok(header), body, fds))
+        except errors.ClocheError as error:
+            close_all(fds)
+            future.set_exception(error)
+
+    def _on_closed(self, why: str) -> None:
+        self._why_closed = why
+        pending, self._pending = self._pending, {}
+        for future in (*pending.values(), *self._waiting):
+            if not future.done():
+                future.set_exception(self._lost())
+        if self.on_lost is not None:
+            self.on_lost(why)
+
+    def _lost(self) -> errors.SandboxLost:
+        return errors.SandboxLost(f"the sandbox has gone: its init does not answer ({self._why_closed})")
+
+
+def error_of(described: object) -> errors.ClocheError:
+    """The error that an `err` object of init describes."""
+    if not isinstance(described, dict):
+        return errors.ProtocolViolation("the guest's init sent an error that is not an object")
+    code, message = described.get("code"), described.get("message")
+    if not isinstance(code, str) or code not in ERRORS or not isinstance(message, str):
+        return errors.ProtocolViolation("the guest's init sent an error of a kind that does not exist")
+    return ERRORS[code](clean(message, MAX_MESSAGE))
+
+
+def clean(text: str, limit: int) -> str:
+    """`text` from a guest, cut to `limit` characters and without lone surrogates, so that it can be encoded."""
+    text = text[:limit]
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def _ok(header: Header) -> dict[str, Any]:
+    if "err" in header:
+        raise error_of(header["err"])
+    ok = header.get("ok")
+    if not isinstance(ok, dict):
+        raise errors.ProtocolViolation("the guest's init sent an answer without a result")
+    return ok
+
+
+def expect(condition: bool, what: str) -> None:
+    """Raises WireError: a guest broke the rule `what`."""
+    if not condition:
+        raise wire.WireError(what)

@@ -1,0 +1,96 @@
+"""`run/<instance>/`: the place of one live host process, held by a lock that dies with it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cloche import errors
+from cloche.model import new_id
+
+_LOCK = "lock"
+_FRESH_SECONDS = 3600.0
+
+
+class Instance:
+    """This host process. Its directory exists, and its lock is held, from `open` until `close` or death."""
+
+    def __init__(self, run_dir: Path):
+        self.name = new_id("h")
+        self.directory = run_dir / self.name
+        self._run_dir = run_dir
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Raises Unavailable if the directory cannot be written."""
+        # Locked under another name first: nobody ever sees it without its lock held.
+        draft = self._run_dir / f".{self.name}"
+        try:
+            draft.mkdir(parents=True, mode=0o700)
+            self._lock = os.open(draft / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            draft.rename(self.directory)
+        except OSError as error:
+            raise errors.Unavailable(f"cannot make {self.directory}: {error}; set CLOCHE_DATA_DIR") from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def disown(self) -> None:
+        """In a forked child: the lock is the parent's alone."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def is_live(self, name: str) -> bool:
+        """Whether the host process of that name still runs."""
+        if name == self.name:
+            return True
+        with _try_lock(self._run_dir / name) as free:
+            return not free
+
+    def clean(self) -> list[str]:
+        """Removes the directories of instances that are dead; their names."""
+        dead = []
+        for directory in self._run_dir.iterdir():
+            if directory.name.startswith("."):
+                self._clean_draft(directory)
+                continue
+            with _try_lock(directory) as free:
+                if free and directory != self.directory:
+                    shutil.rmtree(directory, ignore_errors=True)
+                    dead.append(directory.name)
+        return dead
+
+    def _clean_draft(self, directory: Path) -> None:
+        try:
+            old = time.time() - directory.stat().st_mtime > _FRESH_SECONDS
+        except FileNotFoundError:
+            return
+        if old:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _try_lock(directory: Path) -> Iterator[bool]:
+    """Holds the lock of an instance; False if its process holds it. True also where there is no such instance."""
+    try:
+        fd = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield True
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look at once do not take each other for it
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(fd)

@@ -1,0 +1,286 @@
+"""One kernel as the host sees it: its channel, its two output pipes, and the order between them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from cloche import errors
+from cloche.engine.frames import number
+from cloche.engine.guest import Guest, Reply
+from cloche.engine.marks import MarkedStream
+from cloche.engine.pipe import Pipe, is_readable_pipe
+from cloche.isolation.base import FirstKernel
+from cloche.isolation.channel import Channel, Header, close_all
+from cloche.model import Stream, Struct
+
+FIRST_KERNEL = "0"
+READY_SECONDS = 30.0
+CATCH_UP_BYTES = 4 << 20  # more than a pipe can hold: a mark that was written is found within it
+IDLE_BYTES = 64 << 10
+CLOSED_GRACE_SECONDS = 1.0
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+class KernelExit(Struct):
+    """How a kernel ended."""
+
+    status: int = 0  # as from waitpid
+    cpu_seconds: float = 0.0
+    memory_peak_bytes: int = 0
+    over_memory: bool = False
+
+    @property
+    def signal(self) -> int | None:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def code(self) -> int:
+        """As a shell says it: 128 + signal for one that a signal ended."""
+        return os.waitstatus_to_exitcode(self.status) if self.signal is None else 128 + self.signal
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"kernel exited with code {os.waitstatus_to_exitcode(self.status)}"
+        try:
+            return f"kernel killed by signal {self.signal} ({signal.Signals(self.signal).name})"
+        except ValueError:
+            return f"kernel killed by signal {self.signal}"
+
+
+class Sink(Protocol):
+    """Who receives what a kernel says: the execution that runs on it."""
+
+    run: str
+    started: bool
+
+    def on_output(self, stream: Stream, data: bytes) -> None: ...
+
+    def on_frame(self, header: Header, body: bytes) -> None: ...
+
+    def on_kernel_exit(self, exit: KernelExit) -> None: ...
+
+
+class Kernel:
+    """Made by `start_kernel` or `take_first_kernel`. At most one execution runs on it at a time; `sink` is that one."""
+
+    def __init__(self, guest: Guest, id: str, token: str, fds: Sequence[int]):
+        channel_fd, *outputs = fds
+        self.id = id
+        self.sink: Sink | None = None
+        self.exit: KernelExit | None = None
+        self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether something ran on it
+        self._guest = guest
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._idle: list[tuple[Stream, bytes]] = []
+        self._idle_room = IDLE_BYTES
+        self._over_memory = False
+        self._paused = False
+        self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
+        self._pipes = [
+            Pipe(fd, stream.feed, stream.flush, partial(self._may_read, stream))
+            for fd, stream in zip(outputs, self._streams, strict=True)
+        ]
+        self._channel = Channel(socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0)
+        guest.subscribe("over_memory", id, self._on_over_memory)
+        guest.subscribe("kernel_exited", id, self._on_exited)
+        self._resume_pipes()
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None and not self._channel.closed and self._guest.alive
+
+    async def wait_ready(self) -> None:
+        """Raises SandboxLost if the kernel ends first or takes far too long."""
+        try:
+            await asyncio.wait_for(self._ready, READY_SECONDS)
+        except TimeoutError:
+            raise errors.SandboxLost(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
+
+    def configure(self, env: dict[str, str], cwd: str | None, limits: dict[str, int]) -> None:
+        """Sets what a kernel that was started in advance could not know. Before the first execution."""
+        self._channel.send({"do": "configure", "env": env, "cwd": cwd, "limits": limits})
+
+    def execute(self, sink: Sink, header: Header, code: bytes) -> None:
+        """Starts an execution; the sink hears all about it."""
+        self.sink = sink
+        self._channel.send({"do": "execute", "run": sink.run, **header}, code)
+
+    def answer(self, answer: Header) -> None:
+        """Answers `input()`: {"text": ..} or {"error": ..}."""
+        self._channel.send({"do": "input", **answer})
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Signals the kernel's process group; with `group` everything in its session."""
+        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, group=True)
+
+    def take_idle_output(self) -> list[tuple[Stream, bytes]]:
+        """What was written while nothing executed, as far as it was kept."""
+        idle, self._idle, self._idle_room = self._idle, [], IDLE_BYTES
+        return idle
+
+    def pause(self) -> None:
+        """Stops reading: the consumer is slow. The program then blocks in its writes, as in a shell's pipeline."""
+        self._paused = True
+        self._channel.pause()
+        for pipe in self._pipes:
+            pipe.pause()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._channel.resume()
+            self._resume_pipes()
+
+    def close(self) -> None:
+        """Lets go of all descriptors. Does not kill."""
+        self._guest.unsubscribe("kernel_exited", self.id)
+        self._guest.unsubscribe("over_memory", self.id)
+        self.exit = self.exit or KernelExit()
+        self._channel.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _resume_pipes(self) -> None:
+        if not self._paused:
+            for pipe in self._pipes:
+                pipe.resume()
+
+    def _may_read(self, stream: MarkedStream) -> bool:
+        if self.sink is not None and not self.sink.started:
+            # "started" was sent before the program wrote anything: whose output this is shows now.
+            self._channel.pump()
+        return stream.held is None
+
+    def _on_text(self, stream: Stream, data: bytes) -> None:
+        if self.sink is not None and self.sink.started:
+            self.sink.on_output(stream, data)
+        elif self._idle_room > 0:
+            self._idle.append((stream, data[: self._idle_room]))
+            self._idle_room -= len(data)
+
+    def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
+        close_all(fds)
+        if header.get("ev") == "ready":
+            if not self._ready.done():
+                self._ready.set_result(None)
+            return
+        mark = header.get("mark")
+        if type(mark) is int:
+            self._catch_up(mark)
+        if self.sink is not None and header.get("run") == self.sink.run:
+            self.sink.on_frame(header, body)
+        if type(mark) is int:
+            self._go_on(ended=header.get("ev") == "ended")
+
+    def _catch_up(self, mark: int) -> None:
+        for pipe, stream in zip(self._pipes, self._streams, strict=True):
+            room = CATCH_UP_BYTES
+            while not stream.release(mark) and room > 0 and (got := pipe.read_now()):
+                room -= got
+            stream.skip(mark)
+
+    def _go_on(self, *, ended: bool) -> None:
+        for stream in self._streams:
+            stream.go_on()
+            if ended:
+                stream.let_go()
+        self._resume_pipes()
+
+    def _on_over_memory(self, header: Header) -> None:
+        self._over_memory = True
+
+    def _on_exited(self, header: Header) -> None:
+        if self.exit is not None:
+            return
+        self._channel.pump()  # it may have said "ended" just before
+        self._drain()
+        status = header.get("status")
+        exit = KernelExit(
+            status=status if type(status) is int and 0 <= status < 1 << 16 else 0,
+            cpu_seconds=number(header, "cpu"),
+            memory_peak_bytes=int(number(header, "rss")),
+            over_memory=self._over_memory,
+        )
+        self._end(exit)
+
+    def _drain(self) -> None:
+        for pipe, stream in zip(self._pipes, self._streams, strict=True):
+            room = CATCH_UP_BYTES
+            stream.let_go()
+            while room > 0 and (got := pipe.read_now()):
+                stream.let_go()
+                room -= got
+            stream.flush()
+
+    def _end(self, exit: KernelExit) -> None:
+        self.exit = exit
+        if not self._ready.done():
+            self._ready.set_exception(errors.SandboxLost(f"the {exit} before it was ready"))
+            self._ready.exception()  # whether somebody waits for it or not
+        sink, self.sink = self.sink, None
+        self.close()
+        if sink is not None:
+            sink.on_kernel_exit(exit)
+        if self.on_exit is not None:
+            self.on_exit(self, sink is not None)
+
+    def _on_channel_closed(self, why: str) -> None:
+        if self.exit is None and self._guest.alive:
+            # It ends as well, or it shut us out and must not go on unseen.
+            self._loop.call_later(CLOSED_GRACE_SECONDS, self._kill_if_running)
+
+    def _kill_if_running(self) -> None:
+        if self.exit is None:
+            self.kill()
+
+
+async def start_kernel(guest: Guest, id: str, *, user: str, cwd: str | None, env: dict[str, str]) -> Kernel:
+    """Starts a kernel and waits until it is ready. Raises SandboxLost, or what init answers."""
+    reply = await guest.request("kernel_start", kernel=id, user=user, cwd=cwd, env=env)
+    if not _is_kernel(reply):
+        close_all(reply.fds)
+        raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
+    return await _ready(Kernel(guest, id, str(reply.ok["token"]), reply.fds))
+
+
+async def take_first_kernel(guest: Guest, first: FirstKernel) -> Kernel:
+    """The kernel that a new cell starts by itself, once it is ready. Raises SandboxLost."""
+    return await _ready(Kernel(guest, FIRST_KERNEL, first.token, first.fds))
+
+
+async def _ready(kernel: Kernel) -> Kernel:
+    try:
+        await kernel.wait_ready()
+    except BaseException:
+        kernel.kill()
+        kernel.close()
+        raise
+    return kernel
+
+
+def _is_kernel(reply: Reply) -> bool:
+    token = reply.ok.get("token")
+    if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
+        return False
+    return _is_unix_stream(reply.fds[0]) and all(is_readable_pipe(fd) for fd in reply.fds[1:])
+
+
+def _is_unix_stream(fd: int) -> bool:
+    try:
+        probe = socket.socket(fileno=fd)
+    except OSError:
+        return False
+    try:
+        return probe.family == socket.AF_UNIX and probe.type == socket.SOCK_STREAM
+    finally:
+        probe.detach()

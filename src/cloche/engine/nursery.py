@@ -1,0 +1,67 @@
+"""A template's nursery, replaced when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from cloche import errors
+from cloche.isolation.base import Backend, Nursery
+from cloche.model import Template
+from cloche.telemetry import log
+
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 10.0
+
+
+class LiveNursery:
+    """Gives a nursery that works. The live cells of one that died stay alive."""
+
+    def __init__(self, backend: Backend, template: Template):
+        self.template = template
+        self._backend = backend
+        self._nursery: Nursery | None = None
+        self._starting = asyncio.Lock()
+        self._failure: errors.ClocheError | None = None
+        self._retry_at = 0.0
+        self._backoff_seconds = FIRST_BACKOFF_SECONDS
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def get(self) -> Nursery:
+        """Raises NurseryFailed or IsolationUnavailable; the same again for a short while, so as not to spin."""
+        if self._nursery is not None and self._nursery.alive:
+            return self._nursery
+        async with self._starting:
+            if self._nursery is None or not self._nursery.alive:
+                self._retire()
+                self._nursery = await self._start()
+            return self._nursery
+
+    async def aclose(self) -> None:
+        self._retire()
+        await asyncio.gather(*self._closing)
+
+    async def _start(self) -> Nursery:
+        if self._failure is not None and time.monotonic() < self._retry_at:
+            raise self._failure
+        try:
+            nursery = await self._backend.start(self.template)
+        except errors.Unavailable as error:
+            self._failure = error
+            self._retry_at = time.monotonic() + self._backoff_seconds
+            self._backoff_seconds = min(self._backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+            log.error("nursery.failed", template=self.template.ref, error=str(error))
+            raise
+        self._failure, self._backoff_seconds = None, FIRST_BACKOFF_SECONDS
+        log.info("nursery.ready", template=self.template.ref)
+        return nursery
+
+    def _retire(self) -> None:
+        nursery, self._nursery = self._nursery, None
+        if nursery is None:
+            return
+        if not nursery.alive:
+            log.warning("nursery.died", template=self.template.ref)
+        task = asyncio.create_task(nursery.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

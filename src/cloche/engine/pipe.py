@@ -1,0 +1,106 @@
+"""Reading an output pipe on the event loop, without ever blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Callable
+
+READ_BYTES = 64 << 10
+
+
+class Pipe:
+    """Hands what comes out of `fd` to `on_data`; `on_end` is called once when all writers are gone. Owns `fd`.
+
+    `gate`, if given, is asked before each read: while it says no, reading pauses until `resume()`.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[], None] | None = None,
+        gate: Callable[[], bool] | None = None,
+    ):
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._on_data = on_data
+        self._on_end = on_end
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self.closed = False
+
+    def resume(self) -> None:
+        if not self.closed and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def pause(self) -> None:
+        if not self.closed and self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def read_now(self) -> int:
+        """One read of what is there: the number of bytes, 0 when there is nothing now or ever."""
+        if self.closed:
+            return 0
+        try:
+            data = read_available(self._fd, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:  # EIO: the other side of a PTY was closed
+            data = b""
+        if data:
+            self._on_data(data)
+        else:
+            self.close()
+            if self._on_end is not None:
+                self._on_end()
+        return len(data)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.pause()
+        self.closed = True
+        os.close(self._fd)
+
+    def _readable(self) -> None:
+        if self._gate is not None and not self._gate():
+            self.pause()
+        else:
+            self.read_now()
+
+
+def read_available(fd: int, size: int) -> bytes:
+    """Up to `size` bytes that are there now; b"" at the end. Raises BlockingIOError if there is nothing.
+
+    Whether `os.read` waits is a property of the open file, which the guest that passed it shares with us and can change
+    at any moment; this asks for it call by call. (Terminals, and pipes before Linux 6.4, do not know it.)
+    """
+    buffer = bytearray(size)
+    try:
+        return bytes(memoryview(buffer)[: os.preadv(fd, [buffer], -1, os.RWF_NOWAIT)])
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return os.read(fd, size)
+
+
+def write_available(fd: int, data: memoryview) -> int:
+    """The same for writing: how many bytes were taken. Raises BlockingIOError if there is no room."""
+    try:
+        return os.pwritev(fd, [data], -1, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return os.write(fd, data)
+
+
+def is_readable_pipe(fd: int) -> bool:
+    """Whether a descriptor that a guest passed is what it should be: a pipe, or a terminal for a PTY."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and os.isatty(fd))

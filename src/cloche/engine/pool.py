@@ -1,0 +1,171 @@
+"""Cells that wait: init up, first kernel ready. Taking one is a message; each is used for one sandbox only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from cloche import errors
+from cloche.engine.guest import Guest
+from cloche.engine.kernel import Kernel, take_first_kernel
+from cloche.engine.nursery import LiveNursery
+from cloche.isolation.base import Cell, CellSpec
+from cloche.model import Limits
+from cloche.telemetry import log
+
+CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with whoever just took a cell
+EMPTY_CALM_SECONDS = 0.003  # when the next one would find nothing
+MAX_SPAWNS = 4
+MAX_BACKOFF_SECONDS = 10.0
+
+
+class ReadyCell:
+    """A cell with a guest that answers and a kernel that waits."""
+
+    def __init__(self, cell: Cell, guest: Guest, kernel: Kernel, limits: Limits):
+        self.cell = cell
+        self.guest = guest
+        self.kernel = kernel
+        self._limits = limits
+
+    @property
+    def alive(self) -> bool:
+        return self.guest.alive and self.kernel.alive
+
+    def set_limits(self, limits: Limits) -> None:
+        if limits != self._limits:
+            self.cell.set_limits(limits)
+            self._limits = limits
+
+    async def aclose(self) -> None:
+        self.kernel.close()
+        self.guest.close()
+        await self.cell.aclose()
+
+
+async def prepare(nursery: LiveNursery, spec: CellSpec, limits: Limits) -> ReadyCell:
+    """A new cell, ready. Raises NurseryFailed, IsolationUnavailable or SandboxLost."""
+    cell = await (await nursery.get()).spawn(spec)
+    guest = Guest(cell)
+    try:
+        cell.set_limits(limits)
+        kernel = await take_first_kernel(guest, cell.first_kernel)
+    except BaseException:
+        guest.close()
+        await cell.aclose()
+        raise
+    return ReadyCell(cell, guest, kernel, limits)
+
+
+class Pool:
+    """`size` ready cells of one template and spec. `keep_seconds` after the last checkout they are let go."""
+
+    def __init__(self, nursery: LiveNursery, spec: CellSpec, limits: Limits, *, size: int, keep_seconds: float):
+        self._nursery = nursery
+        self._spec = spec
+        self._limits = limits
+        self._size = size
+        self._keep_seconds = keep_seconds
+        self._ready: deque[ReadyCell] = deque()
+        self._spawns = asyncio.Semaphore(MAX_SPAWNS)
+        self._spawning = 0
+        self._last_take = 0.0
+        self._refilling: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        """How many cells wait."""
+        return len(self._ready)
+
+    async def take(self) -> ReadyCell:
+        """A cell that nobody else has or had. Raises as `prepare` does."""
+        loop = asyncio.get_running_loop()
+        self._last_take = loop.time()
+        self._keep_until(self._last_take + self._keep_seconds)
+        while self._ready:
+            cell = self._ready.popleft()
+            cell.guest.on_lost = None
+            if cell.alive:
+                self.refill()
+                return cell
+            self._discard(cell)
+        return await self._spawn()
+
+    def refill(self) -> None:
+        """Fills up in the background."""
+        if self._refilling is None and not self._closed and len(self._ready) < self._size:
+            self._refilling = asyncio.create_task(self._refill())
+            self._refilling.add_done_callback(self._on_refilled)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._refilling is not None:
+            self._refilling.cancel()
+            await asyncio.wait([self._refilling])
+        self._keep_until(None)
+        self._let_go()
+        await asyncio.gather(*self._closing)
+
+    async def _spawn(self) -> ReadyCell:
+        self._spawning += 1
+        try:
+            async with self._spawns:
+                return await prepare(self._nursery, self._spec, self._limits)
+        finally:
+            self._spawning -= 1
+            self.refill()
+
+    async def _refill(self) -> None:
+        backoff_seconds = CALM_SECONDS
+        while len(self._ready) < self._size:
+            await self._calm()
+            try:
+                cell = await prepare(self._nursery, self._spec, self._limits)
+            except errors.ClocheError as error:
+                log.warning("pool.refill_failed", template=self._nursery.template.ref, error=str(error))
+                backoff_seconds = min(backoff_seconds * 2, MAX_BACKOFF_SECONDS)
+                await asyncio.sleep(backoff_seconds)
+                continue
+            cell.guest.on_lost = lambda why, cell=cell: self._on_lost(cell)
+            self._ready.append(cell)
+
+    async def _calm(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            quiet_seconds = CALM_SECONDS if self._ready else EMPTY_CALM_SECONDS
+            wait_seconds = self._last_take + quiet_seconds - loop.time()
+            if wait_seconds <= 0 and not self._spawning:
+                return
+            await asyncio.sleep(max(wait_seconds, EMPTY_CALM_SECONDS))
+
+    def _on_refilled(self, task: asyncio.Task[None]) -> None:
+        self._refilling = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("pool.broken", template=self._nursery.template.ref, error=repr(error))
+
+    def _on_lost(self, cell: ReadyCell) -> None:
+        if cell in self._ready:
+            self._ready.remove(cell)
+            self._discard(cell)
+            self.refill()
+
+    def _discard(self, cell: ReadyCell) -> None:
+        task = asyncio.create_task(cell.aclose())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _keep_until(self, when: float | None) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = None
+        if when is not None:
+            self._expiry = asyncio.get_running_loop().call_at(when, self._let_go)
+
+    def _let_go(self) -> None:
+        while self._ready:
+            cell = self._ready.popleft()
+            cell.guest.on_lost = None
+            self._discard(cell)

@@ -1,0 +1,94 @@
+"""The events of one execution or process between the guest and the one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+
+HIGH_BYTES = 4 << 20
+LOW_BYTES = 1 << 20
+EVENT_BYTES = 256  # what an event costs beside its content
+
+
+class EventQueue(Generic[E]):
+    """Single producer, single consumer. Calls `pause` above 4 MiB and `resume` below 1 MiB."""
+
+    def __init__(self, pause: Callable[[], None], resume: Callable[[], None]):
+        self._pause = pause
+        self._resume = resume
+        self._events: deque[tuple[E, int]] = deque()
+        self._bytes = 0
+        self._paused = False
+        self._closed = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._divert: Callable[[E], None] | None = None
+
+    def put(self, event: E, size: int) -> None:
+        if self._divert is not None:
+            self._divert(event)
+            return
+        self._events.append((event, size + EVENT_BYTES))
+        self._bytes += size + EVENT_BYTES
+        if self._bytes > HIGH_BYTES and not self._paused:
+            self._paused = True
+            self._pause()
+        self._wake()
+
+    def close(self) -> None:
+        """No more events will come."""
+        self._closed = True
+        self._wake()
+
+    def divert(self, to: Callable[[E], None]) -> None:
+        """From now on events go straight to `to`, first those that wait. `wait_closed` tells the end."""
+        for event in self.take():
+            to(event)
+        self._divert = to
+
+    async def wait_closed(self) -> None:
+        while not self._closed:
+            await self._wait()
+
+    async def next_events(self) -> list[E]:
+        """All events that are there, at least one; an empty list at the end."""
+        while not self._events and not self._closed:
+            await self._wait()
+        return self.take()
+
+    async def next_event(self) -> E | None:
+        """The next event; None at the end."""
+        while not self._events and not self._closed:
+            await self._wait()
+        if not self._events:
+            return None
+        event, size = self._events.popleft()
+        self._freed(size)
+        return event
+
+    def take(self) -> list[E]:
+        """What is there now."""
+        events = [event for event, _size in self._events]
+        self._events.clear()
+        self._freed(self._bytes)
+        return events
+
+    def _freed(self, size: int) -> None:
+        self._bytes -= size
+        if self._paused and self._bytes < LOW_BYTES:
+            self._paused = False
+            self._resume()
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,194 @@
+"""A sandbox: a cell with an id, an owner, a deadline, files, contexts and processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.commands import Commands
+from cloche.engine.context import Context
+from cloche.engine.endings import gone
+from cloche.engine.files import Files
+from cloche.engine.kernel import Kernel, start_kernel
+from cloche.engine.paths import sandbox_path
+from cloche.engine.pool import ReadyCell
+from cloche.model import Limits, SandboxInfo, SandboxSpec, check_seconds, new_id
+from cloche.store.base import SandboxRecord, State
+
+DEFAULT_CONTEXT = "default"
+MAX_CONTEXTS = 64
+
+
+class Sandbox:
+    """Made by `Engine.create`. `on_change(record)` hears of every change of what is recorded."""
+
+    def __init__(
+        self,
+        ready: ReadyCell,
+        spec: SandboxSpec,
+        record: SandboxRecord,
+        *,
+        max_lifetime_seconds: float,
+        on_change: Callable[[Sandbox], None],
+    ):
+        self.id = record.id
+        self.spec = spec
+        self.limits: Limits = record.limits
+        self.record = record
+        self.ending: str | None = None  # why executions end, once the sandbox does
+        self._cell = ready.cell
+        self._guest = ready.guest
+        self._max_lifetime_seconds = max_lifetime_seconds
+        self._on_change = on_change
+        self._deadline: asyncio.TimerHandle | None = None
+        self._destroying: asyncio.Task[None] | None = None
+        self._kernels_started = 0
+        self._contexts: dict[str, Context] = {}
+        self.files = Files(ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits)
+        self.commands = Commands(
+            ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
+        )
+        self._configure(ready)
+        self._arm_deadline()
+
+    # -- what it is
+
+    @property
+    def info(self) -> SandboxInfo:
+        record = self.record
+        return SandboxInfo(
+            id=record.id,
+            template=record.template,
+            owner=record.owner,
+            state="running" if record.state == "running" else "ended",
+            created_at=record.created_at,
+            deadline_at=record.deadline_at,
+            metadata=record.metadata,
+            limits=record.limits,
+            ended_at=record.ended_at,
+            end_reason=record.end_reason,
+        )
+
+    def check_running(self) -> None:
+        """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended."""
+        if self.record.state != "running":
+            raise gone(self.record)
+
+    # -- how long it lives
+
+    def renew(self, seconds: float) -> SandboxInfo:
+        """Moves the deadline to `seconds` from now, at most to the longest lifetime that the host allows."""
+        self.check_running()
+        check_seconds("lifetime", seconds)
+        if seconds is None:
+            raise errors.InvalidRequest("renew needs a number of seconds")
+        latest = self.record.created_at + self._max_lifetime_seconds
+        self._change(deadline_at=min(time.time() + seconds, latest))
+        self._arm_deadline()
+        return self.info
+
+    async def kill(self, reason: str = "killed by its owner") -> None:
+        """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
+        await self.end("killed", "sandbox killed", reason)
+
+    async def end(self, state: State, ending: str, reason: str) -> None:
+        """Ends it for that reason; `ending` is what running executions say."""
+        self._end(state, ending, reason)
+        if self._destroying is not None:
+            await asyncio.shield(self._destroying)
+
+    def abandon(self, why: str) -> None:
+        """The cell is broken: it is destroyed and the sandbox is lost."""
+        self._end("lost", f"sandbox lost: {why}", why)
+
+    # -- contexts
+
+    @property
+    def contexts(self) -> list[Context]:
+        return [self.context(), *(each for id, each in self._contexts.items() if id != DEFAULT_CONTEXT)]
+
+    def context(self, id: str | None = None) -> Context:
+        """The context of that id; the default one without. Raises ContextNotFound."""
+        self.check_running()
+        try:
+            return self._contexts[id or DEFAULT_CONTEXT]
+        except KeyError:
+            raise errors.ContextNotFound(f"sandbox {self.id} has no context {id!r}") from None
+
+    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context:
+        """A new context, its kernel ready. Raises InvalidRequest for a language that does not exist."""
+        self.check_running()
+        if len(self._contexts) >= MAX_CONTEXTS:
+            raise errors.InvalidRequest(f"a sandbox can have {MAX_CONTEXTS} contexts: remove one first")
+        cwd = self.spec.cwd if cwd is None else sandbox_path(cwd, self.spec.cwd)
+        context = Context(self, new_id("c"), language=language, cwd=cwd)
+        await context.kernel()
+        self.check_running()
+        self._contexts[context.id] = context
+        return context
+
+    def remove_context(self, id: str) -> None:
+        """Ends a context. The default one comes back, empty, when it is used again. Raises ContextNotFound."""
+        self.context(id).remove()
+        del self._contexts[id]
+        if id == DEFAULT_CONTEXT:
+            self._contexts[id] = Context(self, id, cwd=self.spec.cwd)
+
+    # -- Home: what a context needs of its sandbox
+
+    async def start_kernel(self, context: Context) -> Kernel:
+        self.check_running()
+        self._kernels_started += 1
+        return await start_kernel(self._guest, str(self._kernels_started), user=self.spec.user, cwd=context.cwd, env={})
+
+    def oom_kills(self) -> int:
+        return self._cell.stats().oom_kills
+
+    # -- inside
+
+    def _configure(self, ready: ReadyCell) -> None:
+        """Says what a cell that was made in advance could not know: mostly nothing. Nobody waits for an answer."""
+        ready.set_limits(self.limits)
+        own_limits = self._cell.limits_for_init(self.limits)
+        cwd = self.spec.cwd if self.spec.cwd != SandboxSpec().cwd else None  # it started there
+        if self.spec.env or cwd or own_limits:
+            self._guest.tell("configure", env=self.spec.env, cwd=cwd, **own_limits)
+            ready.kernel.configure(self.spec.env, cwd, own_limits)
+        self._guest.on_lost = self._on_lost
+        first = Context(self, DEFAULT_CONTEXT, cwd=self.spec.cwd, kernel=ready.kernel)
+        self._contexts[DEFAULT_CONTEXT] = first
+
+    def _arm_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if self.record.deadline_at is not None:
+            left = max(self.record.deadline_at - time.time(), 0.0)
+            self._deadline = asyncio.get_running_loop().call_later(left, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._end("expired", "deadline", "its deadline passed")
+
+    def _on_lost(self, why: str) -> None:
+        self._end("lost", "sandbox lost: its init died", f"its init died ({why})")
+
+    def _end(self, state: State, ending: str, reason: str) -> None:
+        if self.ending is not None:
+            return
+        self.ending = ending
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for context in self._contexts.values():
+            context.stop(ending)
+        self.commands.end_all(ending)
+        self._guest.close()
+        self._destroying = asyncio.create_task(self._cell.aclose())
+        self._change(state=state, ended_at=time.time(), end_reason=reason)
+
+    def _change(self, **fields: object) -> None:
+        self.record = msgspec.structs.replace(self.record, **fields)
+        self._on_change(self)

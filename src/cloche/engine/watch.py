@@ -1,0 +1,87 @@
+"""Watching a directory of a sandbox for changes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from cloche.engine.guest import Guest, clean
+from cloche.isolation.channel import Header
+from cloche.model import FileChange, User
+
+MAX_WAITING = 10_000
+
+_KINDS = ("created", "written", "removed", "renamed", "attributes")
+
+
+class Watch:
+    """An async iterator of FileChange between `__aenter__` and `__aexit__`.
+
+    Up to 10,000 changes wait for a slow reader; `missed` counts those beyond.
+    """
+
+    def __init__(self, guest: Guest, path: str, *, recursive: bool, user: User):
+        self.path = path
+        self.missed = 0
+        self._guest = guest
+        self._fields: dict[str, Any] = {"path": path, "recursive": recursive, "user": user}
+        self._id = "w" + secrets.token_hex(8)
+        self._changes: deque[FileChange] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._open = False
+
+    async def __aenter__(self) -> Watch:
+        self._guest.subscribe("changes", self._id, self._on_changes)
+        try:
+            await self._guest.request("watch_start", watch=self._id, **self._fields)
+        except BaseException:
+            self._guest.unsubscribe("changes", self._id)
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops watching; whoever waits for the next change gets the end of the iteration."""
+        if not self._open:
+            return
+        self._open = False
+        self._guest.unsubscribe("changes", self._id)
+        self._guest.tell("watch_stop", watch=self._id)
+        self._wake()
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> FileChange:
+        """Raises SandboxLost if the sandbox goes while it is watched."""
+        while not self._changes:
+            if not self._open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._guest.wait(self._waiter)
+        return self._changes.popleft()
+
+    def _on_changes(self, header: Header) -> None:
+        changes = header.get("changes")
+        for change in changes if isinstance(changes, list) else ():
+            if isinstance(change, list) and len(change) == 2 and change[0] in _KINDS and isinstance(change[1], str):
+                self._put(FileChange(kind=change[0], path=clean(change[1], 8192)))
+
+    def _put(self, change: FileChange) -> None:
+        if len(self._changes) >= MAX_WAITING:
+            self.missed += 1
+            return
+        self._changes.append(change)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

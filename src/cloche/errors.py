@@ -1,0 +1,150 @@
+"""The errors that are *ours*: Cloche could not do what it was asked.
+
+A program that fails inside a sandbox is never one of these: that is data in the event stream.
+
+    ClocheError                     code
+    ├── InvalidRequest              invalid_request       the caller asked for something that makes no sense
+    │   ├── InvalidPath             invalid_path          a path that cannot name anything (NUL, empty, relative)
+    │   └── InvalidConfig           invalid_config        a configuration file or variable with a bad value
+    ├── NotFound                    not_found             it is not there, and may never have been
+    │   ├── TemplateNotFound        template_not_found
+    │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to somebody else)
+    │   ├── ContextNotFound         context_not_found
+    │   ├── ProcessNotFound         process_not_found
+    │   └── FileNotFound            file_not_found
+    ├── Gone                        gone                  it was there; the message says when and why it ended
+    │   ├── SandboxExpired          sandbox_expired       its deadline passed
+    │   ├── SandboxKilled           sandbox_killed        somebody killed or closed it
+    │   └── SandboxLost             sandbox_lost          its host process died or its cell was destroyed
+    ├── FileError                   file_error            the sandbox's file system said no
+    │   ├── FileExists              file_exists
+    │   ├── PermissionDenied        permission_denied
+    │   ├── IsADirectory            is_a_directory
+    │   ├── NotADirectory           not_a_directory
+    │   └── NoSpace                 no_space              the sandbox's writable space is full
+    ├── TemplateBuildFailed         template_build_failed
+    ├── Unavailable                 unavailable           this host cannot do it now
+    │   ├── IsolationUnavailable    isolation_unavailable what the walls need is missing; `cloche doctor` explains
+    │   ├── NurseryFailed           nursery_failed        the template's nursery could not start
+    │   └── ShuttingDown            shutting_down
+    ├── ProtocolViolation           protocol_violation    a guest sent something that no honest guest sends
+    └── UsedAfterFork               used_after_fork       a handle was used in a forked child of its process
+"""
+
+from __future__ import annotations
+
+
+class ClocheError(Exception):
+    """Base of all errors of ours. `code` is stable; `str(error)` says what was wrong and what to do."""
+
+    code = "error"
+
+
+class InvalidRequest(ClocheError, ValueError):
+    code = "invalid_request"
+
+
+class InvalidPath(InvalidRequest):
+    code = "invalid_path"
+
+
+class InvalidConfig(InvalidRequest):
+    code = "invalid_config"
+
+
+class NotFound(ClocheError, LookupError):
+    code = "not_found"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # LookupError subclasses would quote the message
+
+
+class TemplateNotFound(NotFound):
+    code = "template_not_found"
+
+
+class SandboxNotFound(NotFound):
+    code = "sandbox_not_found"
+
+
+class ContextNotFound(NotFound):
+    code = "context_not_found"
+
+
+class ProcessNotFound(NotFound):
+    code = "process_not_found"
+
+
+class FileNotFound(NotFound, FileNotFoundError):
+    code = "file_not_found"
+
+
+class Gone(ClocheError):
+    code = "gone"
+
+
+class SandboxExpired(Gone):
+    code = "sandbox_expired"
+
+
+class SandboxKilled(Gone):
+    code = "sandbox_killed"
+
+
+class SandboxLost(Gone):
+    code = "sandbox_lost"
+
+
+class FileError(ClocheError, OSError):
+    code = "file_error"
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)
+
+
+class FileExists(FileError, FileExistsError):
+    code = "file_exists"
+
+
+class PermissionDenied(FileError, PermissionError):
+    code = "permission_denied"
+
+
+class IsADirectory(FileError, IsADirectoryError):
+    code = "is_a_directory"
+
+
+class NotADirectory(FileError, NotADirectoryError):
+    code = "not_a_directory"
+
+
+class NoSpace(FileError):
+    code = "no_space"
+
+
+class TemplateBuildFailed(ClocheError):
+    code = "template_build_failed"
+
+
+class Unavailable(ClocheError):
+    code = "unavailable"
+
+
+class IsolationUnavailable(Unavailable):
+    code = "isolation_unavailable"
+
+
+class NurseryFailed(Unavailable):
+    code = "nursery_failed"
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class ProtocolViolation(ClocheError):
+    code = "protocol_violation"
+
+
+class UsedAfterFork(ClocheError, RuntimeError):
+    code = "used_after_fork"

@@ -1,0 +1,233 @@
+"""What a cell shows: values become MIME bundles, bundles become display frames."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import builtins
+import json
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.formatters import BaseFormatter, DisplayFormatter
+from traitlets import ObjectName, Unicode
+
+from cloche.guest import charts, dataframes, figures
+from cloche.guest.channel import Channel
+
+BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
+OUT_ENTRIES = 1000
+FRAME_BYTES = 48 << 20  # a frame's body stays below what the host accepts
+RUN_FACTOR = 2  # all displays of a run together: this many times what one part may have
+
+_BUILTIN = frozenset({int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, range})
+_AS_REPR = frozenset({int, bool, str})
+
+
+class DataFormatter(BaseFormatter):
+    format_type = Unicode(dataframes.MIME)
+    print_method = ObjectName("_repr_cloche_data_")
+    _return_type = (dict,)
+
+
+class ChartFormatter(BaseFormatter):
+    format_type = Unicode(charts.MIME)
+    print_method = ObjectName("_repr_cloche_chart_")
+    _return_type = (dict,)
+
+
+class Formatter(DisplayFormatter):
+    """IPython's, with our two MIME types, and a short way for values that can only be text."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        data, chart = DataFormatter(parent=self), ChartFormatter(parent=self)
+        for module in ("pandas", "pandas.core.frame"):
+            data.for_type_by_name(module, "DataFrame", dataframes.columns)
+        chart.for_type_by_name("matplotlib.figure", "Figure", charts.chart)
+        self.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", figures.png)
+        self.formatters.update({dataframes.MIME: data, charts.MIME: chart})
+        self._plain = self.formatters["text/plain"]
+        self._printers = [one.type_printers for one in self.formatters.values() if one is not self._plain]
+        self._plain_defaults = {kind: self._plain.type_printers.get(kind) for kind in _AS_REPR}
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple:
+        kind = type(obj)
+        if kind in _BUILTIN and not include and not exclude and not self._has_printer(kind):
+            if kind in _AS_REPR and self._plain.type_printers.get(kind) is self._plain_defaults[kind]:
+                try:
+                    return {"text/plain": repr(obj)}, {}
+                except ValueError:  # an int of very many digits: said by IPython's way
+                    pass
+            text = self._plain(obj)
+            return ({} if text is None else {"text/plain": text}), {}
+        return super().format(obj, include=include, exclude=exclude)
+
+    def _has_printer(self, kind: type) -> bool:
+        for printers in self._printers:
+            if kind in printers:
+                return True
+        return len(self.formatters) != len(self._printers) + 1
+
+
+class Hook(DisplayHook):
+    """`sys.displayhook`: the value of a cell's last expression."""
+
+    def __call__(self, result: Any = None) -> None:
+        if result is None or self.shell.silenced:
+            return
+        bundle, _metadata = self.shell.display_formatter.format(result)
+        self.remember(result)
+        self.fill_exec_result(result)
+        if bundle:
+            self.shell.screen.show(bundle, main=True, wait=self.shell.final)
+
+    def remember(self, result: Any) -> None:
+        """Fills `_`, `__`, `___`, `_N` and `Out`, which keep the last OUT_ENTRIES values."""
+        ns = self.shell.user_ns
+        out = self.shell.history_manager.output_hist
+        if result is out:
+            return
+        theirs = any(ns.get(name) is not getattr(self, name) for name in ("_", "__", "___") if name in ns)
+        self.___, self.__ = self.__, self._  # type: ignore[has-type]
+        self._ = result
+        if not theirs and "_" not in builtins.__dict__:
+            ns["_"], ns["__"], ns["___"] = self._, self.__, self.___
+        count = self.shell.execution_count - 1  # `prompt_count` means another number in IPython 8
+        ns[f"_{count}"] = out[count] = result
+        if len(out) > OUT_ENTRIES:
+            oldest = next(iter(out))
+            del out[oldest]
+            ns.pop(f"_{oldest}", None)
+
+    def flush(self) -> None:
+        out = self.shell.history_manager.output_hist
+        for count in out:
+            self.shell.user_ns.pop(f"_{count}", None)
+        out.clear()
+        self._, self.__, self.___ = "", "", ""
+        self.shell.user_ns.update({"_": "", "__": "", "___": ""})
+
+
+class Publisher(DisplayPublisher):
+    """`display()`, its updates, and `clear_output()`."""
+
+    def _setup_execution_tracking(self) -> None:
+        """Nothing: we keep no copy of what was displayed."""
+
+    def publish(
+        self, data: Any, metadata: Any = None, *args: Any, transient: Any = None, update: bool = False, **kwargs: Any
+    ) -> None:
+        self._validate_data(data, metadata)
+        name = (transient or {}).get("display_id")
+        self.shell.screen.show(data, id=None if name is None else str(name), update=update)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.screen.clear(bool(wait))
+
+
+class Screen:
+    """Turns bundles into frames of one channel, within the limits of the run."""
+
+    def __init__(self) -> None:
+        self._channel: Any = None
+        self._run: Any = None
+        self._part_bytes = self._left_bytes = 0
+        self._dropped_bytes = 0
+        self.ending = False  # nothing of the program follows: frames may wait for the last one
+
+    def start(self, channel: Channel, run: Any, part_bytes: int) -> None:
+        self._channel = channel
+        self._run = run
+        self._part_bytes = min(part_bytes, FRAME_BYTES)
+        self._left_bytes = part_bytes * RUN_FACTOR
+        self.ending = False
+
+    def stop(self) -> None:
+        """What is displayed from now on, by a thread or a task, belongs to no run and is dropped."""
+        self._run = None
+
+    def show(
+        self, bundle: dict, *, main: bool = False, id: str | None = None, update: bool = False, wait: bool = False
+    ) -> None:
+        """Sends a bundle; with `wait`, together with what comes next."""
+        if self._run is None:
+            return
+        parts = self._fitting(bundle)
+        if parts:
+            sizes = [[mime, len(data)] for mime, data in parts]
+            header = {"ev": "display", "run": self._run, "main": main, "id": id, "update": update, "parts": sizes}
+            body = parts[0][1] if len(parts) == 1 else b"".join([data for _mime, data in parts])
+            (self._channel.hold if wait or self.ending else self._channel.post)(header, body)
+        self._tell_dropped()
+
+    def clear(self, wait: bool) -> None:
+        if self._run is not None:
+            self._channel.post({"ev": "cleared", "run": self._run, "wait": wait})
+
+    def _fitting(self, bundle: dict) -> list:
+        parts, room = [], min(self._left_bytes, FRAME_BYTES)
+        for mime, value in bundle.items():
+            data = encoded(str(mime), value)
+            limit = min(self._part_bytes, room)
+            if data is not None and len(data) > limit:
+                self._dropped_bytes += len(data)
+                data = data[:limit].decode("utf-8", "ignore").encode() if mime == "text/plain" else None
+                self._dropped_bytes -= len(data or b"")
+            if data or (data is not None and limit > 0):
+                parts.append((str(mime), data))
+                room -= len(data)
+                self._left_bytes -= len(data)
+        return parts
+
+    def _tell_dropped(self) -> None:
+        if self._dropped_bytes:
+            dropped, self._dropped_bytes = self._dropped_bytes, 0
+            self._channel.send({"ev": "truncated", "run": self._run, "stream": "display", "dropped": dropped})
+
+
+def encoded(mime: str, value: Any) -> bytes | None:
+    """One part of a display as it is on the wire. None if `value` cannot be of that type."""
+    if mime in BINARY_MIMES:
+        return _binary(value)
+    if mime.endswith("json"):
+        return json_bytes(value)
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value)  # as Jupyter sends types that it does not know
+    if not isinstance(value, str):
+        return json_bytes(value)
+    return value.encode("utf-8", "backslashreplace")
+
+
+def _binary(value: Any) -> bytes | None:
+    if isinstance(value, str):
+        try:
+            return binascii.a2b_base64(value)
+        except ValueError:
+            return None
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else None
+
+
+def json_bytes(value: Any) -> bytes | None:
+    """Strict JSON, no NaN in it. What JSON does not know is its str()."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError):
+        pass
+    try:
+        return json.dumps(_strict(value, 0), allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _strict(value: Any, depth: int) -> Any:
+    if depth > 200:
+        raise ValueError("nested too deeply")
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): _strict(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(one, depth + 1) for one in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)

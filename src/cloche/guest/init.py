@@ -1,0 +1,194 @@
+"""Pid 1 of a sandbox: reaps, starts kernels, commands and terminals, does all file work, connects to ports.
+
+One thread, one poll loop. It stays small: what it touches is paid for by every sandbox.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import os
+import select
+import socket
+
+from cloche.guest import failures, files, identity, memory, ports, processes, watches, wire
+from cloche.linux import syscalls
+
+_IDLE_SECONDS = 3600.0
+# What bad input, or a disk or memory that is full, can raise from a verb: an answer, and nothing that ends a sandbox.
+_REFUSALS = (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, wire.WireError)
+
+
+def _on_child(*_) -> None:
+    """A handler must be set for the wake-up descriptor to be written to."""
+
+
+def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list) -> None:
+    """Never returns. Without `walls` there are none: see `cloche.isolation.plain`.
+
+    `fds`: init's channel, kernel 0's channel, stdout and stderr, then the entrances of our cgroups.
+    """
+    channel, first_kernel, entrances = socket.socket(fileno=fds[0]), fds[1:4], fds[4:]
+    try:
+        for entrance in entrances:
+            os.write(entrance, b"0")
+        _leave_zygote([*fds[:4], sync.fileno()])
+        if walls:
+            _go_behind(walls, served, spec, first_kernel, sync)
+        else:
+            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
+            served.start_first_kernel(spec, first_kernel)
+        sync.close()
+        served.serve(channel)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _last_words(channel, error)
+    os._exit(1)
+
+
+def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket) -> None:
+    """The first kernel is forked before the walls go up, so that it gets ready beside us while we raise them.
+
+    It runs none of its user's code until it has entered them: all that it waits for is the way in.
+    """
+    ours, theirs = socket.socketpair()
+    served.start_first_kernel(spec, first_kernel, theirs.fileno(), walls)
+    theirs.close()
+    doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(sync))
+    socket.send_fds(ours, [b"d"], doors)
+    for fd in (*doors, *first_kernel):
+        os.close(fd)
+    ours.close()
+
+
+def _leave_zygote(keep: list) -> None:
+    """Nothing of the zygote's but these descriptors comes with us."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    lowest = 3
+    for fd in sorted(keep):
+        if fd > lowest:
+            syscalls.close_range(lowest, fd - 1)
+        lowest = fd + 1
+    syscalls.close_from(lowest)
+    os.setsid()
+
+
+def _ask_for_maps(sync: socket.socket) -> None:
+    sync.send(b"u")
+    if not sync.recv(1):
+        raise RuntimeError("the zygote could not write the id maps")
+
+
+def _last_words(channel: socket.socket, error: BaseException) -> None:
+    try:
+        wire.send(channel, {"ev": "fatal", "message": f"{type(error).__name__}: {error}"})
+    except OSError:
+        pass
+
+
+class Init:
+    """Made once in the zygote, so that a sandbox inherits it ready; `serve` is where a sandbox's own life begins."""
+
+    def __init__(self, single: bool, program: bytes, env: dict):
+        self._poll = select.poll()
+        self._on_ready: dict = {}
+        defaults = processes.Defaults()
+        identities = identity.Identities(single, program)
+        self._defaults = defaults
+        self.adopt_environment = lambda: defaults.adopt(env)
+        self._processes = processes.Processes(identities, defaults, self._event, self._reap)
+        self._files = files.Files(identities, defaults, self._watch_fd, self._event)
+        self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
+        self._memory = memory.Watchman(self._processes, self._event)
+        self._verbs = {
+            "configure": self._configure,
+            "port_connect": ports.connect,
+            **self._processes.verbs(),
+            **self._files.verbs(),
+            **self._watches.verbs(),
+        }
+
+    def start_first_kernel(self, spec: dict, fds: list, door: int | None = None, walls=None) -> None:
+        self._defaults.user = spec["user"]
+        self._defaults.places = spec.get("places", {})
+        self._defaults.open_files = spec["open_files"] if walls else None
+        enter = None if walls is None else lambda received: walls.enter(spec, received)
+        self._processes.start_first_kernel(spec["token"], tuple(fds), door, enter)
+
+    def serve(self, channel: socket.socket) -> None:
+        """Never returns."""
+        self._channel = channel
+        self._listen()
+        self._reader = wire.Reader(channel)
+        while True:
+            for fd, _ in self._poll.poll(self._memory.pause_seconds(_IDLE_SECONDS) * 1000):
+                if fd in self._on_ready:
+                    self._on_ready[fd]()
+            self._memory.look()
+
+    def _listen(self) -> None:
+        self._wakeup, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        _signal.signal(_signal.SIGCHLD, _on_child)
+        for ignored in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
+            _signal.signal(ignored, _signal.SIG_IGN)
+        _signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._watch_fd(self._wakeup, select.POLLIN, self._reap)
+        self._watch_fd(self._channel.fileno(), select.POLLIN, self._serve_host)
+
+    def _watch_fd(self, fd: int, events: int, callback) -> None:
+        """Calls `callback()` when `fd` is ready; `events` 0 forgets it."""
+        if events:
+            self._on_ready[fd] = callback
+            self._poll.register(fd, events)
+        else:
+            del self._on_ready[fd]
+            self._poll.unregister(fd)
+
+    def _event(self, header: dict, body: bytes = b"") -> None:
+        wire.send(self._channel, header, body)
+
+    def _serve_host(self) -> None:
+        if not self._reader.pump():
+            self._end()
+        for header, body, fds in self._reader.take():
+            for fd in fds:
+                os.close(fd)
+            self._answer(header, body)
+
+    def _end(self) -> None:
+        """The host is gone, or has closed us. With pid 1 goes everything; without walls we must see to it."""
+        if os.getpid() != 1:
+            self._processes.kill_descendants()
+        os._exit(0)
+
+    def _answer(self, header: dict, body: bytes) -> None:
+        number, verb = header.pop("id", None), header.pop("do", None)
+        fds: tuple = ()
+        try:
+            answer = self._verbs[verb](header, body)
+            ok, content, fds = answer if isinstance(answer, tuple) else (answer, b"", ())
+            wire.send(self._channel, {"id": number, "ok": ok}, content, fds)
+        except _REFUSALS as error:
+            wire.send(self._channel, {"id": number, "err": failures.describe(error)})
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _configure(self, header: dict, _: bytes) -> dict:
+        self._processes.configure(header)
+        self._memory.limit_bytes = header.get("watch_memory_bytes")
+        return {}
+
+    def _reap(self) -> None:
+        try:
+            os.read(self._wakeup, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._processes.ended(pid, status, usage)

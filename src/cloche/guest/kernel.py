@@ -1,0 +1,334 @@
+"""The kernel: one forked process that runs one cell after the other. See KERNEL in `cloche.guest.wire`."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import getpass
+import os
+import random
+import resource
+import sys
+from typing import Any
+
+from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedError
+
+from cloche.guest import figures, tracebacks
+from cloche.guest.channel import Channel
+from cloche.guest.display import Screen
+from cloche.guest.limits import limit_process
+from cloche.guest.shell import Shell
+from cloche.guest.streams import Input, fresh_streams, reopen_closed
+from cloche.guest.threads import Threads
+from cloche.guest.written import Written
+
+DEFAULT_DISPLAY_BYTES = 32 << 20
+prepared: list = []  # the kernel that `warmup.prepare` made, for the forks
+NO_INPUT = "the program asked for input, but this run has none: give it with `input=` (or on stdin of `cloche run`)"
+
+
+class StdinNotImplementedError(_StdinNotImplementedError, EOFError):
+    """input() in a run that cannot be asked."""
+
+
+StdinNotImplementedError.__module__ = "IPython.core.error"
+
+
+def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str, diverged: bool = False) -> None:
+    """Serves one channel in a process that was forked from one where `warmup.prepare` ran. Never returns.
+
+    Descriptors 1 and 2 are the output pipes; `stdout_fd` and `stderr_fd` are the kernel's own duplicates of them.
+    """
+    try:
+        kernel = prepared[0]
+        if not diverged:
+            diverge()
+        gc.enable()
+        kernel.serve(Channel(channel_fd, stdout_fd, stderr_fd, token, kernel.interrupts))
+        os._exit(0)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def diverge() -> None:
+    """Makes this process differ from its siblings where they must: random numbers, keys. Init forks without hooks."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+class Kernel:
+    """Made once, before the forks: what it needs is then in memory. `serve` gives it its channel."""
+
+    def __init__(self, shell: Shell):
+        self._shell = shell
+        self.interrupts = shell.interrupts
+        self._channel: Any = None
+        self._written = Written()
+        self._threads = Threads()
+        self._screen = shell.screen = Screen()
+        self._run: Any = None
+        self._may_ask = False
+        self._oom_fd = -1
+        builtins.input = self._input
+        getpass.getpass = self._getpass
+        sys.stdin = Input(self._line)
+        fresh_streams()
+
+    def attach(self, channel: Channel) -> None:
+        self._channel = channel
+        self.interrupts.install()
+        try:
+            self._oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            self._oom_fd = -1
+
+    def detach(self) -> None:
+        """Undoes `attach`; the channel's descriptors are closed."""
+        channel, self._channel = self._channel, None
+        channel.close()
+        if self._oom_fd >= 0:
+            os.close(self._oom_fd)
+            self._oom_fd = -1
+
+    def serve(self, channel: Channel) -> None:
+        """Answers requests until the stream ends."""
+        self.attach(channel)
+        channel.send({"ev": "ready"})
+        while True:
+            self._idle()
+            frame = self._channel.receive()
+            if frame is None:
+                return
+            self.handle(*frame)
+
+    def handle(self, header: dict, body: bytes) -> None:
+        """One request. An answer to a question that is no longer asked is dropped."""
+        verb = header.get("do")
+        if verb == "execute":
+            self._execute(header, body)
+        elif verb == "configure":
+            os.environ.update(header.get("env") or {})
+            _settle_in(header.get("cwd"))
+            limit_process(**header.get("limits") or {})
+
+    def _idle(self) -> None:
+        """Waits for the next request; inside the loop, if there is one, so that the program's tasks go on."""
+        loop = self._shell.loop
+        while loop is not None and not loop.is_closed() and not self._channel.has_frame:
+            try:
+                loop.run_until_complete(self._arrival(loop))
+                return
+            except BaseException:  # noqa: BLE001 - a task may raise SystemExit, or stop the loop
+                continue
+            finally:
+                loop.remove_reader(self._channel.fileno())
+
+    def _arrival(self, loop: Any) -> Any:
+        """A future of the moment when the channel can be read."""
+        arrived = loop.create_future()
+        loop.add_reader(self._channel.fileno(), lambda: arrived.done() or arrived.set_result(None))
+        return arrived
+
+    # One run
+
+    def _execute(self, header: dict, body: bytes) -> None:
+        self._run = header["run"]
+        self._may_ask = bool(header.get("input"))
+        self.interrupts.install()
+        self.interrupts.expect()
+        self._channel.send({"ev": "started", "run": self._run, "count": self._shell.execution_count})
+        self._score(b"1000")
+        self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
+        reopen_closed()
+        self._written.start()
+        before = _cpu_seconds()
+        error = self._in_place(header, body)
+        if not self._channel.ours:
+            _end_forked_child(error)
+        self._end(error, _cpu_seconds() - before)
+        self._threads.after(_cpu_seconds() - before)
+
+    def _in_place(self, header: dict, body: bytes) -> BaseException | None:
+        """Runs the cell with its variables, directory and arguments, which last as long as it does."""
+        env, cwd = header.get("env") or {}, header.get("cwd")
+        argv, sys.argv = sys.argv, header.get("argv") or sys.argv
+        saved = {name: os.environ.get(name) for name in env}
+        home = _current_directory() if cwd else None
+        os.environ.update(env)
+        try:
+            _change_directory(cwd)
+            inside = _current_directory() if cwd else None
+            error = self._guarded(self._cell, body)
+            if home and _current_directory() == inside:
+                _change_directory(home)
+            return error
+        except (OSError, ValueError) as failure:
+            return failure
+        finally:
+            for name, value in saved.items():
+                _restore(name, value)
+            if header.get("argv"):
+                sys.argv = argv
+
+    def _cell(self, body: bytes) -> None:
+        try:
+            if body and not body.isspace():
+                self._shell.run(body.decode("utf-8", "surrogatepass"))
+        finally:
+            self._screen.ending = True
+            figures.show_open(self._show)
+
+    def _show(self, value: Any) -> None:
+        bundle, _metadata = self._shell.display_formatter.format(value)
+        self._shell.display_pub.publish(bundle)
+
+    def _guarded(self, step: Any, *args: Any) -> BaseException | None:
+        """What the program raised, if it did. Interrupts are possible inside only."""
+        try:
+            try:
+                self.interrupts.arm()
+                step(*args)
+            finally:
+                self.interrupts.disarm()
+        except BaseException as error:  # noqa: BLE001 - the program may raise anything; the kernel outlives it
+            self.interrupts.disarm()
+            return error
+        return None
+
+    def _end(self, error: BaseException | None, cpu_seconds: float) -> None:
+        try:
+            self._finish(error, cpu_seconds)
+        except BaseException:  # noqa: BLE001 - the program broke what we stand on: say at least that it is over
+            self._channel.post({"ev": "ended", "run": self._run, "outcome": "raised", "exit": None, "cpu": 0, "rss": 0})
+
+    def _finish(self, error: BaseException | None, cpu_seconds: float) -> None:
+        if sys.getrecursionlimit() < 500:
+            sys.setrecursionlimit(1000)
+        ended: dict = {"ev": "ended", "run": self._run, "outcome": "ok", "exit": None}
+        if error is not None:
+            ended["outcome"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+            ended["exit"] = _exit_status(error)
+            self._hold_raised(error)
+        for info in self._written.changed():
+            self._channel.send({"ev": "wrote", "run": self._run, "file": info})
+        ended["cpu"] = round(cpu_seconds, 6)
+        ended["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._screen.stop()
+        self._channel.post(ended)
+        self._score(b"0")
+        self._run = None
+
+    def _hold_raised(self, error: BaseException) -> None:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.last_exc = error  # type: ignore[attr-defined]
+        body = tracebacks.render(error).encode("utf-8", "backslashreplace")
+        value = tracebacks.describe(error).encode("utf-8", "backslashreplace").decode()
+        self._channel.hold({"ev": "raised", "run": self._run, "name": type(error).__name__, "value": value}, body)
+
+    def _score(self, value: bytes) -> None:
+        """How willingly the system kills us when memory is short: first whoever executes."""
+        if self._oom_fd >= 0:
+            try:
+                os.write(self._oom_fd, value)
+            except OSError:
+                self._oom_fd = -1
+
+    # Questions of the program
+
+    def _input(self, prompt: object = "", /) -> str:
+        return self._ask(str(prompt), secret=False)
+
+    def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
+        return self._ask(str(prompt), secret=True)
+
+    def _line(self) -> str:
+        """A line for `sys.stdin`, which is at its end where nobody can be asked."""
+        try:
+            return self._ask("", secret=False) + "\n"
+        except EOFError:
+            return ""
+
+    def _ask(self, prompt: str, *, secret: bool) -> str:
+        if not self._may_ask or self._run is None or not self._channel.ours:
+            raise StdinNotImplementedError(NO_INPUT)
+        text = prompt.encode("utf-8", "backslashreplace").decode()
+        self._channel.post({"ev": "input", "run": self._run, "prompt": text, "secret": secret})
+        answer = self._answer()
+        if "error" in answer:
+            raise StdinNotImplementedError(str(answer["error"]) or NO_INPUT)
+        return str(answer.get("text", ""))
+
+    def _answer(self) -> dict:
+        self._channel.wait()
+        self.interrupts.hold()  # an interrupt between reading and keeping a frame would lose it
+        try:
+            frame = self._channel.receive()
+        finally:
+            self.interrupts.release()
+        if frame is None:
+            os._exit(0)
+        return frame[0] if frame[0].get("do") == "input" else {"error": "the question was not answered"}
+
+
+def _exit_status(error: BaseException) -> int | None:
+    if not isinstance(error, SystemExit):
+        return None
+    code = error.code
+    if code is None or isinstance(code, int):
+        return int(code or 0) & 0xFF
+    return 1
+
+
+def _end_forked_child(error: BaseException | None) -> None:
+    """A process that the cell forked came to the cell's end: it ends as a script would."""
+    status = 0 if error is None else _exit_status(error)
+    try:
+        if status is None and error is not None:
+            print(tracebacks.render(error), end="", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(1 if status is None else status)
+
+
+def _cpu_seconds() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def _current_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _settle_in(path: str | None) -> None:
+    """The sandbox's working directory, made if it is not there. One that cannot be had is told on stderr."""
+    if path is not None:
+        try:
+            os.makedirs(path, exist_ok=True)
+            os.chdir(path)
+        except OSError as error:
+            print(f"cannot work in {path!r}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _change_directory(path: str | None) -> None:
+    if path:
+        os.chdir(path)
+
+
+def _restore(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -1,0 +1,31 @@
+"""Limits of one process that back up, or stand in for, those of the sandbox's cgroups."""
+
+from __future__ import annotations
+
+import resource
+
+
+def limit_process(
+    processes: int | None = None, data_bytes: int | None = None, open_files: int | None = None, **_: int
+) -> None:
+    """Sets them on the calling process, which cannot raise them again, and on what it starts.
+
+    What a process has of the zygote's memory is on top: it is shared, and more than a small limit leaves.
+    """
+    data_bytes = data_bytes and data_bytes + _data_bytes()
+    wanted = (
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_DATA, data_bytes),
+        (resource.RLIMIT_NOFILE, open_files),
+    )
+    for kind, value in wanted:
+        if value:
+            hard = resource.getrlimit(kind)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA now, and the stack."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()

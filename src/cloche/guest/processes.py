@@ -1,0 +1,390 @@
+"""Kernels, commands and terminals: everything that init forks."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import fcntl
+import os
+import pty
+import secrets
+import signal
+import socket
+import struct
+import termios
+import time
+
+from cloche.guest import identity, kernel
+from cloche.guest.limits import limit_process
+from cloche.linux import syscalls
+
+_DOOR = 6
+_MAX_SHOWN = 4096
+_FORK_TRIES, _FORK_PAUSE_SECONDS = 25, 0.02
+
+
+class InvalidPath(ValueError):
+    code = "invalid_path"
+
+
+class ProcessNotFound(LookupError):
+    code = "process_not_found"
+
+
+class KernelNotFound(LookupError):
+    code = "context_not_found"
+
+
+class Defaults:
+    """What holds for everything that starts from now on, unless its request says otherwise."""
+
+    def __init__(self):
+        self.user = "user"
+        self.env: dict = {}
+        self.inherited: dict = {}  # what os.environ holds already in every fork of the zygote
+        self.places: dict = {}  # without walls, directories of the host that stand for those of a sandbox
+        self.cwd = "/mnt/data"
+        self.processes = None
+        self.data_bytes = None
+        self.open_files = None
+
+    def environment(self, user: str, extra: dict) -> dict:
+        home = self.place(identity.HOMES.get(user, "/"))
+        return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, **extra}
+
+    def place(self, path: str) -> str:
+        """Where a path of the sandbox lies. With walls that is the path itself."""
+        for inside, outside in self.places.items():
+            if path == inside or path.startswith(inside + "/"):
+                return outside + path[len(inside) :]
+        return path
+
+    def adopt(self, env: dict) -> None:
+        """Makes `env` the base, and the environment of a `user` program that of this process and its forks."""
+        self.env = env
+        self.inherited = self.environment(self.user, {})
+        os.environ.clear()
+        os.environ.update(self.inherited)
+
+    def path(self, path) -> str:
+        """`path` as an absolute one, below the working directory if relative. `..` is the sandbox's own affair."""
+        if not isinstance(path, str) or not path or "\0" in path:
+            raise InvalidPath(f"{path!r} is not a path")
+        return self.place(os.path.normpath(os.path.join(self.cwd, path)))
+
+
+class Child:
+    """Something that init started and that the host knows by a name of its own."""
+
+    def __init__(self, name: str, pid: int, command: str, user: str, cwd: str):
+        self.name = name
+        self.pid = pid
+        self.command = command
+        self.user = user
+        self.cwd = cwd
+        self.started_at = time.time()
+
+    def info(self) -> dict:
+        return {
+            "id": self.name,
+            "pid": self.pid,
+            "command": self.command[:_MAX_SHOWN],
+            "user": self.user,
+            "cwd": self.cwd,
+            "started_at": self.started_at,
+        }
+
+
+class Processes:
+    def __init__(self, identities: identity.Identities, defaults: Defaults, event, reap):
+        self._identities = identities
+        self._defaults = defaults
+        self._event = event
+        self._reap = reap
+        self._kernels: dict = {}
+        self._commands: dict = {}
+
+    def verbs(self) -> dict:
+        return {
+            "kernel_start": self.start_kernel,
+            "kernel_signal": self.signal_kernel,
+            "process_start": self.start_command,
+            "process_signal": self.signal_command,
+            "process_list": self.list,
+        }
+
+    def configure(self, header: dict) -> None:
+        defaults = self._defaults
+        defaults.env = {**defaults.env, **header.get("env", {})}
+        defaults.cwd = header.get("cwd") or defaults.cwd
+        defaults.user = header.get("user") or defaults.user
+        defaults.processes = header.get("processes") or defaults.processes
+        defaults.data_bytes = header.get("data_bytes") or defaults.data_bytes
+
+    # --- kernels
+
+    def start_kernel(self, header: dict, _: bytes) -> tuple:
+        name, user = header["kernel"], header.get("user") or self._defaults.user
+        env = self._defaults.environment(user, header.get("env", {}))
+        token = secrets.token_hex(8)
+        ours, theirs = socket.socketpair()
+        (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self._give(user, out, err)
+        cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
+        pid = self._fork_kernel(name, user, cwd, env, token, (theirs.detach(), out, err))
+        return {"pid": pid, "token": token}, b"", (ours.detach(), out_read, err_read)
+
+    def start_first_kernel(self, token: str, fds: tuple, door: int | None, enter) -> None:
+        """The kernel that every sandbox begins with. The host has its other ends already: there is no answer.
+
+        With `enter`, it is forked before the walls stand, and goes behind them by `enter(descriptors)` when these come
+        through `door`.
+        """
+        defaults = self._defaults
+        env, cwd = defaults.environment(defaults.user, {}), defaults.path(defaults.cwd)
+        pid = syscalls.fork_bare()
+        if pid == 0:
+            extra = () if door is None else (door,)
+            first = None if enter is None else lambda: _pass_through(enter)
+            self._in_child(
+                defaults.user,
+                cwd,
+                env,
+                (*fds, *extra),
+                None,
+                lambda: _run_kernel(token, enter is not None),
+                first=first,
+            )
+        self._kernels["0"] = Child("0", pid, "python kernel", defaults.user, cwd)
+
+    def _fork_kernel(self, name: str, user: str, cwd: str, env: dict, token: str, fds: tuple) -> int:
+        pid = self._fork()
+        if pid == 0:
+            self._in_child(user, cwd, env, fds, None, lambda: _run_kernel(token))
+        for fd in fds:
+            os.close(fd)
+        self._kernels[name] = Child(name, pid, "python kernel", user, cwd)
+        return pid
+
+    def signal_kernel(self, header: dict, _: bytes) -> dict:
+        child = self._kernels.get(header["kernel"])
+        if child is None:
+            raise KernelNotFound(f"no kernel {header['kernel']!r}")
+        if header.get("group"):
+            _signal_session(child.pid, header["signal"])
+        else:
+            os.killpg(child.pid, header["signal"])
+        return {}
+
+    def kernel_of(self, pid: int) -> str | None:
+        """The name of the kernel in whose session `pid` runs."""
+        session = _session(pid)
+        return next((name for name, child in self._kernels.items() if child.pid in (pid, session)), None)
+
+    # --- commands and terminals
+
+    def start_command(self, header: dict, _: bytes) -> tuple:
+        name, user = header["process"], header.get("user") or self._defaults.user
+        argv = header.get("argv") or ["/bin/bash", "-c", header["command"]]
+        cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
+        env = self._defaults.environment(user, header.get("env", {}))
+        self._identities.uid(user)
+        start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
+        pid, fds = start(header, user, cwd, env, lambda: _exec(argv, env))
+        self._commands[name] = Child(name, pid, header.get("command") or " ".join(argv), user, cwd)
+        return {"pid": pid}, b"", fds
+
+    def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, work) -> tuple:
+        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        self._give(user, out[1], err[1])
+        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
+        pid = self._fork()
+        if pid == 0:
+            self._in_child(user, cwd, env, (out[1], err[1]), stdin_read, work)
+        for fd in (out[1], err[1], stdin_read):
+            if fd is not None:
+                os.close(fd)
+        return pid, (out[0], err[0]) if stdin_write is None else (out[0], err[0], stdin_write)
+
+    def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, work) -> tuple:
+        rows, columns = header["pty"]
+        self._identities.act_on_files_as(user)  # the terminal belongs to whoever opens it
+        try:
+            master, slave = pty.openpty()
+        finally:
+            self._identities.act_as_init()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        env.setdefault("TERM", "xterm-256color")
+        pid = self._fork()
+        if pid == 0:
+            self._in_child(user, cwd, env, (slave, slave), slave, work, terminal=True)
+        os.close(slave)
+        return pid, (master,)
+
+    def signal_command(self, header: dict, _: bytes) -> dict:
+        child = self._commands.get(header["process"])
+        if child is None:
+            raise ProcessNotFound(f"no process {header['process']!r}")
+        if header.get("group", True):
+            _signal_session(child.pid, header["signal"])
+        else:
+            os.kill(child.pid, header["signal"])
+        return {}
+
+    def list(self, *_) -> dict:
+        return {"processes": [child.info() for child in self._commands.values()]}
+
+    # --- both
+
+    def _fork(self) -> int:
+        """A fork. At the limit of processes it waits a moment for those just dying: a killed fork bomb, say."""
+        for _ in range(_FORK_TRIES):
+            try:
+                return syscalls.fork_bare()
+            except BlockingIOError:
+                self._reap()
+                time.sleep(_FORK_PAUSE_SECONDS)
+        return syscalls.fork_bare()
+
+    def _give(self, user: str, *fds: int) -> None:
+        """Makes pipes the user's own, who may then open them again by name (`> /dev/stderr`)."""
+        uid = self._identities.uid(user)
+        if not self._identities.single:
+            for fd in fds:
+                os.fchown(fd, uid, uid)
+
+    def _in_child(
+        self, user: str, cwd: str, env: dict, outputs: tuple, stdin: int | None, work, terminal=False, first=None
+    ) -> None:
+        """Turns a fresh fork into `user`'s process with its descriptors in place, then does `work`. Never returns."""
+        try:
+            _take_descriptors(outputs, stdin)
+            _default_signals()
+            os.setsid()
+            if terminal:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            if first:
+                first()
+            self._identities.become(user)
+            # After the change of uid: a limit on processes counts those of the uid.
+            limit_process(self._defaults.processes, self._defaults.data_bytes, self._defaults.open_files)
+            _enter(cwd)
+            if env != self._defaults.inherited:
+                os.environ.clear()
+                os.environ.update(env)
+            work()
+        except BaseException as error:  # noqa: BLE001 - a fork must never run on into its parent's code
+            os.write(2, f"{error}\n".encode(errors="backslashreplace"))
+        os._exit(127)
+
+    def kill_descendants(self) -> None:
+        """Ends everything below this process, as far as it can be seen."""
+        for _ in range(16):
+            children = _children(os.getpid())
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            if not children:
+                return
+
+    def ended(self, pid: int, status: int, usage) -> None:
+        for children, key, event in (
+            (self._kernels, "kernel", "kernel_exited"),
+            (self._commands, "process", "process_exited"),
+        ):
+            for name, child in list(children.items()):
+                if child.pid == pid:
+                    del children[name]
+                    cpu = usage.ru_utime + usage.ru_stime
+                    self._event({"ev": event, key: name, "status": status, "cpu": cpu, "rss": usage.ru_maxrss * 1024})
+                    return
+
+
+def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
+    """A command gets 0, 1, 2. A kernel (more outputs) gets /dev/null, 1, 2, its channel as 3, its pipes as 4, 5.
+
+    The first kernel of all gets as 6 the door through which it will be let in.
+    """
+    source = os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin
+    wanted = [source, *outputs] if len(outputs) == 2 else [source, *outputs[1:3], *outputs]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]  # out of the way of the numbers that they will get
+    for target, fd in enumerate(high):
+        os.dup2(fd, target, target < 3)
+    syscalls.close_from(len(wanted))
+
+
+def _pass_through(enter) -> None:
+    """In the first kernel: gets ready while init raises the walls, and then goes behind them."""
+    kernel.diverge()
+    with socket.socket(fileno=_DOOR) as door:
+        _, doors, _, _ = socket.recv_fds(door, 1, 16)
+    if not doors:
+        os._exit(1)  # init could not raise them, and has said so
+    enter(doors)
+    syscalls.close_from(_DOOR)
+
+
+def _run_kernel(token: str, diverged: bool = False) -> None:
+    kernel.main(3, 4, 5, token, diverged)
+
+
+def _exec(argv: list, env: dict) -> None:
+    try:
+        os.execvpe(argv[0], argv, env)
+    except FileNotFoundError:
+        os.write(2, f"{argv[0]}: command not found\n".encode())
+    except PermissionError:
+        os.write(2, f"{argv[0]}: permission denied\n".encode())
+        os._exit(126)
+
+
+def _enter(cwd: str) -> None:
+    try:
+        os.chdir(cwd)
+    except FileNotFoundError:
+        os.makedirs(cwd, exist_ok=True)
+        os.chdir(cwd)
+
+
+def _default_signals() -> None:
+    """By the C module: the functions of `signal` go through enumerations, which touches many pages."""
+    _signal.set_wakeup_fd(-1)
+    for number in (_signal.SIGCHLD, _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+
+
+def _session(pid: int) -> int | None:
+    """The session of a process that still runs; None for one that has ended, reaped or not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[3]) if len(fields) > 3 and fields[0] != b"Z" else None
+
+
+def _children(pid: int) -> list:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _signal_session(session: int, number: int) -> None:
+    """Signals every process of a session. To kill, all are stopped first: a fork bomb outruns one-by-one."""
+    if number == signal.SIGKILL:
+        stopped: set = set()
+        while (members := _members(session)) - stopped:
+            _signal_all(members - stopped, signal.SIGSTOP)
+            stopped |= members
+    _signal_all(_members(session), number)
+
+
+def _members(session: int) -> set:
+    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session}
+
+
+def _signal_all(pids: set, number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass

@@ -1,0 +1,138 @@
+"""What the nursery does once, so that a forked kernel does not: imports, caches, first times.
+
+The warm-up runs cells through a real kernel on a channel that nobody listens to, so what a sandbox does later has been
+done before by the same code. Then all traces of it are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import linecache
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+
+from cloche.guest import charts, figures, wire
+from cloche.guest import kernel as kernels
+from cloche.guest.channel import Channel
+from cloche.guest.kernel import Kernel
+from cloche.guest.shell import Shell
+
+_ALWAYS = ("asyncio", "getpass", "pwd", "grp", "subprocess", "traceback", "tokenize", "pdb", "IPython.display")
+
+_CELLS = (
+    "1+1",
+    "print('x')",
+    "_cell = [1, 'a', {2: 3.5}]\n_cell",
+    "def _f():\n    return 1/0\n_f()",
+    "x = = 1",
+    "%pwd",
+    "import asyncio\nawait asyncio.sleep(0)",
+    "from IPython.display import HTML\nHTML('<b>x</b>')",
+)
+
+_PANDAS = (
+    "import pandas as pd\ndf = pd.DataFrame({'x': [1, 2, 3], 'y': [.5, None, 2.5], 's': list('aab'),"
+    " 't': pd.date_range('2024-01-01', periods=3)})\ndf",
+    "df.groupby('s')['x'].sum()",
+    "df.describe()",
+)
+
+_MATPLOTLIB = (
+    "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3], [1, 4, 9], label='x')\nplt.title('T')\nplt.legend()",
+    "fig, ax = plt.subplots()\nax.bar(['a', 'b'], [1, 2])\nax.scatter([0, 1], [1, 2])\nax.hist([1, 2, 2])\nax.grid()\n"
+    "fig.tight_layout()\nplt.show()",
+)
+
+
+def prepare(imports: list) -> None:
+    """Imports, makes the one Shell, warms it up, and cleans it. Leaves no thread, no descriptor and no event loop.
+
+    Raises what an import raises: a template whose imports fail must not be used.
+    """
+    for name in (*_ALWAYS, *imports):
+        importlib.import_module(name)
+    figures.follow()
+    if "matplotlib" in sys.modules and charts.available():
+        importlib.import_module("e2b_charts")
+    shell = Shell.instance()
+    kernel = Kernel(shell)
+    for _ in range(2):  # the interpreter specialises code that it has seen a few times: done here, not in each fork
+        with _listening(kernel) as run:
+            for cell in _cells():
+                run(cell)
+        _forget(shell)
+    kernels.prepared[:] = [kernel]
+
+
+def _cells() -> tuple:
+    pandas = _PANDAS if "pandas" in sys.modules else ()
+    drawing = _MATPLOTLIB if "matplotlib.pyplot" in sys.modules else ()
+    return (*_CELLS, *pandas, *drawing, *_CELLS[:1])
+
+
+@contextlib.contextmanager
+def _listening(kernel: Kernel) -> Iterator:
+    """While the kernel's answers and output go nowhere; gives a function that runs a cell in it."""
+    ours, theirs = socket.socketpair()
+    silence = os.open(os.devnull, os.O_WRONLY)
+    saved = [os.dup(fd) for fd in (1, 2)]
+    theirs.setblocking(False)
+    handler = signal.getsignal(signal.SIGINT)
+    kernel.attach(Channel(ours.detach(), os.dup(silence), os.dup(silence), "0" * 16, kernel.interrupts))
+    try:
+        for fd in (1, 2):
+            os.dup2(silence, fd)
+        yield lambda code: _run(kernel, theirs, code)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for fd, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, fd)
+        for fd in (silence, *saved):
+            os.close(fd)
+        kernel.detach()
+        theirs.close()
+        signal.signal(signal.SIGINT, handler)
+
+
+def _run(kernel: Kernel, theirs: socket.socket, code: str) -> None:
+    with warnings.catch_warnings():
+        kernel.handle({"do": "execute", "run": "warm", "env": {}, "cwd": None, "input": False}, code.encode())
+    decoder = wire.Decoder(wire.MAX_BODY_FROM_GUEST)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            decoder.feed(theirs.recv(1 << 20))
+    list(decoder.frames())
+
+
+def _forget(shell: Shell) -> None:
+    """Removes what the warm-up left where a program could see it."""
+    shell.reset(new_session=False)
+    shell.execution_count = 1
+    history = shell.history_manager
+    history.input_hist_parsed[:] = history.input_hist_raw[:] = [""]
+    shell.user_ns.update({"_": "", "__": "", "___": "", "_i": "", "_ii": "", "_iii": ""})
+    for name in [name for name in linecache.cache if name.startswith("Cell In[")]:
+        del linecache.cache[name]
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    if shell.loop is not None:
+        shell.loop.close()
+        shell.loop = None
+        sys.modules["asyncio"].set_event_loop(None)
+    _close_fonts()
+
+
+def _close_fonts() -> None:
+    """Fonts keep their files open, and whoever forks us closes descriptors under them. Opening them again is cheap."""
+    fonts = sys.modules.get("matplotlib.font_manager")
+    if fonts is not None and hasattr(fonts, "_get_font"):
+        fonts._get_font.cache_clear()
+        gc.collect()

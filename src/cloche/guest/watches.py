@@ -1,0 +1,129 @@
+"""Watching directories by inotify. One instance serves all watches of a sandbox."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import struct
+
+_MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
+_CREATE, _DELETE, _ISDIR, _IGNORED, _OVERFLOW, _MASK_ADD = 0x100, 0x200, 0x40000000, 0x8000, 0x4000, 0x20000000
+_MASK = _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_KINDS = {
+    _CREATE: "created",
+    _MODIFY: "written",
+    _ATTRIB: "attributes",
+    _DELETE: "removed",
+    _MOVED_FROM: "renamed",
+    _MOVED_TO: "created",
+}
+_EVENT = struct.Struct("iIII")
+_DRAFT = ".cloche-"  # our own half-written files are nobody's business
+
+
+class Watches:
+    def __init__(self, identities, defaults, watch_fd, event):
+        self._identities = identities
+        self._defaults = defaults
+        self._watch_fd = watch_fd
+        self._event = event
+        self._inotify = -1
+        self._drafts: set = set()  # cookies of our own half-written files that are being renamed into place
+        self._directories: dict = {}  # inotify's number -> (path, {watch: recursive})
+
+    def verbs(self) -> dict:
+        return {"watch_start": self._start, "watch_stop": self._stop}
+
+    def _start(self, header: dict, _: bytes) -> dict:
+        path = self._defaults.path(header["path"])
+        if not os.path.isdir(path):
+            number = errno.ENOTDIR if os.path.lexists(path) else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+        self._identities.act_on_files_as(header.get("user") or self._defaults.user)
+        try:
+            self._add_tree(path, header["watch"], bool(header.get("recursive")))
+        finally:
+            self._identities.act_as_init()
+        return {}
+
+    def _stop(self, header: dict, _: bytes) -> dict:
+        for number, (_path, watchers) in list(self._directories.items()):
+            watchers.pop(header["watch"], None)
+            if not watchers:
+                _libc().inotify_rm_watch(self._inotify, number)
+                del self._directories[number]
+        return {}
+
+    def _add_tree(self, path: str, watch: str, recursive: bool) -> None:
+        self._add(path, watch, recursive)
+        if not recursive:
+            return
+        for directory, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(f"{directory}/{name}"):
+                    self._add(f"{directory}/{name}", watch, True)
+
+    def _add(self, path: str, watch: str, recursive: bool) -> None:
+        number = _libc().inotify_add_watch(self._open(), os.fsencode(path), _MASK | _MASK_ADD)
+        if number < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self._directories.setdefault(number, (path, {}))[1][watch] = recursive
+
+    def _open(self) -> int:
+        if self._inotify < 0:
+            self._inotify = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._inotify < 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            self._watch_fd(self._inotify, select.POLLIN, self._read)
+        return self._inotify
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._inotify, 1 << 16)
+        except BlockingIOError:
+            return
+        changes: dict = {}
+        while data:
+            number, mask, cookie, length = _EVENT.unpack_from(data)
+            name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0")
+            data = data[_EVENT.size + length :]
+            self._note(number, self._seen_through_drafts(mask, cookie, name), os.fsdecode(name), changes)
+        for watch, seen in changes.items():
+            self._event({"ev": "changes", "watch": watch, "changes": seen})
+
+    def _seen_through_drafts(self, mask: int, cookie: int, name: bytes) -> int:
+        """A file that we wrote beside its target and renamed was, to everyone else, written."""
+        if mask & _MOVED_FROM and name.startswith(_DRAFT.encode()):
+            self._drafts.add(cookie)
+        elif mask & _MOVED_TO and cookie in self._drafts:
+            self._drafts.discard(cookie)
+            return _MODIFY
+        return mask
+
+    def _note(self, number: int, mask: int, name: str, changes: dict) -> None:
+        if number not in self._directories or mask & (_IGNORED | _OVERFLOW) or name.startswith(_DRAFT):
+            return
+        directory, watchers = self._directories[number]
+        path = f"{directory}/{name}" if name else directory
+        for bit, kind in _KINDS.items():
+            if mask & bit:
+                for watch in watchers:
+                    changes.setdefault(watch, []).append([kind, path])
+        if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+            self._follow(path, watchers)
+
+    def _follow(self, path: str, watchers: dict) -> None:
+        for watch, recursive in list(watchers.items()):
+            if recursive:
+                try:
+                    self._add_tree(path, watch, True)
+                except OSError:
+                    pass  # gone again, or over this sandbox's number of watches
+
+
+def _libc():
+    return ctypes.CDLL(None, use_errno=True)

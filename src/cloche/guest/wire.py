@@ -1,0 +1,202 @@
+"""Frames between the host and a guest, and what they say.
+
+A frame is `u32 header length, u32 body length` (big endian), a JSON object, raw bytes. Descriptors ride on the
+frame by SCM_RIGHTS; the header says how many as `"fds": n`. Whoever reads treats the other side as hostile:
+lengths are bounded before anything is buffered, and a frame that breaks a rule ends the connection.
+
+There are three kinds of channel, each a UNIX stream socket pair.
+
+NURSERY (host <-> zygote)
+  zygote -> host  {"ev":"ready","seconds":s}                           imports are done
+                  {"ev":"failed","message":..}                         they were not; the zygote ends
+  host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, cgroup entrances..]
+                  Kernel 0 starts by itself as soon as the walls stand; spec.token is its token.
+  zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd, kernel 0's stdout, its stderr]
+                  {"ev":"spawn_failed","cell":name,"message":..}
+
+INIT (host <-> pid 1 of a sandbox)
+  init -> host    {"ev":"fatal","message":..}       the walls could not be put up; it ends
+  host -> init    {"id":n,"do":verb,..} [body]      a request; sent early, it waits until the walls stand
+  init -> host    {"id":n,"ok":{..}} [body] [fds]   its answer, or
+                  {"id":n,"err":{"code":code,"message":..}}            code as in cloche.errors
+  init -> host    {"ev":"kernel_exited","kernel":k,"status":wait status,"cpu":s,"rss":bytes}
+                  {"ev":"process_exited","process":p,"status":wait status}
+                  {"ev":"changes","watch":w,"changes":[[kind, path],..]}
+                  {"ev":"over_memory","kernel":k}   best effort without cgroups: init ended that kernel
+  Verbs:
+    configure       env (base for all that starts later), cwd, user; and where the host has no cgroups for it:
+                    processes, data_bytes (per process), watch_memory_bytes (all together)
+    kernel_start    kernel, user, cwd, env          ok {"pid","token"}, fds=[channel, stdout, stderr]
+    kernel_signal   kernel, signal, group           group: the kernel's whole session, not only its process group
+    process_start   process, argv | command, user, env, cwd, stdin: bool, pty: [rows, cols] | null
+                                                    ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
+    process_signal  process, signal
+    process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
+    file_read       path, user, max_inline          ok {"size"} + body, or fds=[regular file, read only]
+    file_write      path, user, mode | null, size   size known and small: the body is the content; ok {info}
+                    with "stream": true             ok {"write":w}, fds=[pipe]; at its end
+                                                    {"ev":"written","write":w,"info"|"err"}
+    file_list       path, user, depth               ok {"files":[..],"truncated":bool}
+    file_stat       path, user                      ok {info}
+    file_make_dir   path, user                      ok {info,"created":bool}
+    file_move       path, to, user                  ok {info}
+    file_remove     path, user                      ok {}
+    watch_start     watch, path, user, recursive    ok {}
+    watch_stop      watch                           ok {}
+    port_connect    port                            ok {}, fds=[connected TCP socket]
+
+KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
+  kernel -> host  {"ev":"ready"}
+  host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
+                                                                       before the first execution; no answer
+                  {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
+                   "argv":[..]|null}                                   body=code; argv is its sys.argv
+                  {"do":"input","text":..} | {"do":"input","error":..}
+  kernel -> host  {"ev":"started","run":r,"count":n}
+                  {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
+                                                                       body=the parts, one after the other
+                  {"ev":"cleared","run":r,"wait":b,"mark":m}
+                  {"ev":"input","run":r,"prompt":..,"secret":b,"mark":m}
+                  {"ev":"raised","run":r,"name","value","mark":m}      body=traceback
+                  {"ev":"wrote","run":r,"file":info}
+                  {"ev":"truncated","run":r,"stream":"display","dropped":n}
+                  {"ev":"ended","run":r,"outcome":"ok|raised|interrupted","exit":n|null,"cpu":s,"rss":bytes,"mark":m}
+  Parts of a display: JSON for `*json` MIME types, raw bytes for BINARY_MIMES, UTF-8 text for the rest.
+
+Marks keep the order between a kernel's frames and what it wrote to its stdout and stderr pipes, which the host reads
+itself. Before a frame with mark m the kernel flushes and writes `mark_bytes(token, m)` to both pipes, and then sends
+the frame. So when the host has the frame, the mark is in the pipes: it reads up to it, emits that text, then the
+frame's event; a mark seen before its frame holds that stream back. Only the kernel's own ordering depends on its
+honesty.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import struct
+from collections.abc import Iterator
+
+PREFIX = struct.Struct(">II")
+MAX_HEADER = 4 << 20
+MAX_BODY_FROM_GUEST = 64 << 20
+MAX_BODY_FROM_HOST = 256 << 20
+MAX_FDS = 16
+INLINE_BYTES = 256 << 10
+
+MARK_START = b"\x1b]cloche;"
+MARK_LENGTH = len(MARK_START) + 16 + 1 + 8 + 1
+
+
+class WireError(Exception):
+    """The other side broke the protocol."""
+
+
+_encode_header = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def mark_bytes(token: str, mark: int) -> bytes:
+    """What stands in an output pipe where frame `mark` belongs. `token` is 16 hex digits, new for each kernel."""
+    return MARK_START + token.encode() + b";%08x\x07" % (mark & 0xFFFFFFFF)
+
+
+def encode(header: dict, body: bytes = b"") -> bytes:
+    """One frame as bytes. Lone surrogates in header strings survive as JSON escapes. Raises WireError if too large."""
+    head = _encode_header(header).encode()
+    if len(head) > MAX_HEADER:
+        raise WireError(f"a request of {len(head)} bytes is over the limit of {MAX_HEADER}")
+    return PREFIX.pack(len(head), len(body)) + head + body
+
+
+class Decoder:
+    """Turns received bytes into frames: `feed(data)`, then iterate `frames()`."""
+
+    def __init__(self, max_body: int):
+        self._max_body = max_body
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def frames(self) -> Iterator[tuple]:
+        """Yields (header, body) for each whole frame. Raises WireError on anything malformed."""
+        while len(self._buffer) >= PREFIX.size:
+            head, body = PREFIX.unpack_from(self._buffer)
+            if head > MAX_HEADER or body > self._max_body:
+                raise WireError(f"frame of {head}+{body} bytes is over the limit")
+            end = PREFIX.size + head + body
+            if len(self._buffer) < end:
+                return
+            header = _header(bytes(self._buffer[PREFIX.size : PREFIX.size + head]))
+            content = bytes(self._buffer[PREFIX.size + head : end])
+            del self._buffer[:end]
+            yield header, content
+
+
+def _header(data: bytes) -> dict:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError("frame header is not JSON") from error
+    if not isinstance(header, dict):
+        raise WireError("frame header is not an object")
+    return header
+
+
+def send(sock: socket.socket, header: dict, body: bytes = b"", fds: tuple = ()) -> None:
+    """Sends one frame on a blocking socket."""
+    if fds:
+        header = {**header, "fds": len(fds)}
+    data = encode(header, body)
+    sent = 0
+    if fds:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        sent = sock.sendmsg([data], rights)
+    if sent < len(data):
+        sock.sendall(memoryview(data)[sent:])
+
+
+def receive_some(sock: socket.socket, size: int = 1 << 16) -> tuple:
+    """One recvmsg: (data, [fds]). Received descriptors are close-on-exec. data is b"" at the end of the stream."""
+    fds = array.array("i")
+    room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
+    data, ancillary, _flags, _address = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, list(fds)
+
+
+class Reader:
+    """Blocking reader of frames from a socket, for the guest's side: `next()` gives (header, body, fds)."""
+
+    def __init__(self, sock: socket.socket, max_body: int = MAX_BODY_FROM_HOST):
+        self._sock = sock
+        self._decoder = Decoder(max_body)
+        self._ready: list = []
+        self._fds: list = []
+
+    def next(self) -> tuple | None:
+        """The next frame, or None at the end of the stream."""
+        while not self._ready:
+            if not self.pump():
+                return None
+        return self._ready.pop(0)
+
+    def pump(self) -> bool:
+        """Reads once and keeps the whole frames for `take()`. False at the end of the stream."""
+        data, fds = receive_some(self._sock)
+        self._fds += fds
+        if not data:
+            return False
+        self._decoder.feed(data)
+        for header, body in self._decoder.frames():
+            count = header.pop("fds", 0)
+            self._ready.append((header, body, [self._fds.pop(0) for _ in range(count)]))
+        return True
+
+    def take(self) -> list:
+        """The frames that are ready, without reading."""
+        ready, self._ready = self._ready, []
+        return ready

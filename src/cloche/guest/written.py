@@ -1,0 +1,92 @@
+"""Which files below the data directory a cell made or changed."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+import time
+from collections.abc import Iterator
+
+DATA_DIRECTORY = "/mnt/data"
+MAX_ENTRIES = 1000
+
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
+
+
+class Written:
+    """Remembers what the data directory looked like at `start()`; `changed()` is what differs since."""
+
+    def __init__(self) -> None:
+        self._seen: dict = {}
+        self._since_ns = 0
+
+    def start(self) -> None:
+        """A cell begins: what was changed before, for instance uploaded, is not its doing."""
+        # The coarse clock is the one that stamps files; the exact one may be ahead of it.
+        self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+        self._seen = {path: _key(info) for path, info in _walk(DATA_DIRECTORY)}
+
+    def changed(self) -> list:
+        """FileInfo fields of regular files changed since `start`. Looks at no more than MAX_ENTRIES entries."""
+        # The times exclude files that `start` did not see because there were too many.
+        return [
+            _fields(path, info)
+            for path, info in _walk(DATA_DIRECTORY)
+            if info.st_ctime_ns >= self._since_ns and self._seen.get(path) != _key(info)
+        ]
+
+
+def _key(info: os.stat_result) -> tuple:
+    return (info.st_mtime_ns, info.st_size, info.st_ino)
+
+
+def _walk(directory: str) -> Iterator:
+    """(path, stat) of regular files, parents first; symlinks are not followed."""
+    pending, left = [directory], MAX_ENTRIES
+    while pending:
+        try:
+            entries = os.scandir(pending.pop())
+        except OSError:
+            continue
+        with entries:
+            for entry in entries:
+                if not left:
+                    return
+                left -= 1
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue
+                if stat.S_ISDIR(info.st_mode):
+                    pending.append(entry.path)
+                elif stat.S_ISREG(info.st_mode):
+                    yield entry.path, info
+
+
+def _fields(path: str, info: os.stat_result) -> dict:
+    return {
+        "path": path,
+        "name": os.path.basename(path),
+        "kind": "file",
+        "size_bytes": info.st_size,
+        "mode": stat.S_IMODE(info.st_mode),
+        "owner": _user_name(info.st_uid),
+        "group": _group_name(info.st_gid),
+        "modified_at": info.st_mtime,
+    }
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,150 @@
+"""The zygote: one process with everything imported, from which sandboxes are forked.
+
+It runs as root of the nursery's user namespace. It has no threads and no event loop: both would not survive a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import socket
+import sys
+import time
+
+from cloche.guest import enclosure, init, warmup, wire
+from cloche.guest.rehearsal import rehearse
+from cloche.linux import hugepages, namespaces, syscalls
+
+_WALLS = (
+    namespaces.NEWNS
+    | namespaces.NEWNET
+    | namespaces.NEWIPC
+    | namespaces.NEWUTS
+    | namespaces.NEWCGROUP
+    | namespaces.NEWUSER
+)
+
+
+def main(channel_fd: int) -> None:
+    """Never returns. The host's first frame says what to import."""
+    channel = socket.socket(fileno=channel_fd)
+    reader = wire.Reader(channel)
+    order, program, _ = reader.next() or sys.exit(0)
+    began = time.monotonic()
+    try:
+        zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
+        warmup.prepare(order["imports"])
+        zygote.settle()
+    except BaseException as error:  # noqa: BLE001 - a template's code may raise anything
+        wire.send(channel, {"ev": "failed", "message": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    wire.send(channel, {"ev": "ready", "seconds": time.monotonic() - began})
+    zygote.serve()
+
+
+class Zygote:
+    def __init__(self, channel: socket.socket, reader: wire.Reader, order: dict, program: bytes):
+        self._channel = channel
+        self._reader = reader
+        self._walls = enclosure.Enclosure(order["single"], program) if order["walls"] else None
+        self._init = init.Init(order["single"], program, order["env"])
+        self._poll = select.poll()
+        self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
+
+    def settle(self) -> None:
+        """The imports are done: from here on this process differs from a sandbox's as little as it can."""
+        self._init.adopt_environment()
+        if self._walls:
+            rehearse(enclosure.WRITABLE)
+        gc.collect()
+        gc.disable()
+        gc.freeze()
+        hugepages.collapse_anonymous()
+
+    def serve(self) -> None:
+        """Until the host closes the channel. Sandboxes live on when we end."""
+        self._poll.register(self._channel, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll(1000):
+                if fd == self._channel.fileno():
+                    self._serve_host()
+                else:
+                    self._write_maps(fd)
+            _reap()
+
+    def _serve_host(self) -> None:
+        if not self._reader.pump():
+            os._exit(0)
+        for header, _, fds in self._reader.take():
+            if header["do"] == "spawn":
+                self._spawn(header, fds)
+            elif header["do"] == "raw":
+                wire.send(self._channel, {"ev": "raw", "seconds": self._raw_cost()})
+
+    def _spawn(self, header: dict, fds: list) -> None:
+        ours, theirs = socket.socketpair()
+        (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        fds[2:2] = [out, err]
+        if self._walls:
+            self._walls.prepare_for(header["spec"])
+        try:
+            pid = self._fork_into_new_pids()
+            if pid == 0:
+                init.main(self._init, self._walls, header["spec"], theirs, fds)
+            self._announce(header["cell"], pid, out_read, err_read)
+        except OSError as error:
+            wire.send(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
+        else:
+            self._waiting[ours.fileno()] = (ours, pid, header["spec"])
+            self._poll.register(ours, select.POLLIN)
+        theirs.close()
+        for fd in (*fds, out_read, err_read):
+            os.close(fd)
+
+    def _announce(self, cell: str, pid: int, out: int, err: int) -> None:
+        pidfd = os.pidfd_open(pid)
+        wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(pidfd, out, err))
+        os.close(pidfd)
+
+    def _fork_into_new_pids(self) -> int:
+        if self._walls:
+            syscalls.setns(self._own_pids, namespaces.NEWPID)
+            syscalls.unshare(namespaces.NEWPID)
+        return syscalls.fork_bare()
+
+    def _write_maps(self, fd: int) -> None:
+        """A child has made its user namespace and waits; or it died before it came so far."""
+        sync, pid, spec = self._waiting.pop(fd)
+        self._poll.unregister(fd)
+        if sync.recv(1):
+            namespaces.write_maps(pid, spec["uids"], spec["gids"])
+            sync.send(b"m")
+        sync.close()
+
+    def _raw_cost(self) -> float:
+        """What a fork into new namespaces costs here and now, with one byte back: the limit for any creation."""
+        began = time.monotonic()
+        ours, theirs = socket.socketpair()
+        pid = self._fork_into_new_pids()
+        if pid == 0:
+            if self._walls:
+                syscalls.unshare(_WALLS)
+            theirs.send(b"1")
+            os._exit(0)
+        ours.recv(1)
+        cost = time.monotonic() - began
+        ours.close()
+        theirs.close()
+        os.waitpid(pid, 0)
+        return cost
+
+
+def _reap() -> None:
+    """Collects children that ended; the host watches them by pidfd."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

@@ -1,0 +1,1 @@
+"""The walls: backends that make cells."""

@@ -1,0 +1,95 @@
+"""The seam between the engine and the walls: what a backend promises.
+
+A *backend* starts *nurseries*; a nursery makes *cells*; a cell is one confined process tree whose pid 1 is the guest's
+init. What is said to init over `Cell.socket` is the same for every backend (see `cloche.guest.wire`).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from cloche.model import Limits, Struct, Template, User
+
+
+class CellSpec(Struct):
+    """What a cell is built with and cannot change later. Two equal specs may share a pool."""
+
+    user: User = "user"  # who the first kernel runs as
+    space_bytes: int = Limits().space_bytes
+    open_files: int = Limits().open_files
+
+
+class CellStats(Struct):
+    memory_bytes: int | None = None  # None: not known on this host
+    cpu_seconds: float | None = None
+    processes: int | None = None
+    oom_kills: int = 0
+
+
+class FirstKernel(Struct):
+    """Our ends of the kernel that every cell starts by itself, under the name "0". Whoever takes it closes them."""
+
+    token: str
+    fds: tuple[int, int, int]  # channel, stdout, stderr
+
+
+class Cell(Protocol):
+    name: str
+    first_kernel: FirstKernel
+    socket: socket.socket  # our end of init's channel; what is asked early waits until the walls stand
+
+    def set_limits(self, limits: Limits) -> None:
+        """Applies memory, CPU and process limits. Cheap; may be called again."""
+
+    def limits_for_init(self, limits: Limits) -> dict[str, int]:
+        """What init must see to itself because the host cannot enforce it: fields of its `configure`, often none."""
+
+    def stats(self) -> CellStats: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def aclose(self) -> None:
+        """Kills everything in the cell. Afterwards no process, mount, cgroup or file of it remains."""
+
+
+class Nursery(Protocol):
+    template: Template
+
+    @property
+    def alive(self) -> bool:
+        """Whether `spawn` can work. A dead nursery's live cells stay alive."""
+
+    async def spawn(self, spec: CellSpec) -> Cell:
+        """A new cell. Should its walls not go up, its init says so on the channel and ends. Raises NurseryFailed."""
+
+    async def raw_cost_seconds(self) -> float:
+        """What a bare fork with all its namespaces and one byte back costs now: what no `spawn` can beat."""
+
+    async def aclose(self) -> None:
+        """Ends the zygote; and, once its last cell is gone, everything that held them."""
+
+
+class Check(Struct):
+    """One line of `cloche doctor`: what was probed, what was found, what to do about it."""
+
+    name: str
+    state: str  # "enforced" | "best effort" | "missing"
+    detail: str
+    advice: str = ""
+
+
+class Backend(Protocol):
+    name: str
+
+    async def start(self, template: Template) -> Nursery:
+        """A nursery for that template, imports done. Raises NurseryFailed or IsolationUnavailable."""
+
+    def probe(self) -> list[Check]:
+        """What this host can isolate and limit, and how."""
+
+    def disown(self) -> None:
+        """In a forked child: lets go of locks that must end with the parent."""
+
+    async def aclose(self) -> None: ...

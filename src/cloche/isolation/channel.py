@@ -1,0 +1,201 @@
+"""Frames over a UNIX socket, on the event loop. The other side is hostile."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cloche import errors
+from cloche.guest import wire
+
+Header = dict[str, Any]
+OnFrame = Callable[[Header, bytes, list[int]], None]
+OnClosed = Callable[[str], None]
+
+READ_BYTES = 256 << 10
+PUMP_BYTES = 128 << 20
+WRITE_HIGH_BYTES = 4 << 20
+_SO_PASSRIGHTS = 83  # Linux 6.16
+
+
+def close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _refuse_descriptors(sock: socket.socket) -> None:
+    """Lets the sender fail, where the kernel can; else what is sent is closed as it comes."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
+class Channel:
+    """One end of a channel. `on_frame(header, body, fds)` owns the fds; `on_closed(why)` is called once, at the end.
+
+    `on_frame` may raise `wire.WireError`: like any malformed frame that closes the channel. So does a descriptor where
+    `max_fds` allows none: to close what another made can take long, and a program chooses how long.
+    Must be made on the running event loop. Owns `sock`.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_frame: OnFrame,
+        on_closed: OnClosed,
+        *,
+        max_body: int = wire.MAX_BODY_FROM_GUEST,
+        max_fds: int = wire.MAX_FDS,
+    ):
+        sock.setblocking(False)
+        if max_fds == 0:
+            _refuse_descriptors(sock)
+        self._max_fds = max_fds
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._on_frame = on_frame
+        self._on_closed = on_closed
+        self._decoder = wire.Decoder(max_body)
+        self._fds: list[int] = []
+        self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._unsent_bytes = 0
+        self._drained: list[asyncio.Future[None]] = []
+        self._reading = False
+        self.closed = False
+        self.resume()
+
+    def resume(self) -> None:
+        """Reads frames as they come (the state after construction)."""
+        if not self.closed and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._sock.fileno(), self._read_once)
+
+    def pause(self) -> None:
+        """Leaves frames in the socket until `resume` or `pump`."""
+        if not self.closed and self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._sock.fileno())
+
+    def pump(self) -> None:
+        """Reads what is there now, without waiting."""
+        room = PUMP_BYTES
+        while room > 0 and (got := self._read_once()):
+            room -= got
+
+    def send(self, header: Header, body: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Sends a frame, now or as soon as the other side reads. Silently nothing if closed: `on_closed` told.
+
+        The caller may close `fds` at once. Raises InvalidRequest, with nothing sent, if the header is too large.
+        """
+        if self.closed:
+            return
+        if fds:
+            header = {**header, "fds": len(fds)}
+        try:
+            data = memoryview(wire.encode(header, body))
+        except wire.WireError as error:
+            raise errors.InvalidRequest(str(error)) from None
+        if not self._unsent:
+            sent = self._send_some(data, fds)
+            if sent == len(data):
+                return
+            data, fds = data[sent:], fds if sent == 0 else ()
+            if self.closed:
+                return
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        self._unsent.append((data, [os.dup(fd) for fd in fds]))
+        self._unsent_bytes += len(data)
+
+    async def drain(self) -> None:
+        """Waits while more than a few MiB are unsent, so that a stalled guest stalls its callers and nobody else."""
+        while self._unsent_bytes > WRITE_HIGH_BYTES and not self.closed:
+            future = self._loop.create_future()
+            self._drained.append(future)
+            await future
+
+    def close(self, why: str = "closed by us") -> None:
+        """Ends the channel; `on_closed` hears of it. Harmless when closed."""
+        if self.closed:
+            return
+        self.pause()
+        if self._unsent:
+            self._loop.remove_writer(self._sock.fileno())
+        self.closed = True
+        self._sock.close()
+        close_all(self._fds)
+        self._fds.clear()
+        for _, fds in self._unsent:
+            close_all(fds)
+        self._unsent.clear()
+        self._wake_drained()
+        self._on_closed(why)
+
+    def _read_once(self) -> int:
+        if self.closed:
+            return 0
+        try:
+            data, fds = wire.receive_some(self._sock, READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self.close(f"reading failed: {error}")
+            return 0
+        self._fds += fds
+        try:
+            if len(self._fds) > 4 * self._max_fds:
+                raise wire.WireError("descriptors that no frame announces")
+            self._take(data)
+        except wire.WireError as error:
+            self.close(f"protocol violation: {error}")
+        if not data:
+            self.close("the other side closed it")
+        return len(data)
+
+    def _take(self, data: bytes) -> None:
+        self._decoder.feed(data)
+        for header, body in self._decoder.frames():
+            self._on_frame(header, body, self._claim(header.pop("fds", 0)))
+            if self.closed:
+                return
+
+    def _claim(self, count: object) -> list[int]:
+        if type(count) is not int or not 0 <= count <= min(self._max_fds, len(self._fds)):
+            raise wire.WireError(f"a frame announces {count!r} descriptors, {len(self._fds)} came")
+        claimed, self._fds = self._fds[:count], self._fds[count:]
+        return claimed
+
+    def _send_some(self, data: memoryview, fds: Sequence[int]) -> int:
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                return self._sock.sendmsg([data], rights)
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            # Not closed here: what the other side said before it went is still to be read.
+            return len(data)
+
+    def _writable(self) -> None:
+        data, fds = self._unsent.popleft()
+        sent = self._send_some(data, fds)
+        self._unsent_bytes -= sent
+        if sent:
+            close_all(fds)
+        if sent < len(data):
+            self._unsent.appendleft((data[sent:], fds if sent == 0 else ()))
+        if not self._unsent:
+            self._loop.remove_writer(self._sock.fileno())
+        if self._unsent_bytes <= WRITE_HIGH_BYTES:
+            self._wake_drained()
+
+    def _wake_drained(self) -> None:
+        waiting, self._drained = self._drained, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,176 @@
+"""The vocabulary of conformance: a claim, the sandbox that it is tried in, and what is around it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Literal, NamedTuple, Protocol
+
+from cloche.linux.syscall_numbers import NUMBERS
+from cloche.model import Limits, Outcome, Struct, User
+
+Kind = Literal["function", "wall"]
+
+
+class Ran(Struct):
+    """What a piece of code did in a context."""
+
+    outcome: Outcome
+    stdout: str
+    stderr: str
+    text: str | None
+    error: str | None  # the exception's name
+
+
+class Done(Struct):
+    """What a command did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class Box(Protocol):
+    """A sandbox, as far as claims need one."""
+
+    limits: Limits
+
+    async def run(
+        self, code: str, *, context: str | None = None, seconds: float = 30.0, interrupt_at: str | None = None
+    ) -> Ran:
+        """Runs code; interrupts it as soon as its output contains `interrupt_at`."""
+
+    async def command(
+        self, command: str, *, user: User = "user", stdin: str = "", env: dict[str, str] | None = None
+    ) -> Done: ...
+
+    async def terminal(self, command: str) -> Done:
+        """Runs a command in a terminal of 30 rows and 100 columns."""
+
+    async def context(self) -> str:
+        """A new context's id."""
+
+    async def read(self, path: str) -> bytes: ...
+
+    async def write(self, path: str, content: bytes) -> None: ...
+
+
+class Traces(NamedTuple):
+    """Things on the host that no sandbox may reach."""
+
+    file: str
+    port: int
+    abstract: str
+
+
+class Scene(NamedTuple):
+    box: Box
+    neighbour: Box
+    host: Traces
+
+
+Examine = Callable[[Scene], Awaitable[None]]
+Boxes = Callable[[Limits], AbstractAsyncContextManager[Box]]
+
+
+class Claim(NamedTuple):
+    """A sentence about sandboxes that is true or not. `limits`: it needs a sandbox of its own, with these."""
+
+    name: str
+    kind: Kind
+    text: str
+    examine: Examine
+    limits: Limits | None = None
+
+
+class Failed(Exception):
+    """A claim does not hold; the message says what was seen."""
+
+
+def expect(condition: object, seen: object) -> None:
+    """Raises Failed with what was seen unless `condition` holds."""
+    if not condition:
+        raise Failed(f"saw {seen!r}"[:1000])
+
+
+def prints(name: str, text: str, code: str, expected: str, kind: Kind = "function") -> Claim:
+    """The claim that `code`, run in a context, prints `expected` and nothing goes wrong."""
+
+    async def examine(scene: Scene) -> None:
+        ran = await scene.box.run(code)
+        expect(ran.outcome == "ok" and ran.stdout.strip() == expected, ran)
+
+    return Claim(name, kind, text, examine)
+
+
+USERS: tuple[User, ...] = ("user", "root")
+_PRELUDE = """
+import ctypes, errno, json, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *arguments):
+    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    if libc.syscall(ctypes.c_long(NUMBERS[name]), *words) < 0:
+        raise OSError(ctypes.get_errno(), "")
+def attempt(work):
+    try:
+        return f"done: {work()!r}"
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
+"""
+
+
+def program(code: str) -> str:
+    """A whole program of `code`, which may use what `refused` says, and prints what it sets `answer` to as JSON."""
+    return f"NUMBERS = {NUMBERS[platform.machine()]}{_PRELUDE}{code}\nprint(json.dumps(answer), flush=True)\n"
+
+
+async def python(box: Box, code: str, user: User) -> Any:
+    """What `code` sets `answer` to, run by a plain interpreter as `user`."""
+    done = await box.command("exec python3 -I -S -", user=user, stdin=program(code))
+    expect(done.exit_code == 0, done)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+async def attempts(box: Box, tries: dict[str, str], user: User) -> dict[str, str]:
+    """What came of each expression: `done: ..`, or the name of the errno it failed with."""
+    lines = [f"answer[{label!r}] = attempt(lambda: {expression})" for label, expression in tries.items()]
+    found: dict[str, str] = await python(box, "\n".join(["answer = {}", *lines]), user)
+    return found
+
+
+def refused(
+    name: str, text: str, tries: dict[str, str], answers: Iterable[str], users: tuple[User, ...] = USERS
+) -> Claim:
+    """The claim that each of these expressions fails with one of these errnos, as `user` and as `root`.
+
+    An expression may use `call("name of a system call", ..)`, `libc`, `os`, `socket`. The errnos are those of a
+    refusal: any other would mean that the kernel looked at the request.
+    """
+    expected = frozenset(answers)
+
+    async def examine(scene: Scene) -> None:
+        for user in users:
+            found = await attempts(scene.box, tries, user)
+            expect(not {label: seen for label, seen in found.items() if seen not in expected}, (user, found))
+
+    return Claim(name, "wall", text, examine)
+
+
+def answers(
+    name: str, text: str, code: str, verdict: Callable[[Any], object], users: tuple[User, ...] = USERS
+) -> Claim:
+    """The claim that `verdict` holds for what `code` sets `answer` to, as `user` and as `root`."""
+
+    async def examine(scene: Scene) -> None:
+        for user in users:
+            answer = await python(scene.box, code, user)
+            expect(verdict(answer), (user, answer))
+
+    return Claim(name, "wall", text, examine)
+
+
+def calls(*names: str, arguments: str = "0, 0, 0, 0, 0") -> dict[str, str]:
+    """Bare system calls as expressions for `refused`; those that this machine never had are left out."""
+    return {name: f"call({name!r}, {arguments})" for name in names if name in NUMBERS[platform.machine()]}

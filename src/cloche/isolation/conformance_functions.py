@@ -1,0 +1,241 @@
+"""What every backend must be able to do."""
+
+from __future__ import annotations
+
+import json
+
+from cloche import errors
+from cloche.isolation.conformance_claims import Claim, Examine, Scene, expect, prints
+
+
+async def _last_expression(scene: Scene) -> None:
+    ran = await scene.box.run("1 + 1")
+    expect((ran.outcome, ran.text, ran.stdout) == ("ok", "2", ""), ran)
+
+
+async def _state(scene: Scene) -> None:
+    await scene.box.run("kept = 41")
+    ran = await scene.box.run("kept + 1")
+    expect(ran.text == "42", ran)
+
+
+async def _raising(scene: Scene) -> None:
+    await scene.box.run("before = 'here'")
+    ran = await scene.box.run("1 / 0")
+    expect((ran.outcome, ran.error) == ("raised", "ZeroDivisionError"), ran)
+    ran = await scene.box.run("before")
+    expect(ran.text == "'here'", ran)
+
+
+async def _syntax(scene: Scene) -> None:
+    ran = await scene.box.run("def (:")
+    expect((ran.outcome, ran.error) == ("raised", "SyntaxError"), ran)
+
+
+async def _empty(scene: Scene) -> None:
+    ran = await scene.box.run("")
+    expect((ran.outcome, ran.stdout, ran.stderr) == ("ok", "", ""), ran)
+
+
+async def _streams(scene: Scene) -> None:
+    ran = await scene.box.run("import sys; print('out'); print('err', file=sys.stderr)")
+    expect((ran.stdout, ran.stderr) == ("out\n", "err\n"), ran)
+
+
+async def _large_output(scene: Scene) -> None:
+    ran = await scene.box.run("print('x' * 3_000_000, end='')")
+    expect(ran.outcome == "ok" and ran.stdout == "x" * 3_000_000, (ran.outcome, len(ran.stdout)))
+
+
+async def _interrupt(scene: Scene) -> None:
+    await scene.box.run("patience = 'kept'")
+    ran = await scene.box.run("import time; print('here', flush=True); time.sleep(60)", interrupt_at="here")
+    expect(ran.outcome == "interrupted", ran)
+    ran = await scene.box.run("patience")
+    expect(ran.text == "'kept'", ran)
+
+
+async def _interrupt_busy(scene: Scene) -> None:
+    ran = await scene.box.run("print('here', flush=True)\nwhile True: pass", interrupt_at="here")
+    expect(ran.outcome == "interrupted", ran)
+
+
+async def _time_limit(scene: Scene) -> None:
+    await scene.box.run("hurry = 'kept'")
+    ran = await scene.box.run("while True: pass", seconds=0.3)
+    expect(ran.outcome == "timed_out", ran)
+    ran = await scene.box.run("hurry")
+    expect(ran.text == "'kept'", ran)
+
+
+async def _contexts(scene: Scene) -> None:
+    second = await scene.box.context()
+    await scene.box.run("mine = 1")
+    ran = await scene.box.run("'mine' in globals()", context=second)
+    expect(ran.text == "False", ran)
+
+
+async def _context_dies(scene: Scene) -> None:
+    second = await scene.box.context()
+    await scene.box.run("other = 'alive'")
+    ran = await scene.box.run("import os; os._exit(3)", context=second)
+    expect(ran.outcome == "died", ran)
+    ran = await scene.box.run("other")
+    expect(ran.text == "'alive'", ran)
+    ran = await scene.box.run("2 * 3", context=second)
+    expect(ran.text == "6", ran)
+
+
+_DRAW = """
+import json, random, sys, uuid
+numbers = [random.random(), uuid.uuid4().hex]
+if "numpy" in sys.modules: numbers.append(float(sys.modules["numpy"].random.random()))
+print(json.dumps(numbers))
+"""
+
+
+async def _randomness(scene: Scene) -> None:
+    second = await scene.box.context()
+    runs = [await scene.box.run(_DRAW), await scene.box.run(_DRAW, context=second), await scene.neighbour.run(_DRAW)]
+    expect(all(ran.outcome == "ok" for ran in runs), runs)
+    drawn = [json.loads(ran.stdout) for ran in runs]
+    expect(all(len(set(column)) == len(drawn) for column in zip(*drawn, strict=True)), drawn)
+
+
+async def _files(scene: Scene) -> None:
+    await scene.box.write("/mnt/data/given.txt", "ü\n".encode())
+    ran = await scene.box.run("open('given.txt', encoding='utf-8').read()")
+    expect(ran.text == "'ü\\n'", ran)
+    await scene.box.run("open('made.bin', 'wb').write(bytes(range(256)))")
+    expect(await scene.box.read("/mnt/data/made.bin") == bytes(range(256)), "other bytes")
+
+
+async def _large_files(scene: Scene) -> None:
+    content = bytes(range(256)) * 12_000
+    await scene.box.write("/mnt/data/large.bin", content)
+    expect(await scene.box.read("/mnt/data/large.bin") == content, "other bytes")
+
+
+async def _missing_file(scene: Scene) -> None:
+    try:
+        await scene.box.read("/mnt/data/no such file")
+    except errors.FileNotFound:
+        return
+    expect(False, "no error")
+
+
+async def _command(scene: Scene) -> None:
+    done = await scene.box.command("echo out; echo err >&2; exit 7")
+    expect((done.exit_code, done.stdout, done.stderr) == (7, "out\n", "err\n"), done)
+
+
+async def _command_killed(scene: Scene) -> None:
+    done = await scene.box.command("kill -9 $$")
+    expect(done.exit_code == 137, done)
+
+
+async def _command_missing(scene: Scene) -> None:
+    done = await scene.box.command("no-such-command-here")
+    expect(done.exit_code == 127, done)
+
+
+async def _command_input(scene: Scene) -> None:
+    done = await scene.box.command("tr a-z A-Z; echo $GREETING", stdin="text\n", env={"GREETING": "hello you"})
+    expect(done.stdout == "TEXT\nhello you\n", done)
+
+
+async def _terminal(scene: Scene) -> None:
+    done = await scene.box.terminal("test -t 0 && test -t 1 && stty size && tty")
+    lines = done.stdout.split()
+    expect(done.exit_code == 0 and lines[:2] == ["30", "100"] and lines[2].startswith("/dev/pts/"), done)
+
+
+async def _output_by_name(scene: Scene) -> None:
+    done = await scene.box.command("echo out > /dev/stdout; echo err > /dev/stderr")
+    expect((done.stdout, done.stderr) == ("out\n", "err\n"), done)
+
+
+def _claim(name: str, text: str, examine: Examine) -> Claim:
+    return Claim(name, "function", text, examine)
+
+
+_ORDER = "import subprocess; print('a', flush=True); subprocess.run(['echo', 'b']); print('c')"
+_LOOPBACK = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+    connection, _ = server.accept()
+    with connection: connection.sendall(b"over loopback")
+    print(client.recv(100).decode())
+"""
+_TEMPORARY = """
+import os, tempfile
+with tempfile.NamedTemporaryFile("w+") as file:
+    file.write("temporary"); file.seek(0); print(file.read())
+"""
+_POOL = """
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(2) as pool: print(sum(pool.map(abs, [-1, -2, -3])))
+"""
+_THREADS = """
+import concurrent.futures
+with concurrent.futures.ThreadPoolExecutor(8) as pool: print(sum(pool.map(len, ["ab"] * 20)))
+"""
+_SHARED = """
+from multiprocessing import shared_memory
+block = shared_memory.SharedMemory(create=True, size=4096)
+block.buf[:3] = b"shm"; print(bytes(block.buf[:3]).decode()); block.close(); block.unlink()
+"""
+_ALARM = """
+import signal
+old = signal.signal(signal.SIGALRM, lambda *_: print("rang"))
+signal.setitimer(signal.ITIMER_REAL, 0.02); signal.pause(); signal.signal(signal.SIGALRM, old)
+"""
+_RECURSION = """
+def deeper(): return deeper()
+try: deeper()
+except RecursionError: print("too deep")
+"""
+_ZONE = "import datetime, zoneinfo; print(datetime.datetime(2024, 7, 1, tzinfo=zoneinfo.ZoneInfo('Europe/Berlin')))"
+_PTY = """
+import os, pty
+parent, child = pty.openpty()
+os.write(child, b"through a terminal"); print(os.read(parent, 100).decode()); os.close(parent); os.close(child)
+"""
+
+FUNCTIONS: tuple[Claim, ...] = (
+    prints("code", "Code runs", "print(6 * 7)", "42"),
+    _claim("last expression", "The last expression's value is the result", _last_expression),
+    _claim("state", "State lives from one execution to the next", _state),
+    _claim("exceptions", "An exception is data, and the state survives it", _raising),
+    _claim("syntax errors", "Bad syntax is the program's failure, not ours", _syntax),
+    _claim("empty code", "Empty code runs and is ok", _empty),
+    _claim("streams", "Standard output and error are kept apart", _streams),
+    prints("output order", "Output of the program and its children comes in order", _ORDER, "a\nb\nc"),
+    _claim("large output", "Three megabytes of output arrive whole", _large_output),
+    _claim("interrupt asleep", "An interrupt ends a sleep and keeps the state", _interrupt),
+    _claim("interrupt busy", "An interrupt ends a busy loop", _interrupt_busy),
+    _claim("time limit", "An execution over its time ends and keeps the state", _time_limit),
+    _claim("contexts", "A second context has names of its own", _contexts),
+    _claim("context dies", "A context that dies leaves others alone and can be used again", _context_dies),
+    _claim("randomness", "No two contexts or sandboxes draw the same random numbers", _randomness),
+    prints("await", "Top-level await works", "import asyncio; print(await asyncio.sleep(0, 'waited'))", "waited"),
+    prints("locale", "Text is UTF-8 everywhere", "import sys; print('é漢', sys.getfilesystemencoding())", "é漢 utf-8"),
+    prints("time zones", "Time zone data is there", _ZONE, "2024-07-01 00:00:00+02:00"),
+    prints("loopback", "Programs can talk over loopback", _LOOPBACK, "over loopback"),
+    prints("temporary files", "Temporary files can be written", _TEMPORARY, "temporary"),
+    prints("threads", "Threads work", _THREADS, "40"),
+    prints("process pools", "Process pools work", _POOL, "6"),
+    prints("shared memory", "Named shared memory works", _SHARED, "shm"),
+    prints("signals", "Timers and signal handlers work", _ALARM, "rang"),
+    prints("recursion", "Endless recursion is an exception, not a crash", _RECURSION, "too deep"),
+    prints("terminals", "A program can open terminals of its own", _PTY, "through a terminal"),
+    _claim("files", "Files go in and come out as they are", _files),
+    _claim("large files", "Three megabytes go in and come out as they are", _large_files),
+    _claim("missing files", "A file that is not there is an error that says so", _missing_file),
+    _claim("commands", "A command has its exit code and both streams", _command),
+    _claim("killed commands", "A command that a signal ended has exit code 128 + signal", _command_killed),
+    _claim("unknown commands", "A command that does not exist has exit code 127", _command_missing),
+    _claim("command input", "A command gets its input and environment", _command_input),
+    _claim("command terminal", "A command can have a terminal with a size", _terminal),
+    _claim("streams by name", "A command can open its streams by name", _output_by_name),
+)

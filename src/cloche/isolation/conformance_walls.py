@@ -1,0 +1,382 @@
+"""What isolation means: what no program in a sandbox can see, reach or change, be it `user` or `root` there."""
+
+from __future__ import annotations
+
+import socket
+
+from cloche import errors
+from cloche.isolation.conformance_claims import (
+    USERS,
+    Claim,
+    Examine,
+    Scene,
+    answers,
+    attempts,
+    calls,
+    expect,
+    python,
+    refused,
+)
+from cloche.linux import capabilities
+
+_DENIED = ("EPERM", "EACCES", "ENOSYS")
+_UNWRITABLE = (*_DENIED, "EROFS", "ENOENT")
+_NO_FAMILY = ("EAFNOSUPPORT", "EPERM", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT")
+_NEW_NAMESPACES = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000}
+_NEW_NAMESPACES |= {"pid": 0x20000000, "net": 0x40000000, "time": 0x80}
+
+# The environment of a program is what Cloche says it is, and this is all that it says by itself.
+_NAMES = {"PATH", "LANG", "SHELL", "MPLBACKEND", "TZ", "HOME", "USER", "LOGNAME", "PWD", "SHLVL", "_", "OLDPWD", "TERM"}
+_DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "fd", "stdin", "stdout", "stderr"}
+_WRITABLE_TYPES = {"tmpfs", "proc", "devpts", "devtmpfs"}
+
+
+async def _host_file(scene: Scene) -> None:
+    for user in USERS:
+        found = await attempts(scene.box, {"file": f"open({scene.host.file!r}).read()"}, user)
+        expect(found["file"] == "ENOENT", found)
+
+
+async def _host_port(scene: Scene) -> None:
+    found = await attempts(
+        scene.box, {"port": f"socket.create_connection(('127.0.0.1', {scene.host.port}), 2)"}, "user"
+    )
+    expect(found["port"] == "ECONNREFUSED", found)
+
+
+async def _host_abstract(scene: Scene) -> None:
+    expression = f"socket.socket(socket.AF_UNIX).connect({chr(0) + scene.host.abstract!r})"
+    found = await attempts(scene.box, {"socket": expression}, "user")
+    expect(found["socket"] == "ECONNREFUSED", found)
+
+
+async def _host_name(scene: Scene) -> None:
+    name = await python(scene.box, "answer = os.uname().nodename", "user")
+    expect(name == "cloche" or name != socket.gethostname(), name)
+
+
+async def _neighbour_files(scene: Scene) -> None:
+    for path in ("/mnt/data/secret", "/tmp/secret", "/dev/shm/secret"):
+        await scene.neighbour.write(path, b"of the neighbour")
+    tries = {path: f"open({path!r}).read()" for path in ("/mnt/data/secret", "/tmp/secret", "/dev/shm/secret")}
+    for user in USERS:
+        found = await attempts(scene.box, tries, user)
+        expect(set(found.values()) == {"ENOENT"}, found)
+
+
+async def _neighbour_processes(scene: Scene) -> None:
+    await scene.neighbour.command("(exec -a neighbour-process sleep 30) > /dev/null 2>&1 &")
+    for user in USERS:
+        names = await python(scene.box, _ALL_COMMANDS, user)
+        expect(not any("neighbour-process" in name for name in names), names)
+
+
+async def _neighbour_ipc(scene: Scene) -> None:
+    made = await python(scene.neighbour, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o1666)", "user")
+    expect(made >= 0, made)
+    found = await python(scene.box, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o666)", "root")
+    expect(found == -1, found)
+
+
+async def _links(scene: Scene) -> None:
+    """What a program puts where the host will read must not make the host read anything else."""
+    await scene.box.command(
+        "cd /mnt/data; ln -s /etc/shadow shadow; ln -s /proc/1/environ environ; ln -s / root; mkfifo fifo;"
+        f"ln -s /dev/zero zero; ln -s {scene.host.file} host"
+    )
+    for name in ("shadow", "environ", "root/etc/shadow", "fifo", "zero", "host", f"root{scene.host.file}"):
+        try:
+            content = await scene.box.read(f"/mnt/data/{name}")
+        except (errors.FileError, errors.FileNotFound, errors.InvalidPath):
+            continue
+        expect(False, (name, content[:100]))
+
+
+async def _pid_1(scene: Scene) -> None:
+    for user in USERS:
+        await scene.box.command("for s in INT TERM HUP KILL STOP SEGV USR1; do kill -$s 1; done; true", user=user)
+    done = await scene.box.command("echo alive")
+    expect(done.stdout == "alive\n", done)
+
+
+async def _descriptors(scene: Scene) -> None:
+    for user in USERS:
+        done = await scene.box.command("ls /proc/$$/fd; true", user=user)
+        expect(done.stdout.split() == ["0", "1", "2"], done)
+    ran = await scene.box.run("import subprocess; subprocess.run('ls /proc/$$/fd; true', shell=True)")
+    expect(ran.stdout.split() == ["0", "1", "2"], ran)
+
+
+async def _environment(scene: Scene) -> None:
+    for user in USERS:
+        names = set(await python(scene.box, "answer = list(os.environ)", user))
+        expect(names <= _NAMES, names - _NAMES)
+    ran = await scene.box.run(
+        "import os; print(*[name for name in os.environ if name.startswith(('LD_', 'GLIBC', 'PYTHON', 'CLOCHE'))])"
+    )
+    expect(ran.outcome == "ok" and ran.stdout.strip() == "", ran)
+
+
+def _wall(name: str, text: str, examine: Examine) -> Claim:
+    return Claim(name, "wall", text, examine)
+
+
+_ALL_COMMANDS = """
+answer = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try: answer.append(open(f"/proc/{pid}/cmdline", "rb").read().replace(b"\\0", b" ").decode(errors="replace"))
+    except OSError: pass
+"""
+_STATUS = "answer = [line.split()[1] for line in open('/proc/self/status') if line.startswith(%r)]"
+_MOUNTS = """
+rows = [line.split() for line in open("/proc/self/mountinfo")]
+answer = [[row[4], row[row.index("-") + 1]] for row in rows if "rw" in row[5].split(",")]
+"""
+_SUID = """
+places = ("/", "/usr", "/tmp", "/mnt/data", "/home/user")
+answer = [path for path in places if not os.statvfs(path).f_flag & os.ST_NOSUID]
+"""
+_HOST_PLACES = ("/boot", "/srv", "/lost+found", "/var/lib", "/var/log", "/sys/class", "/sys/fs")
+_CGROUP = "answer = [line.split(':', 2)[2].strip() for line in open('/proc/self/cgroup')]"
+_MASKED = """
+answer = {}
+for name in ("kcore", "keys", "key-users", "latency_stats", "timer_list", "sched_debug", "sysrq-trigger", "interrupts"):
+    try: answer[name] = open(f"/proc/{name}", "rb").read(10).decode(errors="replace")
+    except OSError: pass
+"""
+_SOCKETS = {
+    "packet": "socket.socket(17, 3, 0)",
+    "raw": "socket.socket(2, 3, 255)",
+    "raw icmp": "socket.socket(2, 3, 1)",
+    "vsock": "socket.socket(40, 1, 0)",
+    "alg": "socket.socket(38, 5, 0)",
+    "bluetooth": "socket.socket(31, 3, 1)",
+    "can": "socket.socket(29, 3, 1)",
+    "tipc": "socket.socket(30, 1, 0)",
+    "sctp": "socket.socket(2, 1, 132)",
+    "dccp": "socket.socket(2, 6, 0)",
+    "xdp": "socket.socket(44, 3, 0)",
+    "netfilter": "socket.socket(16, 3, 12)",
+    "audit": "socket.socket(16, 3, 9)",
+    "uevents": "socket.socket(16, 3, 15)",
+}
+_PROC = (
+    "sys/kernel/core_pattern",
+    "sys/kernel/hostname",
+    "sys/vm/drop_caches",
+    "sys/net/ipv4/ip_forward",
+    "sysrq-trigger",
+)
+_PROC_MORE = (
+    "sys/kernel/ns_last_pid",
+    "sys/user/max_user_namespaces",
+    "sys/fs/pipe-max-size",
+    "irq/default_smp_affinity",
+)
+_SYSTEM = (
+    "/usr/x",
+    "/usr/bin/x",
+    "/etc/x",
+    "/etc/passwd",
+    "/opt/cloche/x",
+    "/opt/cloche/env/x",
+    "/x",
+    "/bin/sh",
+    "/sys/x",
+)
+_OUTER = ("/proc/1/mem", "/proc/1/environ", "/proc/1/maps", "/proc/1/root/etc/passwd", "/proc/1/cwd/x", "/proc/1/fd/3")
+
+WALLS: tuple[Claim, ...] = (
+    _wall("host files", "A file of the host is not there", _host_file),
+    answers(
+        "host users",
+        "No home, password or account of the host is there",
+        "answer = [os.listdir('/home'), os.path.exists('/etc/shadow'), sum(1 for _ in open('/etc/passwd'))]",
+        lambda seen: seen == [["user"], False, 3],
+    ),
+    answers(
+        "system places",
+        "Nothing of the host's /var, /boot, /srv, /sys or /lost+found is there",
+        f"answer = [path for path in {_HOST_PLACES} if os.path.exists(path)]",
+        lambda seen: seen == [],
+    ),
+    answers(
+        "host processes",
+        "Only the sandbox's own processes can be seen",
+        "answer = [int(name) for name in os.listdir('/proc') if name.isdigit()]",
+        lambda seen: 1 in seen and len(seen) < 32,
+    ),
+    _wall("host name", "The host's name is not known inside", _host_name),
+    _wall("host ports", "What listens on the host's loopback cannot be reached", _host_port),
+    _wall("host sockets", "Abstract sockets of the host cannot be reached", _host_abstract),
+    answers(
+        "interfaces",
+        "There is no network interface but loopback",
+        "answer = [name for _, name in socket.if_nameindex()]",
+        lambda seen: seen == ["lo"],
+    ),
+    refused(
+        "network",
+        "No address beyond loopback can be reached",
+        {
+            "ipv4": "socket.create_connection(('192.0.2.1', 80), 2)",
+            "metadata": "socket.create_connection(('169.254.169.254', 80), 2)",
+            "ipv6": "socket.create_connection(('2001:db8::1', 80), 2)",
+            "udp": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))",
+        },
+        ("ENETUNREACH", "EADDRNOTAVAIL", "EHOSTUNREACH"),
+    ),
+    refused(
+        "socket families", "No raw, packet, vsock, crypto or other exotic socket can be made", _SOCKETS, _NO_FAMILY
+    ),
+    _wall("neighbour's files", "Files of a neighbour are not there", _neighbour_files),
+    _wall("neighbour's processes", "Processes of a neighbour cannot be seen", _neighbour_processes),
+    _wall("neighbour's memory", "Shared memory of a neighbour is not there", _neighbour_ipc),
+    refused(
+        "system files",
+        "The system is read-only",
+        {path: f"open({path!r}, 'a').close()" for path in _SYSTEM},
+        (*_UNWRITABLE, "ETXTBSY"),
+    ),
+    answers(
+        "writable mounts",
+        "Nothing that can be written to is a disk of the host",
+        _MOUNTS,
+        lambda rows: all(kind in _WRITABLE_TYPES for _, kind in rows),
+    ),
+    refused(
+        "kernel settings",
+        "Nothing in /proc that rules the kernel can be written to",
+        {name: f"open('/proc/{name}', 'w').write('1')" for name in (*_PROC, *_PROC_MORE)},
+        _UNWRITABLE,
+    ),
+    answers(
+        "masked files",
+        "Files of /proc that tell about the host are empty",
+        _MASKED,
+        lambda seen: not any(seen.values()),
+    ),
+    answers(
+        "devices",
+        "There are no devices but the harmless",
+        "answer = os.listdir('/dev')",
+        lambda seen: set(seen) <= _DEVICES,
+    ),
+    refused(
+        "new devices",
+        "No device can be made",
+        {
+            "memory": "os.mknod('/tmp/mem', 0o20666, os.makedev(1, 1))",
+            "disk": "os.mknod('/tmp/disk', 0o60666, os.makedev(254, 0))",
+        },
+        _DENIED,
+    ),
+    refused(
+        "mounts",
+        "Nothing can be mounted, unmounted or moved",
+        {
+            "mount": "call('mount', b'x', b'/tmp', b'tmpfs', 0, None)",
+            "bind": "call('mount', b'/', b'/tmp', None, 4096, None)",
+            "remount": "call('mount', None, b'/usr', None, 32 | 4096, None)",
+            "umount": "call('umount2', b'/proc', 2)",
+            "pivot_root": "call('pivot_root', b'/tmp', b'/tmp')",
+            "chroot": "os.chroot('/tmp')",
+        },
+        _DENIED,
+    ),
+    refused(
+        "new mount calls",
+        "Nor by the newer calls",
+        calls("open_tree", "move_mount", "fsopen", "fsmount", "fspick", "mount_setattr"),
+        _DENIED,
+    ),
+    refused(
+        "new namespaces",
+        "No namespace can be made or entered",
+        {name: f"call('unshare', {flag})" for name, flag in _NEW_NAMESPACES.items()}
+        | {
+            f"clone {name}": f"call('clone', {flag} | 17, 0, 0, 0, 0)"
+            for name, flag in _NEW_NAMESPACES.items()
+            if flag > 0xFF
+        }
+        | calls("setns", "clone3"),
+        _DENIED,
+    ),
+    refused(
+        "other processes",
+        "No process can be traced, read or robbed of descriptors",
+        calls("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise"),
+        _DENIED,
+    ),
+    refused(
+        "init",
+        "Pid 1 cannot be looked into",
+        {path: f"open({path!r}, 'rb').read(1)" for path in _OUTER},
+        (*_DENIED, "ENOENT"),
+    ),
+    _wall("signals to init", "Pid 1 cannot be killed from inside", _pid_1),
+    refused("keyrings", "Keyrings cannot be used", calls("add_key", "request_key", "keyctl"), _DENIED),
+    refused(
+        "large kernel interfaces",
+        "Tracing, BPF, io_uring and user page faults are closed",
+        calls("bpf", "perf_event_open", "io_uring_setup", "userfaultfd", "fanotify_init", "memfd_secret", "io_setup"),
+        _DENIED,
+    ),
+    refused(
+        "the machine",
+        "The machine cannot be ruled: modules, clock, swap, reboot, accounting",
+        calls("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon", "swapoff", "acct")
+        | calls("clock_settime", "settimeofday", "adjtimex", "syslog", "iopl", "ioperm", "quotactl", "sethostname"),
+        _DENIED,
+    ),
+    refused(
+        "files by handle",
+        "No file can be opened by its number, past all paths",
+        calls("open_by_handle_at", "name_to_handle_at"),
+        _DENIED,
+    ),
+    answers(
+        "capabilities of user",
+        "The user has no capability",
+        _STATUS % "CapEff",
+        lambda sets: int(sets[0], 16) == 0,
+        ("user",),
+    ),
+    answers(
+        "capabilities of root",
+        "Root has only what it needs for users and files of its own",
+        _STATUS % "CapEff:",
+        lambda sets: int(sets[0], 16) & ~capabilities.CELL == 0,
+        ("root",),
+    ),
+    answers(
+        "bounding set",
+        "No program can gain more capabilities than that",
+        _STATUS % "CapBnd",
+        lambda sets: int(sets[0], 16) & ~capabilities.CELL == 0,
+    ),
+    answers(
+        "no new privileges",
+        "No program gains rights by being started",
+        _STATUS % "NoNewPrivs",
+        lambda seen: seen == ["1"],
+    ),
+    answers("system call filter", "A filter of system calls is on", _STATUS % "Seccomp:", lambda seen: seen == ["2"]),
+    answers("set-uid files", "Set-uid bits have no effect on any file system", _SUID, lambda seen: seen == []),
+    refused("becoming root", "The user cannot become root", {"setuid": "os.setuid(0)"}, ("EPERM", "EINVAL"), ("user",)),
+    _wall("descriptors", "A command inherits its three streams and nothing else", _descriptors),
+    _wall("environment", "Nothing of the host's environment, and nothing of our own devices, is in it", _environment),
+    answers(
+        "control groups",
+        "Where the sandbox lies in the host's cgroups is not told",
+        _CGROUP,
+        lambda seen: set(seen) <= {"/"},
+    ),
+    refused(
+        "terminal input",
+        "Nobody can type into a terminal by a call",
+        {"TIOCSTI": "call('ioctl', os.openpty()[1], 0x5412, b'x')"},
+        (*_DENIED, "EIO"),
+    ),
+    _wall("links", "Links, pipes and devices where the host reads a file lead to nothing", _links),
+)

@@ -1,0 +1,236 @@
+"""Builds a nursery around a zygote. Runs as a process of its own: `python -I -m cloche.isolation.launch FD`.
+
+Three processes, each the parent of the next, each of which dies with its parent:
+
+  outer   stays in the host's mount namespace and writes id maps
+  middle  pid 1 of a pid namespace that holds nothing else. It builds the root. Its /proc is all that code in the
+          nursery could ever uncover, should it unmount its own
+  reaper  pid 1 of the nursery's pid namespace. It adopts sandboxes whose zygote died, so that these live on
+
+and then the zygote, which is exec'ed with its rights already cut: importing a template's packages runs their code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cloche.linux import capabilities, mounts, namespaces, seccomp, syscalls
+
+ZYGOTE_FD = 3
+_BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.zygote import main; main(3)"
+
+
+def main() -> NoReturn:
+    """argv: the nursery channel's descriptor. stdin: the order as JSON, sent once we are in our cgroup."""
+    channel = int(sys.argv[1])
+    order = json.load(sys.stdin)
+    if order["ids"]["mode"] == "root":
+        syscalls.unshare(namespaces.NEWPID)
+    else:
+        _enter_user_namespace(order["ids"])
+    ours, theirs = socket.socketpair()
+    middle = os.fork()
+    if middle == 0:
+        ours.close()
+        _guarded(lambda: _middle(order, channel, theirs))
+    os.close(channel)
+    theirs.close()
+    _die_with(order["host_pid"])
+    _map_when_asked(ours, middle, order["ids"])
+    os._exit(_exit_code(middle))
+
+
+def _guarded(work: Any) -> NoReturn:
+    """A forked stage must never run on into its parent's code."""
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001 - a fork must never run on into its parent's code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """SIGKILL for us when our parent ends. Set after the last change of credentials, which would clear it."""
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _exit_code(child: int) -> int:
+    """Waits for `child` (and reaps whatever else is ours) until it ends."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == child:
+            return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+# --- outer ---------------------------------------------------------------------------------------------------------
+
+
+def _enter_user_namespace(ids: dict[str, Any]) -> None:
+    """An ordinary user's rights over mounts come from a user namespace of its own."""
+    uid, gid = os.geteuid(), os.getegid()
+    if ids["mode"] == "single":
+        syscalls.unshare(namespaces.NEWUSER | namespaces.NEWPID)
+        namespaces.write_maps("self", [(0, uid, 1)], [(0, gid, 1)], deny_setgroups=True)
+        return
+    ready_read, ready_write = os.pipe()
+    mapper = os.fork()
+    if mapper == 0:
+        os.close(ready_write)
+        _guarded(lambda: _map_with_setuid_tools(ready_read, os.getppid(), ids, uid, gid))
+    syscalls.unshare(namespaces.NEWUSER | namespaces.NEWPID)
+    os.close(ready_write)
+    _, status = os.waitpid(mapper, 0)
+    if status:
+        raise RuntimeError("newuidmap or newgidmap refused the subordinate ids of this user")
+
+
+def _map_with_setuid_tools(ready: int, pid: int, ids: dict[str, Any], uid: int, gid: int) -> NoReturn:
+    os.read(ready, 1)
+    for tool, own, (start, count) in (("newuidmap", uid, ids["subuids"]), ("newgidmap", gid, ids["subgids"])):
+        subprocess.run([tool, str(pid), "0", str(own), "1", "1", str(start), str(count)], check=True)
+    os._exit(0)
+
+
+def _map_when_asked(sync: socket.socket, middle: int, ids: dict[str, Any]) -> None:
+    if sync.recv(1):
+        namespaces.write_maps(middle, ids["nursery_uids"], ids["nursery_gids"])
+        sync.send(b"m")
+
+
+# --- middle --------------------------------------------------------------------------------------------------------
+
+
+def _middle(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
+    syscalls.unshare(namespaces.NEWNS)
+    mounts.make_private()
+    _build_root(order["root"], order["plan"])
+    mounts.enter_root(order["root"])
+    syscalls.unshare(namespaces.NEWUSER)
+    sync.send(b"u")
+    if not sync.recv(1):
+        return
+    _become_root_of_nursery(order["ids"]["mode"])
+    syscalls.unshare(
+        namespaces.NEWNS
+        | namespaces.NEWPID
+        | namespaces.NEWNET
+        | namespaces.NEWIPC
+        | namespaces.NEWUTS
+        | namespaces.NEWCGROUP
+    )
+    reaper = os.fork()
+    if reaper == 0:
+        _guarded(lambda: _reaper(order, channel))
+    os.close(channel)
+    _die_with(0)  # our parent lies outside our pid namespace, so its pid reads 0
+    _check_outer_lives(sync)
+    os._exit(_exit_code(reaper))
+
+
+def _check_outer_lives(sync: socket.socket) -> None:
+    """Ends us if outer died before our death signal was set. (The reaper needs no such check: it dies with us.)"""
+    try:
+        if not sync.recv(1, socket.MSG_DONTWAIT):
+            os._exit(1)
+    except BlockingIOError:
+        pass
+
+
+def _become_root_of_nursery(mode: str) -> None:
+    if mode != "single":
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _build_root(root: str, plan: dict[str, Any]) -> None:
+    syscalls.mount("cloche", root, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=4m,nr_inodes=4096,mode=755")
+    os.umask(0o022)
+    for name in [*plan["directories"], "opt/cloche/empty"]:
+        os.makedirs(f"{root}/{name}", exist_ok=True)
+    for name, text in plan["files"].items():
+        _write_file(f"{root}/{name}", text)
+    for source, name in plan["binds"]:
+        _place(source, f"{root}/{name}", mounts.SEALED)
+    for device in plan["devices"]:
+        _place(device, root + device, mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC)
+    for name, target in plan["links"].items():
+        os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
+        os.symlink(target, f"{root}/{name}")
+    for name in plan["masks"]:
+        mounts.bind(f"{root}/opt/cloche/empty", f"{root}/{name}")
+    syscalls.mount("proc", f"{root}/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+    mounts.seal(root)
+
+
+def _write_file(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def _place(source: str, target: str, attributes: int) -> None:
+    """A bind of a directory or file, with a mount point of the same kind."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.exists(target):
+        _write_file(target, "")
+    mounts.bind(source, target, attributes)
+
+
+# --- reaper and zygote ---------------------------------------------------------------------------------------------
+
+
+def _reaper(order: dict[str, Any], channel: int) -> None:
+    syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+    syscalls.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+    syscalls.mount("nursery", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=64m,nr_inodes=4096,mode=1777")
+    syscalls.set_hostname("nursery")
+    # A zygote with the pid that kernels have in their own namespace would look to libraries as if no fork had happened.
+    Path("/proc/sys/kernel/ns_last_pid").write_text("30000")
+    if os.fork() == 0:
+        _guarded(lambda: _zygote(order, channel))
+    os.close(channel)
+    os.close(2)
+    _die_with(0)
+    _reap_forever()
+
+
+def _reap_forever() -> NoReturn:
+    """Ends when no child is left: neither the zygote nor a sandbox that outlived it."""
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            os._exit(0)
+
+
+def _zygote(order: dict[str, Any], channel: int) -> None:
+    """Cuts rights, then execs the template's interpreter. From here on foreign code may run."""
+    os.setsid()
+    os.dup2(channel, ZYGOTE_FD)
+    syscalls.close_from(ZYGOTE_FD + 1)
+    os.set_inheritable(ZYGOTE_FD, True)
+    syscalls.drop_bounding(capabilities.NURSERY, syscalls.last_capability())
+    syscalls.set_capabilities(capabilities.NURSERY)
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not stop a core handler that is a pipe
+    files = min(order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(bytes.fromhex(order["seccomp"]))
+    os.chdir("/")
+    os.execve(order["python"], [order["python"], "-I", "-c", _BOOT], order["env"])
+
+
+if __name__ == "__main__":
+    main()

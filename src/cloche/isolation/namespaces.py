@@ -1,0 +1,185 @@
+"""The default backend: Linux namespaces, cgroups, seccomp and landlock. No Docker, no KVM, no root daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cloche import errors
+from cloche.isolation import ids, rootfs
+from cloche.isolation.base import Cell, CellSpec, Check
+from cloche.isolation.nursery import Order, ZygoteNursery, bound_imports, start_process
+from cloche.isolation.probe import checks, refuse_unless_possible
+from cloche.linux import cgroups, seccomp
+from cloche.model import Limits, Template
+
+_ENV = {
+    "PATH": "/opt/cloche/env/bin:/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "SHELL": "/bin/bash",
+    "MPLBACKEND": "Agg",
+    "TZ": "UTC",
+}
+# One thread while importing: threads do not survive a fork. The kernel lifts this in the child.
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_DEFAULTS = Limits()
+_SPARE_SECONDS = 0.02
+_RECORD = "cgroups"  # in an instance's directory: where its cgroups are
+_ONE_THREAD = dict.fromkeys(_THREAD_VARIABLES, "1")
+
+
+PID_NAMESPACES = 3  # the one that hides the host's, the nursery's, the cell's: see `launch`
+
+
+class NamespacesBackend:
+    name = "namespaces"
+
+    def __init__(self, run_dir: Path, instance: str, is_live: Callable[[str], bool] = lambda _: True):
+        """`run_dir` is this instance's own directory. `is_live(instance)` tells whether another one still runs."""
+        refuse_unless_possible()
+        self._root = run_dir / "root"
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._ids = ids.find()
+        self._slices = ids.Slices(self._ids)
+        found = cgroups.probe()
+        found.leftovers(is_live)
+        _remove_recorded(run_dir.parent, is_live)
+        self._parent = found.parent(instance) if {"memory", "pids"} - found.missing else None
+        if self._parent is not None:
+            (run_dir / _RECORD).write_text("\n".join(self._parent.directories))
+        self._programs = {name: _compiled(name) for name in ("nursery", "cell")}
+        self._nurseries: list[NamespaceNursery] = []
+        self._started = 0
+
+    async def start(self, template: Template) -> NamespaceNursery:
+        self._started += 1
+        group = self._parent.create(f"nursery-{self._started}") if self._parent else None
+        if group is not None:
+            bound_imports(group)
+        ours, theirs = socket.socketpair()
+        order = self._order(template)
+        with theirs:
+            process = start_process(order, theirs, group, [str(theirs.fileno())])
+        zygote = ZygoteNursery(template, process, self._parent, group, pid_namespaces=PID_NAMESPACES)
+        await zygote.begin(ours, order)
+        nursery = NamespaceNursery(template, zygote, self._slices, self._parent, self._started)
+        self._nurseries.append(nursery)
+        return nursery
+
+    def _order(self, template: Template) -> Order:
+        env = {**_ENV, **rootfs.environment(template)}
+        stdin: dict[str, Any] = {
+            "host_pid": os.getpid(),
+            "ids": self._ids.order(),
+            "root": str(self._root),
+            "plan": msgspec.to_builtins(rootfs.plan(template)),
+            "open_files": 80 << 10,  # more than any sandbox may have
+            "seccomp": self._programs["nursery"].hex(),
+            "python": f"{rootfs.ENV}/bin/python3",
+            "env": {**env, **_ONE_THREAD, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"},
+        }
+        first = {
+            "do": "start",
+            "imports": list(template.imports),
+            "env": {**env, **template.env},
+            "walls": True,
+            "single": self._ids.single,
+        }
+        command = [sys.executable, "-I", "-m", "cloche.isolation.launch"]
+        return Order(command, json.dumps(stdin).encode(), first, self._programs["cell"])
+
+    def probe(self) -> list[Check]:
+        return checks()
+
+    def disown(self) -> None:
+        if self._parent is not None:
+            self._parent.disown()
+
+    async def aclose(self) -> None:
+        for nursery in self._nurseries:
+            await nursery.aclose()
+        if self._parent is not None:
+            self._parent.sweep()
+            self._parent.remove()
+
+
+class NamespaceNursery:
+    def __init__(
+        self, template: Template, zygote: ZygoteNursery, slices: ids.Slices, parent: cgroups.Parent | None, number: int
+    ):
+        self.template = template
+        self._zygote = zygote
+        self._slices = slices
+        self._parent = parent
+        self._number = number
+        self._made = 0
+        self._spare: cgroups.Group | None = None  # the next cell's cgroup: making one takes as long as a fork
+
+    @property
+    def alive(self) -> bool:
+        return self._zygote.alive
+
+    async def spawn(self, spec: CellSpec) -> Cell:
+        try:
+            share = self._slices.take()
+        except LookupError as error:
+            raise errors.NurseryFailed(str(error)) from None
+        group = self._group(spec)
+        try:
+            return await self._zygote.spawn(spec, share, group, lambda: self._slices.give_back(share))
+        except BaseException:
+            self._slices.give_back(share)
+            if group is not None:
+                group.remove()
+            raise
+
+    def _group(self, spec: CellSpec) -> cgroups.Group | None:
+        """The cell's cgroup, with limits from the start: until it is taken, a cell must not be able to grow either."""
+        if self._parent is None:
+            return None
+        group, self._spare = self._spare or self._new_group(self._parent), None
+        if spec.space_bytes != _DEFAULTS.space_bytes:
+            group.set_memory(_DEFAULTS.memory_bytes + spec.space_bytes)
+        asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._prepare_spare, self._parent)
+        return group
+
+    def _new_group(self, parent: cgroups.Parent) -> cgroups.Group:
+        self._made += 1
+        group = parent.create(f"cell-{self._number}-{self._made}")
+        group.set_memory(_DEFAULTS.memory_bytes + _DEFAULTS.space_bytes)
+        group.set_processes(_DEFAULTS.processes)
+        return group
+
+    def _prepare_spare(self, parent: cgroups.Parent) -> None:
+        if self._spare is None and self.alive:
+            self._spare = self._new_group(parent)
+
+    async def raw_cost_seconds(self) -> float:
+        return await self._zygote.raw_cost_seconds()
+
+    async def aclose(self) -> None:
+        await self._zygote.aclose()
+        if self._spare is not None:
+            self._spare.remove()
+            self._spare = None
+
+
+def _remove_recorded(instances: Path, is_live: Callable[[str], bool]) -> None:
+    """Cgroups of dead instances that started in another cgroup than ours, so that they lie where we would not look."""
+    for record in instances.glob(f"*/{_RECORD}"):
+        if not is_live(record.parent.name):
+            cgroups.remove_dead(record.read_text().splitlines())
+
+
+def _compiled(name: str) -> bytes:
+    policy = files("cloche.isolation") / "policy" / f"{name}.toml"
+    return seccomp.compile_policy(seccomp.load_policy(Path(str(policy))))

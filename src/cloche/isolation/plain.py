@@ -1,0 +1,128 @@
+"""The backend without walls, for the other side of the seam. It refuses unless asked for by its name, `plain-unsafe`.
+
+Programs run as the user who runs Cloche, see the host's files and network, and have no limits but the host's. Nothing
+is private but the working directory. Never give it code that you would not run yourself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from cloche import errors
+from cloche.isolation.base import Cell, CellSpec, CellStats, Check
+from cloche.isolation.nursery import Order, ProcessCell, ZygoteNursery, start_process
+from cloche.model import Limits, Template
+
+NAME = "plain-unsafe"
+_BOOT = """
+import sys, types
+sys.path.insert(0, sys.argv[2])
+package = types.ModuleType("cloche"); package.__path__ = [sys.argv[1]]; sys.modules["cloche"] = package
+from cloche.guest.zygote import main
+main(int(sys.argv[3]))
+"""
+
+
+class PlainBackend:
+    name = NAME
+
+    def __init__(self, run_dir: Path, *, asked_for: str):
+        if asked_for != NAME:
+            raise errors.IsolationUnavailable(f"the backend without isolation must be asked for by its name, {NAME!r}")
+        self._cells = run_dir / "cells"
+        self._nurseries: list[PlainNursery] = []
+
+    async def start(self, template: Template) -> PlainNursery:
+        ours, theirs = socket.socketpair()
+        order = self._order(template)
+        with theirs:
+            process = start_process(order, theirs, None, [str(theirs.fileno())])
+        zygote = ZygoteNursery(template, process, None, None, pid_namespaces=0)
+        await zygote.begin(ours, order)
+        self._nurseries.append(PlainNursery(template, zygote, self._cells / str(process.pid)))
+        return self._nurseries[-1]
+
+    def _order(self, template: Template) -> Order:
+        minor = ".".join(template.python_version.split(".")[:2])
+        site = f"{template.root}/env/lib/python{minor}/site-packages"
+        package = str(Path(__file__).parent.parent)
+        env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8", "MPLBACKEND": "Agg", **template.env}
+        first = {"do": "start", "imports": list(template.imports), "env": env, "walls": False, "single": True}
+        return Order([template.python, "-I", "-S", "-c", _BOOT, package, site], b"", first, b"")
+
+    def probe(self) -> list[Check]:
+        return [
+            Check(name="isolation", state="missing", detail="this backend has no walls at all", advice="use namespaces")
+        ]
+
+    def disown(self) -> None:
+        """There is nothing to let go of."""
+
+    async def aclose(self) -> None:
+        for nursery in self._nurseries:
+            await nursery.aclose()
+        shutil.rmtree(self._cells, ignore_errors=True)
+
+
+class PlainNursery:
+    def __init__(self, template: Template, zygote: ZygoteNursery, cells: Path):
+        self.template = template
+        self._zygote = zygote
+        self._cells = cells
+        self._made = 0
+
+    @property
+    def alive(self) -> bool:
+        return self._zygote.alive
+
+    async def spawn(self, spec: CellSpec) -> Cell:
+        self._made += 1
+        home = self._cells / str(self._made)
+        (home / "data").mkdir(parents=True)
+        places = {"/mnt/data": str(home / "data"), "/home/user": str(home)}
+        extra = {"single": True, "places": places}
+        cell = await self._zygote.spawn(spec, extra, None, lambda: shutil.rmtree(home, ignore_errors=True))
+        return PlainCell(cell)
+
+    async def raw_cost_seconds(self) -> float:
+        return await self._zygote.raw_cost_seconds()
+
+    async def aclose(self) -> None:
+        await self._zygote.aclose()
+
+
+class PlainCell:
+    """A cell without a pid namespace: its init must be let to end its descendants before it ends itself."""
+
+    def __init__(self, cell: ProcessCell):
+        self._cell = cell
+        self.name = cell.name
+        self.socket = cell.socket
+        self.first_kernel = cell.first_kernel
+
+    @property
+    def alive(self) -> bool:
+        return self._cell.alive
+
+    def set_limits(self, limits: Limits) -> None:
+        self._cell.set_limits(limits)
+
+    def limits_for_init(self, limits: Limits) -> dict[str, int]:
+        return {}  # this backend has no limits but the host's
+
+    def stats(self) -> CellStats:
+        return self._cell.stats()
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        for _ in range(200):
+            if not self._cell.alive:
+                break
+            await asyncio.sleep(0.005)
+        await self._cell.aclose()

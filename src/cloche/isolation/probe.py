@@ -1,0 +1,129 @@
+"""What this host can isolate and limit, and how: the facts behind `cloche doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from cloche import errors
+from cloche.isolation import ids
+from cloche.isolation.base import Check
+from cloche.linux import cgroups, landlock
+
+MINIMUM_KERNEL = (5, 12)  # mount_setattr
+_ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def refuse_unless_possible() -> None:
+    """Raises IsolationUnavailable where these walls can never stand, and says which way there is."""
+    if sys.platform != "linux":
+        raise errors.IsolationUnavailable(
+            "Cloche's sandboxes need Linux: on macOS and Windows run it in a Linux VM or in its container image"
+        )
+    if platform.machine() not in _ARCHITECTURES:
+        raise errors.IsolationUnavailable(f"Cloche runs on {' and '.join(_ARCHITECTURES)}, not on {platform.machine()}")
+    if kernel() < MINIMUM_KERNEL:
+        raise errors.IsolationUnavailable(
+            f"Linux {platform.release()} is too old: 5.12 or newer is needed (mount_setattr)"
+        )
+
+
+def kernel() -> tuple[int, int]:
+    major, minor = platform.release().split(".")[:2]
+    return int(major), int("".join(filter(str.isdigit, minor)) or 0)
+
+
+def checks() -> list[Check]:
+    """Each line says what is enforced, what is best effort, and what to do where something is missing."""
+    return [_kernel(), _namespaces(), _ids(), *_cgroups(), _landlock(), _seccomp()]
+
+
+def _kernel() -> Check:
+    state = "enforced" if kernel() >= MINIMUM_KERNEL else "missing"
+    return Check(
+        name="kernel",
+        state=state,
+        detail=f"Linux {platform.release()}",
+        advice="" if state == "enforced" else "use 5.12 or newer",
+    )
+
+
+def _namespaces() -> Check:
+    """User namespaces are what an ordinary user's rights come from; root needs them for the cells."""
+    blocked = _why_no_user_namespaces()
+    if blocked:
+        return Check(name="namespaces", state="missing", detail=blocked[0], advice=blocked[1])
+    return Check(name="namespaces", state="enforced", detail="user, pid, mount, network, IPC, UTS, cgroup")
+
+
+def _why_no_user_namespaces() -> tuple[str, str] | None:
+    if _number("/proc/sys/user/max_user_namespaces") == 0:
+        return "user.max_user_namespaces is 0", "sysctl user.max_user_namespaces=15000"
+    if os.geteuid() != 0 and _number("/proc/sys/kernel/unprivileged_userns_clone") == 0:
+        return "kernel.unprivileged_userns_clone is 0", "sysctl kernel.unprivileged_userns_clone=1, or run as root"
+    if os.geteuid() != 0 and _number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"):
+        return (
+            "AppArmor restricts unprivileged user namespaces (Ubuntu 23.10 and newer)",
+            "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a profile with `userns,`, or run as root",
+        )
+    return None
+
+
+def _ids() -> Check:
+    found = ids.find()
+    if found.mode == "root":
+        return Check(name="user ids", state="enforced", detail="each sandbox has ids of its own (server is root)")
+    if found.mode == "subordinate":
+        return Check(name="user ids", state="enforced", detail=f"each sandbox has 2 of {found.count} subordinate ids")
+    return Check(
+        name="user ids",
+        state="best effort",
+        detail="best effort: one id, `user` and `root` inside are one identity; nothing is promised between them",
+        advice="install uidmap (newuidmap) and give this user a line in /etc/subuid and /etc/subgid, or run as root",
+    )
+
+
+_WITHOUT_CGROUPS = {
+    "memory": "best effort: init watches it and ends the largest context; RLIMIT_DATA behind that",
+    "pids": "best effort: RLIMIT_NPROC",
+    "cpu": "best effort: nothing but the host's scheduler",
+    "freezer": "best effort: by SIGSTOP",
+}
+
+
+def _cgroups() -> list[Check]:
+    rows = []
+    for each in cgroups.probe().report:
+        state = "enforced" if each.version else "best effort"
+        detail = f"cgroup {each.version}" if each.version else _WITHOUT_CGROUPS[each.name]
+        rows.append(Check(name=f"limit on {each.name}", state=state, detail=detail, advice=each.advice))
+    return rows
+
+
+def _landlock() -> Check:
+    abi = landlock.abi()
+    if abi:
+        return Check(name="landlock", state="enforced", detail=f"second wall around files, ABI {abi}")
+    return Check(
+        name="landlock", state="missing", detail="not in this kernel", advice="optional: a kernel with lsm=landlock"
+    )
+
+
+def _seccomp() -> Check:
+    there = Path("/proc/sys/kernel/seccomp/actions_avail").exists()
+    state = "enforced" if there else "missing"
+    return Check(
+        name="seccomp",
+        state=state,
+        detail="allow-list of system calls",
+        advice="" if there else "a kernel with CONFIG_SECCOMP_FILTER",
+    )
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,92 @@
+"""Where the cgroup hierarchies are mounted, and reading and writing their control files."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+
+class Hierarchy(NamedTuple):
+    """One mounted hierarchy, as the calling process sees it."""
+
+    version: int
+    controllers: frozenset[str]  # of a v1 hierarchy; v2 lists them in each directory
+    mount: str
+    own: str | None  # the directory of the calling process's cgroup; None if it lies outside what is mounted
+
+
+def hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
+    """The hierarchies in the texts of /proc/self/mountinfo and /proc/self/cgroup, each once."""
+    found: dict[tuple[int, frozenset[str]], Hierarchy] = {}
+    paths = _membership(membership)
+    for line in mountinfo.splitlines():
+        mount = _mounted(line, paths)
+        if mount is None:
+            continue
+        key = (mount.version, mount.controllers)
+        if key not in found or found[key].own is None:
+            found[key] = mount
+    return list(found.values())
+
+
+def _membership(text: str) -> dict[frozenset[str], str]:
+    """The path of the process in each hierarchy, by the hierarchy's controllers; v2 has none here."""
+    lines = (line.split(":", 2) for line in text.splitlines())
+    return {frozenset(controllers.split(",")) - {""}: path for _, controllers, path in lines}
+
+
+def _mounted(line: str, paths: dict[frozenset[str], str]) -> Hierarchy | None:
+    """The hierarchy of a line `36 31 0:33 ROOT MOUNT OPTIONS ... - TYPE SOURCE OPTIONS`, if it is one of cgroups."""
+    before, _, after = line.partition(" - ")
+    kind, _, options = after.split(" ", 2)
+    if kind not in ("cgroup", "cgroup2"):
+        return None
+    words = frozenset(options.split(","))
+    controllers = next((c for c in paths if c and c <= words), None) if kind == "cgroup" else frozenset[str]()
+    if controllers is None or controllers not in paths:
+        return None
+    root, mount = (_unescape(word) for word in before.split(" ")[3:5])
+    return Hierarchy(1 if kind == "cgroup" else 2, controllers, mount, _beneath(mount, root, paths[controllers]))
+
+
+def _unescape(word: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+
+
+def _beneath(mount: str, root: str, path: str) -> str | None:
+    """Where the cgroup `path` is found if `root` is what is mounted at `mount`."""
+    if path.startswith("/..") or root.startswith("/.."):
+        return None  # seen from a cgroup namespace that does not contain it
+    relative = os.path.relpath(path, root)
+    return None if relative.startswith("..") else os.path.normpath(os.path.join(mount, relative))
+
+
+def read(path: bytes) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(fd, 65536), b""))
+    finally:
+        os.close(fd)
+
+
+def write(path: bytes, text: bytes) -> None:
+    """One write, as the kernel takes a value whole or not at all. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text)
+    finally:
+        os.close(fd)
+
+
+def field(path: bytes, key: bytes) -> int:
+    """The value of `key` in a file of `key value` lines; 0 if it has no such line."""
+    for line in read(path).splitlines():
+        name, _, value = line.partition(b" ")
+        if name == key:
+            return int(value)
+    return 0
+
+
+def numbers(path: bytes) -> list[int]:
+    return [int(word) for word in read(path).split()]

@@ -1,0 +1,102 @@
+"""The control files of version 1: one directory per hierarchy. Each class speaks for one controller of one group."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from cloche.linux.cgroup_files import Hierarchy, field, read, write
+
+CPU_PERIOD_US = 100_000
+_LEAST_QUOTA_US = 1000
+
+
+def usable(hierarchy: Hierarchy) -> str:
+    """Why groups cannot be made below the process's own in this hierarchy; empty if they can."""
+    if hierarchy.own is None:
+        return "the process's own group is not among those mounted"
+    if not os.access(hierarchy.own, os.W_OK) or not os.access(os.path.join(hierarchy.own, "cgroup.procs"), os.W_OK):
+        return "cgroup v1 takes root, with the hierarchy mounted writable"
+    return ""
+
+
+class Memory:
+    def __init__(self, directory: bytes) -> None:
+        self._directory = directory
+
+    def limit(self, size_bytes: int) -> None:
+        """Limits memory, and memory and swap together to the same, so that nothing is swapped."""
+        value = b"%d" % size_bytes
+        try:
+            write(self._directory + b"/memory.limit_in_bytes", value)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # It would be above the limit of both, as when it is raised: the other one first.
+            self._limit_with_swap(value)
+            write(self._directory + b"/memory.limit_in_bytes", value)
+        else:
+            self._limit_with_swap(value)
+
+    def _limit_with_swap(self, value: bytes) -> None:
+        try:
+            write(self._directory + b"/memory.memsw.limit_in_bytes", value)
+        except FileNotFoundError:
+            pass  # a kernel that does not account for swap
+
+    def used_bytes(self) -> int:
+        return int(read(self._directory + b"/memory.usage_in_bytes"))
+
+    def peak_bytes(self) -> int:
+        return int(read(self._directory + b"/memory.max_usage_in_bytes"))
+
+    def oom_kills(self) -> int:
+        return field(self._directory + b"/memory.oom_control", b"oom_kill")
+
+
+class Cpu:
+    def __init__(self, directory: bytes) -> None:
+        self._directory = directory
+
+    def limit(self, cpus: float) -> None:
+        # The period of a new group is 100 ms already.
+        write(self._directory + b"/cpu.cfs_quota_us", b"%d" % max(_LEAST_QUOTA_US, cpus * CPU_PERIOD_US))
+
+
+class Clock:
+    """CPU time, from the cpuacct controller."""
+
+    def __init__(self, directory: bytes) -> None:
+        self._directory = directory
+
+    def seconds(self) -> float:
+        return int(read(self._directory + b"/cpuacct.usage")) / 1e9
+
+
+class Pids:
+    """The same files in both versions."""
+
+    def __init__(self, directory: bytes) -> None:
+        self._directory = directory
+
+    def limit(self, count: int) -> None:
+        write(self._directory + b"/pids.max", b"%d" % count)
+
+    def count(self) -> int:
+        return int(read(self._directory + b"/pids.current"))
+
+
+class Freezer:
+    """Frozen processes of version 1 take no signals, not even SIGKILL, until they are thawed."""
+
+    def __init__(self, directory: bytes) -> None:
+        self._directory = directory
+
+    def freeze(self) -> None:
+        write(self._directory + b"/freezer.state", b"FROZEN")
+
+    def thaw(self) -> None:
+        write(self._directory + b"/freezer.state", b"THAWED")
+
+    def frozen(self) -> bool:
+        return read(self._directory + b"/freezer.state").startswith(b"FROZEN")

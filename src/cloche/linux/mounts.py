@@ -1,0 +1,82 @@
+"""Mounts by descriptor: a tree is cloned, made read-only, and only then attached where it will be seen."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from cloche.linux import syscalls
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
+MNT_DETACH = 2
+
+_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
+SEALED = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = [
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    ]
+
+
+def clone(path: str, attributes: int, *, recursive: bool = True) -> int:
+    """A detached copy of the mount tree at `path` with `attributes` set on all of it; returns its descriptor."""
+    deep = _AT_RECURSIVE if recursive else 0
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | deep
+    tree = syscalls.syscall(syscalls.OPEN_TREE, _AT_FDCWD, path.encode(), flags, name=f"open_tree {path}")
+    set_attributes(tree, "", attributes, recursive=recursive)
+    return tree
+
+
+def set_attributes(fd: int, path: str, attributes: int, *, recursive: bool) -> None:
+    attr = _MountAttr(set=attributes)
+    flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
+    raw = ctypes.string_at(ctypes.addressof(attr), ctypes.sizeof(attr))
+    syscalls.syscall(syscalls.MOUNT_SETATTR, fd, path.encode(), flags, raw, len(raw), name="mount_setattr")
+
+
+def attach(tree: int, target: str) -> None:
+    """Attaches a detached tree at `target` and closes its descriptor."""
+    name = f"move_mount {target}"
+    syscalls.syscall(syscalls.MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH, name=name)
+    os.close(tree)
+
+
+def bind(source: str, target: str, attributes: int = SEALED, *, recursive: bool = True) -> None:
+    """A bind of `source` at `target` that never is writable, not even for a moment, when `attributes` say so."""
+    attach(clone(source, attributes, recursive=recursive), target)
+
+
+def make_private() -> None:
+    """Nothing that is mounted from here on reaches another mount namespace, and nothing comes in."""
+    syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
+
+
+def seal(path: str) -> None:
+    """Makes the one mount at `path` read-only."""
+    set_attributes(_AT_FDCWD, path, SEALED, recursive=False)
+
+
+def enter_root(root: str) -> None:
+    """Makes `root`, a mount, the root of this mount namespace and lets go of the old one."""
+    os.chdir(root)
+    syscalls.pivot_root(".", ".")
+    syscalls.umount(".", MNT_DETACH)
+    os.chdir("/")

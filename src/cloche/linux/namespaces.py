@@ -1,0 +1,37 @@
+"""Namespaces: flags, id maps, and what a new network namespace needs to be usable."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
+
+_SIOCSIFFLAGS, _IFF_UP, _IFF_RUNNING = 0x8914, 0x1, 0x40
+
+Extents = "list[tuple[int, int, int]]"  # (inside, outside, count)
+
+
+def write_maps(pid: int | str, uids: list, gids: list, *, deny_setgroups: bool = False) -> None:
+    """Writes the id maps of `pid`'s user namespace; each extent is (inside, outside, count)."""
+    if deny_setgroups:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", _lines(uids))
+    _write(f"/proc/{pid}/gid_map", _lines(gids))
+
+
+def _lines(extents: list) -> str:
+    return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in extents)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(text.encode())
+
+
+def raise_loopback() -> None:
+    """Brings `lo` up in the caller's network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP | _IFF_RUNNING))

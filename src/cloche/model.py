@@ -1,0 +1,173 @@
+"""The values that everything shares: frozen, comparable, serialisable. No behaviour beyond validation."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+from typing import Literal, dataclass_transform
+
+import msgspec
+
+from cloche import errors
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")  # a name, NAME@VERSION, or an alias
+
+User = Literal["user", "root"]
+FileKind = Literal["file", "directory", "symlink", "other"]
+Outcome = Literal["ok", "raised", "interrupted", "timed_out", "out_of_memory", "died"]
+Stream = Literal["stdout", "stderr"]
+
+
+def new_id(prefix: str = "i") -> str:
+    """`prefix` + 20 characters of [a-z0-9]. With the default prefix it is a sandbox id, valid in every dialect."""
+    number, letters = secrets.randbits(128), []
+    for _ in range(20):  # 36**20 is less than 2**104, so that the remainder's bias is nowhere to be seen
+        number, digit = divmod(number, 36)
+        letters.append(_ID_ALPHABET[digit])
+    return prefix + "".join(letters)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))  # for mypy
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of our values: immutable, keyword-only."""
+
+
+class Limits(Struct):
+    """What one sandbox may use. Every field has a default and nothing is unlimited."""
+
+    memory_bytes: int = 2 * GIB
+    cpus: float = 2.0
+    processes: int = 256
+    open_files: int = 4096
+    space_bytes: int = 1 * GIB
+    output_bytes: int = 32 * MIB
+    execution_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise errors.InvalidRequest(f"limit {name} must be a positive number, not {value!r}")
+        if self.memory_bytes < 16 * MIB:
+            raise errors.InvalidRequest(f"limit memory_bytes must be at least 16 MiB, not {self.memory_bytes}")
+
+
+class NetworkPolicy(Struct):
+    """Which hosts a sandbox may reach. The default, an empty list, is loopback only."""
+
+    allow: tuple[str, ...] = ()
+
+
+class SandboxSpec(Struct):
+    """What a caller asks for when a sandbox is made."""
+
+    template: str = "python"
+    env: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    limits: Limits | None = None
+    lifetime_seconds: float | None = None
+    network: NetworkPolicy = NetworkPolicy()
+    user: User = "user"
+    cwd: str = "/mnt/data"
+    owner: str = "local"
+
+    def __post_init__(self) -> None:
+        if not _TEMPLATE_NAME.fullmatch(self.template):
+            raise errors.TemplateNotFound(f"{self.template!r} is not a template name: use NAME or NAME@VERSION")
+        check_env(self.env)
+        check_seconds("lifetime", self.lifetime_seconds)
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Raises InvalidRequest unless `value` is None or a positive, finite number of seconds."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise errors.InvalidRequest(f"{name} must be a positive number of seconds, not {value!r}")
+
+
+def check_env(env: dict[str, str]) -> None:
+    """Raises InvalidRequest if a name or value could not be in an environment block."""
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise errors.InvalidRequest(f"environment variable {name!r} must be a string with a string value")
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise errors.InvalidRequest(
+                f"environment variable {name!r} has a name or value that no environment can hold"
+            )
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise errors.InvalidRequest(f"environment variable {name!r} is not valid Unicode") from None
+
+
+class Template(Struct):
+    """One immutable version of a template, as it lies in the data directory."""
+
+    name: str
+    version: str  # hex digest of lock, template.toml, Python and platform
+    python: str  # the interpreter's path on the host
+    python_version: str  # "3.11.7"
+    python_prefix: str  # sys.base_prefix of that interpreter
+    root: str  # directory that holds env/, template.toml, lock.txt
+    packages: tuple[str, ...] = ()  # "numpy==2.1.0", ... as locked
+    imports: tuple[str, ...] = ()  # what the zygote imports before it forks
+    env: dict[str, str] = {}
+    limits: Limits = Limits()
+    created_at: float = 0.0
+    size_bytes: int = 0
+
+    @property
+    def ref(self) -> str:
+        return f"{self.name}@{self.version[:12]}"
+
+
+class FileInfo(Struct):
+    path: str
+    name: str
+    kind: FileKind
+    size_bytes: int
+    mode: int
+    owner: str
+    group: str
+    modified_at: float
+    target: str | None = None  # what a symlink points at
+
+
+class FileChange(Struct):
+    """Something that a watch saw. `path` is absolute."""
+
+    kind: Literal["created", "written", "removed", "renamed", "attributes"]
+    path: str
+
+
+class Usage(Struct):
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    memory_peak_bytes: int = 0
+
+
+class SandboxInfo(Struct):
+    id: str
+    template: str  # NAME@VERSION
+    owner: str
+    state: Literal["running", "paused", "ended"]
+    created_at: float
+    deadline_at: float | None
+    metadata: dict[str, str]
+    limits: Limits
+    ended_at: float | None = None
+    end_reason: str | None = None
+
+
+class ProcessInfo(Struct):
+    id: str
+    pid: int  # inside the sandbox
+    command: str
+    user: str
+    cwd: str
+    started_at: float

@@ -1,0 +1,270 @@
+"""The library for programs with an event loop: the same as `cloche.sdk.sandbox`, with `await` and `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any
+
+from cloche import errors
+from cloche.engine.answers import InputSource
+from cloche.engine.context import Context as CoreContext
+from cloche.engine.sandbox import Sandbox as Core
+from cloche.events import AnyEvent, Folding, Run
+from cloche.model import SandboxInfo
+from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
+from cloche.sdk.embedded import embedded
+from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, input_from_loop, refuse_server, sandbox_spec
+from cloche.sdk.transport import Transport
+
+AsyncInput = InputSource | Callable[[str], Awaitable[str]]
+OnEvent = Callable[[AnyEvent], object]
+
+
+class AsyncSandbox:
+    """A sealed place to run code in: `async with AsyncSandbox() as box`, or `box = await AsyncSandbox()`.
+
+    It may be used from several tasks, threads and event loops. Everything else is as in `Sandbox`.
+    """
+
+    def __init__(
+        self,
+        template: str = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        limits: LimitsLike = None,
+        timeout: float | None = None,
+        network: NetworkLike = None,
+        url: str | None = None,
+        api_key: str | None = None,
+    ):
+        refuse_server(url, api_key)
+        self._spec = sandbox_spec(template, env, metadata, limits, timeout, network)
+        self._made: Core | None = None
+
+    @classmethod
+    async def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> AsyncSandbox:
+        """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
+        self = cls(url=url, api_key=api_key)
+        transport = await _embedded()
+        self._attach(transport, await transport.acall(lambda: transport.connect(id, OWNER)))
+        return self
+
+    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
+        return self._create().__await__()
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return await self._create()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _create(self) -> AsyncSandbox:
+        if self._made is None:
+            transport = await _embedded()
+            self._attach(transport, await transport.acall(lambda: transport.create(self._spec)))
+        return self
+
+    def _attach(self, transport: Transport, core: Core) -> None:
+        self._transport = transport
+        self._made = core
+        self.files = AsyncFiles(transport, core)
+        self.commands = AsyncCommands(transport, core)
+        self.contexts = AsyncContexts(transport, core)
+
+    @property
+    def _core(self) -> Core:
+        if self._made is None:
+            raise errors.InvalidRequest("await the AsyncSandbox first, or use it with `async with`")
+        return self._made
+
+    def __repr__(self) -> str:
+        return f"<cloche.AsyncSandbox {self._made.id if self._made else 'not yet made'}>"
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    async def info(self) -> SandboxInfo:
+        """What it is and how long it lives, also when it has ended."""
+        return self._core.info
+
+    async def renew(self, seconds: float) -> SandboxInfo:
+        """Moves its deadline to `seconds` from now, at most to the longest lifetime that the host allows."""
+
+        async def work() -> SandboxInfo:
+            return self._core.renew(seconds)
+
+        return await self._transport.acall(work)
+
+    async def kill(self) -> None:
+        """Ends it. Nothing of it remains. Harmless when it has ended."""
+        await self._transport.acall(self._core.kill)
+
+    async def close(self) -> None:
+        """The same as `kill`."""
+        if self._core.record.state == "running":
+            await self.kill()
+
+    async def run(
+        self,
+        code: str,
+        *,
+        context: AsyncContext | str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: AsyncInput = None,
+        on_event: OnEvent | None = None,
+    ) -> Run:
+        """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program."""
+        chosen = self._context(context)
+        return await chosen.run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
+
+    def stream(
+        self,
+        code: str,
+        *,
+        context: AsyncContext | str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: AsyncInput = None,
+    ) -> AsyncStream:
+        """The events of a run as they come, `Started` to `Ended`. Leaving its `async with` early interrupts."""
+        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
+
+    def _context(self, context: AsyncContext | str | None) -> AsyncContext:
+        if isinstance(context, AsyncContext):
+            return context
+        return AsyncContext(self._transport, self._core.context(context))
+
+
+class AsyncContext:
+    """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
+
+    def __init__(self, transport: Transport, core: CoreContext):
+        self._transport = transport
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"<cloche.AsyncContext {self.id}>"
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    @property
+    def language(self) -> str:
+        return self._core.language
+
+    @property
+    def cwd(self) -> str:
+        return self._core.cwd
+
+    async def run(
+        self,
+        code: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: AsyncInput = None,
+        on_event: OnEvent | None = None,
+    ) -> Run:
+        """As `AsyncSandbox.run`."""
+        if on_event is not None:
+            stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
+            return await _run_watched(stream, on_event)
+        given, answers = dict(env) if env else None, input_from_loop(input)
+
+        async def work() -> Run:
+            execution = self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
+            return await execution.result()
+
+        return await self._transport.acall(work)
+
+    def stream(
+        self,
+        code: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: AsyncInput = None,
+    ) -> AsyncStream:
+        """As `AsyncSandbox.stream`."""
+        given, answers = dict(env) if env else None, input_from_loop(input)
+        return AsyncStream(
+            self._transport,
+            lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers),
+        )
+
+    async def interrupt(self) -> bool:
+        """Interrupts what runs now; its state is kept. False if nothing runs."""
+
+        async def work() -> bool:
+            return self._core.interrupt()
+
+        return await self._transport.acall(work)
+
+    async def restart(self) -> None:
+        """A new kernel under the same id; the state is lost, what runs ends."""
+        await self._transport.acall(self._core.restart)
+
+
+class AsyncContexts:
+    """A sandbox's contexts. There is always a default one, which `AsyncSandbox.run` uses."""
+
+    def __init__(self, transport: Transport, core: Core):
+        self._transport = transport
+        self._core = core
+
+    async def create(self, language: str = "python", cwd: str | None = None) -> AsyncContext:
+        """A new context. Raises InvalidRequest for a language that does not exist."""
+        core = await self._transport.acall(lambda: self._core.create_context(language=language, cwd=cwd))
+        return AsyncContext(self._transport, core)
+
+    async def list(self) -> list[AsyncContext]:
+        return [AsyncContext(self._transport, core) for core in self._core.contexts]
+
+    async def get(self, id: str) -> AsyncContext:
+        """Raises ContextNotFound."""
+        return AsyncContext(self._transport, self._core.context(id))
+
+    async def restart(self, context: AsyncContext | str) -> None:
+        """Raises ContextNotFound."""
+        await (context if isinstance(context, AsyncContext) else await self.get(context)).restart()
+
+    async def remove(self, context: AsyncContext | str) -> None:
+        """Ends a context with all that it started. Raises ContextNotFound."""
+        id = context if isinstance(context, str) else context.id
+
+        async def work() -> None:
+            self._core.remove_context(id)
+
+        await self._transport.acall(work)
+
+
+async def arun(code: str, *, template: str = "python", timeout: float | None = None, input: AsyncInput = None) -> Run:
+    """Runs code in a sandbox of its own, which is gone afterwards."""
+    async with AsyncSandbox(template) as box:
+        return await box.run(code, timeout=timeout, input=input)
+
+
+async def _embedded() -> Transport:
+    """The engine; its first start takes a moment and must not stop the caller's loop."""
+    return await asyncio.to_thread(embedded)
+
+
+async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:
+    folding = Folding()
+    async with stream:
+        async for event in stream:
+            folding.feed(event)
+            on_event(event)
+    return folding.run()

@@ -1,0 +1,57 @@
+"""Putting an engine together from a configuration: the backend, the templates, the records, the instance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.engine.instance import Instance
+from cloche.isolation.base import Backend
+from cloche.model import Template
+from cloche.store.records import SqliteRecords
+from cloche.templates import Catalogue, Report, ensure
+from cloche.templates.progress import silent
+
+
+class BuiltTemplates:
+    """The catalogue; a built-in template is built at its first use."""
+
+    def __init__(self, config: Config, report: Report, preload: bool):
+        self._catalogue = Catalogue(config.data_dir, config.aliases)
+        self._report = report
+        self._preload = preload
+
+    def resolve(self, ref: str) -> Template:
+        template = ensure(self._catalogue, ref, self._report)
+        return template if self._preload else msgspec.structs.replace(template, imports=())
+
+
+def assemble(config: Config, report: Report = silent, *, preload: bool = True) -> Engine:
+    """An engine, to be entered with `async with`. Raises IsolationUnavailable or Unavailable.
+
+    Without `preload` the nursery imports nothing in advance: it is there in a third of the time, which is what counts
+    for a single sandbox.
+    """
+    data_dir = Path(config.data_dir)
+    instance = Instance(data_dir / "run")
+    instance.open()
+    try:
+        backend = _backend(config, instance)
+    except BaseException:
+        instance.close()
+        raise
+    records = SqliteRecords(data_dir / "store.sqlite3")
+    return Engine(config, backend, BuiltTemplates(config, report, preload), records, instance)
+
+
+def _backend(config: Config, instance: Instance) -> Backend:
+    if config.backend == "plain-unsafe":
+        from cloche.isolation.plain import PlainBackend
+
+        return PlainBackend(instance.directory, asked_for=config.backend)
+    from cloche.isolation.namespaces import NamespacesBackend
+
+    return NamespacesBackend(instance.directory, instance.name, instance.is_live)

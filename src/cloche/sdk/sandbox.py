@@ -1,0 +1,256 @@
+"""The library for ordinary programs: everything waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from cloche.engine.answers import InputSource
+from cloche.engine.context import Context as CoreContext
+from cloche.engine.sandbox import Sandbox as Core
+from cloche.events import AnyEvent, Folding, Run
+from cloche.model import SandboxInfo
+from cloche.sdk.embedded import embedded
+from cloche.sdk.parts import Commands, Files, Stream
+from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, refuse_server, sandbox_spec
+from cloche.sdk.transport import Transport
+
+OnEvent = Callable[[AnyEvent], object]
+
+
+class Sandbox:
+    """A sealed place to run code in. Use it with `with`, or `close()` it; it may be used from several threads.
+
+        with cloche.Sandbox() as box:
+            box.run("x = 6 * 7")
+            box.run("x").text            # '42': state lives on
+
+    `timeout` is its lifetime in seconds (by default until closed). Raises TemplateNotFound, InvalidRequest,
+    IsolationUnavailable (`cloche doctor` explains) or NurseryFailed. The first use of the built-in template builds it.
+    """
+
+    def __init__(
+        self,
+        template: str = "python",
+        *,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        limits: LimitsLike = None,
+        timeout: float | None = None,
+        network: NetworkLike = None,
+        url: str | None = None,
+        api_key: str | None = None,
+    ):
+        refuse_server(url, api_key)
+        spec = sandbox_spec(template, env, metadata, limits, timeout, network)
+        transport = embedded()
+        self._attach(transport, transport.call(lambda: transport.create(spec)))
+
+    @classmethod
+    def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> Sandbox:
+        """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
+        refuse_server(url, api_key)
+        transport = embedded()
+        self = cls.__new__(cls)
+        self._attach(transport, transport.call(lambda: transport.connect(id, OWNER)))
+        return self
+
+    def _attach(self, transport: Transport, core: Core) -> None:
+        self._transport = transport
+        self._core = core
+        self.files = Files(transport, core)
+        self.commands = Commands(transport, core)
+        self.contexts = Contexts(transport, core)
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cloche.Sandbox {self.id}>"
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    def info(self) -> SandboxInfo:
+        """What it is and how long it lives, also when it has ended."""
+        return self._core.info
+
+    def renew(self, seconds: float) -> SandboxInfo:
+        """Moves its deadline to `seconds` from now, at most to the longest lifetime that the host allows."""
+
+        async def work() -> SandboxInfo:
+            return self._core.renew(seconds)
+
+        return self._transport.call(work)
+
+    def kill(self) -> None:
+        """Ends it. Nothing of it remains. Harmless when it has ended."""
+        self._transport.call(self._core.kill)
+
+    def close(self) -> None:
+        """The same as `kill`."""
+        if self._core.record.state == "running":
+            self.kill()
+
+    def run(
+        self,
+        code: str,
+        *,
+        context: Context | str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: InputSource = None,
+        on_event: OnEvent | None = None,
+    ) -> Run:
+        """Runs code to its end. What the program does wrong is in the Run, never an exception.
+
+        `env` and `cwd` hold for this run. `timeout` in seconds; when it passes the program is interrupted, then
+        killed. `input` answers `input()`: a string's lines, strings, or a callable that is given the prompt.
+        `on_event` sees every event as it comes.
+        """
+        return self._context(context).run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
+
+    def stream(
+        self,
+        code: str,
+        *,
+        context: Context | str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: InputSource = None,
+    ) -> Stream:
+        """The events of a run as they come, `Started` to `Ended`. Leaving it early interrupts the program."""
+        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
+
+    def _context(self, context: Context | str | None) -> Context:
+        if isinstance(context, Context):
+            return context
+        return Context(self._transport, self._core.context(context))
+
+
+class Context:
+    """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
+
+    def __init__(self, transport: Transport, core: CoreContext):
+        self._transport = transport
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"<cloche.Context {self.id}>"
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    @property
+    def language(self) -> str:
+        return self._core.language
+
+    @property
+    def cwd(self) -> str:
+        return self._core.cwd
+
+    def run(
+        self,
+        code: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: InputSource = None,
+        on_event: OnEvent | None = None,
+    ) -> Run:
+        """As `Sandbox.run`."""
+        if on_event is not None:
+            return self._run_watched(self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input), on_event)
+
+        async def work() -> Run:
+            execution = self._core.execute(
+                code, env=dict(env) if env else None, cwd=cwd, timeout_seconds=timeout, input=input
+            )
+            return await execution.result()
+
+        return self._transport.call(work)
+
+    def stream(
+        self,
+        code: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout: float | None = None,
+        input: InputSource = None,
+    ) -> Stream:
+        """As `Sandbox.stream`."""
+        given = dict(env) if env else None
+        return Stream(
+            self._transport,
+            lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input),
+        )
+
+    def interrupt(self) -> bool:
+        """Interrupts what runs now; its state is kept. False if nothing runs."""
+
+        async def work() -> bool:
+            return self._core.interrupt()
+
+        return self._transport.call(work)
+
+    def restart(self) -> None:
+        """A new kernel under the same id; the state is lost, what runs ends."""
+        self._transport.call(self._core.restart)
+
+    def _run_watched(self, stream: Stream, on_event: OnEvent) -> Run:
+        folding = Folding()
+        with stream:
+            for event in stream:
+                folding.feed(event)
+                on_event(event)
+        return folding.run()
+
+
+class Contexts:
+    """A sandbox's contexts. There is always a default one, which `Sandbox.run` uses."""
+
+    def __init__(self, transport: Transport, core: Core):
+        self._transport = transport
+        self._core = core
+
+    def create(self, language: str = "python", cwd: str | None = None) -> Context:
+        """A new context. Raises InvalidRequest for a language that does not exist."""
+        core = self._transport.call(lambda: self._core.create_context(language=language, cwd=cwd))
+        return Context(self._transport, core)
+
+    def list(self) -> list[Context]:
+        return [Context(self._transport, core) for core in self._core.contexts]
+
+    def get(self, id: str) -> Context:
+        """Raises ContextNotFound."""
+        return Context(self._transport, self._core.context(id))
+
+    def restart(self, context: Context | str) -> None:
+        """Raises ContextNotFound."""
+        (context if isinstance(context, Context) else self.get(context)).restart()
+
+    def remove(self, context: Context | str) -> None:
+        """Ends a context with all that it started. Raises ContextNotFound."""
+        id = context if isinstance(context, str) else context.id
+
+        async def work() -> None:
+            self._core.remove_context(id)
+
+        self._transport.call(work)
+
+
+def run(code: str, *, template: str = "python", timeout: float | None = None, input: InputSource = None) -> Run:
+    """Runs code in a sandbox of its own, which is gone afterwards."""
+    with Sandbox(template) as box:
+        return box.run(code, timeout=timeout, input=input)

@@ -1,0 +1,1 @@
+"""What must outlive the process: records of sandboxes."""

@@ -1,0 +1,136 @@
+"""What a `template.toml` says.
+
+name = "geo"
+python = "3.12"                 # or ">=3.11", ">=3.10,<3.13", "3.12.1"; the newest that fits is not always taken,
+packages = ["shapely>=2"]       # see pythons.choose
+imports = ["shapely"]           # imported before the fork
+[env]
+TZ = "UTC"
+[limits]
+memory_bytes = 4294967296
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cloche import errors
+from cloche.model import Limits, Struct, check_env
+
+BUILT_IN = ("python",)
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+# A name, extras, version clauses and a marker, as in PEP 508. No URL (the lock must not depend on a host), no option.
+_PACKAGE = re.compile(r"[A-Za-z0-9]([\w.-]*\w)?(\[[\w.,\s-]+\])?\s*(\(?[<>=!~][^;@#]*\)?)?(;[^@#]*)?", re.ASCII)
+_PYTHON = re.compile(r"(==|>=|<=|<|>|!=)?\s*3(\.\d+){0,2}(\.\*)?")
+
+
+class Recipe(Struct, forbid_unknown_fields=True):
+    """A validated template.toml."""
+
+    name: str
+    python: str = ">=3.11"
+    packages: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    limits: Limits = Limits()
+
+
+def parse(text: str, origin: str = "template.toml") -> Recipe:
+    """The recipe that `text` is. Raises InvalidConfig that names `origin`, the key and what is wrong with it."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise errors.InvalidConfig(f"{origin} is not TOML: {error}") from None
+    _check_keys(origin, table)
+    try:
+        recipe = msgspec.convert(table, Recipe)
+    except (msgspec.ValidationError, errors.InvalidRequest) as error:
+        raise errors.InvalidConfig(f"{origin}: {error}") from None
+    _check(origin, recipe)
+    return recipe
+
+
+def read(path: Path) -> Recipe:
+    """The recipe in that file. Raises InvalidConfig."""
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidConfig(f"cannot read {path}: {error}") from None
+
+
+def built_in(name: str) -> Recipe:
+    """The recipe of a built-in template. Raises TemplateNotFound."""
+    if name not in BUILT_IN:
+        raise errors.TemplateNotFound(f"there is no built-in template {name!r}: there is {', '.join(BUILT_IN)}")
+    return parse(
+        resources.files("cloche.templates").joinpath(f"{name}.toml").read_text("utf-8"), f"built-in {name}.toml"
+    )
+
+
+def canonical(recipe: Recipe) -> str:
+    """The same text for every way to write the same recipe: what the version is a digest of."""
+    lines = [f"name = {_string(recipe.name)}", f"python = {_string(recipe.python)}"]
+    lines += [f"packages = {_strings(sorted(set(recipe.packages)))}", f"imports = {_strings(recipe.imports)}"]
+    lines += ["", "[env]", *(f"{_string(key)} = {_string(recipe.env[key])}" for key in sorted(recipe.env))]
+    limits = msgspec.structs.asdict(recipe.limits)
+    lines += ["", "[limits]", *(f"{key} = {value}" for key, value in limits.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _string(value: str) -> str:
+    # JSON strings are TOML basic strings, but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _strings(values: Iterable[str]) -> str:
+    return "[" + ", ".join(_string(value) for value in values) + "]"
+
+
+def _check_keys(origin: str, table: dict[str, Any]) -> None:
+    _check_table(origin, "", table, Recipe.__struct_fields__)
+    if isinstance(limits := table.get("limits"), dict):
+        _check_table(origin, "limits.", limits, Limits.__struct_fields__)
+
+
+def _check_table(origin: str, prefix: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1, 0.5)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known keys: {', '.join(known)}"
+            raise errors.InvalidConfig(f"{origin}: unknown key {prefix}{key}; {hint}")
+
+
+def _check(origin: str, recipe: Recipe) -> None:
+    if not _NAME.fullmatch(recipe.name):
+        raise errors.InvalidConfig(
+            f"{origin}: name {recipe.name!r} must be lower-case letters, digits, '.', '_' or '-'"
+        )
+    for clause in recipe.python.split(","):
+        if not _PYTHON.fullmatch(clause.strip()):
+            raise errors.InvalidConfig(f'{origin}: python {recipe.python!r} must be like "3.12" or ">=3.11,<3.14"')
+    for package in recipe.packages:
+        if not _PACKAGE.fullmatch(package.strip()) or "\n" in package:
+            advice = 'use a name and versions, like "shapely>=2"; URLs, paths and options are not possible'
+            raise errors.InvalidConfig(f"{origin}: {package!r} is not a package requirement: {advice}")
+    for module in recipe.imports:
+        if not _MODULE.fullmatch(module):
+            raise errors.InvalidConfig(f'{origin}: import {module!r} must be a module\'s name, like "numpy.linalg"')
+    _check_env(origin, recipe.env)
+
+
+def _check_env(origin: str, env: dict[str, str]) -> None:
+    try:
+        check_env(env)
+    except errors.InvalidRequest as error:
+        raise errors.InvalidConfig(f"{origin}: {error}") from None

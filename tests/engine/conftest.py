@@ -1,0 +1,57 @@
+"""Engines for tests: one per backend and test session, since a nursery takes a second or two to start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from cloche import errors
+from cloche.config import Config, Pool
+from cloche.engine.engine import Engine
+from cloche.engine.sandbox import Sandbox
+from cloche.model import SandboxSpec, Template
+from cloche.sdk.assembly import assemble
+
+BACKENDS = ["plain-unsafe", "namespaces"]
+
+
+@pytest.fixture(scope="session", params=BACKENDS)
+def config(request: pytest.FixtureRequest, data_dir: str, template: Template) -> Config:
+    return Config(data_dir=data_dir, backend=request.param, pool=Pool(ready=2))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(config: Config) -> AsyncIterator[Engine]:
+    async with open_engine(config) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def box(engine: Engine) -> AsyncIterator[Sandbox]:
+    sandbox = await engine.create(SandboxSpec())
+    yield sandbox
+    await sandbox.kill()
+
+
+@pytest.fixture(scope="session")
+def own_config(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The same with a data directory of its own, which shares the built templates."""
+    data_dir = tmp_path_factory.mktemp("data")
+    (data_dir / "templates").symlink_to(Path(config.data_dir) / "templates")
+    return msgspec.structs.replace(config, data_dir=str(data_dir))
+
+
+def open_engine(config: Config) -> Engine:
+    try:
+        return assemble(config)
+    except errors.IsolationUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def opening():
+    return open_engine

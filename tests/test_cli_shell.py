@@ -1,0 +1,258 @@
+"""`cloche shell`, and what `cloche run` does at a terminal, by the real command in a real pseudo-terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from cloche.cli.cells import Cells
+from cloche.cli.images import drawing, iterm, kitty
+from cloche.model import Template
+
+CLOCHE = str(Path(sys.executable).with_name("cloche"))
+PATIENCE_SECONDS = 90
+
+
+class Terminal:
+    """A command in a pseudo-terminal of its own, and somebody who types."""
+
+    def __init__(self, *command: str, env: dict[str, str]):
+        self.seen = ""
+        self._at = 0  # up to where somebody has looked
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            os.execve(command[0], command, env)
+        self.resize(24, 80)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait_for(self, text: str) -> str:
+        """What came up to and with the next `text`."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (found := self.seen.find(text, self._at)) < 0:
+            assert self._read(deadline), f"{text!r} did not come; last seen: {self.seen[-500:]!r}"
+        start, self._at = self._at, found + len(text)
+        return self.seen[start : self._at]
+
+    def status(self) -> int:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self._read(deadline):
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))
+        try:
+            data = os.read(self._fd, 65536) if ready else b""
+        except OSError:  # the other side is closed
+            data = b""
+        self.seen += data.decode("utf-8", "replace")
+        return bool(data)
+
+
+@pytest.fixture
+def terminal(data_dir: str, template: Template):
+    """Opens a terminal in which `cloche ARGS` runs."""
+    opened = []
+
+    def open_(*args: str, **env: str) -> Terminal:
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        environment = {**kept, "TERM": "xterm", "CLOCHE_DATA_DIR": data_dir, **env}
+        opened.append(Terminal(CLOCHE, *args, env=environment))
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def piped(data_dir: str, template: Template):
+    """Runs `cloche shell ARGS` with a script on stdin."""
+
+    def call(script: str, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [CLOCHE, "--data-dir", data_dir, "shell", *args]
+        return subprocess.run(
+            command, input=script, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+        )
+
+    return call
+
+
+def test_python_prompt_keeps_state_takes_blocks_and_leaves_with_ctrl_d(terminal):
+    box = terminal("shell")
+    box.wait_for(">>> ")
+    box.type("x = 6\n")
+    box.wait_for(">>> ")
+    box.type("def f(n):\n")
+    box.wait_for("... ")
+    box.type("    return n * 7\n")
+    box.wait_for("... ")
+    box.type("\n")
+    box.wait_for(">>> ")
+    box.type("f(x)\n")
+    assert "\r\n42\r\n" in box.wait_for(">>> ")
+    box.type("1/0\n")
+    assert "ZeroDivisionError" in box.wait_for(">>> ")
+    box.type("\x04")
+    assert box.status() == 0
+
+
+def test_python_prompt_ctrl_c_interrupts_the_program_and_drops_a_half_typed_line(terminal):
+    box = terminal("shell")
+    box.wait_for(">>> ")
+    box.type("kept = 'still here'\n")
+    box.wait_for(">>> ")
+    box.type("while True: print('go' + 'ing') or __import__('time').sleep(0.01)\n\n")
+    box.wait_for("going\r\n")
+    box.type("\x03")
+    box.wait_for("KeyboardInterrupt\r\n")
+    box.wait_for(">>> ")
+    box.type("nonsense(")
+    box.wait_for("nonsense(")
+    box.type("\x03")
+    box.type("\n")  # CPython's prompt may see a signal only at the end of the line, if it comes between two keys
+    box.wait_for("KeyboardInterrupt\r\n")
+    box.wait_for(">>> ")
+    box.type("kept\n")
+    box.wait_for("'still here'")
+    box.wait_for(">>> ")
+    box.type("exit(5)\n")
+    assert box.status() == 5
+
+
+def test_python_prompt_remembers_what_was_typed_in_earlier_sessions(terminal, data_dir, tmp_path):
+    (tmp_path / "templates").symlink_to(Path(data_dir) / "templates")
+    for typed in ("3 * 4\n", "\x1b[A\x1b[A\n"):  # the second time: up, up, over the `exit`
+        box = terminal("shell", CLOCHE_DATA_DIR=str(tmp_path))
+        box.wait_for(">>> ")
+        box.type(typed)
+        box.wait_for("\r\n12\r\n")
+        box.wait_for(">>> ")
+        box.type("exit\n")
+        assert box.status() == 0
+
+
+def test_a_password_is_asked_without_echo(terminal):
+    box = terminal("run", "-c", "import getpass; p = getpass.getpass('pass? '); print(len(p))")
+    box.wait_for("pass? ")
+    box.type("secret\n")
+    box.wait_for("6\r\n")
+    assert box.status() == 0
+    assert "secret" not in box.seen
+
+
+def test_an_image_is_shown_inline_where_the_terminal_can(terminal):
+    box = terminal("run", "-c", "import matplotlib.pyplot as plt; _ = plt.plot([1])", TERM="xterm-kitty")
+    box.wait_for("\x1b_Ga=T,f=100,q=2,m=1;iVBORw0KGgo")
+    box.wait_for("\x1b\\")
+    assert box.status() == 0
+    assert "<Figure" not in box.seen
+    assert "--out" not in box.seen
+
+
+def test_bash_is_a_real_terminal_that_follows_the_users_size(terminal):
+    box = terminal("shell", "--lang", "bash")
+    box.wait_for("$ ")
+    box.type("tty && stty size; whoami\n")
+    assert "/dev/pts/" in box.wait_for("24 80")
+    box.wait_for("user\r\n")
+    box.resize(50, 132)
+    # The new size arrives by signals, here and in the sandbox; the shell waits for it, not we.
+    box.type('until [ "$(stty size)" = "50 132" ]; do :; done; echo re"sized"\n')
+    box.wait_for("resized\r\n")
+    box.type("while :; do :; done\n")
+    box.type("\x03")
+    box.wait_for("^C")
+    box.type("exit 9\n")
+    assert box.status() == 9
+
+
+def test_bash_restores_the_users_terminal_when_it_is_ended_by_a_signal(terminal):
+    box = terminal("shell", "--lang", "bash")
+    before = termios.tcgetattr(box._fd)
+    box.wait_for("$ ")
+    assert not termios.tcgetattr(box._fd)[3] & termios.ICANON
+    os.kill(box._pid, 15)
+    assert os.waitstatus_to_exitcode(os.waitpid(box._pid, 0)[1]) == 143
+    assert termios.tcgetattr(box._fd)[3] == before[3]
+
+
+def test_piped_python_runs_cell_by_cell_and_feeds_input(piped):
+    block = "x = 3\nfor i in range(2):\n    print(i)\nprint('after')\n"
+    done = piped(block + "n = input('name? ')\nbob\nn * x\n1 / 0\nimport sys; sys.exit(4)\n")
+    assert done.stdout == "0\n1\nafter\nname? 'bobbobbob'\n"
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert done.returncode == 4
+
+
+def test_piped_bash_has_both_streams_and_passes_its_exit_code_on(piped):
+    done = piped("echo $((6*7)); echo err >&2; exit 5\n", "--lang", "bash")
+    assert (done.stdout, done.stderr, done.returncode) == ("42\n", "err\n", 5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "cells"),
+    [
+        (["1", "", "2"], ["1", "2"]),
+        (["if x:", "    1", "else:", "    2", "", "3"], ["if x:\n    1\nelse:\n    2\n", "3"]),
+        (["@f", "def g():", "    pass", "g()"], ["@f\ndef g():\n    pass", "g()"]),
+        (["s = '''a", "", "b'''"], ["s = '''a\n\nb'''"]),
+        (["f(1,", "2)"], ["f(1,\n2)"]),
+        (["await f()", "%timeit x", "!ls", "x?"], ["await f()", "%timeit x", "!ls", "x?"]),
+        (["%%bash", "echo 1", "", "2"], ["%%bash\necho 1\n", "2"]),
+        (["x = = 1", "nul\0"], ["x = = 1", "nul\0"]),
+        (["for x in y:", "    1"], ["for x in y:\n    1"]),
+        (["async def f():", "    pass", "await f()"], ["async def f():\n    pass", "await f()"]),
+    ],
+)
+def test_lines_become_cells(lines, cells):
+    reading = Cells()
+    assert [cell for line in lines for cell in reading.feed(line)] + reading.end() == cells
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"TERM": "xterm-kitty"}, kitty),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, kitty),
+        ({"TERM": "xterm-ghostty"}, kitty),
+        ({"TERM_PROGRAM": "WezTerm"}, iterm),
+        ({"LC_TERMINAL": "iTerm2"}, iterm),
+        ({"TERM": "tmux-256color", "TMUX": "/tmp/tmux", "KITTY_WINDOW_ID": "1"}, None),
+        ({"TERM": "xterm-256color"}, None),
+        ({}, None),
+    ],
+)
+def test_a_terminal_is_known_by_its_environment(environ, expected):
+    assert drawing(environ) is expected
+
+
+def test_kitty_gets_png_in_chunks_and_nothing_else():
+    drawn = kitty({"image/png": b"x" * 5000}) or ""
+    chunks = drawn.strip().split("\x1b\\")[:-1]
+    assert [chunk.partition(";")[0] for chunk in chunks] == ["\x1b_Ga=T,f=100,q=2,m=1", "\x1b_Gm=0"]
+    assert all(len(chunk.partition(";")[2]) <= 4096 for chunk in chunks)
+    assert kitty({"image/jpeg": b"x", "text/plain": "y"}) is None
+
+
+def test_iterm_gets_png_or_jpeg():
+    assert iterm({"image/jpeg": b"abc"}) == "\x1b]1337;File=inline=1;size=3:YWJj\x07\n"
+    assert iterm({"text/plain": "y"}) is None

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from cloche import cli, config, errors
+from cloche.model import GIB, MIB, Limits
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_without_any_source_every_value_is_the_default():
+    loaded = config.load(environ={"HOME": "/home/ada"})
+    assert loaded.backend == "namespaces"
+    assert loaded.pool.ready == 2
+    assert loaded.limits.default == Limits()
+    assert loaded.lifetime.max_seconds == 86400
+    assert {origin for _, _, origin in loaded.items()} == {"default"}
+
+
+def test_flags_beat_variables_beat_the_file_beat_defaults(tmp_path):
+    (tmp_path / "cloche.toml").write_text("data_dir = '/file'\n[pool]\nready = 3\n[lifetime]\nmax_seconds = 60\n")
+    environ = {"CLOCHE_DATA_DIR": "/variable", "CLOCHE_POOL_READY": "4"}
+    loaded = config.load(environ=environ, flags={"data_dir": "/flag", "backend": None})
+    assert (loaded.data_dir, loaded.pool.ready, loaded.lifetime.max_seconds) == ("/flag", 4, 60)
+    assert loaded.origins["data_dir"] == "flag --data-dir"
+    assert loaded.origins["pool.ready"] == "environment variable CLOCHE_POOL_READY"
+    assert loaded.origins["lifetime.max_seconds"] == "file cloche.toml"
+    assert "backend" not in loaded.origins
+
+
+def test_a_named_file_is_used_instead_of_the_one_that_lies_there(tmp_path):
+    (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n")
+    (tmp_path / "other.toml").write_text("[pool]\nready = 5\n")
+    (tmp_path / "third.toml").write_text("[pool]\nready = 6\n")
+    assert config.load(environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 5
+    assert config.load("third.toml", environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 6
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_DATA_HOME": "/xdg", "HOME": "/home/ada"}, "/xdg/cloche"),
+        ({"HOME": "/home/ada"}, "/home/ada/.local/share/cloche"),
+    ],
+)
+def test_the_data_directory_of_an_ordinary_user_is_below_their_data_home(environ, expected, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert config.load(environ=environ).data_dir == expected
+
+
+def test_the_data_directory_of_root_is_the_systems(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert config.load(environ={"XDG_DATA_HOME": "/xdg"}).data_dir == "/var/lib/cloche"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("dat_dir = '/x'", ["dat_dir", "did you mean data_dir?", "cloche.toml"]),
+        ("[limits.default]\nmemory = 5", ["limits.default.memory", "did you mean limits.default.memory_bytes?"]),
+        ("[pool]\nready = 'many'", ["pool.ready", "'many'", "file cloche.toml"]),
+        ("[pool]\nready = '2'", ["pool.ready", "'2'"]),
+        ("[pool]\nready = -1", ["pool.ready", "-1"]),
+        ("pool = 3", ["unknown key pool", "pool.ready"]),
+        ("backend = 'docker'", ["backend", "docker"]),
+        ("[limits.default]\nmemory_bytes = '2 parsecs'", ["memory_bytes", "parsecs", "2GiB"]),
+        ("[limits.default]\nmemory_bytes = 1", ["memory_bytes", "16 MiB"]),
+        ("[limits.default]\ncpus = 1000", ["cpus", "maximum", "limits.maximum.cpus"]),
+        ("[lifetime]\nmax_seconds = 0", ["lifetime.max_seconds"]),
+        ("a = ", ["not TOML"]),
+    ],
+)
+def test_a_bad_file_is_refused_with_the_key_and_what_to_do(tmp_path, text, parts):
+    (tmp_path / "cloche.toml").write_text(text)
+    with pytest.raises(errors.InvalidConfig) as caught:
+        config.load(environ={})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_one():
+    with pytest.raises(errors.InvalidConfig, match=r"CLOCHE_DATADIR.*did you mean CLOCHE_DATA_DIR\?"):
+        config.load(environ={"CLOCHE_DATADIR": "/x"})
+
+
+def test_a_missing_named_file_is_an_error():
+    with pytest.raises(errors.InvalidConfig, match="nowhere"):
+        config.load("nowhere.toml", environ={})
+
+
+def test_a_file_that_merely_lies_there_cannot_turn_isolation_off(tmp_path):
+    (tmp_path / "cloche.toml").write_text("backend = 'plain-unsafe'")
+    with pytest.raises(errors.InvalidConfig, match="isolation"):
+        config.load(environ={})
+    assert config.load("cloche.toml", environ={}).backend == "plain-unsafe"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_somebody_else_that_merely_lies_there_is_refused(tmp_path):
+    (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n")
+    os.chown(tmp_path / "cloche.toml", 12345, 12345)
+    with pytest.raises(errors.InvalidConfig, match="another user"):
+        config.load(environ={})
+
+
+def test_sizes_can_be_written_with_units():
+    environ = {"CLOCHE_LIMITS_DEFAULT_MEMORY_BYTES": "512MiB", "CLOCHE_LIMITS_DEFAULT_SPACE_BYTES": "3g"}
+    limits = config.load(environ=environ).limits.default
+    assert (limits.memory_bytes, limits.space_bytes) == (512 * MIB, 3 * GIB)
+
+
+def test_a_partial_maximum_keeps_the_other_maxima(tmp_path):
+    (tmp_path / "cloche.toml").write_text("[limits.maximum]\nmemory_bytes = 4294967296\n")
+    limits = config.load(environ={}).limits
+    assert limits.maximum.memory_bytes == 4 * GIB
+    assert limits.maximum.cpus > limits.default.cpus
+    with pytest.raises(errors.InvalidRequest, match="memory_bytes"):
+        limits.check(Limits(memory_bytes=5 * GIB))
+
+
+def test_aliases_of_the_file_are_added_to_the_built_in_ones(tmp_path):
+    (tmp_path / "cloche.toml").write_text('[aliases]\n"geo:*" = "geo"\n')
+    aliases = config.load(environ={}).aliases
+    assert aliases["geo:*"] == "geo"
+    assert aliases["code-interpreter-v1"] == "python"
+
+
+def test_cloche_config_prints_every_key_with_its_origin(tmp_path):
+    done = CliRunner().invoke(cli.main, ["--data-dir", str(tmp_path), "config", "--json"])
+    assert done.exit_code == 0
+    printed = json.loads(done.stdout)
+    assert printed["data_dir"] == {"value": str(tmp_path), "origin": "flag --data-dir"}
+    assert printed.keys() == config.KEYS.keys()
+
+
+def test_our_failures_exit_with_125_and_one_message():
+    done = CliRunner().invoke(cli.main, ["--config", "nowhere.toml", "config"])
+    assert done.exit_code == 125
+    assert done.stderr.startswith("cloche: cannot read nowhere.toml")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_no_subcommand():
+    program = (
+        "import sys\nfrom click.testing import CliRunner\nfrom cloche import cli\n"
+        "assert CliRunner().invoke(cli.main, ['--help']).exit_code == 0\n"
+        "loaded = [name for name in cli.COMMANDS if 'cloche.cli.' + name in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_as_a_library_only_warnings_are_logged_and_never_private_fields():
+    program = (
+        "from cloche import telemetry\n"
+        "telemetry.log.info('pool.filled')\n"
+        "telemetry.log.warning('nursery.failed', code='secret', template='python')\n"
+        "telemetry.configure('json', 'info')\n"
+        "telemetry.log.info('sandbox.ended', sandbox='i1')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    first, second = done.stderr.splitlines()
+    assert "nursery.failed" in first and "template=python" in first and "secret" not in first
+    assert json.loads(second)["event"] == "sandbox.ended"
+    assert done.stdout == ""

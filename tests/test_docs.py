@@ -1,0 +1,201 @@
+"""The docs are true: what they name exists, what they list is complete, and their examples run."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import cloche
+from cloche import errors
+from cloche.bench.rows import ROWS
+from cloche.cli import COMMANDS, main
+from cloche.config import KEYS, Config, bytes_of, load
+from cloche.model import Limits, Template
+from cloche.sdk import embedded
+from cloche.templates import recipe
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGE = REPOSITORY / "src/cloche"
+PAGES = [REPOSITORY / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
+SPECIFICATION = REPOSITORY / "docs/SPECIFICATION.md"
+LIBRARY = REPOSITORY / "docs/library.md"
+CLI = REPOSITORY / "docs/cli.md"
+
+
+def text_of(page: Path) -> str:
+    return page.read_text("utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
+
+
+def rows(page: Path) -> Iterator[list[str]]:
+    """The cells of every row of every table."""
+    for line in text_of(page).splitlines():
+        if line.startswith("| "):
+            yield [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def section(page: Path, title: str) -> str:
+    return re.split(r"^## ", text_of(page).partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def functions_of(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+# --- what is named exists
+
+
+def test_every_test_named_in_the_specification_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(SPECIFICATION))
+    assert len(named) > 50
+    assert [f"{file}::{name}" for file, name in named if name not in functions_of(REPOSITORY / file)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_named_exists(page: Path):
+    """Paths of the repository, or of the package for short; what begins with a slash is in a sandbox or on a host."""
+    named = re.findall(r"`([\w.][\w.-]*/[\w./-]*?)(?:::\w+)?`", text_of(page))
+    ours = [path for path in named if re.fullmatch(r".*\.(py|toml|md)|([a-z]+/)+", path) and not path.startswith("./")]
+    lost = [path for path in ours if not (REPOSITORY / path).exists() and not (PACKAGE / path).exists()]
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path):
+    targets = re.findall(r"\]\(([^)#]+)", text_of(page))
+    assert [each for each in targets if "://" not in each and not (page.parent / each).exists()] == []
+
+
+# --- what is listed is complete
+
+
+def test_every_error_is_listed_with_its_code():
+    listed = {row[0].strip("`"): row[1].strip("`") for row in rows(LIBRARY) if len(row) > 1}
+    found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClocheError)]
+    codes = {each.__name__: each.code for each in found if each is not errors.ClocheError}
+    assert {name: listed.get(name) for name in codes} == codes
+
+
+def test_the_default_limits_are_the_documented_ones():
+    listed = {row[0].strip("`"): row[1] for row in rows(LIBRARY) if row[0].strip("`") in Limits.__struct_fields__}
+    assert {name: bytes_of(value) for name, value in listed.items()} == {
+        name: getattr(Limits(), name) for name in Limits.__struct_fields__
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [cloche.Run, cloche.Result, cloche.Limits, cloche.Usage], ids=lambda kind: kind.__name__
+)
+def test_every_field_of_what_a_run_gives_is_documented(kind: type):
+    words = set(re.findall(r"`(\w+)", text_of(LIBRARY)))
+    assert [name for name in kind.__struct_fields__ if name not in words] == []
+
+
+def test_help_lists_the_commands_that_are_documented_and_no_other():
+    documented = re.findall(r"^## cloche (\w+)$", text_of(CLI), re.MULTILINE)
+    said = subprocess.run([cloche_command(), "--help"], capture_output=True, text=True, check=True).stdout
+    listed = re.findall(r"^  (\w+) ", said.partition("Commands:\n")[2], re.MULTILINE)
+    assert sorted(documented) == sorted(listed) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_documented(name: str):
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    subcommands = command.commands.values() if isinstance(command, click.Group) else ()
+    options = {opt for each in (command, *subcommands) for param in each.params for opt in param.opts}
+    described = section(CLI, f"cloche {name}")
+    assert [option for option in options if option.startswith("-") and option not in described] == []
+
+
+def test_every_key_of_the_configuration_is_documented():
+    patterns = [row[0].strip("`") for row in rows(CLI)]
+    known = [key for key in KEYS if key in patterns or f"{key.rpartition('.')[0]}.*" in patterns]
+    assert known == list(KEYS)
+
+
+def test_the_bars_of_the_benchmark_are_those_of_the_specification():
+    bars = re.findall(r"^\| `(\w+)` \|.*\| ([≥≤]) ([\d.]+)× \|$", text_of(SPECIFICATION), re.MULTILINE)
+    wanted = {(row.key, "≤" if row.limit else "≥", row.bar) for row in ROWS.values() if row.bar is not None}
+    assert {(key, sign, float(bar)) for key, sign, bar in bars} == wanted
+
+
+# --- examples work
+
+
+def cloche_command() -> str:
+    return str(Path(sys.executable).parent / "cloche")
+
+
+@pytest.fixture(scope="module")
+def engine(data_dir: str, template: Template) -> Iterator[embedded.Embedded]:
+    started = embedded.Embedded(Config(data_dir=data_dir))
+    try:
+        started.open()
+    except errors.IsolationUnavailable as error:
+        pytest.skip(str(error))
+    yield started
+    started.close()
+
+
+def examples() -> list[tuple[Path, int]]:
+    return [
+        (page, number) for page in (REPOSITORY / "README.md", LIBRARY) for number in range(len(blocks(page, "python")))
+    ]
+
+
+@pytest.mark.parametrize(("page", "number"), examples(), ids=lambda value: getattr(value, "name", value))
+def test_a_python_example_runs(engine: embedded.Embedded, page: Path, number: int):
+    with embedded.using(engine), cloche.Sandbox() as box:
+        exec(compile(blocks(page, "python")[number], f"{page.name}[{number}]", "exec"), {"box": box})
+
+
+def test_the_first_command_of_the_readme_prints_42(template: Template, data_dir: str):
+    line = next(
+        line for block in blocks(REPOSITORY / "README.md", "sh") for line in block.splitlines() if "6*7" in line
+    )
+    program, *arguments = shlex.split(line)
+    assert program == ".venv/bin/cloche"
+    ran = subprocess.run([cloche_command(), "--data-dir", data_dir, *arguments], capture_output=True, text=True)
+    if "isolation" in ran.stderr:
+        pytest.skip(ran.stderr)
+    assert (ran.stdout, ran.returncode) == ("42\n", 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_shown_exists(page: Path):
+    lines = [line.partition("#")[0] for block in blocks(page, "sh") for line in block.splitlines()]
+    shown = [match[1] for line in lines for match in re.finditer(r"(?:^|[/| ])cloche (\w+)", line)]
+    targets = [match[1] for line in lines if (match := re.match(r"make (\w+)", line))]
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    assert [name for name in shown if name not in COMMANDS] == []
+    assert [name for name in targets if f"\n{name}:" not in makefile] == []
+
+
+def test_the_template_of_the_docs_is_a_recipe():
+    (example,) = blocks(REPOSITORY / "docs/templates.md", "toml")
+    assert recipe.parse(example).name == "geo"
+
+
+def test_every_key_of_a_template_is_documented():
+    words = {row[0].strip("`[]") for row in rows(REPOSITORY / "docs/templates.md")}
+    assert [key for key in recipe.Recipe.__struct_fields__ if key not in words] == []
+
+
+def test_the_configuration_of_the_docs_can_be_loaded(tmp_path: Path):
+    (example,) = blocks(CLI, "toml")
+    (tmp_path / "cloche.toml").write_text(example)
+    assert load(tmp_path / "cloche.toml", {}).pool.ready == 8

@@ -1,0 +1,147 @@
+"""Cloche as an ordinary user without subordinate ids and without cgroup rights: one uid, limits by init itself.
+
+Run by root, these tests become such a user. Run by an ordinary user, the whole suite is already that test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+UID = 54321
+TEMPLATE = """
+name = "small"
+python = ">=3.11"
+packages = ["six"]
+imports = ["six"]
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as an ordinary user already")
+
+
+def distribution_python() -> str | None:
+    """An interpreter that every user may read; root's own may lie in root's home."""
+    for name in ("python3.13", "python3.12", "python3.11", "python3"):
+        found = shutil.which(name, path="/usr/bin:/usr/local/bin")
+        if found and subprocess.run([found, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode == 0:
+            return found
+    return None
+
+
+class User:
+    """An ordinary user with an installation of Cloche of its own."""
+
+    def __init__(self, home: Path, python: str):
+        self.home = home
+        self.python = str(home / "venv/bin/python")
+        uv = str(Path(sys.executable).parent / "uv")
+        shutil.copy(uv, home / "uv")
+        kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "SSL_"))}
+        self.environ = {**kept, "HOME": str(home), "PATH": "/usr/bin:/bin", "CLOCHE_DATA_DIR": str(home / "data")}
+        subprocess.run(
+            [uv, "build", "--quiet", "--wheel", "--out-dir", str(home / "dist"), str(REPOSITORY)], check=True
+        )
+        for path in (home, *home.rglob("*")):
+            os.chown(path, UID, UID)
+        self.run([str(home / "uv"), "venv", "--quiet", "--python", python, str(home / "venv")])
+        wheel = next((home / "dist").glob("*.whl"))
+        self.run([str(home / "uv"), "pip", "install", "--quiet", "--python", self.python, str(wheel)])
+
+    def run(self, command: list[str], timeout_seconds: float = 300) -> str:
+        result = subprocess.run(
+            command,
+            env=self.environ,
+            cwd=self.home,
+            user=UID,
+            group=UID,
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def ask(self, code: str) -> object:
+        """What `answer` is after that code, in which `box` is a sandbox."""
+        program = f"import json, cloche\nwith cloche.Sandbox('small', limits=LIMITS) as box:\n{_indented(code)}\n"
+        program += "    print(json.dumps(answer))"
+        limits = "LIMITS = {'memory_bytes': 200 << 20, 'processes': 40, 'space_bytes': 50 << 20}\n"
+        return json.loads(self.run([self.python, "-c", limits + program]))
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" for line in code.splitlines())
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+    python = distribution_python()
+    if python is None:
+        pytest.skip("no Python 3.11 or newer in /usr/bin that every user can read")
+    home = tmp_path_factory.mktemp("rootless")
+    for path in (home, *home.parents):
+        if path.stat().st_mode & 0o077 == 0:  # pytest's own directories are its user's alone
+            path.chmod(0o755)
+    made = User(home, python)
+    (home / "small.toml").write_text(TEMPLATE)
+    made.run([str(home / "venv/bin/cloche"), "template", "build", str(home / "small.toml")])
+    return made
+
+
+def test_code_runs_and_state_lives_on(user: User):
+    assert user.ask("box.run('import six; x = 41')\nanswer = box.run('x + 1').text") == "42"
+
+
+def test_files_and_commands_work_for_both_names_of_the_one_identity(user: User):
+    code = """box.files.write("/mnt/data/a", "one")
+answer = [box.commands.run("id -un; cat a; echo two > b").stdout]
+answer.append(box.commands.run("id -un; cat b", user="root").stdout)"""
+    assert user.ask(code) == ["user\none", "root\ntwo\n"]
+
+
+def test_there_is_one_uid_no_capability_and_a_filter(user: User):
+    code = """status = box.commands.run("cat /proc/self/status").stdout
+rows = dict(line.split(":", 1) for line in status.splitlines())
+answer = [rows[name].strip() for name in ("CapEff", "CapPrm", "NoNewPrivs", "Seccomp")]
+answer.append(box.commands.run("cat /proc/self/uid_map").stdout.split())"""
+    assert user.ask(code) == ["0" * 16, "0" * 16, "1", "2", ["1000", "0", "1"]]
+
+
+def test_root_inside_is_not_the_user_outside(user: User):
+    code = f"""tries = ["cat {user.home}/small.toml", "touch /usr/x", "mount -t tmpfs x /mnt/data", "unshare -U true"]
+answer = [box.commands.run(each, user="root").exit_code != 0 for each in tries]
+box.commands.run("kill -9 1", user="root")
+answer.append(box.run("6 * 7").text)"""
+    assert user.ask(code) == [True, True, True, True, "42"]
+
+
+def test_too_much_memory_is_an_outcome_and_the_sandbox_lives_on(user: User):
+    code = """other = box.contexts.create()
+other.run("kept = 1")
+run = box.run("hog = []\\nfor _ in range(2000): hog.append(bytearray(1 << 20))")
+answer = [run.outcome in ("out_of_memory", "raised"), other.run("kept").text, box.run("1 + 1").text]"""
+    assert user.ask(code) == [True, "1", "2"]
+
+
+def test_processes_and_space_are_limited(user: User):
+    code = """bomb = "import os, time\\nmade = 0\\ntry:\\n  while made < 400:\\n    if os.fork() == 0: time.sleep(9)\\n"
+bomb += "    made += 1\\nexcept OSError: pass\\nprint(made)"
+made = int(box.run(bomb).stdout or 0)
+box.contexts.restart(box.contexts.list()[0])
+full = box.commands.run("head -c 100M /dev/zero > /tmp/big").stderr
+answer = [made < 100, "No space" in full]"""
+    assert user.ask(code) == [True, True]
+
+
+def test_doctor_says_what_is_best_effort(user: User):
+    said = user.run([str(user.home / "venv/bin/cloche"), "doctor"])
+    assert "best effort" in said
+    assert "Traceback" not in said
