@@ -268,6 +268,46 @@ def test_without_walls_files_are_saved_just_the_same(cloche, tmp_path):
     assert (tmp_path / "a.txt").read_text() == "x"
 
 
+def test_out_takes_no_more_than_the_sandbox_has_space(cloche, tmp_path):
+    """And holes stay holes, so that what is saved takes no more of the disk than it did inside."""
+    code = """if True:
+        sizes = {'a-huge': 1 << 50, 'b-over': (1 << 30) + 1, 'c-holes': 300 << 20, 'd-again': 900 << 20}
+        for name, size in sizes.items():
+            with open(name, 'wb') as f: f.truncate(size); f.seek(100 << 20); f.write(b'data')
+        open('e-small', 'w').write('x')
+    """
+    done = cloche("run", "--out", str(tmp_path), "-c", code)
+    assert done.returncode == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["c-holes", "e-small"]
+    assert done.stderr.count("over the limit") == 3
+    saved = (tmp_path / "c-holes").stat()
+    assert saved.st_size == 300 << 20
+    assert saved.st_blocks * 512 <= 2 << 20
+    with open(tmp_path / "c-holes", "rb") as file:
+        file.seek(100 << 20)
+        assert file.read(5) == b"data\0"
+
+
+def test_a_file_that_grows_while_it_is_saved_is_stopped(cloche, tmp_path):
+    code = """if True:
+        import os, subprocess, sys
+        grow = 'f = open("grows", "r+b")\\nfor n in range(1, 1 << 40): f.truncate(n << 20)'
+        open('grows', 'wb').close()
+        subprocess.Popen([sys.executable, '-c', grow])
+        while os.path.getsize('grows') == 0: pass
+    """
+    done = cloche("run", "--out", str(tmp_path), "-c", code)
+    assert "over the limit" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_cannot_be_listed_are_said_and_change_nothing_else(cloche, tmp_path):
+    code = "import os\nfor n in range(20_001): os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))"
+    done = cloche("run", "--out", str(tmp_path), "-c", code)
+    assert done.returncode == 0
+    assert "files were not saved" in done.stderr
+
+
 def test_closed_streams_are_harmless(data_dir, template):
     command = f"'{CLOCHE}' --data-dir '{data_dir}' run -c 'print(1)' >&- <&- 2>&-"
     assert subprocess.run(["bash", "-c", command], timeout=PATIENCE_SECONDS, check=False).returncode == 0

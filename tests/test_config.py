@@ -27,7 +27,7 @@ def test_without_any_source_every_value_is_the_default():
 
 
 def test_flags_beat_variables_beat_the_file_beat_defaults(tmp_path):
-    (tmp_path / "cloche.toml").write_text("data_dir = '/file'\n[pool]\nready = 3\n[lifetime]\nmax_seconds = 60\n")
+    (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n[lifetime]\nmax_seconds = 60\n")
     environ = {"CLOCHE_DATA_DIR": "/variable", "CLOCHE_POOL_READY": "4"}
     loaded = config.load(environ=environ, flags={"data_dir": "/flag", "backend": None})
     assert (loaded.data_dir, loaded.pool.ready, loaded.lifetime.max_seconds) == ("/flag", 4, 60)
@@ -102,6 +102,30 @@ def test_a_file_that_merely_lies_there_cannot_turn_isolation_off(tmp_path):
     with pytest.raises(errors.InvalidConfig, match="isolation"):
         config.load(environ={})
     assert config.load("cloche.toml", environ={}).backend == "plain-unsafe"
+
+
+def test_a_file_that_merely_lies_there_cannot_say_where_templates_come_from(tmp_path):
+    (tmp_path / "cloche.toml").write_text("data_dir = './data'")
+    with pytest.raises(errors.InvalidConfig, match=r"data_dir.*--data-dir.*--config"):
+        config.load(environ={})
+    assert config.load("cloche.toml", environ={}).data_dir == str(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"open_files": 63}, "open_files must be at least 64, not 63"),
+        ({"processes": 7}, "processes must be at least 8"),
+        ({"space_bytes": 1000}, "space_bytes must be at least 1 MiB"),
+        ({"cpus": 0.001}, "cpus must be at least 0.01"),
+        ({"memory_bytes": 1}, "memory_bytes must be at least 16 MiB"),
+        ({"processes": 10.5}, "processes must be a whole number"),
+        ({"processes": True}, "processes must be a positive number"),
+    ],
+)
+def test_a_limit_with_which_nothing_works_is_refused(limits, said):
+    with pytest.raises(errors.InvalidRequest, match=said):
+        Limits(**limits)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

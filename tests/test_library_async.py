@@ -129,3 +129,23 @@ async def test_contexts_and_watch(box: cloche.AsyncSandbox):
     async with box.files.watch(".") as changes:
         await box.files.write("new", "x")
         assert (await anext(aiter(changes))).path == "/mnt/data/new"
+
+
+async def test_what_comes_with_a_later_version_is_refused(box: cloche.AsyncSandbox):
+    context = await box.contexts.get("default")
+    for run in (box.run, context.run):
+        assert (await run("1", tools=None, detach=False)).text == "1"
+        for how in ({"tools": [len]}, {"detach": True}):
+            with pytest.raises(errors.InvalidRequest, match="later version"):
+                await run("1", **how)
+
+
+async def test_bad_input_is_refused(box: cloche.AsyncSandbox):
+    with pytest.raises(errors.InvalidPath):
+        await box.run("1", cwd="")
+    with pytest.raises(errors.InvalidRequest):
+        await box.commands.run("true", user="nobody")
+    with pytest.raises(errors.InvalidRequest):
+        await box.commands.run("true", env={str(n): "x" * 100_000 for n in range(11)})
+    with pytest.raises(errors.InvalidRequest):
+        await box.stream("input()", input=True).answer("x" * (1 << 20) + "x")

@@ -177,6 +177,12 @@ def test_a_lifetime_can_be_given_and_renewed():
         ({"timeout": -1}, errors.InvalidRequest),
         ({"limits": {"memory": 1}}, errors.InvalidRequest),
         ({"limits": {"memory_bytes": -1}}, errors.InvalidRequest),
+        ({"limits": 7}, errors.InvalidRequest),
+        ({"env": "A=b"}, errors.InvalidRequest),
+        ({"env": {"a": "x" * 200_000}}, errors.InvalidRequest),
+        ({"env": {str(n): "x" * 100_000 for n in range(11)}}, errors.InvalidRequest),
+        ({"metadata": 7}, errors.InvalidRequest),
+        ({"network": 7}, errors.InvalidRequest),
         ({"env": {"a\0": "b"}}, errors.InvalidRequest),
         ({"metadata": {"a": 1}}, errors.InvalidRequest),
         ({"network": {"allow": ["pypi.org"]}}, errors.InvalidRequest),
@@ -188,6 +194,51 @@ def test_what_makes_no_sense_is_refused_with_a_reason(how: dict, error: type[Exc
     with pytest.raises(error) as caught:
         cloche.Sandbox(**how)
     assert len(str(caught.value)) > 15
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"cwd": ""}, errors.InvalidPath),
+        ({"cwd": "a\0"}, errors.InvalidPath),
+        ({"cwd": 7}, errors.InvalidPath),
+        ({"env": 7}, errors.InvalidRequest),
+        ({"env": {str(n): "x" * 100_000 for n in range(11)}}, errors.InvalidRequest),
+        ({"input": 7}, errors.InvalidRequest),
+        ({"input": ["x" * (1 << 20) + "x"]}, errors.InvalidRequest),
+        ({"input": "y\n" + "x" * (1 << 20) + "x"}, errors.InvalidRequest),
+        ({"tools": []}, errors.InvalidRequest),
+        ({"detach": True}, errors.InvalidRequest),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused_before_it_starts(box: cloche.Sandbox, how: dict, error: type[Exception]):
+    for run in (box.run, box.contexts.get("default").run):
+        with pytest.raises(error):
+            run("x = 1", **how)
+    assert box.run("'x' in globals()").text == "False"
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"cwd": ""}, errors.InvalidPath),
+        ({"user": "nobody"}, errors.InvalidRequest),
+        ({"user": ["root"]}, errors.InvalidRequest),
+        ({"env": 7}, errors.InvalidRequest),
+        ({"env": {str(n): "x" * 50_000 for n in range(11)}}, errors.InvalidRequest),
+        ({"stdin": 7}, errors.InvalidRequest),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(box: cloche.Sandbox, how: dict, error: type[Exception]):
+    command = ["true", *["x" * 100_000] * 5]
+    with pytest.raises(error):
+        box.commands.run(command, **how)
+    assert box.commands.run(command).exit_code == 0
+
+
+def test_what_comes_with_a_later_version_may_be_left_as_it_is(box: cloche.Sandbox):
+    assert box.run("1", tools=None, detach=False).text == "1"
+    assert box.contexts.get("default").run("2", tools=None, detach=False).text == "2"
 
 
 def test_limits_as_a_mapping_and_no_network():
@@ -210,6 +261,38 @@ def test_use_after_fork_is_a_clear_error(box: cloche.Sandbox):
     assert b"forked child" in os.read(read, 1000)
     os.close(read)
     assert box.run("1").text == "1"
+
+
+def test_open_files_are_raised_and_too_few_are_an_error_that_says_so(data_dir: str):
+    program = """if True:
+        import os, resource
+        from cloche import errors
+        import cloche
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with cloche.Sandbox() as box:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 17)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), hard))
+            boxes = []
+            try:
+                while True:
+                    boxes.append(cloche.Sandbox())
+            except errors.Unavailable as error:
+                print(error)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            assert box.run('6 * 7').text == '42'
+            assert cloche.Sandbox().run('1').text == '1'
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CLOCHE_DATA_DIR": data_dir, "CLOCHE_POOL_READY": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ulimit -n" in done.stdout
 
 
 def test_importing_is_cheap_and_imports_nothing():

@@ -221,12 +221,23 @@ def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
     if not named:
         _check_ownership(file)
     for key, value in _flatten(_read(file)):
-        if not named and (key, value) == ("backend", "plain-unsafe"):
-            advice = "ask for it with --backend, CLOCHE_BACKEND, or a file that you name with --config"
-            raise errors.InvalidConfig(
-                f"a {file} that merely lies in this directory cannot turn isolation off: {advice}"
-            )
+        if not named:
+            _check_harmless(file, key, value)
         yield Setting(_known(key, str(file)), value, f"file {file}")
+
+
+def _check_harmless(file: Path, key: str, value: Any) -> None:
+    """A file that came with somebody's repository must not say what is mounted into sandboxes, nor take them away."""
+    if (key, value) == ("backend", "plain-unsafe"):
+        what, flag = "turn isolation off", "--backend, CLOCHE_BACKEND"
+    elif key == "data_dir":
+        what, flag = "choose data_dir, from which templates are taken", "--data-dir, CLOCHE_DATA_DIR"
+    else:
+        return
+    raise errors.InvalidConfig(
+        f"a {file} that merely lies in this directory cannot {what}: ask for it with {flag}, or a file that you name "
+        "with --config"
+    )
 
 
 def _check_ownership(file: Path) -> None:

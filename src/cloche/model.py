@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from typing import Literal, dataclass_transform
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, dataclass_transform, get_args
 
 import msgspec
 
 from cloche import errors
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+MAX_STRING_BYTES = 128 * KIB  # of one argument or environment variable: the kernel's limit
+MAX_COMMAND_BYTES = 1 * MIB  # of a command's arguments and environment together; the kernel's limit is twice that
+MAX_LINE_BYTES = 1 * MIB
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")  # a name, NAME@VERSION, or an alias
@@ -49,11 +54,28 @@ class Limits(Struct):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-                raise errors.InvalidRequest(f"limit {name} must be a positive number, not {value!r}")
-        if self.memory_bytes < 16 * MIB:
-            raise errors.InvalidRequest(f"limit memory_bytes must be at least 16 MiB, not {self.memory_bytes}")
+            _check_limit(name, getattr(self, name))
+
+
+_FRACTIONS = ("cpus", "execution_seconds")
+_LEAST: dict[str, tuple[float, str]] = {  # with less, nothing starts, or nothing useful can be done
+    "memory_bytes": (16 * MIB, "16 MiB"),
+    "cpus": (0.01, "0.01"),
+    "processes": (8, "8"),
+    "open_files": (64, "64"),
+    "space_bytes": (1 * MIB, "1 MiB"),
+}
+
+
+def _check_limit(name: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and value > 0):
+        raise errors.InvalidRequest(f"limit {name} must be a positive number, not {value!r}")
+    if name not in _FRACTIONS and not isinstance(value, int):
+        raise errors.InvalidRequest(f"limit {name} must be a whole number, not {value!r}")
+    least, in_words = _LEAST.get(name, (0, ""))
+    if value < least:
+        raise errors.InvalidRequest(f"limit {name} must be at least {in_words}, not {value!r}")
 
 
 class NetworkPolicy(Struct):
@@ -100,9 +122,51 @@ def check_env(env: dict[str, str]) -> None:
                 f"environment variable {name!r} has a name or value that no environment can hold"
             )
         try:
-            (name + value).encode()
+            size = len((name + value).encode()) + 2
         except UnicodeEncodeError:
             raise errors.InvalidRequest(f"environment variable {name!r} is not valid Unicode") from None
+        if size > MAX_STRING_BYTES:
+            raise errors.InvalidRequest(
+                f"environment variable {name[:100]!r} has {size} bytes, which is over the {MAX_STRING_BYTES} that "
+                "programs can be given: put its value into a file"
+            )
+    check_command_size((), env)
+
+
+def check_command_size(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raises InvalidRequest if a command's arguments and environment, which must be strings, are too long together."""
+    texts = [*words, *env, *env.values()]
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) + len(words) + 2 * len(env)
+    if size > MAX_COMMAND_BYTES:
+        raise errors.InvalidRequest(
+            f"arguments and environment of {size} bytes are over the limit of {MAX_COMMAND_BYTES} bytes (1 MiB): put "
+            "what is long into a file"
+        )
+
+
+def check_user(user: object) -> None:
+    """Raises InvalidRequest unless `user` is None or one of a sandbox's users."""
+    if user is not None and not (isinstance(user, str) and user in get_args(User)):
+        raise errors.InvalidRequest(f"there is no user {user!r} in a sandbox: use {' or '.join(get_args(User))}")
+
+
+def check_mode(mode: object) -> None:
+    """Raises InvalidRequest unless `mode` is None or the permission bits of a file."""
+    if mode is None:
+        return
+    if type(mode) is not int or not 0 <= mode <= 0o7777:
+        raise errors.InvalidRequest(f"mode must be a number between 0 and 0o7777, such as 0o644, not {mode!r}")
+
+
+def check_line(line: object) -> None:
+    """Raises InvalidRequest unless `line` can be an answer to `input()`."""
+    if not isinstance(line, str):
+        raise errors.InvalidRequest(f"an answer to input() must be a string, not {type(line).__name__}")
+    size = len(line.encode("utf-8", "surrogatepass"))
+    if size > MAX_LINE_BYTES:
+        raise errors.InvalidRequest(
+            f"an answer to input() can have {MAX_LINE_BYTES} bytes (1 MiB), not {size}: put it into a file"
+        )
 
 
 class Template(Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -27,7 +27,13 @@ _SUFFIXES = {
 }
 
 
+class _OverLimit(Exception):
+    """A sandbox's files are more than they can be."""
+
+
 class Outbox:
+    """Takes as many bytes as the sandbox's own space has, and no more: a sparse file may claim any size."""
+
     def __init__(self, directory: Path):
         """Raises InvalidRequest if the directory cannot be made."""
         try:
@@ -38,6 +44,7 @@ class Outbox:
         self._number = 0
         self._numbers: dict[str, int] = {}  # of displays that can be updated
         self._taken: set[Path] = set()
+        self._taken_bytes = 0
 
     def save_images(self, event: Display) -> bool:
         """Writes every image format of a display as `display-N.suffix`. False if it has none."""
@@ -47,9 +54,11 @@ class Outbox:
         number = self._number_of(event)
         for mime, content in images.items():
             path = self._directory / f"display-{number}{_SUFFIXES[mime]}"
+            encoded = content if isinstance(content, bytes) else str(content).encode("utf-8", "replace")
             with _reporting(path), _replacing(path) as file:
-                file.write(content if isinstance(content, bytes) else str(content).encode("utf-8", "replace"))
+                file.write(encoded)
             self._taken.add(path)
+            self._taken_bytes += len(encoded)  # how many there can be is the limit of the run's output
         return True
 
     def _number_of(self, event: Display) -> int:
@@ -60,26 +69,49 @@ class Outbox:
             self._numbers[event.id] = self._number
         return self._number
 
-    async def save_files(self, files: Files, uploaded: list[FileInfo]) -> None:
+    async def save_files(self, files: Files, uploaded: list[FileInfo], limit_bytes: int) -> None:
         """Copies every file in the data directory that is not exactly as it was uploaded."""
         known = {each.path: each for each in uploaded}
-        root = (await files.stat(DATA_DIRECTORY)).path  # without walls it lies elsewhere
-        for info in await files.list(DATA_DIRECTORY, depth=DEEPEST):
+        try:
+            root = (await files.stat(DATA_DIRECTORY)).path  # without walls it lies elsewhere
+            found = await files.list(DATA_DIRECTORY, depth=DEEPEST)
+        except (errors.FileError, errors.NotFound) as error:
+            say(f"files were not saved: {error}")
+            return
+        for info in found:
             if info.kind == "file" and not _same(info, known.get(info.path)):
-                await self._save(files, info, root)
+                await self._save(files, info, root, limit_bytes)
 
-    async def _save(self, files: Files, info: FileInfo, root: str) -> None:
+    async def _save(self, files: Files, info: FileInfo, root: str, limit_bytes: int) -> None:
         path = self._place(info.path, root)
         if path is None or path in self._taken:
             say(f"not saved: {info.path} ({'a hidden or strange name' if path is None else 'its name is taken'})")
+            return
+        if info.size_bytes > limit_bytes - self._taken_bytes:  # without reading it: the others may fit
+            say(_over_limit(path, limit_bytes))
             return
         try:
             chunks = await files.open_read(info.path)
         except (errors.FileError, errors.NotFound) as error:
             say(f"not saved: {error}")
             return
-        with _reporting(path):
-            await _copy(chunks, path)
+        try:
+            with _reporting(path):
+                await self._copy(chunks, path, limit_bytes)
+        except _OverLimit:
+            say(_over_limit(path, limit_bytes))
+
+    async def _copy(self, chunks: AsyncGenerator[bytes, None], path: Path, limit_bytes: int) -> None:
+        """Counts what it reads, whatever size was announced: a file may grow while it is read. Holes stay holes."""
+        async with contextlib.aclosing(chunks):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with _replacing(path) as file:
+                async for chunk in chunks:
+                    self._taken_bytes += len(chunk)
+                    if self._taken_bytes > limit_bytes:
+                        raise _OverLimit
+                    _write_or_skip(file, chunk)
+                file.truncate()
 
     def _place(self, path: str, root: str) -> Path | None:
         """Where a file of the sandbox goes. None for what must not: outside, or hidden, such as .git/hooks/x."""
@@ -91,11 +123,15 @@ class Outbox:
         return self._directory.joinpath(*parts)
 
 
-async def _copy(chunks: AsyncIterator[bytes], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as file:
-        async for chunk in chunks:
-            file.write(chunk)
+def _write_or_skip(file: IO[bytes], chunk: bytes) -> None:
+    if chunk.count(0) == len(chunk):
+        file.seek(len(chunk), os.SEEK_CUR)
+    else:
+        file.write(chunk)
+
+
+def _over_limit(path: Path, limit_bytes: int) -> str:
+    return f"not saved: {path} (over the limit of {limit_bytes} bytes in all, the space of the sandbox)"
 
 
 def _same(info: FileInfo, before: FileInfo | None) -> bool:

@@ -94,6 +94,6 @@ def _status(ended: Ended) -> int:
 
 async def _collect(box: Sandbox, outbox: Outbox, uploaded: list[FileInfo]) -> None:
     try:
-        await outbox.save_files(box.files, uploaded)
+        await outbox.save_files(box.files, uploaded, box.limits.space_bytes)
     except errors.Gone as error:
         say(f"files were not saved: {error}")

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from cloche import errors
 from cloche.events import Input
+from cloche.model import check_line
 
 Answer = Callable[[str], str | Awaitable[str]]
 InputSource = str | Iterable[str] | Answer | bool | None
@@ -23,7 +24,11 @@ class Answers:
             self._ask: Answer | None = source
         else:
             self._ask = None
-            self._lines: Iterator[str] = iter(source.splitlines() if isinstance(source, str) else source)
+            lines = source.splitlines() if isinstance(source, str) else source
+            if isinstance(lines, (list, tuple)):  # what is known now need not wait to be refused
+                for line in lines:
+                    check_line(line)
+            self._lines: Iterator[str] = iter(lines)
 
     async def next(self, event: Input) -> str:
         """The answer to that question. Raises StopAsyncIteration when there are no more."""
@@ -45,7 +50,6 @@ def answers_of(source: InputSource) -> Answers | None:
     raise errors.InvalidRequest(f"input must be a string, strings or a callable, not {type(source).__name__}")
 
 
-def _line(answer: object) -> str:
-    if not isinstance(answer, str):
-        raise errors.InvalidRequest(f"an answer to input() must be a string, not {type(answer).__name__}")
+def _line(answer: str) -> str:
+    check_line(answer)
     return answer.removesuffix("\n")

@@ -48,14 +48,15 @@ def check_regular(fd: int) -> os.stat_result:
     return status
 
 
-def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Up to `size` bytes, fewer at the end of the file. Blocking: for a thread."""
-    parts = []
-    while size > 0 and (part := os.pread(fd, min(size, CHUNK_BYTES), offset)):
-        parts.append(part)
-        offset += len(part)
-        size -= len(part)
-    return b"".join(parts)
+def read_whole(fd: int, size: int) -> bytes:
+    """The first `size` bytes, fewer at the end of the file. Blocking: for a thread.
+
+    A regular file gives all at once, so that the content is in memory once only.
+    """
+    content = os.pread(fd, size, 0)
+    while len(content) < size and (rest := os.pread(fd, size - len(content), len(content))):
+        content += rest
+    return content
 
 
 class PipeWriter:

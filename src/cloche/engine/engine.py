@@ -46,6 +46,7 @@ class Engine:
         self._records = records
         self._instance = instance
         self._sandboxes: dict[str, Sandbox] = {}
+        self._destroying: set[asyncio.Task[None]] = set()
         self._templates: dict[str, tuple[float, Template]] = {}
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
@@ -129,10 +130,11 @@ class Engine:
         self._closing = True
         ending = [each.end("killed", "shutdown", "its host shut down") for each in list(self._sandboxes.values())]
         await asyncio.gather(*ending, *(pool.aclose() for pool in self._pools.values()))
+        await asyncio.gather(*self._destroying)  # those that had ended just before
         await asyncio.gather(*(nursery.aclose() for nursery in self._nurseries.values()))
-        await self._backend.aclose()
+        clean = await self._backend.aclose()
         await self._records.aclose()
-        self._instance.close()
+        self._instance.close(keep=not clean)
 
     def disown(self) -> None:
         """In a forked child: lets go of what must end with the parent."""
@@ -196,7 +198,13 @@ class Engine:
         self._records.put(record)
         if record.state != "running":
             self._sandboxes.pop(sandbox.id, None)
+            self._wait_for(sandbox.destroying)
             log.info("sandbox.ended", sandbox=sandbox.id, state=record.state, reason=record.end_reason)
+
+    def _wait_for(self, destroying: asyncio.Task[None] | None) -> None:
+        if destroying is not None:
+            self._destroying.add(destroying)
+            destroying.add_done_callback(self._destroying.discard)
 
 
 def _shutting_down() -> errors.ShuttingDown:

@@ -25,6 +25,8 @@ from cloche.model import Outcome, Stream, Usage
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
 KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
 STUBBORN_SECONDS = 10.0  # an interrupt repeated after this kills
+REPEAT_SECONDS = 1.0  # Python misses a signal that lands just before a call that blocks
+REPEATS = 3
 MAX_FRAMES = 100_000  # of displays and the like, per execution
 
 _OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
@@ -89,6 +91,8 @@ class Execution:
         self._used = False
         self._frames_left = MAX_FRAMES
         self._timer: asyncio.TimerHandle | None = None
+        self._repeat: asyncio.TimerHandle | None = None
+        self._folding: Folding | None = None
         self._timed_out = False
         self._killed = False
         self._interrupted_at: float | None = None
@@ -126,9 +130,11 @@ class Execution:
         return await self._events.next_events()
 
     async def result(self) -> Run:
-        """Runs to the end and folds the events."""
-        folding = Folding()
-        self._events.divert(folding.feed)
+        """Runs to the end and folds the events that nobody has taken. The same for all who ask."""
+        folding = self._folding
+        if folding is None:
+            folding = self._folding = Folding()
+            self._events.divert(folding.feed)
         if not self._used:
             await self._start()
         try:
@@ -146,7 +152,10 @@ class Execution:
         await self._events.wait_closed()
 
     def interrupt(self) -> None:
-        """Sends SIGINT to the program. If it goes on, interrupting again does the same, and from 10 s on kills."""
+        """Sends SIGINT to the program, and again a few times, a second apart, for as long as it goes on.
+
+        Interrupting again does the same, and from 10 s on kills.
+        """
         if self._kernel is None or self.ended is not None:
             return
         now = time.monotonic()
@@ -156,7 +165,7 @@ class Execution:
             self._kill()
             return
         if self.started:
-            self._kernel.signal(signal.SIGINT)
+            self._send_interrupt()
 
     def answer(self, text: str | None) -> None:
         """The line that the program's `input()` waits for (see the Input event). None: the input is at its end."""
@@ -186,6 +195,8 @@ class Execution:
         if self.ended is not None:
             return
         self._set_timer(None)
+        if self._repeat is not None:
+            self._repeat.cancel()
         if self._answering is not None:
             self._answering.cancel()
         self._begin_stream(0)
@@ -254,11 +265,12 @@ class Execution:
 
     def _on_started(self, header: Header, body: bytes) -> None:
         self._begin_stream(int(frames.number(header, "count")))
-        if self._interrupted_at is not None and self._kernel is not None:
-            self._kernel.signal(signal.SIGINT)
+        if self._interrupted_at is not None:
+            self._send_interrupt()
 
     def _on_display(self, header: Header, body: bytes) -> None:
-        self._emit(lambda: frames.display(header, body), len(body))
+        parsed_bytes = frames.parsed_bytes(header.get("parts"), body)
+        self._emit(lambda: frames.display(header, body), len(body), parsed_bytes)
 
     def _on_cleared(self, header: Header, body: bytes) -> None:
         self._emit(lambda: frames.cleared(header), 0)
@@ -295,13 +307,13 @@ class Execution:
         else:
             self.finish(outcome, None, usage, frames.exit_code(header))
 
-    def _emit(self, event: Callable[[], AnyEvent], size: int) -> None:
+    def _emit(self, event: Callable[[], AnyEvent], size: int, parsed_bytes: int = 0) -> None:
         self._begin_stream(0)
         if self._frames_left <= 0:
             self._outlet.drop("display", size)
-        elif self._outlet.charge(size):
+        elif self._outlet.charge(size, parsed_bytes):
             self._frames_left -= 1
-            self._events.put(event(), size)
+            self._events.put(event(), size + parsed_bytes)
 
     async def _answer(self, event: Input) -> None:
         assert self._answers is not None
@@ -329,8 +341,17 @@ class Execution:
         if self._kernel is None or self._killed:
             return
         self._interrupted_at = self._interrupted_at or time.monotonic()
-        self._kernel.signal(signal.SIGINT)
+        self._send_interrupt()
         self._set_timer(GRACE_SECONDS, self._kill)
+
+    def _send_interrupt(self, repeats: int = REPEATS) -> None:
+        if self._repeat is not None:
+            self._repeat.cancel()
+        if self._kernel is not None and self.ended is None and not self._killed:
+            self._kernel.signal(signal.SIGINT)
+            if repeats:
+                loop = asyncio.get_running_loop()
+                self._repeat = loop.call_later(REPEAT_SECONDS, self._send_interrupt, repeats - 1)
 
     def _kill(self) -> None:
         if self._kernel is not None:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from typing import Any
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from typing import Any, cast
+
+import msgspec
 
 from cloche import errors
-from cloche.engine.descriptors import CHUNK_BYTES, PipeWriter, check_regular, only_fd, read_at
+from cloche.engine.descriptors import CHUNK_BYTES, PipeWriter, check_regular, only_fd, read_whole
 from cloche.engine.frames import file_info
-from cloche.engine.guest import Guest, Reply, error_of
+from cloche.engine.guest import Guest, Reply
 from cloche.engine.paths import sandbox_path
 from cloche.engine.watch import Watch
 from cloche.guest import wire
-from cloche.isolation.channel import Header
-from cloche.model import FileInfo, Limits, User
+from cloche.model import GIB, MIB, FileInfo, Limits, User, check_mode, check_user
 
-Content = bytes | bytearray | memoryview | str | Iterable[bytes] | AsyncIterable[bytes]
+Chunk = bytes | bytearray | memoryview | str
+Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
+Content = Chunk | Chunks
 
-MIN_READ_LIMIT = 64 << 20
+MIN_READ_LIMIT = 64 * MIB
+MAX_READ_LIMIT = 2 * GIB
+
+
+class Listing(msgspec.Struct):
+    files: list[FileInfo]
 
 
 class Files:
@@ -35,10 +44,10 @@ class Files:
         self._user = user
         self._cwd = cwd
         # A sparse file may claim any size; what is over the writable space cannot be real.
-        self._read_limit = max(limits.space_bytes, MIN_READ_LIMIT)
+        self._read_limit = min(max(limits.space_bytes, MIN_READ_LIMIT), MAX_READ_LIMIT)
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
-        """The whole content. Files over the sandbox's writable space are refused: use `open_read`."""
+        """The whole content. Files over the sandbox's writable space or 2 GiB are refused: use `open_read`."""
         reply = await self._ask("file_read", path, user, max_inline=wire.INLINE_BYTES)
         if not reply.fds:
             return reply.body
@@ -46,13 +55,19 @@ class Files:
         try:
             size = check_regular(fd).st_size
             if size > self._read_limit:
-                raise errors.FileError(f"{path} claims {size} bytes: read it in a stream")
-            return await asyncio.to_thread(read_at, fd, size, 0)
+                raise errors.FileError(
+                    f"{path} claims {size} bytes, and {self._read_limit} can be read at once: read it as a stream, "
+                    "with read_chunks"
+                )
+            return await asyncio.to_thread(read_whole, fd, size)
         finally:
             os.close(fd)
 
-    async def open_read(self, path: str, *, user: User | None = None) -> AsyncIterator[bytes]:
-        """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk."""
+    async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
+        """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk.
+
+        Whoever stops before the end closes it.
+        """
         reply = await self._ask("file_read", path, user, max_inline=0)
         if not reply.fds:
             return _once(reply.body)
@@ -67,25 +82,30 @@ class Files:
     async def write(
         self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
     ) -> FileInfo:
-        """Makes or replaces a file, and the directories above it."""
-        if isinstance(content, str):
-            content = content.encode()
-        if isinstance(content, (bytes, bytearray, memoryview)):
-            content = bytes(content)
-            if len(content) <= wire.INLINE_BYTES:
-                return await self._write_small(path, content, user, mode)
-            content = (content,)
-        return await self._write_stream(path, content, user, mode)
+        """Makes or replaces a file, and the directories above it. A file that is replaced stays until all has come.
+
+        Raises InvalidRequest also for a mode or a content that makes no sense.
+        """
+        check_mode(mode)
+        chunked = isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, Chunk)
+        if chunked:
+            return await self._write_stream(path, cast(Chunks, content), user, mode)
+        whole = _chunk(content)
+        if len(whole) <= wire.INLINE_BYTES:
+            return await self._write_small(path, whole, user, mode)
+        return await self._write_stream(path, (whole,), user, mode)
 
     async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
-        """What is in a directory, sorted by path, down to `depth` levels."""
+        """What is in a directory, sorted by path, down to `depth` levels. Raises FileError if that is too much."""
         if type(depth) is not int or depth < 1:
             raise errors.InvalidRequest(f"depth must be 1 or more, not {depth!r}")
         reply = await self._ask("file_list", path, user, depth=depth)
-        found = reply.ok.get("files")
-        if not isinstance(found, list):
-            raise errors.ProtocolViolation("the guest's init sent no list of files")
-        return [_info(one) for one in found]
+        if reply.ok.get("truncated") is not False:
+            raise errors.FileError(
+                f"{path} holds more than the 20,000 entries that can be listed at once: list its subdirectories one "
+                "by one, with depth=1, or let a command look"
+            )
+        return [_info(one) for one in _listing(reply.body)]
 
     async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
         """What lies at that path; a symlink is not followed."""
@@ -103,6 +123,7 @@ class Files:
         return (await self._ask("file_make_dir", path, user)).ok.get("created") is True
 
     async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo:
+        """Moves a file or a directory. What is there is replaced; a file moved to a directory lands in it."""
         reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd))
         return _info(reply.ok)
 
@@ -112,53 +133,75 @@ class Files:
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
         """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""
+        check_user(user)
         return Watch(self._guest, sandbox_path(path, self._cwd), recursive=recursive, user=user or self._user)
 
     async def _ask(self, verb: str, path: str, user: User | None, body: bytes = b"", **fields: Any) -> Reply:
         full = sandbox_path(path, self._cwd)
-        try:
+        check_user(user)
+        with _naming(path):
             return await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
-        except (errors.FileError, errors.FileNotFound, errors.InvalidPath) as error:
-            raise _naming(path, error) from None
 
     async def _write_small(self, path: str, content: bytes, user: User | None, mode: int | None) -> FileInfo:
         reply = await self._ask("file_write", path, user, content, mode=mode, size=len(content))
         return _info(reply.ok)
 
-    async def _write_stream(
-        self, path: str, content: Iterable[bytes] | AsyncIterable[bytes], user: User | None, mode: int | None
-    ) -> FileInfo:
-        reply = await self._ask("file_write", path, user, mode=mode, size=None, stream=True)
-        pipe = PipeWriter(only_fd(reply))
-        written: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
-        self._guest.subscribe("written", reply.ok.get("write"), written.set_result)
+    async def _write_stream(self, path: str, content: Chunks, user: User | None, mode: int | None) -> FileInfo:
+        """Without a commit, what was there stays: the caller's chunks may fail, and the caller may go away."""
+        write = "u" + secrets.token_hex(8)
         try:
-            with contextlib.suppress(BrokenPipeError):  # init has stopped reading; `written` says why
-                await _copy(content, pipe)
-            pipe.close()
-            return _written(path, await self._guest.wait(written))
-        finally:
-            pipe.close()
-            self._guest.unsubscribe("written", reply.ok.get("write"))
+            reply = await self._ask("file_write", path, user, mode=mode, size=None, stream=True, write=write)
+            size = await _fill(PipeWriter(only_fd(reply)), content)
+            with _naming(path):
+                return _info((await self._guest.request("write_end", write=write, commit=True, size=size)).ok)
+        except BaseException:
+            self._guest.tell("write_end", write=write, commit=False)
+            raise
 
 
-async def _copy(content: Iterable[bytes] | AsyncIterable[bytes], pipe: PipeWriter) -> None:
+async def _fill(pipe: PipeWriter, content: Chunks) -> int:
+    """How many bytes were put into the pipe, which is closed then."""
+    size = 0
+    try:
+        async with contextlib.aclosing(_taken(content)) as chunks:
+            async for chunk in chunks:
+                try:
+                    await pipe.write(chunk)
+                except BrokenPipeError:
+                    break  # init has stopped reading; it says why when it is asked to commit
+                size += len(chunk)
+    finally:
+        pipe.close()
+    return size
+
+
+async def _taken(content: Chunks) -> AsyncGenerator[bytes, None]:
     if isinstance(content, AsyncIterable):
         async for chunk in content:
-            await pipe.write(chunk)
-        return
-    if not isinstance(content, Iterable):
-        raise errors.InvalidRequest(f"a file's content must be bytes, text or chunks, not {type(content).__name__}")
-    for chunk in content:
-        await pipe.write(chunk)
+            yield _chunk(chunk)
+    else:
+        for chunk in content:
+            yield _chunk(chunk)
 
 
-async def _once(body: bytes) -> AsyncIterator[bytes]:
+def _chunk(chunk: object) -> bytes:
+    """Raises InvalidRequest unless it is bytes or text."""
+    if isinstance(chunk, (bytes, bytearray, memoryview)):
+        return bytes(chunk)
+    if not isinstance(chunk, str):
+        raise errors.InvalidRequest(f"a file's content must come as bytes or text, not as {type(chunk).__name__}")
+    try:
+        return chunk.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("text for a file must be valid Unicode: give bytes for anything else") from None
+
+
+async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
     if body:
         yield body
 
 
-async def _chunks(fd: int) -> AsyncIterator[bytes]:
+async def _chunks(fd: int) -> AsyncGenerator[bytes, None]:
     try:
         offset = 0
         while chunk := await asyncio.to_thread(os.pread, fd, CHUNK_BYTES, offset):
@@ -168,14 +211,20 @@ async def _chunks(fd: int) -> AsyncIterator[bytes]:
         os.close(fd)
 
 
-def _naming(path: str, error: errors.ClocheError) -> errors.ClocheError:
-    return type(error)(f"{path}: {error}")
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What init says about a file says which."""
+    try:
+        yield
+    except (errors.FileError, errors.FileNotFound, errors.InvalidPath) as error:
+        raise type(error)(f"{path}: {error}") from None
 
 
-def _written(path: str, header: Header) -> FileInfo:
-    if "err" in header:
-        raise _naming(path, error_of(header["err"]))
-    return _info(header.get("info"))
+def _listing(body: bytes) -> list[FileInfo]:
+    try:
+        return msgspec.json.decode(body, type=Listing).files
+    except (msgspec.MsgspecError, UnicodeError):
+        raise errors.ProtocolViolation("the guest's init sent no list of files") from None
 
 
 def _info(described: object) -> FileInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +18,10 @@ MAX_NAME = 1024
 MAX_VALUE = 256 << 10
 MAX_TRACEBACK = 1 << 20
 MAX_PARTS = 64
-MAX_JSON = 8 << 20  # parsed JSON takes many times its size in memory
+MAX_JSON = 8 << 20
+# What each of these stands for in memory, at most: a list, a dict, half a string, a place in a list with a number, one
+# in a dict. Measured; where they stand inside strings too much is charged.
+PARSED_BYTES = ((b"[", 88), (b"{", 184), (b'"', 26), (b",", 40), (b":", 48))
 MAX_PATH = 8192
 
 
@@ -53,17 +57,29 @@ def display(header: Header, body: bytes) -> Display:
 
 def bundle(parts: object, body: bytes) -> Bundle:
     """The MIME bundle whose values lie one after another in `body`. JSON of more than 8 MiB is left out."""
+    return {mime: value(mime, content) for mime, content in _contents(parts, body)}
+
+
+def parsed_bytes(parts: object, body: bytes) -> int:
+    """About how much memory the JSON in a bundle takes once it is parsed: more rather than less."""
+    return sum(_parsed_bytes(content) for mime, content in _contents(parts, body) if mime.endswith("json"))
+
+
+def _parsed_bytes(content: bytes) -> int:
+    width = 1 if content.isascii() else 4
+    return width * len(content) + sum(content.count(sign) * size for sign, size in PARSED_BYTES)
+
+
+def _contents(parts: object, body: bytes) -> Iterator[tuple[str, bytes]]:
     if not isinstance(parts, list) or len(parts) > MAX_PARTS:
         raise wire.WireError("parts of a display are not a short list")
-    data: Bundle = {}
     at = 0
     for part in parts:
         mime, length = _part(part)
         expect(at + length <= len(body), "a display is shorter than its parts say")
         if length <= MAX_JSON or not mime.endswith("json"):
-            data[mime] = value(mime, body[at : at + length])
+            yield mime, body[at : at + length]
         at += length
-    return data
 
 
 def value(mime: str, content: bytes) -> Any:
@@ -72,10 +88,18 @@ def value(mime: str, content: bytes) -> Any:
         return content
     if mime.endswith("json"):
         try:
-            return json.loads(content)
+            return _parsed(content)
         except (ValueError, RecursionError):
             raise wire.WireError(f"a display's {clean(mime, 100)} is not JSON") from None
     return content.decode("utf-8", "replace")
+
+
+def _parsed(content: bytes) -> Any:
+    """On the loop, so the fastest parser first: a figure of 8 MiB takes it 25 ms, the other one 170."""
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return json.loads(content)  # this one knows NaN and lone surrogates, as Python's own `json.dumps` writes them
 
 
 def raised(header: Header, body: bytes) -> Raised:

@@ -36,7 +36,6 @@ SUBJECTS = {
     "over_memory": "kernel",
     "process_exited": "process",
     "changes": "watch",
-    "written": "write",
 }
 MAX_UNCLAIMED = 256
 MAX_MESSAGE = 4096
@@ -63,6 +62,7 @@ class Guest:
         self._subscribers: dict[tuple[str, object], OnEvent] = {}
         self._unclaimed: dict[tuple[str, object], Header] = {}
         self._why_closed: str | None = None
+        self._error: Callable[[], errors.ClocheError] = self._lost
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
 
     @property
@@ -70,10 +70,10 @@ class Guest:
         return not self._channel.closed
 
     async def request(self, verb: str, body: bytes = b"", **fields: object) -> Reply:
-        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or SandboxLost."""
+        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone."""
         await self._channel.drain()
         if self._channel.closed:
-            raise self._lost()
+            raise self._error()
         number = self._send(verb, body, fields)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[number] = future
@@ -83,9 +83,9 @@ class Guest:
             self._pending.pop(number, None)
 
     async def wait(self, future: asyncio.Future[T]) -> T:
-        """Waits for something that depends on init. Raises SandboxLost if init goes first."""
+        """Waits for something that depends on init. Raises Gone if the sandbox ends first."""
         if self._channel.closed:
-            raise self._lost()
+            raise self._error()
         self._waiting.add(future)
         try:
             return await future
@@ -106,9 +106,10 @@ class Guest:
     def unsubscribe(self, event: str, subject: object) -> None:
         self._subscribers.pop((event, subject), None)
 
-    def close(self) -> None:
-        """Stops speaking. Pending requests fail with SandboxLost."""
+    def close(self, error: Callable[[], errors.ClocheError] | None = None) -> None:
+        """Stops speaking. Requests, pending and later ones, fail with what `error` makes; without it SandboxLost."""
         self.on_lost = None
+        self._error = error or self._error
         self._channel.close("the sandbox has ended")
 
     def _send(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
@@ -133,8 +134,10 @@ class Guest:
         subscriber = self._subscribers.get((event, subject))
         if subscriber is not None:
             subscriber(header)
-        elif len(self._unclaimed) < MAX_UNCLAIMED:
+        else:
             self._unclaimed[event, subject] = header
+            if len(self._unclaimed) > MAX_UNCLAIMED:  # the oldest is of something that nobody will ask for
+                del self._unclaimed[next(iter(self._unclaimed))]
 
     def _on_reply(self, header: Header, body: bytes, fds: list[int]) -> None:
         number = header["id"]
@@ -153,7 +156,7 @@ class Guest:
         pending, self._pending = self._pending, {}
         for future in (*pending.values(), *self._waiting):
             if not future.done():
-                future.set_exception(self._lost())
+                future.set_exception(self._error())
         if self.on_lost is not None:
             self.on_lost(why)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cloche import errors
+from cloche.linux.trees import remove_tree
 from cloche.model import new_id
 
 _LOCK = "lock"
@@ -38,9 +38,11 @@ class Instance:
         except OSError as error:
             raise errors.Unavailable(f"cannot make {self.directory}: {error}; set CLOCHE_DATA_DIR") from None
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = False) -> None:
+        """`keep`: leaves the directory, with what it tells of things that are left, to the next `clean`."""
         if self._lock is not None:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            if not keep:
+                remove_tree(self.directory)
             os.close(self._lock)
             self._lock = None
 
@@ -66,7 +68,7 @@ class Instance:
                 continue
             with _try_lock(directory) as free:
                 if free and directory != self.directory:
-                    shutil.rmtree(directory, ignore_errors=True)
+                    remove_tree(directory)
                     dead.append(directory.name)
         return dead
 
@@ -76,7 +78,7 @@ class Instance:
         except FileNotFoundError:
             return
         if old:
-            shutil.rmtree(directory, ignore_errors=True)
+            remove_tree(directory)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -21,9 +23,22 @@ from cloche.model import Stream, Struct
 
 FIRST_KERNEL = "0"
 READY_SECONDS = 30.0
-CATCH_UP_BYTES = 4 << 20  # more than a pipe can hold: a mark that was written is found within it
+EXIT_ROUNDS = 4096  # more than a socket can hold of the smallest frames
+ERROR_BYTES = 1000
 IDLE_BYTES = 64 << 10
 CLOSED_GRACE_SECONDS = 1.0
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
+_START_ERRORS: dict[int, type[errors.ClocheError]] = {
+    errno.EACCES: errors.PermissionDenied,
+    errno.EPERM: errors.PermissionDenied,
+    errno.EROFS: errors.PermissionDenied,
+    errno.ENOTDIR: errors.NotADirectory,
+    errno.EEXIST: errors.NotADirectory,  # `makedirs` where a file is
+    errno.ENOENT: errors.InvalidPath,  # `makedirs` where none can be made
+    errno.ENOSPC: errors.NoSpace,
+    errno.ENAMETOOLONG: errors.InvalidPath,
+    errno.ELOOP: errors.InvalidPath,
+}
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
@@ -84,8 +99,8 @@ class Kernel:
         self._paused = False
         self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
         self._pipes = [
-            Pipe(fd, stream.feed, stream.flush, partial(self._may_read, stream))
-            for fd, stream in zip(outputs, self._streams, strict=True)
+            Pipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
+            for index, (fd, stream) in enumerate(zip(outputs, self._streams, strict=True))
         ]
         self._channel = Channel(socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0)
         guest.subscribe("over_memory", id, self._on_over_memory)
@@ -97,11 +112,11 @@ class Kernel:
         return self.exit is None and not self._channel.closed and self._guest.alive
 
     async def wait_ready(self) -> None:
-        """Raises SandboxLost if the kernel ends first or takes far too long."""
+        """Raises what kept it from its work if the kernel ends first, Unavailable if it takes far too long, or Gone."""
         try:
-            await asyncio.wait_for(self._ready, READY_SECONDS)
+            await asyncio.wait_for(self._guest.wait(self._ready), READY_SECONDS)
         except TimeoutError:
-            raise errors.SandboxLost(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
+            raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
 
     def configure(self, env: dict[str, str], cwd: str | None, limits: dict[str, int]) -> None:
         """Sets what a kernel that was started in advance could not know. Before the first execution."""
@@ -155,11 +170,16 @@ class Kernel:
             for pipe in self._pipes:
                 pipe.resume()
 
-    def _may_read(self, stream: MarkedStream) -> bool:
+    def _may_read(self, index: int) -> bool:
         if self.sink is not None and not self.sink.started:
-            # "started" was sent before the program wrote anything: whose output this is shows now.
-            self._channel.pump()
-        return stream.held is None
+            # "started" was sent before the program wrote anything: whose output this is shows when we have read that.
+            more = self._channel.pump()
+            if more and self.sink is not None and not self.sink.started:
+                return False  # asked again at once, after whatever else waits for the loop
+        if self._streams[index].held is not None:
+            self._pipes[index].pause()
+            return False
+        return True
 
     def _on_text(self, stream: Stream, data: bytes) -> None:
         if self.sink is not None and self.sink.started:
@@ -175,16 +195,22 @@ class Kernel:
                 self._ready.set_result(None)
             return
         mark = header.get("mark")
+        ours = self.sink is not None and header.get("run") == self.sink.run
         if type(mark) is int:
-            self._catch_up(mark)
-        if self.sink is not None and header.get("run") == self.sink.run:
+            (self._catch_up if ours else self._skip)(mark)
+        if ours and self.sink is not None:
             self.sink.on_frame(header, body)
         if type(mark) is int:
-            self._go_on(ended=header.get("ev") == "ended")
+            self._go_on(ended=ours and header.get("ev") == "ended")
+
+    def _skip(self, mark: int) -> None:
+        """A frame of no execution: nothing is read for it, and nothing waits for it."""
+        for stream in self._streams:
+            stream.skip(mark)
 
     def _catch_up(self, mark: int) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
-            room = CATCH_UP_BYTES
+            room = pipe.capacity_bytes  # the mark was written before its frame: it is found within that
             while not stream.release(mark) and room > 0 and (got := pipe.read_now()):
                 room -= got
             stream.skip(mark)
@@ -199,10 +225,12 @@ class Kernel:
     def _on_over_memory(self, header: Header) -> None:
         self._over_memory = True
 
-    def _on_exited(self, header: Header) -> None:
+    def _on_exited(self, header: Header, rounds: int = EXIT_ROUNDS) -> None:
         if self.exit is not None:
             return
-        self._channel.pump()  # it may have said "ended" just before
+        if self._channel.pump() and rounds:  # it may have said "ended" just before
+            self._loop.call_soon(self._on_exited, header, rounds - 1)
+            return
         self._drain()
         status = header.get("status")
         exit = KernelExit(
@@ -215,7 +243,7 @@ class Kernel:
 
     def _drain(self) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
-            room = CATCH_UP_BYTES
+            room = pipe.capacity_bytes
             stream.let_go()
             while room > 0 and (got := pipe.read_now()):
                 stream.let_go()
@@ -225,7 +253,7 @@ class Kernel:
     def _end(self, exit: KernelExit) -> None:
         self.exit = exit
         if not self._ready.done():
-            self._ready.set_exception(errors.SandboxLost(f"the {exit} before it was ready"))
+            self._ready.set_exception(_failed_start(exit, self._last_words()))
             self._ready.exception()  # whether somebody waits for it or not
         sink, self.sink = self.sink, None
         self.close()
@@ -233,6 +261,11 @@ class Kernel:
             sink.on_kernel_exit(exit)
         if self.on_exit is not None:
             self.on_exit(self, sink is not None)
+
+    def _last_words(self) -> str:
+        """What it wrote to stderr while nothing executed."""
+        said = b"".join(data for stream, data in self._idle if stream == "stderr")
+        return said[:ERROR_BYTES].decode("utf-8", "replace").strip()
 
     def _on_channel_closed(self, why: str) -> None:
         if self.exit is None and self._guest.alive:
@@ -245,16 +278,21 @@ class Kernel:
 
 
 async def start_kernel(guest: Guest, id: str, *, user: str, cwd: str | None, env: dict[str, str]) -> Kernel:
-    """Starts a kernel and waits until it is ready. Raises SandboxLost, or what init answers."""
-    reply = await guest.request("kernel_start", kernel=id, user=user, cwd=cwd, env=env)
-    if not _is_kernel(reply):
-        close_all(reply.fds)
-        raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
+    """Starts a kernel and waits until it is ready. Raises as `wait_ready` does, or what init answers."""
+    try:
+        reply = await guest.request("kernel_start", kernel=id, user=user, cwd=cwd, env=env)
+        if not _is_kernel(reply):
+            close_all(reply.fds)
+            raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
+    except BaseException:
+        # Whoever is cancelled here does not know whether init has started it already.
+        guest.tell("kernel_signal", kernel=id, signal=int(signal.SIGKILL), group=True)
+        raise
     return await _ready(Kernel(guest, id, str(reply.ok["token"]), reply.fds))
 
 
 async def take_first_kernel(guest: Guest, first: FirstKernel) -> Kernel:
-    """The kernel that a new cell starts by itself, once it is ready. Raises SandboxLost."""
+    """The kernel that a new cell starts by itself, once it is ready. Raises as `wait_ready` does."""
     return await _ready(Kernel(guest, FIRST_KERNEL, first.token, first.fds))
 
 
@@ -266,6 +304,13 @@ async def _ready(kernel: Kernel) -> Kernel:
         kernel.close()
         raise
     return kernel
+
+
+def _failed_start(exit: KernelExit, said: str) -> errors.ClocheError:
+    """Init's fork says in one line why it could not go where it was sent: see `guest.processes`."""
+    found = _ERRNO.match(said)
+    kind = _START_ERRORS.get(int(found[1]), errors.FileError) if found else errors.Unavailable
+    return kind(f"the {exit} before it was ready" + (f": {said.splitlines()[-1]}" if said else ""))
 
 
 def _is_kernel(reply: Reply) -> bool:

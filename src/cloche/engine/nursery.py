@@ -26,19 +26,26 @@ class LiveNursery:
         self._retry_at = 0.0
         self._backoff_seconds = FIRST_BACKOFF_SECONDS
         self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def get(self) -> Nursery:
         """Raises NurseryFailed or IsolationUnavailable; the same again for a short while, so as not to spin."""
         if self._nursery is not None and self._nursery.alive:
             return self._nursery
         async with self._starting:
+            if self._closed:
+                raise errors.ShuttingDown("the host is shutting down")
             if self._nursery is None or not self._nursery.alive:
+                if self._nursery is not None:
+                    log.warning("nursery.died", template=self.template.ref)
                 self._retire()
                 self._nursery = await self._start()
             return self._nursery
 
     async def aclose(self) -> None:
-        self._retire()
+        self._closed = True
+        async with self._starting:  # one that is being started is closed as well, when it can be
+            self._retire()
         await asyncio.gather(*self._closing)
 
     async def _start(self) -> Nursery:
@@ -60,8 +67,6 @@ class LiveNursery:
         nursery, self._nursery = self._nursery, None
         if nursery is None:
             return
-        if not nursery.alive:
-            log.warning("nursery.died", template=self.template.ref)
         task = asyncio.create_task(nursery.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -12,6 +12,8 @@ from cloche.model import Stream
 COALESCE_SECONDS = 0.005
 COALESCE_BYTES = 64 << 10
 
+PARSED_TIMES = 2  # JSON of displays may take twice the limit once more, as the objects that it becomes
+
 Emit = Callable[[AnyEvent, int], None]
 
 _decoder = codecs.getincrementaldecoder("utf-8")
@@ -27,6 +29,7 @@ class Outlet:
         self._emit = emit
         self._limit = limit_bytes
         self._room = limit_bytes
+        self._parsed_room = limit_bytes * PARSED_TIMES
         self._decoders = {"stdout": _decoder("replace"), "stderr": _decoder("replace")}
         self._dropped: dict[str, int] = {}
         self._stream: Stream = "stdout"
@@ -44,12 +47,17 @@ class Outlet:
         self._room -= len(data)
         self._add(stream, self._decoders[stream].decode(data), len(data))
 
-    def charge(self, size: int) -> bool:
-        """Whether a display of that size still fits; if so it is counted, else it is dropped and counted as that."""
-        if size > self._room:
+    def charge(self, size: int, parsed_bytes: int = 0) -> bool:
+        """Whether a display of that size still fits; if so it is counted, else it is dropped and counted as that.
+
+        `parsed_bytes`: what its JSON takes in our memory. It has a limit of its own, which only JSON that is made to be
+        large meets (`[[],[],..]` takes 30 times its length), so that what an execution costs us is bounded as well.
+        """
+        if size > self._room or parsed_bytes > self._parsed_room:
             self.drop("display", size)
             return False
         self._room -= size
+        self._parsed_room -= parsed_bytes
         return True
 
     def drop(self, stream: str, size: int) -> None:

@@ -9,6 +9,12 @@ from cloche import errors
 MAX_PATH = 4096
 
 
+def check_cwd(cwd: object) -> None:
+    """Raises InvalidPath unless `cwd` is None or something that `sandbox_path` takes."""
+    if cwd is not None:
+        sandbox_path(cwd, "/")
+
+
 def sandbox_path(path: object, cwd: str) -> str:
     """An absolute path for the guest's init; relative ones are below `cwd`. Raises InvalidPath."""
     if not isinstance(path, str):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
 
 READ_BYTES = 64 << 10
+MAX_CAPACITY_BYTES = 1 << 20
 
 
 class Pipe:
     """Hands what comes out of `fd` to `on_data`; `on_end` is called once when all writers are gone. Owns `fd`.
 
-    `gate`, if given, is asked before each read: while it says no, reading pauses until `resume()`.
+    `gate`, if given, is asked before each read; when it says no, nothing is read this time.
     """
 
     def __init__(
@@ -61,6 +63,14 @@ class Pipe:
                 self._on_end()
         return len(data)
 
+    @property
+    def capacity_bytes(self) -> int:
+        """At most so much was written before now and is not read yet; what follows is newer."""
+        try:
+            return min(fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ), MAX_CAPACITY_BYTES)
+        except OSError:  # a terminal, or closed
+            return MAX_CAPACITY_BYTES
+
     def close(self) -> None:
         if self.closed:
             return
@@ -69,9 +79,7 @@ class Pipe:
         os.close(self._fd)
 
     def _readable(self) -> None:
-        if self._gate is not None and not self._gate():
-            self.pause()
-        else:
+        if self._gate is None or self._gate():
             self.read_now()
 
 

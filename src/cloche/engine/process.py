@@ -23,7 +23,6 @@ from cloche.events import AnyEvent, Event, Output, Truncated
 from cloche.isolation.channel import Header, close_all
 from cloche.model import Outcome, Stream, Struct
 
-DRAIN_BYTES = 4 << 20
 KILL_SECONDS = 10.0
 
 
@@ -86,6 +85,7 @@ class Process:
         self._terminal: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending: tuple[Outcome, str] | None = None
+        self._texts: dict[str, list[str]] | None = None
         pause, resume = (self._pause, self._resume) if patient else (_nothing, _nothing)
         self._events: EventQueue[ProcessEvent] = EventQueue(pause, resume)
         self._outlet = Outlet(self._put, output_bytes)
@@ -97,7 +97,9 @@ class Process:
             reply = await self._guest.request("process_start", process=self.id, **_fields(ask))
             self._take(reply, ask)
         except BaseException:
+            # Whoever is cancelled here does not know whether init has started it already.
             self._guest.unsubscribe("process_exited", self.id)
+            self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
             raise
         if timeout_seconds is not None:
             self._timer = asyncio.get_running_loop().call_later(timeout_seconds, self._on_timeout, timeout_seconds)
@@ -127,9 +129,11 @@ class Process:
         return await self._events.next_events()
 
     async def result(self) -> ProcessResult:
-        """Waits for the end. Output that was iterated before is not in it."""
-        texts: dict[str, list[str]] = {"stdout": [], "stderr": []}
-        self._events.divert(partial(_collect, texts))
+        """Waits for the end. Output that was iterated before is not in it. The same for all who ask."""
+        texts = self._texts
+        if texts is None:
+            texts = self._texts = {"stdout": [], "stderr": []}
+            self._events.divert(partial(_collect, texts))
         await self._events.wait_closed()
         exited = self.exited or Exited(exit_code=-1, outcome="died")
         return ProcessResult(
@@ -251,7 +255,7 @@ class Process:
     def _drain(self) -> None:
         # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
         for pipe in self._pipes:
-            room = DRAIN_BYTES
+            room = pipe.capacity_bytes
             while room > 0 and (got := pipe.read_now()):
                 room -= got
 

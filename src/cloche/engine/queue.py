@@ -1,4 +1,4 @@
-"""The events of one execution or process between the guest and the one consumer."""
+"""The events of one execution or process between the guest and whoever consumes them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,30 @@ LOW_BYTES = 1 << 20
 EVENT_BYTES = 256  # what an event costs beside its content
 
 
+class Bell:
+    """Wakes everybody who waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[asyncio.Future[None]] = []
+
+    def heard(self) -> asyncio.Future[None]:
+        """Done when it rings next. Each caller gets one of its own, so that cancelling one wakes nobody else."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting = [future, *(each for each in self._waiting if not each.done())]
+        return future
+
+    def ring(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+
 class EventQueue(Generic[E]):
-    """Single producer, single consumer. Calls `pause` above 4 MiB and `resume` below 1 MiB."""
+    """Single producer; each event goes to one consumer, and the end to all.
+
+    Calls `pause` above 4 MiB and `resume` below 1 MiB.
+    """
 
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None]):
         self._pause = pause
@@ -24,7 +46,7 @@ class EventQueue(Generic[E]):
         self._bytes = 0
         self._paused = False
         self._closed = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._bell = Bell()
         self._divert: Callable[[E], None] | None = None
 
     def put(self, event: E, size: int) -> None:
@@ -36,12 +58,12 @@ class EventQueue(Generic[E]):
         if self._bytes > HIGH_BYTES and not self._paused:
             self._paused = True
             self._pause()
-        self._wake()
+        self._bell.ring()
 
     def close(self) -> None:
         """No more events will come."""
         self._closed = True
-        self._wake()
+        self._bell.ring()
 
     def divert(self, to: Callable[[E], None]) -> None:
         """From now on events go straight to `to`, first those that wait. `wait_closed` tells the end."""
@@ -51,18 +73,18 @@ class EventQueue(Generic[E]):
 
     async def wait_closed(self) -> None:
         while not self._closed:
-            await self._wait()
+            await self._bell.heard()
 
     async def next_events(self) -> list[E]:
         """All events that are there, at least one; an empty list at the end."""
         while not self._events and not self._closed:
-            await self._wait()
+            await self._bell.heard()
         return self.take()
 
     async def next_event(self) -> E | None:
         """The next event; None at the end."""
         while not self._events and not self._closed:
-            await self._wait()
+            await self._bell.heard()
         if not self._events:
             return None
         event, size = self._events.popleft()
@@ -81,14 +103,3 @@ class EventQueue(Generic[E]):
         if self._paused and self._bytes < LOW_BYTES:
             self._paused = False
             self._resume()
-
-    async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

@@ -101,6 +101,11 @@ class Sandbox:
         if self._destroying is not None:
             await asyncio.shield(self._destroying)
 
+    @property
+    def destroying(self) -> asyncio.Task[None] | None:
+        """Its destruction, once it has ended."""
+        return self._destroying
+
     def abandon(self, why: str) -> None:
         """The cell is broken: it is destroyed and the sandbox is lost."""
         self._end("lost", f"sandbox lost: {why}", why)
@@ -146,7 +151,7 @@ class Sandbox:
         return await start_kernel(self._guest, str(self._kernels_started), user=self.spec.user, cwd=context.cwd, env={})
 
     def oom_kills(self) -> int:
-        return self._cell.stats().oom_kills
+        return self._cell.oom_kills()
 
     # -- inside
 
@@ -185,9 +190,9 @@ class Sandbox:
         for context in self._contexts.values():
             context.stop(ending)
         self.commands.end_all(ending)
-        self._guest.close()
         self._destroying = asyncio.create_task(self._cell.aclose())
         self._change(state=state, ended_at=time.time(), end_reason=reason)
+        self._guest.close(lambda: gone(self.record))
 
     def _change(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections import deque
 from types import TracebackType
 from typing import Any
 
 from cloche.engine.guest import Guest, clean
+from cloche.engine.queue import Bell
 from cloche.isolation.channel import Header
 from cloche.model import FileChange, User
 
@@ -30,7 +30,7 @@ class Watch:
         self._fields: dict[str, Any] = {"path": path, "recursive": recursive, "user": user}
         self._id = "w" + secrets.token_hex(8)
         self._changes: deque[FileChange] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._bell = Bell()
         self._open = False
 
     async def __aenter__(self) -> Watch:
@@ -55,18 +55,17 @@ class Watch:
         self._open = False
         self._guest.unsubscribe("changes", self._id)
         self._guest.tell("watch_stop", watch=self._id)
-        self._wake()
+        self._bell.ring()
 
     def __aiter__(self) -> Watch:
         return self
 
     async def __anext__(self) -> FileChange:
-        """Raises SandboxLost if the sandbox goes while it is watched."""
+        """Raises Gone if the sandbox ends while it is watched."""
         while not self._changes:
             if not self._open:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._guest.wait(self._waiter)
+            await self._guest.wait(self._bell.heard())
         return self._changes.popleft()
 
     def _on_changes(self, header: Header) -> None:
@@ -80,8 +79,4 @@ class Watch:
             self.missed += 1
             return
         self._changes.append(change)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._bell.ring()

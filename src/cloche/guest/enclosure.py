@@ -1,8 +1,9 @@
 """The walls around one sandbox, in the order that makes them walls. They go up in the child that will be its init.
 
 When `raise_walls` starts, the process is pid 1 of a new pid namespace and root of the *nursery's* user namespace, which
-owns the pid, mount, network, IPC, UTS and cgroup namespaces made here. Only after everything is mounted does it enter a
-user namespace of its own. So the sandbox's root owns none of its other namespaces: it can neither mount nor unmount.
+owns the pid and network namespaces made by the zygote and the mount, IPC, UTS and cgroup namespaces made here. Only
+after everything is mounted does it enter a user namespace of its own. So the sandbox's root owns none of its other
+namespaces: it can neither mount nor unmount.
 
 Everything that is the same for all sandboxes is prepared once, in the zygote, down to the bytes of each system call: a
 page of the zygote that a sandbox touches is copied, which costs 3 microseconds and 4 KB each time.
@@ -19,7 +20,7 @@ from cloche.linux import capabilities, landlock, mounts, namespaces, seccomp, sy
 STAGE = "/opt/cloche/cell"
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 _SEALED = _QUIET | mounts.MS_NOEXEC | mounts.MS_RDONLY | mounts.MS_BIND | mounts.MS_REMOUNT
-_OWN_NAMESPACES = namespaces.NEWNS | namespaces.NEWNET | namespaces.NEWIPC | namespaces.NEWUTS | namespaces.NEWCGROUP
+_OWN_NAMESPACES = namespaces.NEWNS | namespaces.NEWIPC | namespaces.NEWUTS | namespaces.NEWCGROUP
 # What `enter` goes through. The user namespace comes last: it is the one that takes the rights to enter the others.
 _DOORS = (
     ("mnt", namespaces.NEWNS),
@@ -106,13 +107,11 @@ class Enclosure:
 
         `ask_for_maps()` returns once the zygote has written this process's id maps; `outputs` are kernel 0's pipes.
         """
-        syscalls.unshare(_OWN_NAMESPACES)
+        syscalls.unshare(_OWN_NAMESPACES)  # the network namespace we have from the zygote, which has left it to us
         for fd in outputs:  # so that `> /dev/stderr` works: it opens the pipe again, as its user
             os.fchown(fd, *[self._outside(spec, UIDS[spec["user"]])] * 2)
         self._mount_space(spec)
         self._mounts.make()
-        namespaces.raise_loopback()
-        _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", b"0")
         syscalls.set_hostname("cloche")
         sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._masks.make()
@@ -213,11 +212,3 @@ def _masks() -> syscalls.Prepared:
 
 def _is_there(name: str) -> bool:
     return os.path.exists(f"/proc/{name}")
-
-
-def _write(path: str, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, content)
-    finally:
-        os.close(fd)

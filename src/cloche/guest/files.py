@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-import secrets
-import select
-import shutil
 import stat
+from itertools import islice
 
-from cloche.guest import failures, identity, wire
-from cloche.guest.processes import InvalidPath
-from cloche.linux import syscalls
+from cloche.guest import drafts, identity, moving, wire
 
 MAX_LISTED = 20_000
-MAX_REMOVED = 2_000_000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_CHUNK = 1 << 20
+MAX_LISTING_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
+# What lies in such a directory is not the caller's to see, is gone by now, or has paths that are too long to be used.
+_UNSEEN = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 class Files:
-    def __init__(self, identities, defaults, watch_fd, event):
+    def __init__(self, identities, defaults, watch_fd):
         self._identities = identities
         self._defaults = defaults
-        self._watch_fd = watch_fd
-        self._event = event
-        self._writes: dict = {}
-        self._next_write = 0
+        self._uploads = drafts.Uploads(identities, watch_fd)
 
     def verbs(self) -> dict:
         plain = {
@@ -38,7 +32,7 @@ class Files:
             "file_move": self._move,
             "file_remove": self._remove,
         }
-        return {name: self._as_caller(work) for name, work in plain.items()}
+        return {**{name: self._as_caller(work) for name, work in plain.items()}, "write_end": self._write_end}
 
     def _as_caller(self, work):
         def verb(header: dict, body: bytes):
@@ -59,12 +53,7 @@ class Files:
         fd = os.open(self.path(header), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         keep = False
         try:
-            about = os.fstat(fd)
-            if stat.S_ISDIR(about.st_mode):
-                raise IsADirectoryError(errno.EISDIR, "is a directory")
-            if not stat.S_ISREG(about.st_mode):
-                raise InvalidPath("not a regular file")
-            _refuse_proc(fd)
+            about = drafts.check_regular(fd)
             limit = header.get("max_inline", wire.INLINE_BYTES)
             content = b"" if about.st_size > limit else _read_up_to(fd, limit + 1)
             if about.st_size <= limit and len(content) <= limit:
@@ -75,55 +64,30 @@ class Files:
             if not keep:
                 os.close(fd)
 
-    # --- writing: into a file beside the old one, so that a full disk or a lost connection leaves the old one whole
+    # --- writing
 
     def _write(self, header: dict, body: bytes):
-        draft = Draft(self.path(header), header.get("mode"))
-        if header.get("stream"):
-            return self._write_from_pipe(draft, header.get("user") or self._defaults.user)
+        draft = drafts.Draft(self.path(header), header.get("mode"))
         try:
+            if header.get("stream"):
+                user = header.get("user") or self._defaults.user
+                return {}, b"", (self._uploads.start(header["write"], draft, user),)
             draft.add(body)
-            return draft.finish()
+            return _known(draft.finish())
         except BaseException:
             draft.discard()
             raise
 
-    def _write_from_pipe(self, draft: Draft, user: str):
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
-        self._next_write += 1
-        self._writes[read] = (self._next_write, draft, user)
-        self._watch_fd(read, select.POLLIN | select.POLLHUP, lambda: self._take_piece(read))
-        return {"write": self._next_write}, b"", (write,)
-
-    def _take_piece(self, read: int) -> None:
-        number, draft, user = self._writes[read]
-        self._identities.act_on_files_as(user)
-        try:
-            moved = os.splice(read, draft.fd, _CHUNK)
-            if moved:
-                return
-            outcome = {"info": draft.finish()}
-        except BlockingIOError:
-            return
-        except OSError as error:
-            draft.discard()
-            outcome = {"err": failures.describe(error)}
-        finally:
-            self._identities.act_as_init()
-        self._watch_fd(read, 0, None)
-        os.close(read)
-        del self._writes[read]
-        self._event({"ev": "written", "write": number, **outcome})
+    def _write_end(self, header: dict, _: bytes):
+        path = self._uploads.end(header["write"], bool(header.get("commit")), int(header.get("size") or 0))
+        return {} if path is None else _known(path)
 
     # --- the rest
 
     def _list(self, header: dict, _: bytes):
-        path = self.path(header)
-        found: list = []
-        _walk(path, int(header.get("depth", 1)), found)
-        files = [info(entry) for entry in found[:MAX_LISTED]]
-        return {"files": [each for each in files if each], "truncated": len(found) > MAX_LISTED}
+        found = _walk(self.path(header), int(header.get("depth", 1)))
+        listing = None if found is None else _listing(found)
+        return {"truncated": listing is None}, listing or b"", ()
 
     def _stat(self, header: dict, _: bytes):
         return _known(self.path(header))
@@ -136,122 +100,11 @@ class Files:
         return {**_known(path), "created": created}
 
     def _move(self, header: dict, _: bytes):
-        source, target = self.path(header), self.path(header, "to")
-        os.lstat(source)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        shutil.move(source, target) if os.path.isdir(target) and not os.path.isdir(source) else os.rename(
-            source, target
-        )
-        return _known(target)
+        return _known(moving.move(self.path(header), self.path(header, "to")))
 
     def _remove(self, header: dict, _: bytes):
-        path = self.path(header)
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            remove_tree(path)
-        else:
-            os.unlink(path)
+        moving.remove(self.path(header))
         return {}
-
-
-class Draft:
-    """A file being written beside the one that it will replace."""
-
-    def __init__(self, path: str, mode: int | None):
-        self._target = os.path.realpath(path)
-        if os.path.isdir(self._target):
-            raise IsADirectoryError(errno.EISDIR, "is a directory")
-        os.makedirs(os.path.dirname(self._target), exist_ok=True)
-        self._draft = f"{os.path.dirname(self._target)}/.cloche-{secrets.token_hex(8)}"
-        self.fd = self._open(mode)
-
-    def _open(self, mode: int | None) -> int:
-        """Where the directory takes no new file, an existing one that may be written is written in place."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(self._draft, flags | os.O_EXCL, 0o644)
-        except PermissionError:
-            self._draft = self._target
-            fd = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                _refuse_proc(fd)
-            except PermissionError:
-                os.close(fd)
-                raise
-            return fd
-        self._set_mode(fd, mode)
-        return fd
-
-    def _set_mode(self, fd: int, mode: int | None) -> None:
-        """As asked; else as the file had it that is replaced."""
-        if mode is None and os.path.lexists(self._target):
-            mode = stat.S_IMODE(os.lstat(self._target).st_mode)
-        if mode is not None:
-            os.fchmod(fd, mode)
-
-    def add(self, content: bytes) -> None:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(self.fd, view) :]
-
-    def finish(self) -> dict:
-        os.close(self.fd)
-        if self._draft != self._target:
-            os.rename(self._draft, self._target)
-        return _known(self._target)
-
-    def discard(self) -> None:
-        os.close(self.fd)
-        if self._draft != self._target:
-            os.unlink(self._draft)
-
-
-def remove_tree(path: str) -> None:
-    """Removes a directory with all that is in it, however deep a program made it: no recursion, two descriptors.
-
-    Directories in a directory are moved up to the top before it is removed.
-    """
-    top = os.open(path, _DIRECTORY)
-    try:
-        waiting, left = os.listdir(top), MAX_REMOVED
-        while waiting:
-            name = waiting.pop()
-            left -= 1
-            if left < 0:
-                raise OSError(errno.EBUSY, "more comes in than can be removed")
-            if _is_directory(name, top):
-                waiting += _remove_directory(name, top)
-            else:
-                os.unlink(name, dir_fd=top)
-    finally:
-        os.close(top)
-    os.rmdir(path)
-
-
-def _remove_directory(name: str, top: int) -> list:
-    """Removes one directory; those in it are now in `top`, under the names that are returned."""
-    moved = []
-    inner = os.open(name, _DIRECTORY, dir_fd=top)
-    try:
-        for child in os.listdir(inner):
-            if _is_directory(child, inner):
-                moved.append(f".cloche-{secrets.token_hex(8)}")
-                os.rename(child, moved[-1], src_dir_fd=inner, dst_dir_fd=top)
-            else:
-                os.unlink(child, dir_fd=inner)
-    finally:
-        os.close(inner)
-    os.rmdir(name, dir_fd=top)
-    return moved
-
-
-def _is_directory(name: str, parent: int) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
-
-
-def _refuse_proc(fd: int) -> None:
-    """What lies in /proc is init's own, when init opens it: a link to `/proc/self` must not lead into init."""
-    if syscalls.filesystem_type(fd) == syscalls.PROC_SUPER_MAGIC:
-        raise PermissionError(errno.EACCES, "files of /proc can be read by programs only")
 
 
 def _read_up_to(fd: int, size: int) -> bytes:
@@ -265,21 +118,64 @@ def _read_up_to(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _walk(path: str, depth: int, found: list) -> None:
+def _walk(path: str, depth: int) -> list | None:
+    """What lies below `path`, each directory before what is in it; None if that is more than can be listed."""
+    waiting = [(entry, depth) for entry in _entries(path)]
+    found: list = []
+    while waiting:
+        if len(found) + len(waiting) > MAX_LISTED:
+            return None
+        entry, left = waiting.pop()
+        found.append(entry.path)
+        if left > 1 and entry.is_dir(follow_symlinks=False):
+            waiting += [(inner, left - 1) for inner in _inner_entries(entry.path)]
+    return found
+
+
+def _entries(path: str) -> list:
+    """The last name first. One more than can be listed is enough to know that they are too many."""
     with os.scandir(path) as entries:
-        for entry in sorted(entries, key=lambda each: each.name):
-            found.append(entry.path)
-            if len(found) > MAX_LISTED:
-                return
-            if depth > 1 and entry.is_dir(follow_symlinks=False):
-                _walk_inner(entry.path, depth - 1, found)
+        return sorted(islice(entries, MAX_LISTED + 1), key=lambda each: each.name, reverse=True)
 
 
-def _walk_inner(path: str, depth: int, found: list) -> None:
+def _inner_entries(path: str) -> list:
     try:
-        _walk(path, depth, found)
-    except PermissionError:
-        pass  # listed, but what is in it is not the caller's to see
+        return _entries(path)
+    except OSError as error:
+        if error.errno not in _UNSEEN:
+            raise
+        return []
+
+
+def _listing(paths: list) -> bytes | None:
+    """The body of an answer; None if it is too long for one."""
+    pieces, size = [], 0
+    for path in paths:
+        described = _json_of(path)
+        size += len(described) + 1
+        if size > MAX_LISTING_BYTES:
+            return None
+        pieces.append(described)
+    return b'{"files":[' + b",".join(piece for piece in pieces if piece) + b"]}"
+
+
+def _json_of(path: str) -> bytes:
+    """Nothing for what is gone by now. Names that are no text are written as the host would."""
+    try:
+        described = info(path)
+    except OSError:
+        return b""
+    if described is None:
+        return b""
+    try:
+        return json.dumps(described, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        texts = {name: _text(value) for name, value in described.items() if isinstance(value, str)}
+        return json.dumps({**described, **texts}, ensure_ascii=False).encode()
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def info(path: str) -> dict | None:

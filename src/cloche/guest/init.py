@@ -97,7 +97,7 @@ class Init:
         self._defaults = defaults
         self.adopt_environment = lambda: defaults.adopt(env)
         self._processes = processes.Processes(identities, defaults, self._event, self._reap)
-        self._files = files.Files(identities, defaults, self._watch_fd, self._event)
+        self._files = files.Files(identities, defaults, self._watch_fd)
         self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
         self._memory = memory.Watchman(self._processes, self._event)
         self._verbs = {

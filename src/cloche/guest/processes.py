@@ -125,13 +125,20 @@ class Processes:
     def start_kernel(self, header: dict, _: bytes) -> tuple:
         name, user = header["kernel"], header.get("user") or self._defaults.user
         env = self._defaults.environment(user, header.get("env", {}))
+        cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
+        self._identities.uid(user)
         token = secrets.token_hex(8)
         ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out, err)
-        cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
-        pid = self._fork_kernel(name, user, cwd, env, token, (theirs.detach(), out, err))
-        return {"pid": pid, "token": token}, b"", (ours.detach(), out_read, err_read)
+        theirs_all, ours_all = (theirs.detach(), out, err), (ours.detach(), out_read, err_read)
+        pid = self._fork(*theirs_all, *ours_all)
+        if pid == 0:
+            self._in_child(user, cwd, env, theirs_all, None, lambda: _run_kernel(token))
+        for fd in theirs_all:
+            os.close(fd)
+        self._kernels[name] = Child(name, pid, "python kernel", user, cwd)
+        return {"pid": pid, "token": token}, b"", ours_all
 
     def start_first_kernel(self, token: str, fds: tuple, door: int | None, enter) -> None:
         """The kernel that every sandbox begins with. The host has its other ends already: there is no answer.
@@ -155,15 +162,6 @@ class Processes:
                 first=first,
             )
         self._kernels["0"] = Child("0", pid, "python kernel", defaults.user, cwd)
-
-    def _fork_kernel(self, name: str, user: str, cwd: str, env: dict, token: str, fds: tuple) -> int:
-        pid = self._fork()
-        if pid == 0:
-            self._in_child(user, cwd, env, fds, None, lambda: _run_kernel(token))
-        for fd in fds:
-            os.close(fd)
-        self._kernels[name] = Child(name, pid, "python kernel", user, cwd)
-        return pid
 
     def signal_kernel(self, header: dict, _: bytes) -> dict:
         child = self._kernels.get(header["kernel"])
@@ -197,7 +195,7 @@ class Processes:
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out[1], err[1])
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
-        pid = self._fork()
+        pid = self._fork(*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
         if pid == 0:
             self._in_child(user, cwd, env, (out[1], err[1]), stdin_read, work)
         for fd in (out[1], err[1], stdin_read):
@@ -214,7 +212,7 @@ class Processes:
             self._identities.act_as_init()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env.setdefault("TERM", "xterm-256color")
-        pid = self._fork()
+        pid = self._fork(master, slave)
         if pid == 0:
             self._in_child(user, cwd, env, (slave, slave), slave, work, terminal=True)
         os.close(slave)
@@ -235,8 +233,17 @@ class Processes:
 
     # --- both
 
-    def _fork(self) -> int:
-        """A fork. At the limit of processes it waits a moment for those just dying: a killed fork bomb, say."""
+    def _fork(self, *held: int) -> int:
+        """A fork. Should it fail, `held`, what was opened for the child, is closed."""
+        try:
+            return self._fork_patiently()
+        except OSError:
+            for fd in held:
+                os.close(fd)
+            raise
+
+    def _fork_patiently(self) -> int:
+        """At the limit of processes it waits a moment for those just dying: a killed fork bomb, say."""
         for _ in range(_FORK_TRIES):
             try:
                 return syscalls.fork_bare()

@@ -20,6 +20,7 @@ _KINDS = {
     _MOVED_TO: "created",
 }
 _EVENT = struct.Struct("iIII")
+_MAX_CHANGES = 128  # in one frame: with the longest paths, escaped as JSON, they are below wire.MAX_HEADER
 _DRAFT = ".cloche-"  # our own half-written files are nobody's business
 
 
@@ -58,12 +59,11 @@ class Watches:
 
     def _add_tree(self, path: str, watch: str, recursive: bool) -> None:
         self._add(path, watch, recursive)
-        if not recursive:
-            return
-        for directory, names, _ in os.walk(path):
-            for name in names:
-                if not os.path.islink(f"{directory}/{name}"):
-                    self._add(f"{directory}/{name}", watch, True)
+        waiting = [path] if recursive else []
+        while waiting:  # not os.walk, which recurses: a program may have made a deep tree
+            for directory in _directories(waiting.pop()):
+                self._add(directory, watch, True)
+                waiting.append(directory)
 
     def _add(self, path: str, watch: str, recursive: bool) -> None:
         number = _libc().inotify_add_watch(self._open(), os.fsencode(path), _MASK | _MASK_ADD)
@@ -93,7 +93,8 @@ class Watches:
             data = data[_EVENT.size + length :]
             self._note(number, self._seen_through_drafts(mask, cookie, name), os.fsdecode(name), changes)
         for watch, seen in changes.items():
-            self._event({"ev": "changes", "watch": watch, "changes": seen})
+            for at in range(0, len(seen), _MAX_CHANGES):
+                self._event({"ev": "changes", "watch": watch, "changes": seen[at : at + _MAX_CHANGES]})
 
     def _seen_through_drafts(self, mask: int, cookie: int, name: bytes) -> int:
         """A file that we wrote beside its target and renamed was, to everyone else, written."""
@@ -123,6 +124,15 @@ class Watches:
                     self._add_tree(path, watch, True)
                 except OSError:
                     pass  # gone again, or over this sandbox's number of watches
+
+
+def _directories(path: str) -> list:
+    """Those in `path`, without symlinks; none if it cannot be read, or is gone by now."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
 
 
 def _libc():

@@ -34,9 +34,13 @@ INIT (host <-> pid 1 of a sandbox)
     process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
     file_read       path, user, max_inline          ok {"size"} + body, or fds=[regular file, read only]
     file_write      path, user, mode | null, size   size known and small: the body is the content; ok {info}
-                    with "stream": true             ok {"write":w}, fds=[pipe]; at its end
-                                                    {"ev":"written","write":w,"info"|"err"}
-    file_list       path, user, depth               ok {"files":[..],"truncated":bool}
+                    with "stream": true, write: w   ok {}, fds=[pipe]; w is a name of the host's choice
+    write_end       write, commit, size             commit: the file is what came, if that is `size` bytes; ok {info}
+                                                    not: as if there had been no file_write; ok {}
+                                                    The pipe's end alone decides nothing. Where init fails, it closes
+                                                    the pipe, and says why when a commit is asked for.
+    file_list       path, user, depth               ok {"truncated":bool}, body={"files":[info,..]} as JSON, with every
+                                                    directory before what is in it; empty if truncated
     file_stat       path, user                      ok {info}
     file_make_dir   path, user                      ok {info,"created":bool}
     file_move       path, to, user                  ok {info}
@@ -80,6 +84,7 @@ from collections.abc import Iterator
 
 PREFIX = struct.Struct(">II")
 MAX_HEADER = 4 << 20
+MAX_VALUES_FROM_GUEST = 200_000  # in a header: three times what the text of an error can look like
 MAX_BODY_FROM_GUEST = 64 << 20
 MAX_BODY_FROM_HOST = 256 << 20
 MAX_FDS = 16
@@ -112,8 +117,9 @@ def encode(header: dict, body: bytes = b"") -> bytes:
 class Decoder:
     """Turns received bytes into frames: `feed(data)`, then iterate `frames()`."""
 
-    def __init__(self, max_body: int):
+    def __init__(self, max_body: int, max_values: int = MAX_HEADER):
         self._max_body = max_body
+        self._max_values = max_values
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -128,20 +134,22 @@ class Decoder:
             end = PREFIX.size + head + body
             if len(self._buffer) < end:
                 return
-            header = _header(bytes(self._buffer[PREFIX.size : PREFIX.size + head]))
+            header = self._header(bytes(self._buffer[PREFIX.size : PREFIX.size + head]))
             content = bytes(self._buffer[PREFIX.size + head : end])
             del self._buffer[:end]
             yield header, content
 
-
-def _header(data: bytes) -> dict:
-    try:
-        header = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise WireError("frame header is not JSON") from error
-    if not isinstance(header, dict):
-        raise WireError("frame header is not an object")
-    return header
+    def _header(self, data: bytes) -> dict:
+        # Counted before it is parsed, in strings too: what is small as text can take a second and 100 MiB as objects.
+        if sum(map(data.count, (b"[", b"{", b","))) > self._max_values:
+            raise WireError("frame header has too many values")
+        try:
+            header = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise WireError("frame header is not JSON") from error
+        if not isinstance(header, dict):
+            raise WireError("frame header is not an object")
+        return header
 
 
 def send(sock: socket.socket, header: dict, body: bytes = b"", fds: tuple = ()) -> None:

@@ -34,6 +34,7 @@ def main(channel_fd: int) -> None:
     began = time.monotonic()
     try:
         zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
+        os.environ.update(order["env"])
         warmup.prepare(order["imports"])
         zygote.settle()
     except BaseException as error:  # noqa: BLE001 - a template's code may raise anything
@@ -52,6 +53,7 @@ class Zygote:
         self._poll = select.poll()
         self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
+        self._network_is_fresh = False
 
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
@@ -62,6 +64,7 @@ class Zygote:
         gc.disable()
         gc.freeze()
         hugepages.collapse_anonymous()
+        self._renew_network()
 
     def serve(self) -> None:
         """Until the host closes the channel. Sandboxes live on when we end."""
@@ -90,6 +93,9 @@ class Zygote:
         if self._walls:
             self._walls.prepare_for(header["spec"])
         try:
+            if not self._network_is_fresh:
+                self._renew_network()
+            self._network_is_fresh = False
             pid = self._fork_into_new_pids()
             if pid == 0:
                 init.main(self._init, self._walls, header["spec"], theirs, fds)
@@ -102,6 +108,22 @@ class Zygote:
         theirs.close()
         for fd in (*fds, out_read, err_read):
             os.close(fd)
+        self._leave_network()
+
+    def _renew_network(self) -> None:
+        """Moves this process, which has no use for a network, into a new one. The next sandbox gets it by the fork.
+
+        To make one takes as long as half a fork; so it is made when the last sandbox is on its way.
+        """
+        if self._walls:
+            namespaces.make_network()
+        self._network_is_fresh = True
+
+    def _leave_network(self) -> None:
+        try:
+            self._renew_network()
+        except OSError:
+            pass  # the next spawn tries again, and says why it cannot
 
     def _announce(self, cell: str, pid: int, out: int, err: int) -> None:
         pidfd = os.pidfd_open(pid)

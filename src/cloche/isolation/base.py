@@ -47,6 +47,9 @@ class Cell(Protocol):
 
     def stats(self) -> CellStats: ...
 
+    def oom_kills(self) -> int:
+        """That number of `stats` alone: cheap enough to be asked after every execution."""
+
     @property
     def alive(self) -> bool: ...
 
@@ -92,4 +95,5 @@ class Backend(Protocol):
     def disown(self) -> None:
         """In a forked child: lets go of locks that must end with the parent."""
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> bool:
+        """Ends all nurseries. False if something of ours is left: the instance's directory must stay to tell of it."""

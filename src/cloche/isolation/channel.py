@@ -19,7 +19,8 @@ OnFrame = Callable[[Header, bytes, list[int]], None]
 OnClosed = Callable[[str], None]
 
 READ_BYTES = 256 << 10
-PUMP_BYTES = 128 << 20
+FRAMES_PER_TURN = 64
+TURN_SECONDS = 0.005
 WRITE_HIGH_BYTES = 4 << 20
 _SO_PASSRIGHTS = 83  # Linux 6.16
 
@@ -60,12 +61,14 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
         self._on_closed = on_closed
-        self._decoder = wire.Decoder(max_body)
+        self._decoder = wire.Decoder(max_body, wire.MAX_VALUES_FROM_GUEST)
         self._fds: list[int] = []
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
         self._drained: list[asyncio.Future[None]] = []
         self._reading = False
+        self._behind = False  # frames have come that were not handled yet
+        self._turn_is_due = False
         self.closed = False
         self.resume()
 
@@ -73,19 +76,18 @@ class Channel:
         """Reads frames as they come (the state after construction)."""
         if not self.closed and not self._reading:
             self._reading = True
-            self._loop.add_reader(self._sock.fileno(), self._read_once)
+            self._loop.add_reader(self._sock.fileno(), self._on_readable)
+            self._see_to_the_rest()
 
     def pause(self) -> None:
-        """Leaves frames in the socket until `resume` or `pump`."""
+        """Leaves frames where they are until `resume` or `pump`."""
         if not self.closed and self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock.fileno())
 
-    def pump(self) -> None:
-        """Reads what is there now, without waiting."""
-        room = PUMP_BYTES
-        while room > 0 and (got := self._read_once()):
-            room -= got
+    def pump(self) -> bool:
+        """One turn now: some of the frames that are there, without waiting. False once there are none."""
+        return not self.closed and self._turn()
 
     def send(self, header: Header, body: bytes = b"", fds: Sequence[int] = ()) -> None:
         """Sends a frame, now or as soon as the other side reads. Silently nothing if closed: `on_closed` told.
@@ -135,33 +137,61 @@ class Channel:
         self._wake_drained()
         self._on_closed(why)
 
-    def _read_once(self) -> int:
-        if self.closed:
-            return 0
+    def _on_readable(self) -> None:
+        if not self._behind:
+            self._turn()
+
+    def _turn(self) -> bool:
+        """Handles frames that have come, or reads if there are none. False if nothing was there."""
+        try:
+            if self._behind:
+                self._handle_some()
+                return True
+            return self._receive()
+        except wire.WireError as error:
+            self.close(f"protocol violation: {error}")
+            return False
+
+    def _receive(self) -> bool:
         try:
             data, fds = wire.receive_some(self._sock, READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return 0
+            return False
         except OSError as error:
             self.close(f"reading failed: {error}")
-            return 0
+            return False
         self._fds += fds
-        try:
-            if len(self._fds) > 4 * self._max_fds:
-                raise wire.WireError("descriptors that no frame announces")
-            self._take(data)
-        except wire.WireError as error:
-            self.close(f"protocol violation: {error}")
+        if len(self._fds) > 4 * self._max_fds:
+            raise wire.WireError("descriptors that no frame announces")
         if not data:
             self.close("the other side closed it")
-        return len(data)
-
-    def _take(self, data: bytes) -> None:
+            return False
         self._decoder.feed(data)
-        for header, body in self._decoder.frames():
+        self._handle_some()
+        return True
+
+    def _handle_some(self) -> None:
+        """The loop is not ours alone: a flood of frames is handled in turns. Nothing is read before all are handled."""
+        until = self._loop.time() + TURN_SECONDS
+        self._behind = False
+        for count, (header, body) in enumerate(self._decoder.frames(), 1):
             self._on_frame(header, body, self._claim(header.pop("fds", 0)))
             if self.closed:
                 return
+            if count == FRAMES_PER_TURN or self._loop.time() > until:
+                self._behind = True
+                self._see_to_the_rest()
+                return
+
+    def _see_to_the_rest(self) -> None:
+        if self._behind and not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._turn_is_due = False
+        if self._reading and self._behind:
+            self._turn()
 
     def _claim(self, count: object) -> list[int]:
         if type(count) is not int or not 0 <= count <= min(self._max_fds, len(self._fds)):

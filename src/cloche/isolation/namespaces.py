@@ -104,12 +104,10 @@ class NamespacesBackend:
         if self._parent is not None:
             self._parent.disown()
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> bool:
         for nursery in self._nurseries:
             await nursery.aclose()
-        if self._parent is not None:
-            self._parent.sweep()
-            self._parent.remove()
+        return self._parent is None or self._parent.remove()
 
 
 class NamespaceNursery:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
-import select
-import signal
 import socket
 import stat
 import subprocess
@@ -18,10 +15,11 @@ from functools import cache
 from typing import Any
 
 from cloche import errors
-from cloche.isolation.base import CellSpec, CellStats, FirstKernel
+from cloche.isolation.base import CellSpec
+from cloche.isolation.cell import ProcessCell, Wires, ended
 from cloche.isolation.channel import Channel, Header, close_all
 from cloche.linux.cgroups import Group, Parent
-from cloche.model import GIB, KIB, MIB, Limits, Template
+from cloche.model import GIB, KIB, MIB, Template
 
 IMPORT_SECONDS = 180.0
 SPAWN_SECONDS = 30.0
@@ -39,100 +37,6 @@ class Order:
         self.stdin = stdin
         self.first = first
         self.program = program
-
-
-class Wires:
-    """What connects a new cell with us: init's channel and its first kernel's."""
-
-    def __init__(self) -> None:
-        self.token = secrets.token_hex(8)
-        self.init, self._init_end = socket.socketpair()
-        self.kernel, self._kernel_end = socket.socketpair()
-
-    def hand_over(self, channel: Channel, order: Header, group: Group | None) -> None:
-        """Sends the order with their ends of it all, and the entrances of its cgroup."""
-        entrances = group.entrances() if group is not None else []
-        channel.send(order, fds=(self._init_end.fileno(), self._kernel_end.fileno(), *entrances))
-        close_all(entrances)
-        self._init_end.close()
-        self._kernel_end.close()
-
-    def first_kernel(self, outputs: list[int]) -> FirstKernel:
-        return FirstKernel(token=self.token, fds=(self.kernel.detach(), outputs[0], outputs[1]))
-
-    def close(self) -> None:
-        for end in (self.init, self.kernel, self._init_end, self._kernel_end):
-            end.close()
-
-
-class ProcessCell:
-    """One cell: a pid 1, its cgroup if there is one, and our end of init's channel."""
-
-    def __init__(
-        self,
-        name: str,
-        sock: socket.socket,
-        first_kernel: FirstKernel,
-        pidfd: int,
-        group: Group | None,
-        on_closed: Callable[[], None],
-    ):
-        self.name = name
-        self.socket = sock
-        self.first_kernel = first_kernel
-        self._pidfd = pidfd
-        self._group = group
-        self._on_closed = on_closed
-        self._closed = False
-
-    @property
-    def alive(self) -> bool:
-        return not self._closed and not _has_ended(self._pidfd)
-
-    def set_limits(self, limits: Limits) -> None:
-        if self._group is None:
-            return
-        self._group.set_memory(limits.memory_bytes + limits.space_bytes)
-        self._group.set_cpus(limits.cpus)
-        self._group.set_processes(limits.processes)
-
-    def limits_for_init(self, limits: Limits) -> dict[str, int]:
-        missing = {"memory", "pids"} if self._group is None else self._group.missing
-        watched = {"watch_memory_bytes": limits.memory_bytes + limits.space_bytes, "data_bytes": limits.memory_bytes}
-        return (watched if "memory" in missing else {}) | ({"processes": limits.processes} if "pids" in missing else {})
-
-    def stats(self) -> CellStats:
-        group = self._group
-        if group is None or self._closed:
-            return CellStats()
-        return CellStats(
-            memory_bytes=group.memory_bytes(),
-            cpu_seconds=group.cpu_seconds(),
-            processes=group.processes(),
-            oom_kills=group.oom_kills() or 0,
-        )
-
-    async def aclose(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        await _ended(self._pidfd)
-        os.close(self._pidfd)
-        self.socket.close()
-        if self._group is not None:
-            await self._remove_group(self._group)
-        self._on_closed()
-
-    async def _remove_group(self, group: Group) -> None:
-        """A cgroup is busy for a moment after its last process; what stays busy is left to the parent's sweep."""
-        for _ in range(50):
-            if group.remove():
-                return
-            await asyncio.sleep(0.01)
 
 
 class ZygoteNursery:
@@ -159,6 +63,7 @@ class ZygoteNursery:
         self._made = 0
         self._steps = 0
         self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._errors = ErrorTail(process)
 
@@ -170,32 +75,34 @@ class ZygoteNursery:
         self._channel.send(order.first, order.program)
         try:
             await asyncio.wait_for(asyncio.shield(self._ready), IMPORT_SECONDS)
-        except TimeoutError:
+        except BaseException as error:
             await self.aclose()
+            if not isinstance(error, TimeoutError):
+                raise
             raise errors.NurseryFailed(
                 f"template {self.template.ref}: its imports took longer than {IMPORT_SECONDS:.0f} s"
             ) from None
-        except errors.NurseryFailed:
-            await self.aclose()
-            raise
 
     @property
     def alive(self) -> bool:
         return self._channel is not None and not self._channel.closed and not self._closing
 
     async def aclose(self) -> None:
-        """Ends the zygote. What holds its cells ends with the last of them."""
+        """Ends the zygote. What holds its cells ends with the last of them: called after that, this waits for it."""
         self._closing = True
         if self._channel is not None:
             self._channel.close()
-        if self._cells == 0:
-            await self._end_process()
+        self._end_if_empty()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    def _end_if_empty(self) -> None:
+        if self._closing and self._cells == 0 and self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end_process())
 
     async def _end_process(self) -> None:
-        if self._process.returncode is not None:
-            return
         self._process.kill()  # and with it, by death signals and pid namespaces, all that it holds
-        await _ended(self._pidfd)
+        await ended(self._pidfd)
         self._process.wait()
         os.close(self._pidfd)
         self._errors.close()
@@ -227,6 +134,7 @@ class ZygoteNursery:
         except BaseException as error:
             wires.close()
             self._cells -= 1
+            self._end_if_empty()
             if isinstance(error, TimeoutError):
                 raise self._failure(f"no cell was forked in {SPAWN_SECONDS:.0f} s") from None
             raise
@@ -239,8 +147,7 @@ class ZygoteNursery:
     def _cell_closed(self, on_closed: Callable[[], None]) -> None:
         self._cells -= 1
         on_closed()
-        if self._closing and self._cells == 0:
-            asyncio.get_running_loop().create_task(self._end_process())
+        self._end_if_empty()
 
     def _grow(self) -> None:
         steps = self._cells // _CELLS_PER_STEP + 1
@@ -385,19 +292,3 @@ def _depth() -> int:
     """In how many nested pid namespaces we are."""
     with open("/proc/self/status") as file:
         return next(len(line.split()) - 1 for line in file if line.startswith("NSpid:"))
-
-
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-async def _ended(pidfd: int) -> None:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, done.cancel)
-    try:
-        await asyncio.wait([done])
-    finally:
-        loop.remove_reader(pidfd)

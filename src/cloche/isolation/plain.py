@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 from pathlib import Path
 
 from cloche import errors
 from cloche.isolation.base import Cell, CellSpec, CellStats, Check
-from cloche.isolation.nursery import Order, ProcessCell, ZygoteNursery, start_process
+from cloche.isolation.cell import ProcessCell
+from cloche.isolation.nursery import Order, ZygoteNursery, start_process
+from cloche.linux.trees import remove_tree
 from cloche.model import Limits, Template
 
 NAME = "plain-unsafe"
@@ -63,10 +64,11 @@ class PlainBackend:
     def disown(self) -> None:
         """There is nothing to let go of."""
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> bool:
         for nursery in self._nurseries:
             await nursery.aclose()
-        shutil.rmtree(self._cells, ignore_errors=True)
+        remove_tree(self._cells)
+        return True
 
 
 class PlainNursery:
@@ -86,7 +88,7 @@ class PlainNursery:
         (home / "data").mkdir(parents=True)
         places = {"/mnt/data": str(home / "data"), "/home/user": str(home)}
         extra = {"single": True, "places": places}
-        cell = await self._zygote.spawn(spec, extra, None, lambda: shutil.rmtree(home, ignore_errors=True))
+        cell = await self._zygote.spawn(spec, extra, None, lambda: remove_tree(home))
         return PlainCell(cell)
 
     async def raw_cost_seconds(self) -> float:
@@ -117,6 +119,9 @@ class PlainCell:
 
     def stats(self) -> CellStats:
         return self._cell.stats()
+
+    def oom_kills(self) -> int:
+        return self._cell.oom_kills()
 
     async def aclose(self) -> None:
         with contextlib.suppress(OSError):

@@ -6,6 +6,8 @@ import fcntl
 import socket
 import struct
 
+from cloche.linux import syscalls
+
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 
@@ -29,6 +31,13 @@ def _lines(extents: list) -> str:
 def _write(path: str, text: str) -> None:
     with open(path, "wb", buffering=0) as file:
         file.write(text.encode())
+
+
+def make_network() -> None:
+    """Puts the caller into a new network namespace that has loopback, and in which every user may bind every port."""
+    syscalls.unshare(NEWNET)
+    raise_loopback()
+    _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
 
 
 def raise_loopback() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from cloche import errors
 from cloche.engine.answers import InputSource
@@ -15,7 +15,16 @@ from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
 from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
 from cloche.sdk.embedded import embedded
-from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, input_from_loop, refuse_server, sandbox_spec
+from cloche.sdk.request import (
+    OWNER,
+    LimitsLike,
+    NetworkLike,
+    input_from_loop,
+    refuse_later,
+    refuse_server,
+    run_env,
+    sandbox_spec,
+)
 from cloche.sdk.transport import Transport
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
@@ -120,8 +129,11 @@ class AsyncSandbox:
         timeout: float | None = None,
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
+        tools: None = None,
+        detach: Literal[False] = False,
     ) -> Run:
         """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program."""
+        refuse_later(tools, detach)
         chosen = self._context(context)
         return await chosen.run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
 
@@ -175,12 +187,15 @@ class AsyncContext:
         timeout: float | None = None,
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
+        tools: None = None,
+        detach: Literal[False] = False,
     ) -> Run:
         """As `AsyncSandbox.run`."""
+        refuse_later(tools, detach)
         if on_event is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
             return await _run_watched(stream, on_event)
-        given, answers = dict(env) if env else None, input_from_loop(input)
+        given, answers = run_env(env, cwd), input_from_loop(input)
 
         async def work() -> Run:
             execution = self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
@@ -198,7 +213,7 @@ class AsyncContext:
         input: AsyncInput = None,
     ) -> AsyncStream:
         """As `AsyncSandbox.stream`."""
-        given, answers = dict(env) if env else None, input_from_loop(input)
+        given, answers = run_env(env, cwd), input_from_loop(input)
         return AsyncStream(
             self._transport,
             lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers),

@@ -15,8 +15,8 @@ from cloche.engine.sandbox import Sandbox as Core
 from cloche.engine.watch import Watch as CoreWatch
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
-from cloche.sdk.parts import CommandResult, stdin_of
-from cloche.sdk.request import content_from_loop
+from cloche.sdk.parts import CommandResult
+from cloche.sdk.request import answer_of, command_env, content_from_loop, encoded, stdin_of
 from cloche.sdk.transport import Transport
 
 
@@ -60,10 +60,11 @@ class AsyncStream:
 
     async def answer(self, text: str) -> None:
         """The line for which the program waits after an Input event, where `input=True` was given."""
+        line = answer_of(text)
 
         async def work() -> None:
             if self._execution is not None:
-                self._execution.answer(text)
+                self._execution.answer(line)
 
         await self._transport.acall(work)
 
@@ -107,8 +108,11 @@ class AsyncFiles:
         async def take() -> bytes | None:
             return await anext(chunks, None)
 
-        while (chunk := await self._transport.acall(take)) is not None:
-            yield chunk
+        try:
+            while (chunk := await self._transport.acall(take)) is not None:
+                yield chunk
+        finally:
+            self._transport.spawn(chunks.aclose)
 
     async def write(
         self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
@@ -232,8 +236,8 @@ class AsyncProcess:
 
     async def send_stdin(self, data: bytes | str) -> None:
         """Raises InvalidRequest unless it was started with `stdin=True` and still reads."""
-        encoded = data.encode() if isinstance(data, str) else data
-        await self._transport.acall(lambda: self._core.send_stdin(encoded))
+        content = encoded(data)
+        await self._transport.acall(lambda: self._core.send_stdin(content))
 
     async def close_stdin(self) -> None:
         async def work() -> None:
@@ -291,7 +295,7 @@ class AsyncCommands:
         With `background=True` it returns at once with an AsyncProcess; there, `stdin=True` keeps its input open.
         """
         self._core.check_running()
-        given = dict(env) if env else None
+        given = command_env(cmd, user, env, cwd)
         if background:
             core = await self._transport.acall(
                 lambda: self._core.commands.start(

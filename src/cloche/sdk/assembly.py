@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ from cloche.model import Template
 from cloche.store.records import SqliteRecords
 from cloche.templates import Catalogue, Report, ensure
 from cloche.templates.progress import silent
+
+MOST_OPEN_FILES = 1 << 17
 
 
 class BuiltTemplates:
@@ -35,6 +38,7 @@ def assemble(config: Config, report: Report = silent, *, preload: bool = True) -
     Without `preload` the nursery imports nothing in advance: it is there in a third of the time, which is what counts
     for a single sandbox.
     """
+    raise_open_files()
     data_dir = Path(config.data_dir)
     instance = Instance(data_dir / "run")
     instance.open()
@@ -45,6 +49,18 @@ def assemble(config: Config, report: Report = silent, *, preload: bool = True) -
         raise
     records = SqliteRecords(data_dir / "store.sqlite3")
     return Engine(config, backend, BuiltTemplates(config, report, preload), records, instance)
+
+
+def raise_open_files() -> None:
+    """Lets this process have as many files open as it may: a sandbox takes about ten, and the usual limit is 1024.
+
+    That limit is as low as it is for programs that call select(), which cannot take higher descriptors; nothing of
+    ours does. What a sandbox may have open is set by its own limits.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _backend(config: Config, instance: Instance) -> Backend:

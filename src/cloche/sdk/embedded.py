@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Coroutine, Iterator
@@ -123,7 +124,15 @@ class Embedded:
             self._loop.call_soon_threadsafe(lambda: self._keep(work()))
 
     async def create(self, spec: SandboxSpec) -> Core:
-        return await self.engine.create(spec)
+        try:
+            return await self.engine.create(spec)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            whose = "this process has" if error.errno == errno.EMFILE else "this host has"
+            raise errors.Unavailable(
+                f"{whose} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
+            ) from error
 
     async def connect(self, id: str, owner: str) -> Core:
         return await self.engine.get(id, owner)

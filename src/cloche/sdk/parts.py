@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche import errors
 from cloche.engine.execution import Execution
 from cloche.engine.files import Content
 from cloche.engine.process import Process as CoreProcess
@@ -16,7 +15,7 @@ from cloche.engine.sandbox import Sandbox as Core
 from cloche.engine.watch import Watch as CoreWatch
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
-from cloche.sdk.request import content_of
+from cloche.sdk.request import answer_of, command_env, content_of, encoded, stdin_of
 from cloche.sdk.transport import Transport
 
 CommandResult = ProcessResult
@@ -67,11 +66,11 @@ class Stream:
 
     def answer(self, text: str) -> None:
         """The line for which the program waits after an Input event, where `input=True` was given."""
-        execution = self._execution
+        execution, line = self._execution, answer_of(text)
 
         async def work() -> None:
             if execution is not None:
-                execution.answer(text)
+                execution.answer(line)
 
         self._transport.call(work)
 
@@ -110,8 +109,11 @@ class Files:
         async def take() -> bytes | None:
             return await anext(chunks, None)
 
-        while (chunk := self._transport.call(take)) is not None:
-            yield chunk
+        try:
+            while (chunk := self._transport.call(take)) is not None:
+                yield chunk
+        finally:
+            self._transport.spawn(chunks.aclose)
 
     def write(self, path: str, content: Content, *, user: User | None = None, mode: int | None = None) -> FileInfo:
         """Makes or replaces a file, and the directories above it, from bytes, text or chunks of bytes."""
@@ -235,8 +237,8 @@ class Process:
 
     def send_stdin(self, data: bytes | str) -> None:
         """Raises InvalidRequest unless it was started with `stdin=True` and still reads."""
-        encoded = data.encode() if isinstance(data, str) else data
-        self._transport.call(lambda: self._core.send_stdin(encoded))
+        content = encoded(data)
+        self._transport.call(lambda: self._core.send_stdin(content))
 
     def close_stdin(self) -> None:
         async def work() -> None:
@@ -294,7 +296,7 @@ class Commands:
         With `background=True` it returns at once with a Process; there, `stdin=True` keeps its input open.
         """
         self._core.check_running()
-        given = dict(env) if env else None
+        given = command_env(cmd, user, env, cwd)
         if background:
             core = self._transport.call(
                 lambda: self._core.commands.start(
@@ -319,9 +321,3 @@ class Commands:
             self._core.commands.kill(id)
 
         self._transport.call(work)
-
-
-def stdin_of(stdin: str | bytes | bool | None) -> str | bytes | None:
-    if isinstance(stdin, bool):
-        raise errors.InvalidRequest("stdin=True needs background=True; else stdin is the text itself")
-    return stdin

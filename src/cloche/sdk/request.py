@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from cloche import errors
 from cloche.engine.answers import InputSource
-from cloche.engine.files import Content
-from cloche.model import Limits, NetworkPolicy, SandboxSpec
+from cloche.engine.files import Chunk, Content
+from cloche.engine.paths import check_cwd
+from cloche.model import Limits, NetworkPolicy, SandboxSpec, check_command_size, check_env, check_line, check_user
 
 LimitsLike = Limits | Mapping[str, float] | None
 NetworkLike = NetworkPolicy | Mapping[str, Any] | None
@@ -35,7 +36,7 @@ def sandbox_spec(
         raise errors.InvalidRequest(f"template must be a string, not {type(template).__name__}")
     return SandboxSpec(
         template=template,
-        env=dict(env or {}),
+        env=env_of(env) or {},
         metadata=_metadata(metadata),
         limits=limits_of(limits),
         lifetime_seconds=timeout,
@@ -50,9 +51,67 @@ def refuse_server(url: str | None, api_key: str | None) -> None:
         raise errors.InvalidRequest("a server comes with a later version: leave out url, api_key and CLOCHE_URL")
 
 
+def refuse_later(tools: object, detach: object) -> None:
+    """Raises InvalidRequest: `run` takes these so that programs can be written for both versions."""
+    if tools is not None:
+        raise errors.InvalidRequest("tools come with a later version: leave out tools, or give None")
+    if detach is not False:
+        raise errors.InvalidRequest("detached runs come with a later version: leave out detach, or give False")
+
+
+def env_of(env: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Raises InvalidRequest for what no environment can hold."""
+    values = _mapping("env", env)
+    check_env(values)
+    return values or None
+
+
+def run_env(env: Mapping[str, str] | None, cwd: object) -> dict[str, str] | None:
+    """What `run` and `stream` take besides code. Raises InvalidRequest or InvalidPath, before anything is sent."""
+    check_cwd(cwd)
+    return env_of(env)
+
+
+def command_env(
+    cmd: str | Sequence[str], user: object, env: Mapping[str, str] | None, cwd: object
+) -> dict[str, str] | None:
+    """The same for commands. What a command may be is the engine's to say."""
+    check_user(user)
+    values = run_env(env, cwd)
+    words = [cmd] if isinstance(cmd, str) else cmd if isinstance(cmd, Sequence) else []
+    check_command_size([word for word in words if isinstance(word, str)], values or {})
+    return values
+
+
+def stdin_of(stdin: str | bytes | bool | None) -> str | bytes | None:
+    if isinstance(stdin, bool):
+        raise errors.InvalidRequest("stdin=True needs background=True; else stdin is the text itself")
+    return None if stdin is None else encoded(stdin)
+
+
+def encoded(data: str | bytes) -> bytes:
+    """What goes to a command's stdin. Raises InvalidRequest unless it is bytes or text."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data)
+    if not isinstance(data, str):
+        raise errors.InvalidRequest(f"stdin must be bytes or text, not {type(data).__name__}")
+    try:
+        return data.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("text for stdin must be valid Unicode: give bytes for anything else") from None
+
+
+def answer_of(text: str) -> str:
+    """Raises InvalidRequest for what cannot be a line of input."""
+    check_line(text)
+    return text
+
+
 def limits_of(limits: LimitsLike) -> Limits | None:
     if limits is None or isinstance(limits, Limits):
         return limits
+    if not isinstance(limits, Mapping):
+        raise errors.InvalidRequest(f"limits must be Limits or a mapping, not {type(limits).__name__}")
     unknown = set(limits) - set(Limits.__struct_fields__)
     if unknown:
         known = ", ".join(Limits.__struct_fields__)
@@ -66,6 +125,8 @@ def limits_of(limits: LimitsLike) -> Limits | None:
 def network_of(network: NetworkLike) -> NetworkPolicy:
     if network is None:
         return NetworkPolicy()
+    if not isinstance(network, (NetworkPolicy, Mapping)):
+        raise errors.InvalidRequest(f"network must be a NetworkPolicy or a mapping, not {type(network).__name__}")
     allow = network.allow if isinstance(network, NetworkPolicy) else network.get("allow", ())
     unknown = () if isinstance(network, NetworkPolicy) else set(network) - {"allow"}
     if allow or unknown:
@@ -95,21 +156,27 @@ def input_from_loop(source: InputSource | Callable[[str], Awaitable[str]]) -> In
     return lambda prompt: asyncio.run_coroutine_threadsafe(source(prompt), loop).result()
 
 
-async def _in_thread(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _in_thread(chunks: Iterator[Chunk]) -> AsyncIterator[Chunk]:
     while (chunk := await asyncio.to_thread(next, chunks, _END)) is not _END:
         yield chunk  # type: ignore[misc]
 
 
-async def _on_loop(chunks: AsyncIterator[bytes], loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
-    async def take() -> bytes | None:
+async def _on_loop(chunks: AsyncIterator[Chunk], loop: asyncio.AbstractEventLoop) -> AsyncIterator[Chunk]:
+    async def take() -> Chunk | None:
         return await anext(chunks, None)
 
     while (chunk := await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(take(), loop))) is not None:
         yield chunk
 
 
+def _mapping(name: str, given: Mapping[str, str] | None) -> dict[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise errors.InvalidRequest(f"{name} must be a mapping of names to values, not {type(given).__name__}")
+    return dict(given or {})
+
+
 def _metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    values = dict(metadata or {})
+    values = _mapping("metadata", metadata)
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in values.items()):
         raise errors.InvalidRequest("metadata must be strings with string values")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Literal
 
 from cloche.engine.answers import InputSource
 from cloche.engine.context import Context as CoreContext
@@ -12,7 +13,7 @@ from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
 from cloche.sdk.embedded import embedded
 from cloche.sdk.parts import Commands, Files, Stream
-from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, refuse_server, sandbox_spec
+from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, refuse_later, refuse_server, run_env, sandbox_spec
 from cloche.sdk.transport import Transport
 
 OnEvent = Callable[[AnyEvent], object]
@@ -108,13 +109,16 @@ class Sandbox:
         timeout: float | None = None,
         input: InputSource = None,
         on_event: OnEvent | None = None,
+        tools: None = None,
+        detach: Literal[False] = False,
     ) -> Run:
         """Runs code to its end. What the program does wrong is in the Run, never an exception.
 
         `env` and `cwd` hold for this run. `timeout` in seconds; when it passes the program is interrupted, then
         killed. `input` answers `input()`: a string's lines, strings, or a callable that is given the prompt.
-        `on_event` sees every event as it comes.
+        `on_event` sees every event as it comes. `tools` and `detach` come with a later version.
         """
+        refuse_later(tools, detach)
         return self._context(context).run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
 
     def stream(
@@ -167,15 +171,17 @@ class Context:
         timeout: float | None = None,
         input: InputSource = None,
         on_event: OnEvent | None = None,
+        tools: None = None,
+        detach: Literal[False] = False,
     ) -> Run:
         """As `Sandbox.run`."""
+        refuse_later(tools, detach)
         if on_event is not None:
             return self._run_watched(self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input), on_event)
+        given = run_env(env, cwd)
 
         async def work() -> Run:
-            execution = self._core.execute(
-                code, env=dict(env) if env else None, cwd=cwd, timeout_seconds=timeout, input=input
-            )
+            execution = self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
             return await execution.result()
 
         return self._transport.call(work)
@@ -190,7 +196,7 @@ class Context:
         input: InputSource = None,
     ) -> Stream:
         """As `Sandbox.stream`."""
-        given = dict(env) if env else None
+        given = run_env(env, cwd)
         return Stream(
             self._transport,
             lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input),
