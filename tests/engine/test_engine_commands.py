@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -39,9 +40,10 @@ async def test_a_signal_is_128_and_more(box: Sandbox):
 
 
 async def test_a_timeout_kills_the_whole_session(box: Sandbox):
-    result = await box.commands.run("sleep 1234 & sleep 1234", timeout_seconds=0.3)
+    own = f"12{os.getpid()}"  # without a pid namespace, others' processes are seen too
+    result = await box.commands.run(f"sleep {own} & sleep {own}", timeout_seconds=0.3)
     assert (result.outcome, result.exit_code) == ("timed_out", 137)
-    left = await box.commands.run("ps -eo args 2>/dev/null | grep -c '^sleep 123[4]' || true")
+    left = await box.commands.run(f"ps -eo args 2>/dev/null | grep -c '^sleep {own[:-1]}[{own[-1]}]' || true")
     assert left.stdout.strip() in ("0", "")
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 READ_BYTES = 64 << 10
 
@@ -19,9 +19,13 @@ class Lines:
         self._buffer = bytearray()
         self._over = False
 
-    async def next(self, *, secret: bool = False) -> str | None:
-        """The next line without its end; None at the end of the input. May be cancelled: nothing is lost."""
+    async def next(self, *, secret: bool = False, ask: Callable[[], object] = lambda: None) -> str | None:
+        """The next line without its end; None at the end of the input. May be cancelled: nothing is lost.
+
+        `ask` shows what is asked for, when all is ready for the answer.
+        """
         with _echo_off(self._fd) if secret else contextlib.nullcontext():
+            ask()
             while b"\n" not in self._buffer and not self._over:
                 await readable(self._fd)
                 data = _read(self._fd)

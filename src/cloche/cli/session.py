@@ -55,9 +55,10 @@ async def watch(
         try:
             async with execution:
                 async for event in execution:
-                    view.show(event)
                     if isinstance(event, Input) and lines is not None:
-                        answering = asyncio.create_task(_answer(execution, lines, secret=event.secret))
+                        answering = asyncio.create_task(_answer(execution, lines, view, event))
+                    else:
+                        view.show(event)
         finally:
             if answering is not None:
                 answering.cancel()
@@ -67,8 +68,9 @@ async def watch(
     return execution.ended
 
 
-async def _answer(execution: Execution, lines: Lines, *, secret: bool) -> None:
-    execution.answer(await lines.next(secret=secret))
+async def _answer(execution: Execution, lines: Lines, view: View, asked: Input) -> None:
+    """The prompt is shown once the terminal echoes no more: whoever sees it may type a password at once."""
+    execution.answer(await lines.next(secret=asked.secret, ask=lambda: view.show(asked)))
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import fnmatch
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from cloche import errors
 from cloche.config import DEFAULT_ALIASES
 from cloche.model import Template
 
+_ORPHANS_SECONDS = 60.0
 _SCRATCH = ".scratch-"  # directories that are not whole: being built, or being removed
 
 
@@ -80,7 +82,7 @@ class Catalogue:
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Whoever left scratch directories held this lock, so is dead.
             for leftover in parent.glob(_SCRATCH + "*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+                _remove_patiently(leftover)
             yield
 
     @contextmanager
@@ -91,6 +93,14 @@ class Catalogue:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_patiently(directory: Path) -> None:
+    """What a killed builder had started may still write there for a while."""
+    deadline = time.monotonic() + _ORPHANS_SECONDS
+    while directory.exists() and time.monotonic() < deadline:
+        shutil.rmtree(directory, ignore_errors=True)
+        time.sleep(0.05)
 
 
 def write(template: Template, directory: Path) -> None:
