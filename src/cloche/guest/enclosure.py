@@ -86,7 +86,6 @@ class Enclosure:
         self._binds = syscalls.Prepared()
         for name, target, _, _ in _PLACES:
             self._binds.mount(f"{STAGE}/{name}", target, "", mounts.MS_BIND)
-        self._binds.umount(STAGE, mounts.MNT_DETACH)
         self._mounts = syscalls.Prepared()
         self._mounts.mount("devpts", "/dev/pts", "devpts", _NO_EXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
         self._mounts.mount("proc", "/proc", "proc", _QUIET | mounts.MS_NOEXEC)
@@ -188,9 +187,12 @@ _NO_EXEC = mounts.MS_NOSUID | mounts.MS_NOEXEC
 
 
 def _space(spec: dict) -> syscalls.Prepared:
-    """A sandbox's tmpfs and the directories in it."""
+    """A sandbox's tmpfs and the directories in it.
+
+    It stays mounted where it is staged, closed to everyone inside: to unmount it would wait for all CPUs.
+    """
     space = syscalls.Prepared()
-    options = f"size={spec['space_bytes']},nr_inodes={spec['inodes']},mode=755"
+    options = f"size={spec['space_bytes']},nr_inodes={spec['inodes']},mode=700"
     space.mount("space", STAGE, "tmpfs", _QUIET, options)
     for name, _, mode, _ in _PLACES:
         space.make_directory(f"{STAGE}/{name}", mode)

@@ -31,10 +31,10 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list) -> Non
     try:
         for entrance in entrances:
             os.write(entrance, b"0")
-        _leave_zygote([*fds[:4], sync.fileno()])
         if walls:
-            _go_behind(walls, served, spec, first_kernel, sync)
+            _go_behind(walls, served, spec, first_kernel, sync, channel)
         else:
+            _leave_zygote([*fds[:4], sync.fileno()])
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
             served.start_first_kernel(spec, first_kernel)
         sync.close()
@@ -44,7 +44,9 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list) -> Non
     os._exit(1)
 
 
-def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket) -> None:
+def _go_behind(
+    walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket, channel: socket.socket
+) -> None:
     """The first kernel is forked before the walls go up, so that it gets ready beside us while we raise them.
 
     It runs none of its user's code until it has entered them: all that it waits for is the way in.
@@ -52,6 +54,7 @@ def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket
     ours, theirs = socket.socketpair()
     served.start_first_kernel(spec, first_kernel, theirs.fileno(), walls)
     theirs.close()
+    _leave_zygote([channel.fileno(), sync.fileno(), ours.fileno(), *first_kernel])
     doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(sync))
     socket.send_fds(ours, [b"d"], doors)
     for fd in (*doors, *first_kernel):

@@ -143,9 +143,6 @@ class Prepared:
         args = (source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None)
         self._calls.append((_mount, args, f"mount {kind or source} on {target}"))
 
-    def umount(self, target: str, flags: int) -> None:
-        self._calls.append((_umount2, (target.encode(), flags), f"umount {target}"))
-
     def make_directory(self, path: str, mode: int) -> None:
         """With exactly that mode, whatever the umask."""
         self._calls.append((_mkdir, (path.encode(), mode), f"mkdir {path}"))

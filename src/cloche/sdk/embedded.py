@@ -11,6 +11,8 @@ import threading
 from collections.abc import Coroutine, Iterator
 from typing import Any, Generic, TypeVar
 
+import uvloop
+
 from cloche import errors
 from cloche.config import Config, load
 from cloche.engine.engine import Engine
@@ -68,7 +70,7 @@ class Embedded:
     def __init__(self, config: Config):
         self._config = config
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._engine: Engine | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         # A daemon: a program that ends without closing anything must end. What it left is closed by `atexit`.
