@@ -64,6 +64,7 @@ class Guest:
         self._why_closed: str | None = None
         self._error: Callable[[], errors.ClocheError] = self._lost
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
+        cell.listen(self._on_header)
 
     @property
     def alive(self) -> bool:
@@ -122,6 +123,9 @@ class Guest:
             self._on_reply(header, body, fds)
             return
         close_all(fds)
+        self._on_header(header)
+
+    def _on_header(self, header: Header) -> None:
         event = header.get("ev")
         if event == "fatal":
             self._channel.close(clean(str(header.get("message")), MAX_MESSAGE))

@@ -275,6 +275,12 @@ class Kernel:
     def _kill_if_running(self) -> None:
         if self.exit is None:
             self.kill()
+            self._loop.call_later(CLOSED_GRACE_SECONDS, self._presume_dead)
+
+    def _presume_dead(self) -> None:
+        """Nobody told how it ended: a first kernel is the zygote's child, and the zygote may be gone."""
+        if self.exit is None and self._guest.alive:
+            self._on_exited({"status": signal.SIGKILL.value})
 
 
 async def start_kernel(guest: Guest, id: str, *, user: str, cwd: str | None, env: dict[str, str]) -> Kernel:

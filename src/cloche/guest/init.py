@@ -22,7 +22,7 @@ def _on_child(*_) -> None:
     """A handler must be set for the wake-up descriptor to be written to."""
 
 
-def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list) -> None:
+def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: socket.socket) -> None:
     """Never returns. Without `walls` there are none: see `cloche.isolation.plain`.
 
     `fds`: init's channel, kernel 0's channel, stdout and stderr, then the entrances of our cgroups.
@@ -31,35 +31,42 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list) -> Non
     try:
         for entrance in entrances:
             os.write(entrance, b"0")
+        _leave_zygote([*fds[:4], sync.fileno(), door.fileno()])
+        served.take(spec, bool(walls))
         if walls:
-            _go_behind(walls, served, spec, first_kernel, sync, channel)
+            _go_behind(walls, served, spec, first_kernel, sync, door)
         else:
-            _leave_zygote([*fds[:4], sync.fileno()])
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
             served.start_first_kernel(spec, first_kernel)
         sync.close()
+        door.close()
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _last_words(channel, error)
     os._exit(1)
 
 
-def _go_behind(
-    walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket, channel: socket.socket
-) -> None:
-    """The first kernel is forked before the walls go up, so that it gets ready beside us while we raise them.
+def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
+    """The sandbox's other process. Never returns. It gets ready while init raises the walls.
 
-    It runs none of its user's code until it has entered them: all that it waits for is the way in.
+    It runs none of its user's code until it has gone behind them: all that it waits for is the way in.
     """
-    ours, theirs = socket.socketpair()
-    served.start_first_kernel(spec, first_kernel, theirs.fileno(), walls)
-    theirs.close()
-    _leave_zygote([channel.fileno(), sync.fileno(), ours.fileno(), *first_kernel])
+    for entrance in fds[4:]:
+        os.write(entrance, b"0")
+    served.take(spec, True)
+    served.be_first_kernel(spec, fds[1:4], door.fileno(), walls)
+
+
+def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket, door: socket.socket) -> None:
+    """Raises the walls around us, and lets the first kernel, which the zygote has forked beside us, in."""
     doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(sync))
-    socket.send_fds(ours, [b"d"], doors)
+    pid = door.recv(16)
+    if not pid:
+        raise RuntimeError("the first kernel died before it was let in")
+    served.know_first_kernel(int(pid))
+    socket.send_fds(door, [b"d"], doors)
     for fd in (*doors, *first_kernel):
         os.close(fd)
-    ours.close()
 
 
 def _leave_zygote(keep: list) -> None:
@@ -111,12 +118,20 @@ class Init:
             **self._watches.verbs(),
         }
 
-    def start_first_kernel(self, spec: dict, fds: list, door: int | None = None, walls=None) -> None:
+    def take(self, spec: dict, walled: bool) -> None:
+        """What is this sandbox's own, of all that was prepared for every one."""
         self._defaults.user = spec["user"]
         self._defaults.places = spec.get("places", {})
-        self._defaults.open_files = spec["open_files"] if walls else None
-        enter = None if walls is None else lambda received: walls.enter(spec, received)
-        self._processes.start_first_kernel(spec["token"], tuple(fds), door, enter)
+        self._defaults.open_files = spec["open_files"] if walled else None
+
+    def start_first_kernel(self, spec: dict, fds: list) -> None:
+        self._processes.start_first_kernel(spec["token"], tuple(fds))
+
+    def be_first_kernel(self, spec: dict, fds: list, door: int, walls) -> None:
+        self._processes.be_first_kernel(spec["token"], tuple(fds), door, lambda doors: walls.enter(spec, doors))
+
+    def know_first_kernel(self, pid: int) -> None:
+        self._processes.know_first_kernel(pid)
 
     def serve(self, channel: socket.socket) -> None:
         """Never returns."""

@@ -140,28 +140,27 @@ class Processes:
         self._kernels[name] = Child(name, pid, "python kernel", user, cwd)
         return {"pid": pid, "token": token}, b"", ours_all
 
-    def start_first_kernel(self, token: str, fds: tuple, door: int | None, enter) -> None:
-        """The kernel that every sandbox begins with. The host has its other ends already: there is no answer.
-
-        With `enter`, it is forked before the walls stand, and goes behind them by `enter(descriptors)` when these come
-        through `door`.
-        """
-        defaults = self._defaults
-        env, cwd = defaults.environment(defaults.user, {}), defaults.path(defaults.cwd)
+    def start_first_kernel(self, token: str, fds: tuple) -> None:
+        """The kernel that every sandbox begins with. The host has its other ends already: there is no answer."""
         pid = syscalls.fork_bare()
         if pid == 0:
-            extra = () if door is None else (door,)
-            first = None if enter is None else lambda: _pass_through(enter)
-            self._in_child(
-                defaults.user,
-                cwd,
-                env,
-                (*fds, *extra),
-                None,
-                lambda: _run_kernel(token, enter is not None),
-                first=first,
-            )
-        self._kernels["0"] = Child("0", pid, "python kernel", defaults.user, cwd)
+            user, cwd, env = self._first_place()
+            self._in_child(user, cwd, env, fds, None, lambda: _run_kernel(token))
+        self.know_first_kernel(pid)
+
+    def be_first_kernel(self, token: str, fds: tuple, door: int, enter) -> None:
+        """In a process that the zygote has forked beside init: waits at the door, then is the first kernel."""
+        user, cwd, env = self._first_place()
+        outputs, first = (*fds, door), lambda: _pass_through(enter)
+        self._in_child(user, cwd, env, outputs, None, lambda: _run_kernel(token, True), first=first)
+
+    def know_first_kernel(self, pid: int) -> None:
+        user, cwd, _ = self._first_place()
+        self._kernels["0"] = Child("0", pid, "python kernel", user, cwd)
+
+    def _first_place(self) -> tuple[str, str, dict]:
+        defaults = self._defaults
+        return defaults.user, defaults.path(defaults.cwd), defaults.environment(defaults.user, {})
 
     def signal_kernel(self, header: dict, _: bytes) -> dict:
         child = self._kernels.get(header["kernel"])
@@ -323,6 +322,7 @@ def _pass_through(enter) -> None:
     """In the first kernel: gets ready while init raises the walls, and then goes behind them."""
     kernel.diverge()
     with socket.socket(fileno=_DOOR) as door:
+        door.send(b"%d" % os.getpid())
         _, doors, _, _ = socket.recv_fds(door, 1, 16)
     if not doors:
         os._exit(1)  # init could not raise them, and has said so

@@ -12,6 +12,7 @@ NURSERY (host <-> zygote)
   host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, cgroup entrances..]
                   Kernel 0 starts by itself as soon as the walls stand; spec.token is its token.
   zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd, kernel 0's stdout, its stderr]
+                  {"ev":"kernel_exited","cell":name,..}                as init says it of other kernels
                   {"ev":"spawn_failed","cell":name,"message":..}
 
 INIT (host <-> pid 1 of a sandbox)

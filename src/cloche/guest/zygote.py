@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -54,6 +55,7 @@ class Zygote:
         self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._network_is_fresh = False
+        self._kernels: dict = {}  # pid of a first kernel -> its cell
 
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
@@ -69,13 +71,37 @@ class Zygote:
     def serve(self) -> None:
         """Until the host closes the channel. Sandboxes live on when we end."""
         self._poll.register(self._channel, select.POLLIN)
+        self._poll.register(self._listen_for_children(), select.POLLIN)
         while True:
-            for fd, _ in self._poll.poll(1000):
+            for fd, _ in self._poll.poll():
                 if fd == self._channel.fileno():
                     self._serve_host()
-                else:
+                elif fd in self._waiting:
                     self._write_maps(fd)
-            _reap()
+                else:
+                    os.read(fd, 4096)
+            self._reap()
+
+    def _listen_for_children(self) -> int:
+        """A descriptor that can be read when a child has ended. Children set their own signals."""
+        ended, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        return ended
+
+    def _reap(self) -> None:
+        """Collects children that ended. The host watches inits by pidfd; of first kernels it has to be told."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            cell = self._kernels.pop(pid, None)
+            if cell is not None:
+                used = {"cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024}
+                wire.send(self._channel, {"ev": "kernel_exited", "cell": cell, "status": status, **used})
 
     def _serve_host(self) -> None:
         if not self._reader.pump():
@@ -96,9 +122,7 @@ class Zygote:
             if not self._network_is_fresh:
                 self._renew_network()
             self._network_is_fresh = False
-            pid = self._fork_into_new_pids()
-            if pid == 0:
-                init.main(self._init, self._walls, header["spec"], theirs, fds)
+            pid = self._fork_cell(header, theirs, fds)
             self._announce(header["cell"], pid, out_read, err_read)
         except OSError as error:
             wire.send(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
@@ -124,6 +148,20 @@ class Zygote:
             self._renew_network()
         except OSError:
             pass  # the next spawn tries again, and says why it cannot
+
+    def _fork_cell(self, header: dict, sync: socket.socket, fds: list) -> int:
+        """Forks init, and then, while init raises the walls, its first kernel, which waits at a door to be let in."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            pid = self._fork_into_new_pids()
+            if pid == 0:
+                init.main(self._init, self._walls, header["spec"], sync, fds, ours)
+            if self._walls:
+                kernel = syscalls.fork_bare()  # into the same pid namespace
+                if kernel == 0:
+                    init.be_first_kernel(self._init, self._walls, header["spec"], fds, theirs)
+                self._kernels[kernel] = header["cell"]
+        return pid
 
     def _announce(self, cell: str, pid: int, out: int, err: int) -> None:
         pidfd = os.pidfd_open(pid)
@@ -161,12 +199,3 @@ class Zygote:
         theirs.close()
         os.waitpid(pid, 0)
         return cost
-
-
-def _reap() -> None:
-    """Collects children that ended; the host watches them by pidfd."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass

@@ -7,7 +7,8 @@ init. What is said to init over `Cell.socket` is the same for every backend (see
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from cloche.model import Limits, Struct, Template, User
 
@@ -38,6 +39,9 @@ class Cell(Protocol):
     name: str
     first_kernel: FirstKernel
     socket: socket.socket  # our end of init's channel; what is asked early waits until the walls stand
+
+    def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+        """Hears of what others than init see, as init would tell it: that the first kernel has ended."""
 
     def set_limits(self, limits: Limits) -> None:
         """Applies memory, CPU and process limits. Cheap; may be called again."""

@@ -55,10 +55,21 @@ class ProcessCell:
         self.name = name
         self.socket = sock
         self.first_kernel = first_kernel
+        self._events: list[Header] = []
+        self._on_event: Callable[[Header], None] = self._events.append
         self._pidfd = pidfd
         self._group = group
         self._on_closed = on_closed
         self._closed = False
+
+    def listen(self, on_event: Callable[[Header], None]) -> None:
+        self._on_event = on_event
+        for early in self._events:
+            on_event(early)
+
+    def tell(self, event: Header) -> None:
+        """What the nursery has heard about this cell."""
+        self._on_event(event)
 
     @property
     def alive(self) -> bool:

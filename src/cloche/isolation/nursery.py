@@ -6,6 +6,7 @@ The same for every backend; what differs is how the process was started and what
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import socket
 import stat
@@ -56,6 +57,7 @@ class ZygoteNursery:
         self._pidfd = os.pidfd_open(process.pid)
         self._parent = parent
         self._group = group
+        self._live: dict[str, ProcessCell] = {}
         self._waiting: dict[str, asyncio.Future[list[int]]] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._raw: asyncio.Future[float] | None = None
@@ -140,11 +142,13 @@ class ZygoteNursery:
             raise
         finally:
             self._waiting.pop(name, None)
-        return ProcessCell(
-            name, wires.init, wires.first_kernel(outputs), pidfd, group, lambda: self._cell_closed(on_closed)
-        )
+        closed = functools.partial(self._cell_closed, name, on_closed)
+        cell = ProcessCell(name, wires.init, wires.first_kernel(outputs), pidfd, group, closed)
+        self._live[name] = cell
+        return cell
 
-    def _cell_closed(self, on_closed: Callable[[], None]) -> None:
+    def _cell_closed(self, name: str, on_closed: Callable[[], None]) -> None:
+        del self._live[name]
         self._cells -= 1
         on_closed()
         self._end_if_empty()
@@ -180,6 +184,8 @@ class ZygoteNursery:
             self._ready.set_exception(self._failure(_message(header)))
         elif event == "spawn_failed" and isinstance(cell, str) and cell in self._waiting:
             self._fail(self._waiting[cell], _message(header))
+        elif event == "kernel_exited" and isinstance(cell, str) and cell in self._live:
+            self._live[cell].tell({**header, "kernel": "0"})
         elif event == "raw" and self._raw is not None and not self._raw.done():
             seconds = header.get("seconds")
             self._raw.set_result(float(seconds) if isinstance(seconds, (int, float)) else 0.0)

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from cloche import errors
 from cloche.isolation.base import Cell, CellSpec, CellStats, Check
 from cloche.isolation.cell import ProcessCell
+from cloche.isolation.channel import Header
 from cloche.isolation.nursery import Order, ZygoteNursery, start_process
 from cloche.linux.trees import remove_tree
 from cloche.model import Limits, Template
@@ -110,6 +112,9 @@ class PlainCell:
     @property
     def alive(self) -> bool:
         return self._cell.alive
+
+    def listen(self, on_event: Callable[[Header], None]) -> None:
+        """Init sees everything here."""
 
     def set_limits(self, limits: Limits) -> None:
         self._cell.set_limits(limits)
