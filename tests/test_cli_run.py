@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.linux import cgroups
 from cloche.model import Template
 
 CLOCHE = Path(sys.executable).with_name("cloche")
@@ -122,6 +123,9 @@ def test_a_time_out_is_124(cloche):
 
 def test_out_of_memory_is_137(cloche):
     done = cloche("run", "--memory", "256MiB", "-c", "x = [bytes([1]) * 10**8 for _ in range(100)]")
+    if "memory" in cgroups.probe().missing:  # best effort: init ends it, or its own limit on data is met first
+        assert done.returncode in (1, 137)
+        return
     assert done.returncode == 137
     assert "out of memory" in done.stderr
 

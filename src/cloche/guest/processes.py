@@ -376,7 +376,10 @@ def _children(pid: int) -> list:
 
 
 def _signal_session(session: int, number: int) -> None:
-    """Signals every process of a session. To kill, all are stopped first: a fork bomb outruns one-by-one."""
+    """Signals every process of a session. To kill, all are stopped first: a fork bomb outruns one-by-one.
+
+    The leader is one even if it has only just been forked and has not come to make its session.
+    """
     if number == signal.SIGKILL:
         stopped: set = set()
         while (members := _members(session)) - stopped:
@@ -386,7 +389,8 @@ def _signal_session(session: int, number: int) -> None:
 
 
 def _members(session: int) -> set:
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session}
+    leader = {session} if _session(session) is not None else set()
+    return leader | {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session}
 
 
 def _signal_all(pids: set, number: int) -> None:
