@@ -89,7 +89,7 @@ def test_sandboxes_that_came_and_went_leave_nothing():
     assert vars(after) == vars(before)
     assert _resident_bytes() - memory < 64 << 20, "memory is not flat"
     if networks is not None:
-        assert (_network_namespaces() or 0) - networks < 64, "network namespaces pile up"
+        assert (_network_namespaces() or 0) - networks < 16, "network namespaces pile up"
 
 
 def test_many_sandboxes_live_at_once_and_answer():
