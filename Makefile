@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: $(STAMP) ## Create .venv with everything that is needed (Python 3.11 or newer is all that must be there)
@@ -33,6 +33,10 @@ $(STAMP): pyproject.toml uv.lock
 		fi; }
 	@$(UV) sync --locked --quiet
 	@touch $@
+
+.PHONY: serve
+serve: setup ## Serve sandboxes on http://127.0.0.1:8000; others with SERVE_FLAGS="--port 9000"
+	@exec $(BIN)/cloche serve $(SERVE_FLAGS)
 
 .PHONY: check
 check: setup ## Lint, check formatting, types and the direction of imports
@@ -53,6 +57,11 @@ test: setup ## Run all tests (the first run builds the built-in template)
 .PHONY: soak
 soak: setup ## Make and kill 2,000 sandboxes, keep 200 alive at once, and look for anything left over
 	SOAK_CYCLES=2000 SOAK_ALIVE=200 $(BIN)/pytest tests/test_leaks.py
+
+.PHONY: e2b-suite
+e2b-suite: setup ## Run E2B's own suites: CI_REPO=checkout of code-interpreter, E2B_REPO=checkout of E2B
+	@test -n "$(CI_REPO)" -a -n "$(E2B_REPO)" || { echo "make e2b-suite CI_REPO=path/to/code-interpreter E2B_REPO=path/to/E2B" >&2; exit 1; }
+	$(BIN)/python tools/e2b_suite.py --ci-repo "$(CI_REPO)" --e2b-repo "$(E2B_REPO)" $(if $(SUITES),--suites $(SUITES)) $(if $(MATCH),--match "$(MATCH)")
 
 .PHONY: bench
 bench: setup ## Measure against a plain ipykernel, in the same run
