@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from cloche import errors
+from cloche.config import Config
 from cloche.model import Template
+from cloche.sdk import embedded
 from cloche.templates import Catalogue, ensure
 
 REPOSITORY = Path(__file__).parent.parent
@@ -32,3 +44,143 @@ def data_dir() -> str:
 def template(data_dir: str) -> Template:
     """The built-in template `python`."""
     return ensure(Catalogue(data_dir), "python")
+
+
+class RunningServer(NamedTuple):
+    """`cloche serve`, as a user has it: a process of its own, reached over a socket."""
+
+    url: str  # http://127.0.0.1:PORT
+    key: str
+    process: subprocess.Popen[str]
+    said: str = ""  # on stdout, before it was ready
+
+    @property
+    def e2b(self) -> dict[str, str]:
+        """What E2B's SDKs take as arguments."""
+        return {"api_key": self.key, "api_url": f"{self.url}/e2b", "sandbox_url": f"{self.url}/e2b"}
+
+
+@pytest.fixture(scope="session")
+def server(template: Template, data_dir: str) -> Iterator[RunningServer]:
+    """A server for all tests of a run. Whoever changes what others see (keys, limits) starts their own."""
+    with serving(data_dir) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["embedded", "remote"])
+def library(request: pytest.FixtureRequest, data_dir: str, template: Template) -> Iterator[str]:
+    """What is behind the library in a module's tests: the engine in this process, then a server."""
+    if request.param == "embedded":
+        with embedding(data_dir):
+            yield request.param
+        return
+    running: RunningServer = request.getfixturevalue("server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLOCHE_URL", running.url)
+        patch.setenv("CLOCHE_API_KEY", running.key)
+        yield request.param
+
+
+class CommandLine(NamedTuple):
+    """`cloche` in a data directory, with a server there or without."""
+
+    data_dir: str
+    alone: bool
+
+    def words(self, *args: str) -> list[str]:
+        """The arguments of a call. Without a server, none may be used that happens to run."""
+        words = [str(Path(sys.executable).with_name("cloche")), "--data-dir", self.data_dir]
+        for word in args:
+            words += [word, "--alone"] if self.alone and word in ("run", "shell") else [word]
+        return words
+
+
+@pytest.fixture(scope="session")
+def place_of_server(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A data directory in which a server runs."""
+    place = with_template(tmp_path_factory.mktemp("server") / "data", template)
+    with serving(place):
+        yield str(place)
+
+
+@pytest.fixture(scope="module", params=["alone", "server"])
+def command_line(request: pytest.FixtureRequest, data_dir: str, template: Template) -> CommandLine:
+    """What is behind `cloche run` and `cloche shell` in a module's tests: a nursery of its own, then a server."""
+    if request.param == "alone":
+        return CommandLine(data_dir, alone=True)
+    return CommandLine(request.getfixturevalue("place_of_server"), alone=False)
+
+
+@contextmanager
+def embedding(data_dir: str) -> Iterator[None]:
+    """An engine in this process, for the library to use."""
+    started = embedded.Embedded(Config(data_dir=data_dir))
+    try:
+        started.open()
+    except errors.IsolationUnavailable as error:
+        pytest.skip(str(error))
+    try:
+        with embedded.using(started):
+            yield
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def own_data_dir(template: Template, data_dir: str, tmp_path: Path) -> Path:
+    """A data directory with the template and nothing else: an own store, own keys, an own secret."""
+    return with_template(tmp_path / "data", template)
+
+
+def with_template(own: Path, template: Template) -> Path:
+    """Makes that a data directory which has the template."""
+    version = own / "templates/python" / template.version
+    version.mkdir(parents=True)
+    for each in Path(template.root).iterdir():
+        if each.is_dir():
+            (version / each.name).symlink_to(each)
+        else:
+            shutil.copy(each, version)
+    return own
+
+
+@contextmanager
+def serving(
+    data_dir: str | Path, *options: str, env: Mapping[str, str] | None = None, log: Path | None = None
+) -> Iterator[RunningServer]:
+    """A server with these options, until the block is left. `log` receives what it says on stderr."""
+    key = "e2b_" + secrets.token_hex(20)
+    command = [Path(sys.executable).with_name("cloche"), "serve", "--port", "0", *options]
+    given = {**os.environ, "CLOCHE_DATA_DIR": str(data_dir), "CLOCHE_API_KEY": key, **(env or {})}
+    with open(log, "w") if log else nullcontext() as stderr:
+        process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        url, said = _wait_until_ready(process)
+        yield RunningServer(url, key, process, said)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        if line.startswith("ready "):
+            return line.split()[1], said
+        said += line
+    raise AssertionError("the server ended before it was ready")
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for what is certain to happen: time decides only how long a failing test takes."""
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

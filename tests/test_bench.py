@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from cloche import errors
 from cloche.bench import ipykernel_peer, table
 from cloche.bench.lab import Counts, Lab
-from cloche.bench.rows import PARTS, ROWS, Row, chosen
+from cloche.bench.rows import PARTS, ROWS, SERVER_PARTS, SERVER_ROWS, Row, chosen
 from cloche.bench.samples import Book, Samples, WrongAnswer, expect, shares
+from cloche.bench.serving import ServerLab
 from cloche.cli import main
 from cloche.config import Config
 from cloche.model import Template
@@ -112,3 +113,12 @@ def test_bars_are_judged_against_the_best_of_the_others(row: Row, expected: floa
 
 def test_every_comparison_names_a_row_that_exists():
     assert {key for row in ROWS.values() for key in (*row.against, *filter(None, [row.also]))} <= set(ROWS)
+
+
+def test_every_row_through_a_server_is_measured(data_dir: str, template: Template):
+    with ServerLab(Config(data_dir=data_dir), TINY) as lab:
+        for part in SERVER_PARTS:
+            part.measure(lab)
+    expected = {key for key in SERVER_ROWS if not ipykernel_peer.missing() or not key.startswith("kernel_")}
+    assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
+    assert set(lab.book.rows) == expected

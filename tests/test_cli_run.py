@@ -5,28 +5,28 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import CommandLine
 
 from cloche.linux import cgroups
-from cloche.model import Template
 
-CLOCHE = Path(sys.executable).with_name("cloche")
 PATIENCE_SECONDS = 120
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(scope="module")
-def cloche(data_dir: str, template: Template):
+def cloche(command_line: CommandLine):
     """Runs `cloche ARGS` to its end, and gives what it said."""
 
     def call(*args: str, stdin: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [CLOCHE, "--data-dir", data_dir, *args],
+            command_line.words(*args),
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
@@ -40,12 +40,12 @@ def cloche(data_dir: str, template: Template):
 
 
 @pytest.fixture
-def started(data_dir: str, template: Template):
+def started(command_line: CommandLine):
     """Starts `cloche run -c CODE` and gives the process, its streams being pipes."""
     processes = []
 
     def start(code: str, *args: str) -> subprocess.Popen[bytes]:
-        command = [CLOCHE, "--data-dir", data_dir, "run", "-c", code, *args]
+        command = command_line.words("run", "-c", code, *args)
         pipe = subprocess.PIPE
         processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe))
         return processes[-1]
@@ -312,8 +312,8 @@ def test_files_that_cannot_be_listed_are_said_and_change_nothing_else(cloche, tm
     assert "files were not saved" in done.stderr
 
 
-def test_closed_streams_are_harmless(data_dir, template):
-    command = f"'{CLOCHE}' --data-dir '{data_dir}' run -c 'print(1)' >&- <&- 2>&-"
+def test_closed_streams_are_harmless(command_line):
+    command = shlex.join(command_line.words("run", "-c", "print(1)")) + " >&- <&- 2>&-"
     assert subprocess.run(["bash", "-c", command], timeout=PATIENCE_SECONDS, check=False).returncode == 0
 
 

@@ -8,18 +8,15 @@ import pty
 import select
 import struct
 import subprocess
-import sys
 import termios
 import time
-from pathlib import Path
 
 import pytest
+from tests.conftest import CommandLine
 
 from cloche.cli.cells import Cells
 from cloche.cli.images import drawing, iterm, kitty
-from cloche.model import Template
 
-CLOCHE = str(Path(sys.executable).with_name("cloche"))
 PATIENCE_SECONDS = 90
 
 
@@ -68,14 +65,13 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(data_dir: str, template: Template):
+def terminal(command_line: CommandLine):
     """Opens a terminal in which `cloche ARGS` runs."""
     opened = []
 
-    def open_(*args: str, **env: str) -> Terminal:
+    def open_(*args: str, line: CommandLine = command_line, **env: str) -> Terminal:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        environment = {**kept, "TERM": "xterm", "CLOCHE_DATA_DIR": data_dir, **env}
-        opened.append(Terminal(CLOCHE, *args, env=environment))
+        opened.append(Terminal(*line.words(*args), env={**kept, "TERM": "xterm", **env}))
         return opened[-1]
 
     yield open_
@@ -84,11 +80,11 @@ def terminal(data_dir: str, template: Template):
 
 
 @pytest.fixture
-def piped(data_dir: str, template: Template):
+def piped(command_line: CommandLine):
     """Runs `cloche shell ARGS` with a script on stdin."""
 
     def call(script: str, *args: str) -> subprocess.CompletedProcess[str]:
-        command = [CLOCHE, "--data-dir", data_dir, "shell", *args]
+        command = command_line.words("shell", *args)
         return subprocess.run(
             command, input=script, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
         )
@@ -138,10 +134,10 @@ def test_python_prompt_ctrl_c_interrupts_the_program_and_drops_a_half_typed_line
     assert box.status() == 5
 
 
-def test_python_prompt_remembers_what_was_typed_in_earlier_sessions(terminal, data_dir, tmp_path):
-    (tmp_path / "templates").symlink_to(Path(data_dir) / "templates")
+def test_python_prompt_remembers_what_was_typed_in_earlier_sessions(terminal, own_data_dir):
+    own = CommandLine(str(own_data_dir), alone=True)
     for typed in ("3 * 4\n", "\x1b[A\x1b[A\n"):  # the second time: up, up, over the `exit`
-        box = terminal("shell", CLOCHE_DATA_DIR=str(tmp_path))
+        box = terminal("shell", line=own)
         box.wait_for(">>> ")
         box.type(typed)
         box.wait_for("\r\n12\r\n")

@@ -15,20 +15,22 @@ import pytest
 
 import cloche
 from cloche import errors
-from cloche.bench.rows import ROWS
+from cloche.api.auth import Gatekeeper
+from cloche.api.native import NativeApi
+from cloche.bench.rows import ROWS, SERVER_ROWS
 from cloche.cli import COMMANDS, main
 from cloche.config import KEYS, Config, bytes_of, load
-from cloche.model import Limits, Template
-from cloche.sdk import embedded
+from cloche.model import Limits, Principal, Template
 from cloche.templates import recipe
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "src/cloche"
 PAGES = [REPOSITORY / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES += sorted((REPOSITORY / "docs").glob("*.md"))
+PAGES += sorted((REPOSITORY / "docs").rglob("*.md"))
 SPECIFICATION = REPOSITORY / "docs/SPECIFICATION.md"
 LIBRARY = REPOSITORY / "docs/library.md"
 CLI = REPOSITORY / "docs/cli.md"
+NATIVE = REPOSITORY / "docs/dialects/native.md"
 
 
 def text_of(page: Path) -> str:
@@ -129,8 +131,16 @@ def test_every_key_of_the_configuration_is_documented():
 
 def test_the_bars_of_the_benchmark_are_those_of_the_specification():
     bars = re.findall(r"^\| `(\w+)` \|.*\| ([≥≤]) ([\d.]+)× \|$", text_of(SPECIFICATION), re.MULTILINE)
-    wanted = {(row.key, "≤" if row.limit else "≥", row.bar) for row in ROWS.values() if row.bar is not None}
+    known = (*ROWS.values(), *SERVER_ROWS.values())
+    wanted = {(row.key, "≤" if row.limit else "≥", row.bar) for row in known if row.bar is not None}
     assert {(key, sign, float(bar)) for key, sign, bar in bars} == wanted
+
+
+def test_every_path_of_our_own_protocol_is_documented():
+    """By its last word: the page writes paths in short."""
+    app = NativeApi(None, Gatekeeper(None, Principal(owner="x")), Config(data_dir="/nowhere"))  # type: ignore[arg-type]
+    words = {[part for part in route.path.split("/") if "{" not in part][-1] for route in app.routes}  # type: ignore[attr-defined]
+    assert [word for word in sorted(words) if f"/{word}" not in text_of(NATIVE)] == []
 
 
 # --- examples work
@@ -140,17 +150,6 @@ def cloche_command() -> str:
     return str(Path(sys.executable).parent / "cloche")
 
 
-@pytest.fixture(scope="module")
-def engine(data_dir: str, template: Template) -> Iterator[embedded.Embedded]:
-    started = embedded.Embedded(Config(data_dir=data_dir))
-    try:
-        started.open()
-    except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
-    yield started
-    started.close()
-
-
 def examples() -> list[tuple[Path, int]]:
     return [
         (page, number) for page in (REPOSITORY / "README.md", LIBRARY) for number in range(len(blocks(page, "python")))
@@ -158,8 +157,8 @@ def examples() -> list[tuple[Path, int]]:
 
 
 @pytest.mark.parametrize(("page", "number"), examples(), ids=lambda value: getattr(value, "name", value))
-def test_a_python_example_runs(engine: embedded.Embedded, page: Path, number: int):
-    with embedded.using(engine), cloche.Sandbox() as box:
+def test_a_python_example_runs(library: str, page: Path, number: int):
+    with cloche.Sandbox() as box:
         exec(compile(blocks(page, "python")[number], f"{page.name}[{number}]", "exec"), {"box": box})
 
 
@@ -179,7 +178,7 @@ def test_the_first_command_of_the_readme_prints_42(template: Template, data_dir:
 def test_every_command_shown_exists(page: Path):
     lines = [line.partition("#")[0] for block in blocks(page, "sh") for line in block.splitlines()]
     shown = [match[1] for line in lines for match in re.finditer(r"(?:^|[/| ])cloche (\w+)", line)]
-    targets = [match[1] for line in lines if (match := re.match(r"make (\w+)", line))]
+    targets = [match[1] for line in lines if (match := re.match(r"make ([\w-]+)", line))]
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")
     assert [name for name in shown if name not in COMMANDS] == []
     assert [name for name in targets if f"\n{name}:" not in makefile] == []

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 import cloche
 from cloche import errors
-from cloche.config import Config
 from cloche.events import AnyEvent, Ended, Output, Started
-from cloche.model import Template
-from cloche.sdk import embedded as embedding
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _engine(data_dir: str, template: Template) -> Iterator[None]:
-    started = embedding.Embedded(Config(data_dir=data_dir))
-    try:
-        started.open()
-    except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
-    embedding._embedded = started
-    yield
-    started.close()
-    embedding._embedded = None
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @pytest.fixture

@@ -123,6 +123,29 @@ answer.append(box.run("6 * 7").text)"""
     assert user.ask(code) == [True, True, True, True, "42"]
 
 
+SUDO = """
+import asyncio, json, os
+from cloche.config import Config
+from cloche.model import SandboxSpec
+from cloche.sdk.assembly import assemble
+
+async def main():
+    async with assemble(Config(data_dir=os.environ["CLOCHE_DATA_DIR"])) as engine:
+        box = await engine.create(SandboxSpec(template="small", sudo=True))
+        status = "id -un; grep -E 'CapEff|NoNewPrivs|Seccomp:' /proc/self/status"
+        sudo = await box.commands.run(f"sudo sh -c \\"{status}\\"")
+        plain = await box.commands.run(status, user="root")
+        print(json.dumps([sudo.stdout, plain.stdout, sudo.stderr]))
+
+asyncio.run(main())
+"""
+
+
+def test_sudo_makes_root_of_the_one_identity_and_gives_it_nothing(user: User):
+    sudo, plain, complaints = json.loads(user.run([user.python, "-c", SUDO]))
+    assert sudo == plain and sudo.startswith("root\n") and not complaints
+
+
 def test_too_much_memory_is_an_outcome_and_the_sandbox_lives_on(user: User):
     code = """other = box.contexts.create()
 other.run("kept = 1")

@@ -87,12 +87,36 @@ class Lifetime(Struct):
             raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
 
 
+class Server(Struct):
+    """`cloche serve`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    public_url: str = ""  # where clients reach it, if that is not http://HOST:PORT
+    domain: str = ""  # {port}-{sandbox}.DOMAIN reaches a port of a sandbox
+    tls_cert: str = ""
+    tls_key: str = ""
+    upload_bytes: int = 256 * MIB  # of one request's body
+    canary_seconds: float = 30.0  # how often an execution is tried where nobody runs any
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 1 << 16:
+            raise errors.InvalidRequest(f"server.port must be between 0 and 65535, not {self.port}")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise errors.InvalidRequest("server.tls_cert and server.tls_key go together: give both, or none")
+        if not 0 < self.canary_seconds < float("inf"):
+            raise errors.InvalidRequest(f"server.canary_seconds must be a positive number, not {self.canary_seconds}")
+        if self.upload_bytes <= 0:
+            raise errors.InvalidRequest(f"server.upload_bytes must be positive, not {self.upload_bytes}")
+
+
 class Config(Struct):
     data_dir: str
     backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
     pool: Pool = Pool()
     limits: SandboxLimits = SandboxLimits()
     lifetime: Lifetime = Lifetime()
+    server: Server = Server()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
     origins: dict[str, str] = {}  # key -> where its value came from, in words
@@ -142,8 +166,12 @@ def load(
     settings += _from_file(path, environ)
     settings += _from_environ(environ)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    settings += [Setting(_known(key, "flag"), value, f"flag --{key.replace('_', '-')}") for key, value in given.items()]
+    settings += [Setting(_known(key, "flag"), value, f"flag {_flag(key)}") for key, value in given.items()]
     return _assemble(settings)
+
+
+def _flag(key: str) -> str:
+    return "--" + key.rpartition(".")[2].replace("_", "-")
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:

@@ -5,12 +5,16 @@ A program that fails inside a sandbox is never one of these: that is data in the
     ClocheError                     code
     ├── InvalidRequest              invalid_request       the caller asked for something that makes no sense
     │   ├── InvalidPath             invalid_path          a path that cannot name anything (NUL, empty, relative)
-    │   └── InvalidConfig           invalid_config        a configuration file or variable with a bad value
+    │   ├── InvalidConfig           invalid_config        a configuration file or variable with a bad value
+    │   └── TooLarge                too_large             a body, file or message over its limit
+    ├── Unauthenticated             unauthenticated       no key, or one that does not exist
+    ├── Forbidden                   forbidden             a key without the right, or a request from a web page
     ├── NotFound                    not_found             it is not there, and may never have been
     │   ├── TemplateNotFound        template_not_found
     │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to somebody else)
     │   ├── ContextNotFound         context_not_found
     │   ├── ProcessNotFound         process_not_found
+    │   ├── PortNotOpen             port_not_open         nothing listens there
     │   └── FileNotFound            file_not_found
     ├── Gone                        gone                  it was there; the message says when and why it ended
     │   ├── SandboxExpired          sandbox_expired       its deadline passed
@@ -52,6 +56,18 @@ class InvalidConfig(InvalidRequest):
     code = "invalid_config"
 
 
+class TooLarge(InvalidRequest):
+    code = "too_large"
+
+
+class Unauthenticated(ClocheError):
+    code = "unauthenticated"
+
+
+class Forbidden(ClocheError):
+    code = "forbidden"
+
+
 class NotFound(ClocheError, LookupError):
     code = "not_found"
 
@@ -73,6 +89,10 @@ class ContextNotFound(NotFound):
 
 class ProcessNotFound(NotFound):
     code = "process_not_found"
+
+
+class PortNotOpen(NotFound):
+    code = "port_not_open"
 
 
 class FileNotFound(NotFound, FileNotFoundError):

@@ -84,6 +84,15 @@ class NetworkPolicy(Struct):
     allow: tuple[str, ...] = ()
 
 
+class Showing(Struct):
+    """What an execution shows beside what a notebook would. By default nothing."""
+
+    json: bool = False  # lists and dicts also as application/json
+    whole_text: bool = False  # the text of a long list or dict is not abridged
+    whole_data: bool = False  # nor is the data of a DataFrame: it is given whole or, over a limit, not at all
+    saved_images: bool = False  # a picture that PIL saves to a named file
+
+
 class SandboxSpec(Struct):
     """What a caller asks for when a sandbox is made."""
 
@@ -95,6 +104,7 @@ class SandboxSpec(Struct):
     network: NetworkPolicy = NetworkPolicy()
     user: User = "user"
     cwd: str = "/mnt/data"
+    sudo: bool = False  # whether programs of `user` may run others as root
     owner: str = "local"
 
     def __post_init__(self) -> None:
@@ -190,6 +200,14 @@ class Template(Struct):
         return f"{self.name}@{self.version[:12]}"
 
 
+class LinkEnd(Struct):
+    """Where a symlink leads in the end."""
+
+    path: str  # without any symlink in it; that of the link itself where it leads to nothing
+    kind: FileKind | None  # None where it leads to nothing
+    mode: int
+
+
 class FileInfo(Struct):
     path: str
     name: str
@@ -200,6 +218,20 @@ class FileInfo(Struct):
     group: str
     modified_at: float
     target: str | None = None  # what a symlink points at
+    leads_to: LinkEnd | None = None
+    attributes: dict[str, str] = {}  # extended attributes, without the `user.` before their names
+
+
+class FileAttributes(Struct):
+    """Extended attributes for a file that is written: `user.SPACE.NAME`. All others of that space are removed."""
+
+    space: str
+    values: dict[str, str]
+
+    def __post_init__(self) -> None:
+        for name in (self.space, *self.values):
+            if not name or "\0" in name or len(name.encode("utf-8", "surrogatepass")) > 200:
+                raise errors.InvalidRequest(f"{name[:100]!r} cannot be the name of an attribute of a file")
 
 
 class FileChange(Struct):
@@ -226,6 +258,14 @@ class SandboxInfo(Struct):
     limits: Limits
     ended_at: float | None = None
     end_reason: str | None = None
+
+
+class Principal(Struct):
+    """Who asks: the owner to whom what they make belongs, and what they may do."""
+
+    owner: str
+    role: Literal["user", "admin"] = "user"
+    key_id: str = ""  # which key it was; never the key
 
 
 class ProcessInfo(Struct):

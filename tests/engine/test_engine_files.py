@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.engine.descriptors import check_regular
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
-from cloche.model import Limits, SandboxSpec
+from cloche.model import FileAttributes, Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -373,3 +373,90 @@ async def test_the_end_of_a_sandbox_ends_a_watch_with_an_error(engine: Engine):
         await box.kill()
         with pytest.raises(errors.SandboxKilled):
             await waiting
+
+
+# -- what is written in place, given to somebody, or said about a file
+
+
+@pytest.mark.parametrize("size", [3, 1_000_000])
+async def test_a_file_that_is_written_in_place_stays_the_same_one(box: Sandbox, size: int):
+    await box.files.write("f", b"old content")
+    await box.context().execute("import os; os.link('f', 'g'); os.chmod('f', 0o600)").result()
+    info = await box.files.write("f", bytes(size), in_place=True)
+    assert (info.size_bytes, info.mode) == (size, 0o600)
+    assert await box.files.read("g") == bytes(size)
+
+
+@pytest.mark.parametrize("path", ["old", "new"])
+async def test_a_write_in_place_whose_source_fails_changes_nothing(box: Sandbox, path: str):
+    await box.files.write("old", b"old")
+
+    async def failing():
+        yield bytes(1_000_000)
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError):
+        await box.files.write(path, failing(), in_place=True)
+    assert await box.files.read("old") == b"old"
+    assert [info.name for info in await box.files.list(".")] == ["old"]
+
+
+async def test_what_is_made_with_roots_rights_can_be_given_to_the_user(box: Sandbox, engine: Engine):
+    if engine.config.backend == "plain-unsafe":
+        pytest.skip("has one user only")
+    info = await box.files.write("a/b/f", b"x", user="root", owner="user")
+    directory = await box.files.stat("a/b")
+    assert (info.owner, info.group, directory.owner, directory.mode) == ("user", "user", "user", 0o755)
+    assert await box.files.make_dir("c/d", user="root", owner="user")
+    await box.files.move("a/b/f", "e/f", user="root", owner="user")
+    assert [(await box.files.stat(path)).owner for path in ("c", "c/d", "e", "e/f")] == ["user"] * 4
+
+
+async def test_a_symlink_is_told_with_its_end(box: Sandbox):
+    await box.files.write("d/f", b"x", mode=0o640)
+    await (
+        box.context().execute("import os; os.symlink('d/f', 'a'); os.symlink('a', 'b'); os.symlink('z', 'z')").result()
+    )
+    top = (await box.files.stat(".")).path
+    told = (await box.files.stat("b")).leads_to
+    assert told is not None
+    assert (told.path, told.kind, told.mode) == (f"{top}/d/f", "file", 0o640)
+    loop = (await box.files.stat("z")).leads_to
+    assert loop is not None
+    assert (loop.path, loop.kind) == (f"{top}/z", None)
+    assert (await box.files.stat("d/f")).leads_to is None
+
+
+async def test_attributes_of_one_space_are_replaced_together(box: Sandbox):
+    info = await box.files.write("f", b"", attributes=FileAttributes(space="t", values={"a": "1", "b": "é"}))
+    assert info.attributes == {"t.a": "1", "t.b": "é"}
+    await box.context().execute("import os; os.setxattr('f', 'user.other', b'\\xff')").result()
+    info = await box.files.write("f", b"", attributes=FileAttributes(space="t", values={"b": "2"}), in_place=True)
+    assert info.attributes == {"t.b": "2", "other": "\ufffd"}
+    with pytest.raises(errors.InvalidRequest):
+        FileAttributes(space="t", values={"": "x"})
+
+
+@pytest.mark.parametrize("size", [1000, 3_000_000])
+async def test_an_open_file_is_read_in_parts(box: Sandbox, size: int):
+    content = os.urandom(size)
+    await box.files.write("f", content)
+    async with await box.files.open("f") as file:
+        assert file.size_bytes == size
+        assert file.modified_at == pytest.approx((await box.files.stat("f")).modified_at, abs=0.01)
+        for start, end in ((0, None), (10, 20), (500, None), (size, None), (5, 5)):
+            assert b"".join([chunk async for chunk in file.chunks(start, end)]) == content[start:end]
+
+
+async def test_collecting_gives_all_changes_up_to_now(box: Sandbox):
+    await box.files.make_dir("d")
+    async with box.files.watch("d", recursive=True) as watch:
+        await box.files.write("d/f", b"1", in_place=True, owner="user")
+        seen = [(change.kind, change.path.rpartition("/")[2]) for change in await watch.collect()]
+        assert seen == [("created", "f"), ("attributes", "f"), ("written", "f")]
+        await box.files.write("d/new/g", b"1")
+        assert [change.path.rpartition("/")[2] for change in await watch.collect() if change.kind == "created"] == [
+            "new",
+            "g",
+        ]
+        assert await watch.collect() == []

@@ -49,7 +49,7 @@ async def test_unknown_killed_expired_are_three_errors(engine: Engine):
         await engine.get("i" + "0" * 20, "local")
     with pytest.raises(errors.SandboxKilled, match=r"was killed at \d{4}-.* UTC: killed by its owner"):
         await engine.get(killed.id, "local")
-    with pytest.raises(errors.SandboxExpired, match=r"expired at \d{4}-.* UTC"):
+    with pytest.raises(errors.SandboxExpired, match=r"timed out at \d{4}-.* UTC"):
         await engine.get(expired.id, "local")
     with pytest.raises(errors.SandboxExpired):
         await expired.files.read("a") if not expired.check_running() else None

@@ -103,6 +103,9 @@ class Fixed:
     def resolve(self, ref: str) -> Template:
         return self._template
 
+    def list(self) -> list[Template]:
+        return [self._template]
+
 
 def state_of(template: Template) -> dict[str, tuple[int, float, int]]:
     """Every file of the template as it lies on the host."""

@@ -23,3 +23,36 @@ def test_many_changes_with_long_paths_are_several_frames(tmp_path):
     ready[0]()
     assert sum(len(frame["changes"]) for frame in frames) > 1200
     assert all(len(wire.encode(frame)) < wire.MAX_HEADER for frame in frames)
+
+
+def test_directories_that_come_and_go_leave_nothing(tmp_path):
+    ready, frames = [], []
+    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: ready.append(read), frames.append)
+    watches.verbs()["watch_start"]({"path": str(tmp_path), "watch": "w", "recursive": True}, b"")
+    for number in range(10):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "file").touch()
+        ready[0]()
+        (directory / "file").unlink()
+        directory.rmdir()
+        ready[0]()
+    changes = [tuple(change) for frame in frames for change in frame["changes"]]
+    for number in range(10):
+        path = f"{tmp_path}/{number}"
+        assert {("created", path), ("created", f"{path}/file"), ("removed", path)} <= set(changes)
+    assert len(watches._directories) == 1
+
+
+def test_each_watch_hears_of_a_directory_by_its_own_name(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    frames = []
+    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
+    verbs = watches.verbs()
+    for name in ("real", "link"):
+        verbs["watch_start"]({"path": f"{tmp_path}/{name}", "watch": name}, b"")
+    (tmp_path / "real" / "f").touch()
+    verbs["watch_collect"]({}, b"")
+    seen = {frame["watch"]: frame["changes"][0] for frame in frames}
+    assert seen == {name: ["created", f"{tmp_path}/{name}/f"] for name in ("real", "link")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 
@@ -55,6 +56,13 @@ QUICK = Counts(
     interrupts=10,
     transfers=2,
 )
+
+
+class Notes(Protocol):
+    """What every measurement needs: where its samples go, and whether there is a peer."""
+
+    book: Book
+    peer: bool
 
 
 class Lab:

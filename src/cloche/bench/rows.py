@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cloche import errors
-from cloche.bench import load, memory, starts, warm
+from cloche.bench import load, memory, serving, starts, warm
 from cloche.bench.lab import Lab
 from cloche.model import Struct
 
-Measure = Callable[[Lab], None]
+Measure = Callable[[Any], None]  # of a Lab, or of a ServerLab
 
 
 class Row(Struct):
@@ -149,12 +150,40 @@ PARTS: Sequence[Part] = (
     ),
 )
 
+SERVER_PARTS: Sequence[Part] = (
+    Part(
+        title="first answers through a server",
+        measure=serving.first_answers,
+        rows=(
+            Row(key="e2b_ready", title="E2B's client: `Sandbox.create()`"),
+            Row(
+                key="e2b_one",
+                title="E2B's client: `Sandbox.create()` and `run_code('1+1')`",
+                against=("kernel_one",),
+                bar=20,
+            ),
+            Row(key="kernel_one", title="ipykernel: start to `1+1`"),
+        ),
+    ),
+    Part(
+        title="round trips through a server",
+        measure=serving.round_trips,
+        rows=(
+            Row(key="e2b_warm", title="E2B's client: `run_code('1+1')` in a live context", against=_WARM, bar=1),
+            Row(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
+            Row(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
+        ),
+    ),
+)
+
 ROWS = {row.key: row for part in PARTS for row in part.rows}
+SERVER_ROWS = {row.key: row for part in SERVER_PARTS for row in part.rows}
 
 
-def chosen(keys: Sequence[str]) -> list[Part]:
+def chosen(keys: Sequence[str], among: Sequence[Part] = PARTS) -> list[Part]:
     """The parts that measure those rows; all without keys. Raises InvalidRequest for a row that does not exist."""
-    unknown = sorted(set(keys) - set(ROWS))
+    known = [row.key for part in among for row in part.rows]
+    unknown = sorted(set(keys) - set(known))
     if unknown:
-        raise errors.InvalidRequest(f"there is no row {', '.join(unknown)}; there are {', '.join(ROWS)}")
-    return [part for part in PARTS if not keys or any(row.key in keys for row in part.rows)]
+        raise errors.InvalidRequest(f"there is no row {', '.join(unknown)}; there are {', '.join(known)}")
+    return [part for part in among if not keys or any(row.key in keys for row in part.rows)]

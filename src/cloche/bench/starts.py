@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cloche.bench import programs
 from cloche.bench.ipykernel_peer import Kernel
-from cloche.bench.lab import SETTLE_SECONDS, Lab, answered
+from cloche.bench.lab import SETTLE_SECONDS, Lab, Notes, answered
 from cloche.bench.samples import expect, shares
 from cloche.events import Run
 from cloche.sdk.sandbox import Sandbox
@@ -20,9 +20,9 @@ def first_answers(lab: Lab) -> None:
     counts = lab.counts
     turns = zip(shares(counts.fast, counts.peer), shares(counts.lean, counts.peer), strict=True)
     for count, lean in turns:
-        _kernel(lab, "kernel_one", programs.ONE, "text/plain")
+        kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
         for _ in range(lean):
-            _kernel(lab, "kernel_one_lean", programs.ONE, "text/plain", lean=True)
+            kernel_start(lab, "kernel_one_lean", programs.ONE, "text/plain", lean=True)
         for _ in range(count):
             with lab.book.attempt("ready_pool", "one_pool"), lab.with_pool():
                 lab.wait_for_pool()
@@ -45,7 +45,7 @@ def first_picture(lab: Lab) -> None:
 
 def _first(lab: Lab, key: str, peer_key: str, code: str, mime: str, check: Callable[[Run], None]) -> None:
     for count in shares(lab.counts.fast, lab.counts.peer):
-        _kernel(lab, peer_key, code, mime)
+        kernel_start(lab, peer_key, code, mime)
         for _ in range(count):
             with lab.book.attempt(key), lab.with_pool():
                 lab.wait_for_pool()
@@ -68,7 +68,7 @@ def _create_and_answer(lab: Lab, ready_key: str, one_key: str) -> None:
     lab.book.add(one_key, ended - began)
 
 
-def _kernel(lab: Lab, key: str, code: str, mime: str, *, lean: bool = False) -> None:
+def kernel_start(lab: Notes, key: str, code: str, mime: str, *, lean: bool = False) -> None:
     """One start of the peer until the answer has come; ours counts until the whole run has ended."""
     if not lab.peer:
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from cloche.bench import programs
 from cloche.bench.ipykernel_peer import TRANSPORTS, Kernel
-from cloche.bench.lab import Lab
+from cloche.bench.lab import Lab, Notes
 from cloche.bench.samples import expect, shares
 from cloche.events import Ended, Output, Run
 from cloche.sdk.sandbox import Sandbox
@@ -56,10 +56,10 @@ def _take_turns(
                 check(run)
                 lab.book.add(key, seconds)
         for transport, kernel in kernels.items():
-            _peer_turn(lab, kernel, f"kernel_{key}_{transport}", code, max(count // 2, 1))
+            peer_turn(lab, kernel, f"kernel_{key}_{transport}", code, max(count // 2, 1))
 
 
-def _peer_turn(lab: Lab, kernel: Kernel, key: str, code: str, count: int) -> None:
+def peer_turn(lab: Notes, kernel: Kernel, key: str, code: str, count: int) -> None:
     for _ in range(count):
         with lab.book.attempt(key):
             began = time.perf_counter()

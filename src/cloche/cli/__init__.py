@@ -6,7 +6,8 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
@@ -17,8 +18,13 @@ from cloche.telemetry import configure
 OUR_FAILURE = 125  # exit status, apart from any that a program is likely to use
 
 COMMANDS = {
+    "serve": "Serve sandboxes over HTTP, to the clients that people have.",
+    "key": "Add, list, rotate and revoke the keys of the server.",
     "run": "Run Python code in a fresh sandbox.",
-    "shell": "Open a prompt in a fresh sandbox, Python or bash.",
+    "shell": "Open a prompt, Python or bash, in a sandbox.",
+    "ps": "List the sandboxes of the running server.",
+    "kill": "End sandboxes of the running server.",
+    "logs": "Print the running server's own events.",
     "template": "Build, list, show and remove templates.",
     "doctor": "Say what this host can isolate and limit, and how.",
     "bench": "Measure Cloche against a plain ipykernel.",
@@ -68,8 +74,7 @@ def main(
     _occupy_streams()
     configure("json" if log_format == "json" else "console", "info" if verbose else "warning")
     flags = {"data_dir": data_dir, "backend": backend}
-    loading: Callable[[], Config] = functools.cache(lambda: load(file, flags=flags))
-    ctx.obj = loading
+    ctx.obj = functools.partial(_load, file, flags)
 
 
 def _occupy_streams() -> None:
@@ -83,7 +88,11 @@ def _occupy_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def configuration() -> Config:
-    """The configuration of the running command. Raises InvalidConfig."""
-    loading: Callable[[], Config] = click.get_current_context().find_root().obj
-    return loading()
+def _load(file: str | None, flags: dict[str, Any], more: Mapping[str, Any]) -> Config:
+    return load(file, flags={**flags, **more})
+
+
+def configuration(flags: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of the running command, with its own flags by their keys. Raises InvalidConfig."""
+    loading: Callable[[Mapping[str, Any]], Config] = click.get_current_context().find_root().obj
+    return loading(flags or {})

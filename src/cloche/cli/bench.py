@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from cloche.bench import ipykernel_peer, machine, table
+from cloche import errors
+from cloche.bench import ipykernel_peer, machine, serving, table
 from cloche.bench.lab import QUICK, Counts, Lab
-from cloche.bench.rows import Part, chosen
+from cloche.bench.rows import PARTS, SERVER_PARTS, Part, chosen
 from cloche.bench.samples import Book
+from cloche.bench.serving import ServerLab
 from cloche.cli import configuration
 from cloche.cli.progress import showing
 from cloche.templates import Catalogue, ensure
@@ -24,19 +26,24 @@ from cloche.templates import Catalogue, ensure
 @click.option("--json", "file", type=click.Path(dir_okay=False), help="Also write every sample to this file.")
 @click.option("--live", type=click.IntRange(1, 2000), help="How many idle sandboxes are made to measure their memory.")
 @click.option("--no-peer", is_flag=True, help="Measure Cloche alone.")
-def command(quick: bool, keys: str, file: str | None, live: int | None, no_peer: bool) -> None:
+@click.option(
+    "--server", "through_server", is_flag=True, help="Measure E2B's own client against `cloche serve` instead."
+)
+def command(quick: bool, keys: str, file: str | None, live: int | None, no_peer: bool, through_server: bool) -> None:
     """Measure Cloche against a plain ipykernel driven by jupyter_client, in turns, and print a Markdown table.
 
     Ratios are what counts: times move with the machine. Exit status 1 if a measurement failed, never for slowness.
     """
-    parts = chosen([key for key in keys.split(",") if key])
+    parts = chosen([key for key in keys.split(",") if key], SERVER_PARTS if through_server else PARTS)
+    if through_server and serving.missing():
+        raise errors.InvalidRequest(f"E2B's client is not installed: {ipykernel_peer.ADVICE}")
     counts = QUICK if quick else Counts()
     if live is not None:
         counts = msgspec.structs.replace(counts, live=live)
     if not no_peer and (missing := ipykernel_peer.missing()):
         click.echo(f"no peer: {', '.join(missing)} not installed; {ipykernel_peer.ADVICE}", err=True)
     facts = machine.facts()
-    book = _measure(parts, counts, peer=not no_peer)
+    book = _measure(parts, counts, ServerLab if through_server else Lab, peer=not no_peer)
     facts["load after"] = " ".join(f"{each:.2f}" for each in os.getloadavg())
     click.echo(table.markdown(parts, book, facts))
     if file is not None:
@@ -45,11 +52,11 @@ def command(quick: bool, keys: str, file: str | None, live: int | None, no_peer:
     sys.exit(1 if _say_failures(book) else 0)
 
 
-def _measure(parts: list[Part], counts: Counts, *, peer: bool) -> Book:
+def _measure(parts: list[Part], counts: Counts, kind: type[Lab | ServerLab], *, peer: bool) -> Book:
     config = configuration()
     with showing("building python") as report:
         ensure(Catalogue(config.data_dir, config.aliases), "python", report)
-    with Lab(config, counts, peer=peer) as lab:
+    with kind(config, counts, peer=peer) as lab:
         for part in parts:
             click.echo(f"measuring {part.title}", err=True)
             part.measure(lab)

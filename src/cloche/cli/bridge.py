@@ -14,21 +14,19 @@ from collections.abc import Callable, Iterator
 from cloche import errors
 from cloche.cli.lines import READ_BYTES, readable
 from cloche.cli.screen import STDERR, STDOUT, say, write
-from cloche.cli.session import INTERRUPTED, ending_by_signal, on_interrupt, sandbox
-from cloche.config import Config
-from cloche.engine.process import Exited, Process
-from cloche.engine.sandbox import Sandbox
+from cloche.cli.session import INTERRUPTED, ending_by_signal, on_interrupt
+from cloche.engine.program import Exited
 from cloche.events import Output
+from cloche.sdk.seam import Process, Sandbox
 
 STDIN = 0
 SHELL = "bash"
 
 
-async def bash(config: Config, template: str) -> int:
-    """A shell in a fresh sandbox; gives its exit status. Without a terminal, stdin is its script."""
-    limits = {"output_bytes": config.limits.maximum.output_bytes}
+async def bash(sandbox: contextlib.AbstractAsyncContextManager[Sandbox]) -> int:
+    """A shell in it; gives its exit status. Without a terminal, stdin is its script."""
     with ending_by_signal():
-        async with sandbox(config, template, limits=limits) as box:
+        async with sandbox as box:
             if os.isatty(STDIN) and os.isatty(STDOUT):
                 return await _terminal(box)
             return await _script(box)

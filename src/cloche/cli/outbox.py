@@ -11,9 +11,9 @@ from typing import IO
 
 from cloche import errors
 from cloche.cli.screen import say
-from cloche.engine.files import Files
 from cloche.events import Display
 from cloche.model import FileInfo
+from cloche.sdk.seam import Files
 
 DATA_DIRECTORY = "/mnt/data"
 DEEPEST = 32

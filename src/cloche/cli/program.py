@@ -15,9 +15,9 @@ from cloche.cli.outbox import Outbox
 from cloche.cli.screen import EventLines, Save, Screen, View, WholeRun, say
 from cloche.cli.session import INTERRUPTED, ending_by_signal, sandbox, watch
 from cloche.config import Config
-from cloche.engine.sandbox import Sandbox
 from cloche.events import Ended
 from cloche.model import FileInfo, check_seconds
+from cloche.sdk.seam import Sandbox
 
 if TYPE_CHECKING:
     from cloche.cli.run import Ask
@@ -32,7 +32,7 @@ async def run(config: Config, ask: Ask) -> int:
     check_seconds("--timeout", ask.timeout_seconds)
     outbox = Outbox(ask.out) if ask.out else None
     with ending_by_signal():
-        async with sandbox(config, ask.template, env=ask.env, limits=ask.limits) as box:
+        async with sandbox(config, ask.template, env=ask.env, limits=ask.limits, alone=ask.alone) as box:
             uploaded = [await _upload(box, path, place) for path, place in ask.uploads]
             view = _view(ask, outbox)
             status = await _execute(box, ask, view)
@@ -61,13 +61,13 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 async def _execute(box: Sandbox, ask: Ask, view: View) -> int:
-    execution = box.context().execute(
+    execution = await box.context().execute(
         ask.code, timeout_seconds=ask.timeout_seconds, input=ask.reads_stdin, argv=ask.argv
     )
-    killing: list[asyncio.Task[None]] = []
+    killing: list[asyncio.Future[None]] = []
     presses: list[Callable[[], object]] = [
         execution.interrupt,
-        lambda: killing.append(asyncio.create_task(box.kill("interrupted twice"))),
+        lambda: killing.append(asyncio.ensure_future(box.kill())),
     ]
     ended = await watch(execution, view, Lines() if ask.reads_stdin else None, presses)
     if killing:

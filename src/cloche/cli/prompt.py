@@ -18,10 +18,9 @@ from cloche import errors
 from cloche.cli.cells import Cells
 from cloche.cli.lines import Lines
 from cloche.cli.screen import STDERR, STDOUT, Screen, say, write
-from cloche.cli.session import ENDING_SIGNALS, ending_by_signal, sandbox, watch
+from cloche.cli.session import ENDING_SIGNALS, ending_by_signal, watch
 from cloche.config import Config
-from cloche.engine.context import Context
-from cloche.engine.sandbox import Sandbox
+from cloche.sdk.seam import Context, Sandbox
 
 HISTORY_LINES = 2000
 LEAVING = frozenset({"exit", "quit", "exit()", "quit()"})
@@ -30,18 +29,14 @@ Ask = Callable[[bool], str | None]
 """Gives the next line, None at the end; the argument says whether it continues a cell."""
 
 
-def serve(config: Config, template: str) -> int:
+def serve(config: Config, sandbox: contextlib.AbstractAsyncContextManager[Sandbox]) -> int:
     """Prompts until the user leaves. Gives the exit status: that of `exit(n)`, else 0."""
     with asyncio.Runner() as runner:
         opening = contextlib.AsyncExitStack()
-        limits = {
-            "execution_seconds": config.limits.maximum.execution_seconds,  # the user has Ctrl-C
-            "output_bytes": config.limits.maximum.output_bytes,
-        }
 
         async def open_() -> Sandbox:
             with ending_by_signal():
-                return await opening.enter_async_context(sandbox(config, template, limits=limits))
+                return await opening.enter_async_context(sandbox)
 
         try:
             box = runner.run(open_())
@@ -95,7 +90,7 @@ def _loop(runner: asyncio.Runner, box: Sandbox, lines: Lines, ask: Ask) -> int:
 async def _cell(box: Sandbox, code: str, screen: Screen, lines: Lines) -> int | None:
     """Runs one cell. The exit status if it asked to leave."""
     context = box.context()
-    execution = context.execute(code, input=True)
+    execution = await context.execute(code, input=True)
     restarting: list[asyncio.Task[None]] = []
     presses: list[Callable[[], object]] = [
         execution.interrupt,

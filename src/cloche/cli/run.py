@@ -34,6 +34,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None
     out: Path | None
     form: str  # "text", "json" or "events"
+    alone: bool  # whether to leave a server that runs aside
 
 
 class _WrongUse(click.UsageError):
@@ -92,8 +93,9 @@ def _upload(text: str) -> tuple[Path, str]:
 @click.option("--memory", metavar="SIZE", callback=_sized, help='Memory limit, like "512MiB".  [default: 2GiB]')
 @click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
 @click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
+@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
 def command(words: tuple[str, ...], code: str | None, memory: int | None, form: str | None, **options: Any) -> None:
-    """Run Python code in a fresh sandbox.
+    """Run Python code in a fresh sandbox, of the server that runs on this machine or else of its own.
 
     Stdin feeds input(). The value of the last expression is printed.
 

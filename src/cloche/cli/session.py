@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -16,13 +17,10 @@ from cloche.cli.lines import Lines
 from cloche.cli.progress import showing
 from cloche.cli.screen import View
 from cloche.config import Config, Pool
-from cloche.engine.engine import default_limits
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.instance import live_control_sockets
 from cloche.events import Ended, Input
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
-from cloche.templates import Catalogue, ensure
+from cloche.sdk.seam import Execution, Sandbox
 
 INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -30,20 +28,99 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.asynccontextmanager
 async def sandbox(
-    config: Config, template: str, *, env: Mapping[str, str] | None = None, limits: Mapping[str, float] | None = None
+    config: Config,
+    template: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    limits: Mapping[str, float] | None = None,
+    alone: bool = False,
 ) -> AsyncIterator[Sandbox]:
-    """A new sandbox; a built-in template is built first, with its progress on stderr. `limits` change the template's.
+    """A new sandbox: of a server that runs in the data directory, else, or if `alone`, of a nursery of its own.
 
-    Raises what `Engine.create` does.
+    `limits` change the template's. Raises what `Engine.create` does.
     """
+    spec = SandboxSpec(template=template, env=dict(env or {}))  # refuses what makes no sense, wherever it is made
+    async with contextlib.AsyncExitStack() as stack:
+        box: Sandbox | None = None
+        servers = [] if alone or _asks_for_backend(config) else live_control_sockets(Path(config.data_dir) / "run")
+        if servers:
+            box = await stack.enter_async_context(_of_server(servers[0], spec, limits or {}))
+        if box is None:
+            box = await stack.enter_async_context(_own(config, spec, limits or {}))
+        yield box
+
+
+def _asks_for_backend(config: Config) -> bool:
+    """A server has its own, which may be another."""
+    return config.origins.get("backend", "").startswith("flag")
+
+
+@contextlib.asynccontextmanager
+async def _of_server(socket: Path, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox | None]:
+    """A sandbox of that server, which ends with us however we end; None where it does not answer."""
+    from cloche.protocol import asks  # here, and below: without a server, none of this is needed
+    from cloche.sdk import remote_sandbox
+    from cloche.sdk.remote_server import Server
+
+    changed = asks.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
+    asked = asks.CreateSandbox(template=spec.template, env=spec.env, limits=changed)
+    async with contextlib.aclosing(Server(f"unix:{socket}", "")) as server:
+        try:
+            box = await remote_sandbox.create_as(server, asked)
+        except errors.Unavailable as error:
+            if type(error) is not errors.Unavailable:
+                raise
+            yield None  # it begins just now, or is about to end
+            return
+        async with box.held():
+            try:
+                yield box
+            finally:
+                with contextlib.suppress(errors.ClocheError):
+                    await asyncio.shield(box.kill())
+
+
+@contextlib.asynccontextmanager
+async def attached(config: Config, id: str) -> AsyncIterator[Sandbox]:
+    """A sandbox that runs on a server of the data directory. It stays when this ends.
+
+    Raises Unavailable where no server runs, SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost.
+    """
+    from cloche.cli.control import no_server, sockets
+    from cloche.sdk import remote_sandbox
+    from cloche.sdk.remote_server import Server
+
+    found = sockets(config)
+    if not found:
+        raise no_server(config)
+    for last, socket in enumerate(found, 1 - len(found)):
+        async with contextlib.aclosing(Server(f"unix:{socket}", "")) as server:
+            try:
+                box = await remote_sandbox.connect(server, id)
+            except errors.SandboxNotFound:
+                if last:
+                    continue
+                raise
+            yield box
+            return
+
+
+@contextlib.asynccontextmanager
+async def _own(config: Config, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox]:
+    """A sandbox of an engine for it alone. A built-in template is built first, with its progress on stderr."""
+    from cloche.engine.engine import default_limits  # here: with a server, none of the engine is needed
+    from cloche.sdk.assembly import assemble
+    from cloche.sdk.near import NearSandbox
+    from cloche.templates import Catalogue, ensure
+
     alone = msgspec.structs.replace(config, pool=Pool(ready=0))  # one sandbox: none need wait in advance
-    spec = SandboxSpec(template=template, env=dict(env or {}))
+    template = spec.template
     with showing(f"building {template}") as report:
         built = await asyncio.to_thread(ensure, Catalogue(config.data_dir, config.aliases), template, report)
     if limits:
         spec = msgspec.structs.replace(spec, limits=msgspec.structs.replace(default_limits(config, built), **limits))
     async with assemble(alone, preload=False) as engine:
-        yield await engine.create(spec)
+        yield NearSandbox(await engine.create(spec))
 
 
 async def watch(

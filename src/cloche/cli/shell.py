@@ -1,38 +1,55 @@
-"""`cloche shell`: a prompt in a fresh sandbox."""
+"""`cloche shell`: a prompt in a fresh sandbox, or in one of a server."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 import click
 
 from cloche.cli import configuration
+from cloche.config import Config
+
+if TYPE_CHECKING:
+    from cloche.sdk.seam import Sandbox
 
 BROKEN_PIPE = 141
 INTERRUPTED = 130
 
 
 @click.command("shell")
+@click.argument("id", required=False)
 @click.option("--lang", type=click.Choice(["python", "bash"]), default="python", show_default=True)
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
-def command(lang: str, template: str) -> None:
-    """Open a prompt in a fresh sandbox, Python or bash. Ctrl-D leaves it, and nothing of it remains."""
+@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+def command(id: str | None, lang: str, template: str, alone: bool) -> None:
+    """Open a prompt, Python or bash: in a fresh sandbox, of which nothing remains, or in the one ID of a server.
+
+    Ctrl-D leaves it.
+    """
     try:
-        sys.exit(_python(template) if lang == "python" else _bash(template))
+        sys.exit(_prompt(configuration(), id, lang, template, alone))
     except BrokenPipeError:
         sys.exit(BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _python(template: str) -> int:
-    from cloche.cli import prompt  # the engine takes a while to import: not for `--help`
+def _prompt(config: Config, id: str | None, lang: str, template: str, alone: bool) -> int:
+    from cloche.cli import bridge, prompt, session  # these take a while to import: not for `--help`
 
-    return prompt.serve(configuration(), template)
+    box: AbstractAsyncContextManager[Sandbox]
+    if id is not None:
+        box = session.attached(config, id)
+    else:
+        box = session.sandbox(config, template, limits=_limits(config, lang), alone=alone)
+    return prompt.serve(config, box) if lang == "python" else asyncio.run(bridge.bash(box))
 
 
-def _bash(template: str) -> int:
-    from cloche.cli import bridge
-
-    return asyncio.run(bridge.bash(configuration(), template))
+def _limits(config: Config, lang: str) -> dict[str, float]:
+    """The most that there is: the user has Ctrl-C."""
+    most = config.limits.maximum
+    limits: dict[str, float] = {"output_bytes": most.output_bytes}
+    return limits if lang == "bash" else {**limits, "execution_seconds": most.execution_seconds}

@@ -16,6 +16,14 @@ InputSource = str | Iterable[str] | Answer | bool | None
 is given the prompt. True: the caller watches for Input events and calls `Execution.answer`."""
 
 
+NO_MORE_ANSWERS = "input() was called more often than answers were given"
+
+
+def failed_answer(error: BaseException) -> str:
+    """What a program is told whose caller's answer failed."""
+    return f"the caller's answer to input() failed: {error!r}"
+
+
 class Answers:
     """Gives the next answer."""
 

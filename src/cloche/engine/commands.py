@@ -12,9 +12,12 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.guest import Guest, clean
+from cloche.engine.job import Job
+from cloche.engine.jobs import Jobs
 from cloche.engine.paths import sandbox_path
-from cloche.engine.process import Ask, Exited, Process, ProcessResult, check_size
-from cloche.model import Limits, ProcessInfo, User, check_env, check_seconds
+from cloche.engine.process import Process, ProcessResult
+from cloche.engine.program import Ask, Exited, Program, check_size
+from cloche.model import Limits, ProcessInfo, User, check_command_size, check_env, check_seconds
 
 MAX_COMMAND_BYTES = 128 << 10  # the kernel's limit of one argument
 
@@ -26,7 +29,8 @@ class Commands:
         self._cwd = cwd
         self._limits = limits
         self._oom_kills = oom_kills
-        self._running: dict[str, Process] = {}
+        self.jobs = Jobs()
+        self._running: dict[str, Program] = {}
 
     async def start(
         self,
@@ -49,20 +53,49 @@ class Commands:
         ask = self._ask(command, user, env, cwd, stdin, pty)
         process = Process(
             self._guest,
-            "p" + secrets.token_hex(8),
+            _new_id(),
             output_bytes=self._limits.output_bytes,
             oom_kills=self._oom_kills,
             on_end=self._on_end,
             patient=not background,
         )
         process.detached = background
-        self._running[process.id] = process
-        try:
-            await process.start(ask, timeout_seconds)
-        except BaseException:
-            self._running.pop(process.id, None)
-            raise
+        await self._start(process, ask, timeout_seconds)
         return process
+
+    async def launch(
+        self,
+        argv: Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        tag: str | None = None,
+    ) -> Job:
+        """Starts a program that lives on whoever listens to it; `jobs` finds it again.
+
+        Raises InvalidRequest for what makes no sense, FileNotFound or NotADirectory for the working directory. A
+        program that does not exist has exit code 127.
+        """
+        check_seconds("timeout", timeout_seconds)
+        check_command_size(argv, env or {})
+        ask = msgspec.structs.replace(self._ask(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
+        job = Job(self._guest, _new_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_end)
+        await self._start(job, ask, timeout_seconds)
+        if job.exited is None:
+            self.jobs.add(job)
+        return job
+
+    async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None) -> None:
+        self._running[program.id] = program
+        try:
+            await program.start(ask, timeout_seconds)
+        except BaseException:
+            self._running.pop(program.id, None)
+            raise
 
     async def run(
         self,
@@ -101,8 +134,8 @@ class Commands:
             raise errors.ProtocolViolation(f"the guest's init sent no list of processes: {error}") from None
         return [msgspec.structs.replace(each, command=clean(each.command, 4096)) for each in processes]
 
-    def get(self, id: str) -> Process:
-        """A process that runs. Raises ProcessNotFound."""
+    def get(self, id: str) -> Program:
+        """A process or job that runs. Raises ProcessNotFound."""
         try:
             return self._running[id]
         except KeyError:
@@ -117,8 +150,10 @@ class Commands:
         for process in list(self._running.values()):
             process.finish(Exited(exit_code=137, outcome="died", reason=reason))
 
-    def _on_end(self, process: Process) -> None:
-        self._running.pop(process.id, None)
+    def _on_end(self, program: Program) -> None:
+        self._running.pop(program.id, None)
+        if isinstance(program, Job):
+            self.jobs.end(program)
 
     def _ask(
         self,
@@ -135,7 +170,7 @@ class Commands:
         if pty is not None:
             check_size(pty)
         words = (command,) if isinstance(command, str) else tuple(command)
-        _check_words(words)
+        check_words(words)
         return Ask(
             command=command if isinstance(command, str) else None,
             argv=None if isinstance(command, str) else words,
@@ -147,7 +182,12 @@ class Commands:
         )
 
 
-def _check_words(words: tuple[str, ...]) -> None:
+def _new_id() -> str:
+    return "p" + secrets.token_hex(8)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises InvalidRequest unless a program can be given these arguments."""
     if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
     try:

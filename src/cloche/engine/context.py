@@ -11,9 +11,10 @@ from cloche import errors
 from cloche.engine.answers import InputSource
 from cloche.engine.execution import Execution
 from cloche.engine.kernel import Kernel
-from cloche.model import Limits, check_env, check_seconds
+from cloche.events import Ended
+from cloche.model import Limits, Showing, check_env, check_seconds
 
-LANGUAGES = ("python",)
+LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
 _LONG_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
 
@@ -30,8 +31,14 @@ class Home(Protocol):
 
     def abandon(self, why: str) -> None: ...
 
+    def execution_ended(self, ended: Ended) -> None:
+        """An execution of it has ended."""
+
     def check_running(self) -> None:
         """Raises Gone if the sandbox has ended."""
+
+    @property
+    def has_deadline(self) -> bool: ...
 
     @property
     def ending(self) -> str | None: ...
@@ -60,8 +67,8 @@ class Context:
             self._adopt(kernel)
 
     @property
-    def output_bytes(self) -> int:
-        return self._home.limits.output_bytes
+    def limits(self) -> Limits:
+        return self._home.limits
 
     @property
     def ending(self) -> str:
@@ -76,10 +83,13 @@ class Context:
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
+        until_deadline: bool = False,
+        showing: Showing | None = None,
     ) -> Execution:
         """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
 
-        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs.
+        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time limit
+        but the sandbox's deadline, where there is one.
         Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended.
         """
         self._home.check_running()
@@ -88,8 +98,18 @@ class Context:
             raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
         check_env(env or {})
         check_seconds("timeout", timeout_seconds)
-        timeout_seconds = timeout_seconds or self._home.limits.execution_seconds
-        return Execution(self, code, env=env or {}, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv)
+        if timeout_seconds is None and not (until_deadline and self._home.has_deadline):
+            timeout_seconds = self._home.limits.execution_seconds
+        return Execution(
+            self,
+            code,
+            env=env or {},
+            cwd=cwd,
+            timeout_seconds=timeout_seconds,
+            input=input,
+            argv=argv,
+            showing=showing or Showing(),
+        )
 
     def interrupt(self) -> bool:
         """Interrupts what runs now (see `Execution.interrupt`). False if nothing runs."""
@@ -160,6 +180,8 @@ class Context:
     def leave(self, execution: Execution) -> None:
         if self._running is execution:
             self._running = None
+            if execution.ended is not None:
+                self._home.execution_ended(execution.ended)
             if time.monotonic() - self._began_at > _LONG_SECONDS:
                 self.out_of_memory()
             self._turn.release()
@@ -179,12 +201,12 @@ class Context:
         kernel.on_exit = self._on_exit
         self._kernel = kernel
 
-    def _on_exit(self, kernel: Kernel, was_running: bool) -> None:
+    def _on_exit(self, kernel: Kernel, told: bool) -> None:
         """The kernel died. It is said once: by the execution that ran on it, else by the next."""
         if kernel is not self._kernel:
             return
         self._kernel = None
-        if not was_running:
+        if not told:
             self._notice = f"[cloche] the {kernel.exit} since the last execution; the context's state was lost\n"
 
     def _check_exists(self) -> None:

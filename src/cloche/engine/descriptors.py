@@ -65,6 +65,7 @@ class PipeWriter:
     def __init__(self, fd: int):
         os.set_blocking(fd, False)
         self._fd: int | None = fd
+        self._room: asyncio.Future[None] | None = None  # done when there is room to write, or nothing to write to
         self._turn = asyncio.Lock()
         with contextlib.suppress(OSError):  # EPERM: this user has too many large pipes; small ones work
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -76,11 +77,18 @@ class PipeWriter:
             while rest:
                 rest = rest[await self._write_some(rest) :]
 
+    @property
+    def closed(self) -> bool:
+        return self._fd is None
+
     def close(self) -> None:
+        """Whoever waits in `write` is told."""
         if self._fd is not None:
             asyncio.get_running_loop().remove_writer(self._fd)
             os.close(self._fd)
             self._fd = None
+        if self._room is not None:
+            _set(self._room)
 
     async def _write_some(self, data: memoryview) -> int:
         if self._fd is None:
@@ -88,20 +96,21 @@ class PipeWriter:
         try:
             return write_available(self._fd, data)
         except (BlockingIOError, InterruptedError):
-            await _writable(self._fd)
+            await self._wait_for_room(self._fd)
             return 0
+
+    async def _wait_for_room(self, fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._room = loop.create_future()
+        loop.add_writer(fd, _set, self._room)
+        try:
+            await self._room
+        finally:
+            self._room = None
+            if self._fd is not None:
+                loop.remove_writer(fd)
 
 
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-async def _writable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(fd, _set, future)
-    try:
-        await future
-    finally:
-        loop.remove_writer(fd)

@@ -1,14 +1,15 @@
-"""What is said of a sandbox that has ended: which of the three ways, when, and what to do."""
+"""What is said of a sandbox that has ended: which of the three ways, when, and what to do. And of a kernel's end."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from cloche import errors
+from cloche.model import MIB, Limits
 from cloche.store.base import SandboxRecord
 
 _KINDS: dict[str, tuple[type[errors.Gone], str]] = {
-    "expired": (errors.SandboxExpired, "expired"),
+    "expired": (errors.SandboxExpired, "timed out"),
     "killed": (errors.SandboxKilled, "was killed"),
     "lost": (errors.SandboxLost, "was lost"),
 }
@@ -25,3 +26,10 @@ def gone(record: SandboxRecord) -> errors.Gone:
 def never(id: str) -> errors.SandboxNotFound:
     """The same for an id that never existed and for one that belongs to somebody else."""
     return errors.SandboxNotFound(f"there is no sandbox {id!r}")
+
+
+def out_of_memory(limits: Limits) -> str:
+    """Why an execution ended whose kernel the system killed. Files count, as writable space is memory."""
+    memory, space = limits.memory_bytes / MIB, limits.space_bytes / MIB
+    limit = f"its limit is {memory:g} MiB, and {space:g} MiB for files"
+    return f"the sandbox ran out of memory: {limit}; the context's state is lost"

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.endings import gone, never
-from cloche.engine.instance import Instance
+from cloche.engine.instance import CONTROL_SOCKET, Instance
 from cloche.engine.nursery import LiveNursery
 from cloche.engine.pool import Pool
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandbox import Sandbox, info_of
+from cloche.engine.tally import Tally
 from cloche.isolation.base import Backend, CellSpec
-from cloche.model import Limits, SandboxInfo, SandboxSpec, Template, new_id
+from cloche.model import Limits, SandboxInfo, SandboxSpec, Template, User, new_id
 from cloche.store.base import Records, SandboxRecord
 from cloche.telemetry import log
 
@@ -29,6 +33,9 @@ class Templates(Protocol):
 
     def resolve(self, ref: str) -> Template:
         """Raises TemplateNotFound or TemplateBuildFailed. May take long: it is called in a thread."""
+
+    def list(self) -> list[Template]:
+        """All that are built, by name, the newest of each first. It is called in a thread, too."""
 
 
 def default_limits(config: Config, template: Template) -> Limits:
@@ -51,6 +58,7 @@ class Engine:
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
         self._closing = False
+        self.tally = Tally()
 
     async def __aenter__(self) -> Engine:
         await self._records.open()
@@ -65,12 +73,28 @@ class Engine:
     ) -> None:
         await self.aclose()
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A running sandbox.
+    async def create(self, spec: SandboxSpec, *, id: str | None = None) -> Sandbox:
+        """A running sandbox. `id` is one of `new_id()`, where the caller must know it before.
+
+        A sandbox without an owner (the empty string) is neither recorded nor counted nor listed.
 
         Raises InvalidRequest for limits or a lifetime that this host does not allow, TemplateNotFound,
-        TemplateBuildFailed, NurseryFailed, IsolationUnavailable, ShuttingDown.
+        TemplateBuildFailed, NurseryFailed, IsolationUnavailable, ShuttingDown, and Unavailable where too many files are
+        open for one more.
         """
+        began_at = time.monotonic()
+        try:
+            sandbox = await self._create(spec, id or new_id())
+        except (errors.Unavailable, OSError) as failure:
+            error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
+            self.tally.not_created[error.code] += 1
+            log.warning("sandbox.not_created", template=spec.template, reason=error.code)
+            raise error from None
+        if spec.owner:
+            self.tally.sandbox_created(time.monotonic() - began_at)
+        return sandbox
+
+    async def _create(self, spec: SandboxSpec, id: str) -> Sandbox:
         self._check(spec)
         template = await self._template(spec.template)
         limits = spec.limits or default_limits(self.config, template)
@@ -79,12 +103,17 @@ class Engine:
         if self._closing:
             await ready.aclose()
             raise _shutting_down()
-        record = self._new_record(spec, template, limits)
+        record = self._new_record(id, spec, template, limits)
         sandbox = Sandbox(
-            ready, spec, record, max_lifetime_seconds=self.config.lifetime.max_seconds, on_change=self._on_change
+            ready,
+            spec,
+            record,
+            max_lifetime_seconds=self.config.lifetime.max_seconds,
+            tally=self.tally if spec.owner else Tally(),
+            on_change=self._on_change,
         )
         self._sandboxes[sandbox.id] = sandbox
-        self._records.put(record)
+        self._record(record)
         return sandbox
 
     async def get(self, id: str, owner: str) -> Sandbox:
@@ -98,21 +127,63 @@ class Engine:
         record = await self._records.get(id) if sandbox is None else None
         if record is None or record.owner != owner:
             raise never(id)
+        raise self._absent(record)
+
+    async def find(self, id: str) -> Sandbox:
+        """As `get`, whoever the owner is: for callers who hold a secret of that very sandbox instead of a key."""
+        sandbox = self._sandboxes.get(id)
+        if sandbox is not None:
+            return sandbox
+        record = await self._records.get(id)
+        raise never(id) if record is None else self._absent(record)
+
+    def _absent(self, record: SandboxRecord) -> errors.ClocheError:
         if record.state != "running":
-            raise gone(record)
+            return gone(record)
         if self._instance.is_live(record.instance):
-            raise errors.SandboxNotFound(f"sandbox {id!r} runs in another process of this host, not in this one")
-        raise errors.SandboxLost(f"sandbox {id} was lost: its host process died; create a new one")
+            return errors.SandboxNotFound(
+                f"sandbox {record.id!r} runs in another process of this host, not in this one"
+            )
+        return errors.SandboxLost(f"sandbox {record.id} was lost: its host process died; create a new one")
 
-    def list(self, owner: str) -> list[SandboxInfo]:
-        """The running sandboxes of that owner in this process, the oldest first."""
-        return [each.info for each in self._sandboxes.values() if each.spec.owner == owner]
+    def list(self, owner: str | None) -> list[SandboxInfo]:
+        """The running sandboxes of that owner in this process, or with None of all, the oldest first."""
+        found = [each for each in self._sandboxes.values() if each.spec.owner and owner in (None, each.spec.owner)]
+        return [each.info for each in found]
 
-    async def warm(self, ref: str = "python") -> Template:
-        """Starts the template's nursery and fills its pool, before anybody asks. Raises as `create` does."""
+    async def describe(self, id: str, owner: str | None) -> SandboxInfo:
+        """What is known of a sandbox of that owner, or with None of anybody's, also long after it has ended.
+
+        Raises SandboxNotFound.
+        """
+        sandbox = self._sandboxes.get(id)
+        record = sandbox.record if sandbox is not None else await self._records.get(id)
+        if record is None or owner not in (None, record.owner):
+            raise never(id)
+        return info_of(record)
+
+    async def template(self, ref: str) -> Template:
+        """The template that a sandbox would be made from. Raises as `create` does."""
+        return await self._template(ref)
+
+    async def templates(self) -> Sequence[Template]:
+        """All that are built, by name, the newest of each first."""
+        return await asyncio.to_thread(self._catalogue.list)
+
+    async def limits_of(self, ref: str) -> Limits:
+        """The limits of a sandbox of that template that asks for none. Raises as `create` does."""
+        return default_limits(self.config, await self._template(ref))
+
+    async def warm(self, ref: str = "python", users: Sequence[User] = ("user",)) -> Template:
+        """Starts the template's nursery and fills its pools, before anybody asks. Raises as `create` does.
+
+        `users`: as whom the kernels of those sandboxes will run.
+        """
         template = await self._template(ref)
         await self._nursery(template).get()
-        self._pool(template, SandboxSpec(template=ref), default_limits(self.config, template)).refill()
+        for user in users:
+            spec = SandboxSpec(template=ref, user=user)
+            self._pool(template, spec, default_limits(self.config, template)).refill()
         return template
 
     async def raw_cost_seconds(self, ref: str = "python") -> float:
@@ -121,9 +192,24 @@ class Engine:
         return await nursery.raw_cost_seconds()
 
     @property
+    def control_socket(self) -> Path:
+        """Where this process listens for whoever runs it, if it is a server."""
+        return self._instance.directory / CONTROL_SOCKET
+
+    @property
+    def closing(self) -> bool:
+        """Whether it takes no more sandboxes, because it is about to end."""
+        return self._closing
+
+    @property
     def waiting(self) -> int:
         """How many cells wait in pools."""
         return sum(pool.ready for pool in self._pools.values())
+
+    @property
+    def running(self) -> int:
+        """How many sandboxes run."""
+        return sum(1 for each in self._sandboxes.values() if each.spec.owner)
 
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions say "shutdown"), then everything that made them."""
@@ -168,7 +254,7 @@ class Engine:
         key = (template.version, cell)
         if key not in self._pools:
             usual_limits = default_limits(self.config, template)
-            usual = CellSpec(space_bytes=usual_limits.space_bytes, open_files=usual_limits.open_files)
+            usual = CellSpec(user=spec.user, space_bytes=usual_limits.space_bytes, open_files=usual_limits.open_files)
             size = self.config.pool.ready
             self._pools[key] = Pool(
                 self._nursery(template),
@@ -179,10 +265,10 @@ class Engine:
             )
         return self._pools[key]
 
-    def _new_record(self, spec: SandboxSpec, template: Template, limits: Limits) -> SandboxRecord:
+    def _new_record(self, id: str, spec: SandboxSpec, template: Template, limits: Limits) -> SandboxRecord:
         now = time.time()
         return SandboxRecord(
-            id=new_id(),
+            id=id,
             owner=spec.owner,
             template=template.ref,
             state="running",
@@ -195,16 +281,36 @@ class Engine:
 
     def _on_change(self, sandbox: Sandbox) -> None:
         record = sandbox.record
-        self._records.put(record)
+        self._record(record)
         if record.state != "running":
             self._sandboxes.pop(sandbox.id, None)
             self._wait_for(sandbox.destroying)
-            log.info("sandbox.ended", sandbox=sandbox.id, state=record.state, reason=record.end_reason)
+            self._say_ended(record)
+
+    def _record(self, record: SandboxRecord) -> None:
+        if record.owner:
+            self._records.put(record)
+
+    def _say_ended(self, record: SandboxRecord) -> None:
+        if record.owner:
+            self.tally.ended[record.state] += 1
+            about = {"sandbox": record.id, "owner": record.owner, "template": record.template}
+            log.info("sandbox.ended", **about, state=record.state, reason=record.end_reason)
 
     def _wait_for(self, destroying: asyncio.Task[None] | None) -> None:
         if destroying is not None:
             self._destroying.add(destroying)
             destroying.add_done_callback(self._destroying.discard)
+
+
+def out_of_files(error: OSError) -> errors.Unavailable:
+    """What it means that no file can be opened. Raises the error itself where it means something else."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise error
+    whose = "this process has" if error.errno == errno.EMFILE else "this host has"
+    return errors.Unavailable(
+        f"{whose} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
+    )
 
 
 def _shutting_down() -> errors.ShuttingDown:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from cloche import errors
 from cloche.engine import frames
-from cloche.engine.answers import InputSource, answers_of
+from cloche.engine.answers import NO_MORE_ANSWERS, InputSource, answers_of, failed_answer
+from cloche.engine.endings import out_of_memory
 from cloche.engine.guest import expect
 from cloche.engine.kernel import Kernel, KernelExit
 from cloche.engine.output import Outlet
@@ -20,7 +21,7 @@ from cloche.engine.queue import EventQueue
 from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started
 from cloche.guest import wire
 from cloche.isolation.channel import Header
-from cloche.model import Outcome, Stream, Usage
+from cloche.model import Limits, Outcome, Showing, Stream, Usage
 
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
 KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
@@ -36,7 +37,7 @@ class Stage(Protocol):
     """Where an execution runs: its context."""
 
     @property
-    def output_bytes(self) -> int: ...
+    def limits(self) -> Limits: ...
 
     async def enter(self, execution: Execution) -> Kernel | None:
         """Waits for its turn and a kernel. None if the sandbox ended meanwhile: `ending` says why."""
@@ -69,12 +70,13 @@ class Execution:
         *,
         env: dict[str, str],
         cwd: str | None,
-        timeout_seconds: float,
+        timeout_seconds: float | None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
+        showing: Showing = Showing(),  # noqa: B008 - immutable
     ):
         self.id = self.run = "x" + secrets.token_hex(10)
-        self.started = False
+        self.started = self.left = False
         self.ended: Ended | None = None
         self._stage = stage
         self._code = _encoded(code)
@@ -83,8 +85,9 @@ class Execution:
             "env": env,
             "cwd": cwd,
             "input": input is not None and input is not False,
-            "display_bytes": stage.output_bytes,
+            "display_bytes": stage.limits.output_bytes,
             "argv": None if argv is None else list(argv),
+            "show": [name for name in Showing.__struct_fields__ if getattr(showing, name)],
         }
         self._timeout_seconds = timeout_seconds
         self._kernel: Kernel | None = None
@@ -99,7 +102,7 @@ class Execution:
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._events: EventQueue[AnyEvent] = EventQueue(self._pause, self._resume)
-        self._outlet = Outlet(self._events.put, stage.output_bytes)
+        self._outlet = Outlet(self._events.put, stage.limits.output_bytes)
 
     # -- the consumer's side
 
@@ -147,6 +150,7 @@ class Execution:
         """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped."""
         if self._kernel is None or self.ended is not None:
             return
+        self.left = True
         self._events.divert(_forget)
         self._interrupt_firmly()
         await self._events.wait_closed()
@@ -172,6 +176,11 @@ class Execution:
         if self._kernel is not None and self.ended is None:
             self._kernel.answer({"error": "EOF when reading a line"} if text is None else {"text": text})
 
+    def refuse_answer(self, problem: str) -> None:
+        """There is no line: `input()` raises an EOFError that says why."""
+        if self._kernel is not None and self.ended is None:
+            self._kernel.answer({"error": problem})
+
     # -- the life of it
 
     async def _start(self) -> None:
@@ -184,8 +193,7 @@ class Execution:
             self.finish("died", self._stage.ending)
             return
         self._kernel = kernel
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._timeout_seconds, self._on_timeout)
+        self._set_timer(self._timeout_seconds, self._on_timeout)
         kernel.execute(self, self._header, self._code)
 
     def finish(
@@ -255,7 +263,7 @@ class Execution:
         usage = Usage(cpu_seconds=exit.cpu_seconds, memory_peak_bytes=exit.memory_peak_bytes)
         oom = self._stage.out_of_memory()
         if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not self._killed):
-            self.finish("out_of_memory", "the sandbox ran out of memory; the context's state is lost", usage)
+            self.finish("out_of_memory", out_of_memory(self._stage.limits), usage)
         elif self._timed_out:
             self.finish("timed_out", f"{self._limit()}; the program did not stop, its state is lost", usage)
         elif self._killed and self._interrupted_at is not None:
@@ -320,13 +328,11 @@ class Execution:
         try:
             self.answer(await self._answers.next(event))
         except StopAsyncIteration:
-            if self._kernel is not None:
-                self._kernel.answer({"error": "input() was called more often than answers were given"})
+            self.refuse_answer(NO_MORE_ANSWERS)
 
     def _on_answered(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._kernel is not None and self.ended is None:
-            self._kernel.answer({"error": f"the caller's answer to input() failed: {error!r}"})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.refuse_answer(failed_answer(error))
 
     # -- time
 

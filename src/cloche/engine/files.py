@@ -12,18 +12,20 @@ from typing import Any, cast
 import msgspec
 
 from cloche import errors
-from cloche.engine.descriptors import CHUNK_BYTES, PipeWriter, check_regular, only_fd, read_whole
+from cloche.engine.descriptors import PipeWriter, check_regular, only_fd, read_whole
 from cloche.engine.frames import file_info
 from cloche.engine.guest import Guest, Reply
 from cloche.engine.paths import sandbox_path
+from cloche.engine.reading import OpenFile, opened
 from cloche.engine.watch import Watch
 from cloche.guest import wire
-from cloche.model import GIB, MIB, FileInfo, Limits, User, check_mode, check_user
+from cloche.model import GIB, MIB, FileAttributes, FileInfo, Limits, User, check_mode, check_user
 
 Chunk = bytes | bytearray | memoryview | str
 Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
 Content = Chunk | Chunks
 
+INLINE_BYTES = wire.INLINE_BYTES  # up to which a content goes by itself, and is not streamed
 MIN_READ_LIMIT = 64 * MIB
 MAX_READ_LIMIT = 2 * GIB
 
@@ -48,7 +50,7 @@ class Files:
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
         """The whole content. Files over the sandbox's writable space or 2 GiB are refused: use `open_read`."""
-        reply = await self._ask("file_read", path, user, max_inline=wire.INLINE_BYTES)
+        reply = await self._ask("file_read", path, user, max_inline=INLINE_BYTES)
         if not reply.fds:
             return reply.body
         fd = only_fd(reply)
@@ -63,37 +65,46 @@ class Files:
         finally:
             os.close(fd)
 
+    async def open(self, path: str, *, user: User | None = None) -> OpenFile:
+        """A file to be read in parts. Whoever opens it closes it."""
+        return opened(await self._ask("file_read", path, user, max_inline=INLINE_BYTES))
+
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
         """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk.
 
         Whoever stops before the end closes it.
         """
-        reply = await self._ask("file_read", path, user, max_inline=0)
-        if not reply.fds:
-            return _once(reply.body)
-        fd = only_fd(reply)
-        try:
-            check_regular(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        return _chunks(fd)
+        return (await self.open(path, user=user)).until_read()
 
     async def write(
-        self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
+        self,
+        path: str,
+        content: Content,
+        *,
+        user: User | None = None,
+        mode: int | None = None,
+        owner: User | None = None,
+        attributes: FileAttributes | None = None,
+        in_place: bool = False,
     ) -> FileInfo:
         """Makes or replaces a file, and the directories above it. A file that is replaced stays until all has come.
 
+        It is done with the rights of `user`; what is made is given to `owner`. With `in_place` the file is overwritten,
+        once all has come: it stays the same one to those who watch it or have it open, but they may see it half done.
         Raises InvalidRequest also for a mode or a content that makes no sense.
         """
         check_mode(mode)
+        check_user(owner)
+        wishes: dict[str, Any] = {"mode": mode, "owner": owner, "in_place": in_place}
+        if attributes is not None:
+            wishes["attributes"] = msgspec.structs.asdict(attributes)
         chunked = isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, Chunk)
         if chunked:
-            return await self._write_stream(path, cast(Chunks, content), user, mode)
-        whole = _chunk(content)
-        if len(whole) <= wire.INLINE_BYTES:
-            return await self._write_small(path, whole, user, mode)
-        return await self._write_stream(path, (whole,), user, mode)
+            return await self._write_stream(path, cast(Chunks, content), user, wishes)
+        whole = chunk_of(content)
+        if len(whole) <= INLINE_BYTES:
+            return await self._write_small(path, whole, user, wishes)
+        return await self._write_stream(path, (whole,), user, wishes)
 
     async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
         """What is in a directory, sorted by path, down to `depth` levels. Raises FileError if that is too much."""
@@ -118,13 +129,18 @@ class Files:
             return False
         return True
 
-    async def make_dir(self, path: str, *, user: User | None = None) -> bool:
-        """Makes a directory and those above it. False if it was there."""
-        return (await self._ask("file_make_dir", path, user)).ok.get("created") is True
+    async def make_dir(self, path: str, *, user: User | None = None, owner: User | None = None) -> bool:
+        """Makes a directory and those above it, and gives them to `owner`. False if it was there."""
+        check_user(owner)
+        return (await self._ask("file_make_dir", path, user, owner=owner)).ok.get("created") is True
 
-    async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo:
-        """Moves a file or a directory. What is there is replaced; a file moved to a directory lands in it."""
-        reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd))
+    async def move(self, path: str, to: str, *, user: User | None = None, owner: User | None = None) -> FileInfo:
+        """Moves a file or a directory. What is there is replaced; a file moved to a directory lands in it.
+
+        Directories that are made for it are given to `owner`.
+        """
+        check_user(owner)
+        reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd), owner=owner)
         return _info(reply.ok)
 
     async def remove(self, path: str, *, user: User | None = None) -> None:
@@ -142,15 +158,15 @@ class Files:
         with _naming(path):
             return await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
 
-    async def _write_small(self, path: str, content: bytes, user: User | None, mode: int | None) -> FileInfo:
-        reply = await self._ask("file_write", path, user, content, mode=mode, size=len(content))
+    async def _write_small(self, path: str, content: bytes, user: User | None, wishes: dict[str, Any]) -> FileInfo:
+        reply = await self._ask("file_write", path, user, content, size=len(content), **wishes)
         return _info(reply.ok)
 
-    async def _write_stream(self, path: str, content: Chunks, user: User | None, mode: int | None) -> FileInfo:
+    async def _write_stream(self, path: str, content: Chunks, user: User | None, wishes: dict[str, Any]) -> FileInfo:
         """Without a commit, what was there stays: the caller's chunks may fail, and the caller may go away."""
         write = "u" + secrets.token_hex(8)
         try:
-            reply = await self._ask("file_write", path, user, mode=mode, size=None, stream=True, write=write)
+            reply = await self._ask("file_write", path, user, size=None, stream=True, write=write, **wishes)
             size = await _fill(PipeWriter(only_fd(reply)), content)
             with _naming(path):
                 return _info((await self._guest.request("write_end", write=write, commit=True, size=size)).ok)
@@ -163,7 +179,7 @@ async def _fill(pipe: PipeWriter, content: Chunks) -> int:
     """How many bytes were put into the pipe, which is closed then."""
     size = 0
     try:
-        async with contextlib.aclosing(_taken(content)) as chunks:
+        async with contextlib.aclosing(chunks_of(content)) as chunks:
             async for chunk in chunks:
                 try:
                     await pipe.write(chunk)
@@ -175,16 +191,17 @@ async def _fill(pipe: PipeWriter, content: Chunks) -> int:
     return size
 
 
-async def _taken(content: Chunks) -> AsyncGenerator[bytes, None]:
+async def chunks_of(content: Chunks) -> AsyncGenerator[bytes, None]:
+    """Each as bytes. Raises InvalidRequest at one that is neither bytes nor text."""
     if isinstance(content, AsyncIterable):
         async for chunk in content:
-            yield _chunk(chunk)
+            yield chunk_of(chunk)
     else:
         for chunk in content:
-            yield _chunk(chunk)
+            yield chunk_of(chunk)
 
 
-def _chunk(chunk: object) -> bytes:
+def chunk_of(chunk: object) -> bytes:
     """Raises InvalidRequest unless it is bytes or text."""
     if isinstance(chunk, (bytes, bytearray, memoryview)):
         return bytes(chunk)
@@ -194,21 +211,6 @@ def _chunk(chunk: object) -> bytes:
         return chunk.encode()
     except UnicodeEncodeError:
         raise errors.InvalidRequest("text for a file must be valid Unicode: give bytes for anything else") from None
-
-
-async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
-    if body:
-        yield body
-
-
-async def _chunks(fd: int) -> AsyncGenerator[bytes, None]:
-    try:
-        offset = 0
-        while chunk := await asyncio.to_thread(os.pread, fd, CHUNK_BYTES, offset):
-            yield chunk
-            offset += len(chunk)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ MAX_JSON = 8 << 20
 # in a dict. Measured; where they stand inside strings too much is charged.
 PARSED_BYTES = ((b"[", 88), (b"{", 184), (b'"', 26), (b",", 40), (b":", 48))
 MAX_PATH = 8192
+MAX_ATTRIBUTES = 128
+_TEXTS = ("path", "name", "owner", "group", "target")
 
 
 def text(header: Header, name: str, limit: int = MAX_NAME) -> str:
@@ -125,9 +127,14 @@ def file_info(described: object) -> FileInfo:
         info = msgspec.convert(described, FileInfo)
     except (msgspec.ValidationError, UnicodeError):  # the latter for lone surrogates in unexpected places
         raise wire.WireError("a file is described badly") from None
-    texts = {name: getattr(info, name) for name in ("path", "name", "owner", "group", "target")}
-    cleaned = {name: clean(text, MAX_PATH) for name, text in texts.items() if text is not None}
-    return info if cleaned == texts else msgspec.structs.replace(info, **cleaned)
+    told = {name: value for name in _TEXTS if (value := getattr(info, name)) is not None}
+    cleaned: dict[str, Any] = {name: clean(value, MAX_PATH) for name, value in told.items()}
+    if info.leads_to is not None:
+        cleaned["leads_to"] = msgspec.structs.replace(info.leads_to, path=clean(info.leads_to.path, MAX_PATH))
+    if info.attributes:
+        given = list(info.attributes.items())[:MAX_ATTRIBUTES]
+        cleaned["attributes"] = {clean(name, MAX_NAME): clean(value, MAX_PATH) for name, value in given}
+    return info if cleaned == told else msgspec.structs.replace(info, **cleaned)
 
 
 def _part(part: object) -> tuple[str, int]:

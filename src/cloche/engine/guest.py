@@ -23,6 +23,7 @@ ERRORS: dict[str, type[errors.ClocheError]] = {
         errors.FileNotFound,
         errors.ProcessNotFound,
         errors.ContextNotFound,
+        errors.PortNotOpen,
         errors.FileError,
         errors.FileExists,
         errors.PermissionDenied,

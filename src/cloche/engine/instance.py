@@ -13,6 +13,8 @@ from cloche import errors
 from cloche.linux.trees import remove_tree
 from cloche.model import new_id
 
+CONTROL_SOCKET = "control.sock"  # in the directory of an instance that is a server
+
 _LOCK = "lock"
 _FRESH_SECONDS = 3600.0
 
@@ -79,6 +81,24 @@ class Instance:
             return
         if old:
             remove_tree(directory)
+
+
+def live_control_sockets(run_dir: Path) -> list[Path]:
+    """The control sockets of the servers that live in that directory, the newest first."""
+    found = [path for path in run_dir.glob(f"[!.]*/{CONTROL_SOCKET}") if _is_locked(path.parent)]
+    return sorted(found, key=_made_at, reverse=True)
+
+
+def _is_locked(directory: Path) -> bool:
+    with _try_lock(directory) as free:
+        return not free
+
+
+def _made_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # it ended just now
+        return 0.0
 
 
 @contextmanager

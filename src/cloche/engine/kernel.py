@@ -73,6 +73,7 @@ class Sink(Protocol):
 
     run: str
     started: bool
+    left: bool  # nobody reads any more
 
     def on_output(self, stream: Stream, data: bytes) -> None: ...
 
@@ -89,7 +90,7 @@ class Kernel:
         self.id = id
         self.sink: Sink | None = None
         self.exit: KernelExit | None = None
-        self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether something ran on it
+        self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether an execution has told of it
         self._guest = guest
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -260,7 +261,7 @@ class Kernel:
         if sink is not None:
             sink.on_kernel_exit(exit)
         if self.on_exit is not None:
-            self.on_exit(self, sink is not None)
+            self.on_exit(self, sink is not None and not sink.left)
 
     def _last_words(self) -> str:
         """What it wrote to stderr while nothing executed."""
@@ -283,10 +284,12 @@ class Kernel:
             self._on_exited({"status": signal.SIGKILL.value})
 
 
-async def start_kernel(guest: Guest, id: str, *, user: str, cwd: str | None, env: dict[str, str]) -> Kernel:
-    """Starts a kernel and waits until it is ready. Raises as `wait_ready` does, or what init answers."""
+async def start_kernel(
+    guest: Guest, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
+) -> Kernel:
+    """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
     try:
-        reply = await guest.request("kernel_start", kernel=id, user=user, cwd=cwd, env=env)
+        reply = await guest.request("kernel_start", kernel=id, language=language, user=user, cwd=cwd, env=env)
         if not _is_kernel(reply):
             close_all(reply.fds)
             raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")

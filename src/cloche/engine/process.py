@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import os
-import signal
-import struct
-import termios
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Any
 
-from cloche import errors
-from cloche.engine.descriptors import PipeWriter
-from cloche.engine.guest import Guest, Reply
+from cloche.engine.guest import Guest
 from cloche.engine.output import Outlet
-from cloche.engine.pipe import Pipe, is_readable_pipe
+from cloche.engine.program import Exited as Exited
+from cloche.engine.program import Program
 from cloche.engine.queue import EventQueue
-from cloche.events import AnyEvent, Event, Output, Truncated
-from cloche.isolation.channel import Header, close_all
+from cloche.events import AnyEvent, Output, Truncated
 from cloche.model import Outcome, Stream, Struct
-
-KILL_SECONDS = 10.0
-
-
-class Exited(Event, tag="exited"):
-    """The last event of a process. A process that a signal ended has exit code 128 + signal, as in a shell."""
-
-    exit_code: int
-    outcome: Outcome = "ok"
-    reason: str | None = None
-
 
 ProcessEvent = Output | Truncated | Exited
 
@@ -47,19 +27,7 @@ class ProcessResult(Struct):
     reason: str | None = None
 
 
-class Ask(Struct):
-    """What to start. Exactly one of `command` (for the shell) and `argv`."""
-
-    user: str
-    cwd: str
-    command: str | None = None
-    argv: tuple[str, ...] | None = None
-    env: dict[str, str] = {}
-    stdin: bool = False
-    pty: tuple[int, int] | None = None  # rows, columns
-
-
-class Process:
+class Process(Program):
     """Made by `Commands.start`. An async iterator of events; leaving its `async with` kills it unless detached."""
 
     def __init__(
@@ -69,42 +37,15 @@ class Process:
         *,
         output_bytes: int,
         oom_kills: Callable[[], int],
-        on_end: Callable[[Process], None],
+        on_end: Callable[[Program], None],
         patient: bool,
     ):
-        self.id = id
-        self.pid = 0
+        super().__init__(guest, id, oom_kills=oom_kills, on_end=on_end)
         self.detached = False
-        self.exited: Exited | None = None
-        self._guest = guest
-        self._oom_kills = oom_kills
-        self._oom_kills_before = oom_kills()
-        self._on_end = on_end
-        self._pipes: list[Pipe] = []
-        self._stdin: PipeWriter | None = None
-        self._terminal: int | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._ending: tuple[Outcome, str] | None = None
         self._texts: dict[str, list[str]] | None = None
         pause, resume = (self._pause, self._resume) if patient else (_nothing, _nothing)
         self._events: EventQueue[ProcessEvent] = EventQueue(pause, resume)
         self._outlet = Outlet(self._put, output_bytes)
-
-    async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
-        """Raises what init answers."""
-        self._guest.subscribe("process_exited", self.id, self._on_exited)
-        try:
-            reply = await self._guest.request("process_start", process=self.id, **_fields(ask))
-            self._take(reply, ask)
-        except BaseException:
-            # Whoever is cancelled here does not know whether init has started it already.
-            self._guest.unsubscribe("process_exited", self.id)
-            self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
-            raise
-        if timeout_seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout_seconds, self._on_timeout, timeout_seconds)
-
-    # -- the consumer's side
 
     async def __aenter__(self) -> Process:
         return self
@@ -151,132 +92,17 @@ class Process:
             self.kill()
             await self._events.wait_closed()
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        """Signals the process with everything in its session."""
-        if self.exited is None:
-            if number == signal.SIGKILL and self._ending is None:
-                self._ending = ("interrupted", "killed by its caller")
-                self._arm_last_resort()
-            self._guest.tell("process_signal", process=self.id, signal=int(number))
+    def _feed(self, stream: Stream, data: bytes) -> None:
+        self._outlet.feed(stream, data)
 
-    async def send_stdin(self, data: bytes) -> None:
-        """Raises InvalidRequest if the process has no stdin or has closed it."""
-        if self._stdin is None:
-            raise errors.InvalidRequest(f"process {self.id} was started without stdin")
-        try:
-            await self._stdin.write(data)
-        except OSError:
-            raise errors.InvalidRequest(f"process {self.id} does not read its stdin any more") from None
-
-    def close_stdin(self) -> None:
-        """The end of its input; a terminal gets Ctrl-D from its user instead."""
-        if self._stdin is not None and self._terminal is None:
-            self._stdin.close()
-
-    def resize(self, rows: int, columns: int) -> None:
-        """Raises InvalidRequest if it is no terminal or the size makes no sense."""
-        if self._terminal is None or self.exited is not None:
-            raise errors.InvalidRequest(f"process {self.id} has no terminal")
-        check_size((rows, columns))
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    # -- the life of it
-
-    def finish(self, exited: Exited) -> None:
-        """The last word. Only the first call counts."""
-        if self.exited is not None:
-            return
-        self.exited = exited
-        if self._timer is not None:
-            self._timer.cancel()
-        self._guest.unsubscribe("process_exited", self.id)
-        self._drain()
+    def _conclude(self, exited: Exited) -> None:
         self._outlet.finish()
-        self._close()
         self._events.put(exited, 0)
         self._events.close()
-        self._on_end(self)
-
-    def _take(self, reply: Reply, ask: Ask) -> None:
-        wanted = 1 if ask.pty else 3 if ask.stdin else 2
-        outputs = reply.fds[: 1 if ask.pty else 2]
-        if len(reply.fds) != wanted or not all(is_readable_pipe(fd) for fd in reply.fds):
-            close_all(reply.fds)
-            raise errors.ProtocolViolation("the guest's init did not pass the pipes of a process")
-        self.pid = int(reply.ok.get("pid") or 0)
-        streams: tuple[Stream, Stream] = ("stdout", "stderr")
-        self._pipes = [Pipe(fd, partial(self._outlet.feed, name)) for fd, name in zip(outputs, streams, strict=False)]
-        if ask.pty:
-            self._terminal = outputs[0]
-            self._stdin = PipeWriter(os.dup(outputs[0]))
-        elif ask.stdin:
-            self._stdin = PipeWriter(reply.fds[2])
-        self._resume()
 
     def _put(self, event: AnyEvent, size: int) -> None:
         if isinstance(event, (Output, Truncated)):
             self._events.put(event, size)
-
-    def _pause(self) -> None:
-        for pipe in self._pipes:
-            pipe.pause()
-
-    def _resume(self) -> None:
-        for pipe in self._pipes:
-            pipe.resume()
-
-    def _on_exited(self, header: Header) -> None:
-        status = header.get("status")
-        code = os.waitstatus_to_exitcode(status) if type(status) is int and 0 <= status < 1 << 16 else 0
-        outcome, reason = self._ending or self._verdict(code)
-        self.finish(Exited(exit_code=code if code >= 0 else 128 - code, outcome=outcome, reason=reason))
-
-    def _verdict(self, code: int) -> tuple[Outcome, str | None]:
-        if code >= 0:
-            return "ok", None
-        if code == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before:
-            return "out_of_memory", "the sandbox ran out of memory"
-        return "died", f"killed by signal {-code}"
-
-    def _on_timeout(self, seconds: float) -> None:
-        self._ending = ("timed_out", f"the time limit of {seconds:g} s was reached")
-        self._arm_last_resort()
-        self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
-
-    def _arm_last_resort(self) -> None:
-        """Whatever init does: whoever waits for the end gets one."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(KILL_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome="died", reason="it could not be killed"))
-
-    def _drain(self) -> None:
-        # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
-        for pipe in self._pipes:
-            room = pipe.capacity_bytes
-            while room > 0 and (got := pipe.read_now()):
-                room -= got
-
-    def _close(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        if self._stdin is not None:
-            self._stdin.close()
-        self._terminal = None
-
-
-def check_size(size: tuple[int, int]) -> None:
-    """Raises InvalidRequest unless a terminal can have so many rows and columns."""
-    if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
-        raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
-
-
-def _fields(ask: Ask) -> dict[str, Any]:
-    what: dict[str, Any] = {"argv": list(ask.argv)} if ask.argv else {"command": ask.command}
-    how = {"user": ask.user, "env": ask.env, "cwd": ask.cwd, "stdin": ask.stdin, "pty": ask.pty}
-    return {**what, **how}
 
 
 def _collect(texts: dict[str, list[str]], event: ProcessEvent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 
@@ -14,8 +15,12 @@ from cloche.engine.context import Context
 from cloche.engine.endings import gone
 from cloche.engine.files import Files
 from cloche.engine.kernel import Kernel, start_kernel
+from cloche.engine.metrics import Meter, measured_inside
 from cloche.engine.paths import sandbox_path
 from cloche.engine.pool import ReadyCell
+from cloche.engine.ports import connect_port
+from cloche.engine.queue import Bell
+from cloche.engine.tally import Tally
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_seconds, new_id
 from cloche.store.base import SandboxRecord, State
 
@@ -33,6 +38,7 @@ class Sandbox:
         record: SandboxRecord,
         *,
         max_lifetime_seconds: float,
+        tally: Tally,
         on_change: Callable[[Sandbox], None],
     ):
         self.id = record.id
@@ -44,14 +50,17 @@ class Sandbox:
         self._guest = ready.guest
         self._max_lifetime_seconds = max_lifetime_seconds
         self._on_change = on_change
+        self.execution_ended = tally.execution_ended
         self._deadline: asyncio.TimerHandle | None = None
         self._destroying: asyncio.Task[None] | None = None
+        self._ended = Bell()
         self._kernels_started = 0
         self._contexts: dict[str, Context] = {}
         self.files = Files(ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits)
         self.commands = Commands(
             ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
         )
+        self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
         self._configure(ready)
         self._arm_deadline()
 
@@ -59,19 +68,7 @@ class Sandbox:
 
     @property
     def info(self) -> SandboxInfo:
-        record = self.record
-        return SandboxInfo(
-            id=record.id,
-            template=record.template,
-            owner=record.owner,
-            state="running" if record.state == "running" else "ended",
-            created_at=record.created_at,
-            deadline_at=record.deadline_at,
-            metadata=record.metadata,
-            limits=record.limits,
-            ended_at=record.ended_at,
-            end_reason=record.end_reason,
-        )
+        return info_of(self.record)
 
     def check_running(self) -> None:
         """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended."""
@@ -91,6 +88,19 @@ class Sandbox:
         self._arm_deadline()
         return self.info
 
+    def extend(self, seconds: float) -> SandboxInfo:
+        """As `renew`, but never to an earlier moment than the deadline that it has; without one, it keeps none."""
+        deadline_at = self.record.deadline_at
+        if deadline_at is None or time.time() + seconds <= deadline_at:
+            self.check_running()
+            check_seconds("lifetime", seconds)
+            return self.info
+        return self.renew(seconds)
+
+    def expire(self) -> None:
+        """As if its deadline passed now. Harmless when it has ended."""
+        self._on_deadline()
+
     async def kill(self, reason: str = "killed by its owner") -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
         await self.end("killed", "sandbox killed", reason)
@@ -106,9 +116,19 @@ class Sandbox:
         """Its destruction, once it has ended."""
         return self._destroying
 
+    async def wait_ended(self) -> None:
+        """Returns when it has ended, for whatever reason."""
+        while self.ending is None:
+            await self._ended.heard()
+
     def abandon(self, why: str) -> None:
         """The cell is broken: it is destroyed and the sandbox is lost."""
         self._end("lost", f"sandbox lost: {why}", why)
+
+    async def connect_port(self, port: int) -> socket.socket:
+        """A connection to a program that listens inside. Raises PortNotOpen, InvalidRequest, Gone."""
+        self.check_running()
+        return await connect_port(self._guest, port)
 
     # -- contexts
 
@@ -123,6 +143,19 @@ class Sandbox:
             return self._contexts[id or DEFAULT_CONTEXT]
         except KeyError:
             raise errors.ContextNotFound(f"sandbox {self.id} has no context {id!r}") from None
+
+    def default_context(self, language: str = "python") -> Context:
+        """The context of that language that nobody needs to make. Its kernel starts when it is first used.
+
+        Raises InvalidRequest for a language that does not exist.
+        """
+        self.check_running()
+        if language == "python":
+            return self.context()
+        id = f"{DEFAULT_CONTEXT}-{language}"
+        if id not in self._contexts:
+            self._contexts[id] = Context(self, id, language=language, cwd=self.spec.cwd)
+        return self._contexts[id]
 
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context:
         """A new context, its kernel ready. Raises InvalidRequest for a language that does not exist."""
@@ -148,10 +181,15 @@ class Sandbox:
     async def start_kernel(self, context: Context) -> Kernel:
         self.check_running()
         self._kernels_started += 1
-        return await start_kernel(self._guest, str(self._kernels_started), user=self.spec.user, cwd=context.cwd, env={})
+        id, language = str(self._kernels_started), context.language
+        return await start_kernel(self._guest, id, language=language, user=self.spec.user, cwd=context.cwd, env={})
 
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
+
+    @property
+    def has_deadline(self) -> bool:
+        return self.record.deadline_at is not None
 
     # -- inside
 
@@ -160,8 +198,8 @@ class Sandbox:
         ready.set_limits(self.limits)
         own_limits = self._cell.limits_for_init(self.limits)
         cwd = self.spec.cwd if self.spec.cwd != SandboxSpec().cwd else None  # it started there
-        if self.spec.env or cwd or own_limits:
-            self._guest.tell("configure", env=self.spec.env, cwd=cwd, **own_limits)
+        if self.spec.env or cwd or own_limits or self.spec.sudo:
+            self._guest.tell("configure", env=self.spec.env, cwd=cwd, sudo=self.spec.sudo, **own_limits)
             ready.kernel.configure(self.spec.env, cwd, own_limits)
         self._guest.on_lost = self._on_lost
         first = Context(self, DEFAULT_CONTEXT, cwd=self.spec.cwd, kernel=ready.kernel)
@@ -185,8 +223,10 @@ class Sandbox:
         if self.ending is not None:
             return
         self.ending = ending
+        self._ended.ring()
         if self._deadline is not None:
             self._deadline.cancel()
+        self.meter.close()
         for context in self._contexts.values():
             context.stop(ending)
         self.commands.end_all(ending)
@@ -197,3 +237,19 @@ class Sandbox:
     def _change(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
         self._on_change(self)
+
+
+def info_of(record: SandboxRecord) -> SandboxInfo:
+    """What is told of a sandbox."""
+    return SandboxInfo(
+        id=record.id,
+        template=record.template,
+        owner=record.owner,
+        state="running" if record.state == "running" else "ended",
+        created_at=record.created_at,
+        deadline_at=record.deadline_at,
+        metadata=record.metadata,
+        limits=record.limits,
+        ended_at=record.ended_at,
+        end_reason=record.end_reason,
+    )

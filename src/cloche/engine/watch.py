@@ -68,6 +68,20 @@ class Watch:
             await self._guest.wait(self._bell.heard())
         return self._changes.popleft()
 
+    async def collect(self) -> list[FileChange]:
+        """All that has changed up to now and was not told of yet. Raises Gone if the sandbox has ended."""
+        await self.catch_up()
+        return self.take()
+
+    async def catch_up(self) -> None:
+        """Waits until everything that has changed up to now is here. Raises Gone."""
+        await self._guest.request("watch_collect")
+
+    def take(self) -> list[FileChange]:
+        """The changes that are here, without waiting."""
+        changes, self._changes = list(self._changes), deque()
+        return changes
+
     def _on_changes(self, header: Header) -> None:
         changes = header.get("changes")
         for change in changes if isinstance(changes, list) else ():

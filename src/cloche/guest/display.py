@@ -10,16 +10,19 @@ from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
-from IPython.core.formatters import BaseFormatter, DisplayFormatter
+from IPython.core.formatters import BaseFormatter, DisplayFormatter, JSONFormatter
 from traitlets import ObjectName, Unicode
 
-from cloche.guest import charts, dataframes, figures
+from cloche.guest import charts, dataframes, figures, jsonable, notices, pictures
 from cloche.guest.channel import Channel
 
 BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
 OUT_ENTRIES = 1000
 FRAME_BYTES = 48 << 20  # a frame's body stays below what the host accepts
+JSON_BYTES = 8 << 20  # as does a part that is JSON, which it parses
 RUN_FACTOR = 2  # all displays of a run together: this many times what one part may have
+
+ABRIDGED_LENGTH = 1000  # IPython's own
 
 _BUILTIN = frozenset({int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, range})
 _AS_REPR = frozenset({int, bool, str})
@@ -37,6 +40,16 @@ class ChartFormatter(BaseFormatter):
     _return_type = (dict,)
 
 
+class ListsFormatter(JSONFormatter):
+    """application/json also of lists and dicts, for runs that ask for it."""
+
+    lists = False
+
+    def __call__(self, obj: Any) -> Any:
+        made = jsonable.encoded(obj) if self.lists and isinstance(obj, (list, dict)) else None
+        return super().__call__(obj) if made is None else made
+
+
 class Formatter(DisplayFormatter):
     """IPython's, with our two MIME types, and a short way for values that can only be text."""
 
@@ -47,10 +60,21 @@ class Formatter(DisplayFormatter):
             data.for_type_by_name(module, "DataFrame", dataframes.columns)
         chart.for_type_by_name("matplotlib.figure", "Figure", charts.chart)
         self.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", figures.png)
-        self.formatters.update({dataframes.MIME: data, charts.MIME: chart})
+        self._json = ListsFormatter(parent=self)
+        self.formatters.update({dataframes.MIME: data, charts.MIME: chart, "application/json": self._json})
+        self._asked: list = []
         self._plain = self.formatters["text/plain"]
         self._printers = [one.type_printers for one in self.formatters.values() if one is not self._plain]
         self._plain_defaults = {kind: self._plain.type_printers.get(kind) for kind in _AS_REPR}
+
+    def show(self, asked: list) -> None:
+        """What this run shows beside what a notebook would: see `cloche.model.Showing`."""
+        if asked != self._asked:
+            self._asked = asked
+            self._json.lists = "json" in asked
+            self._plain.max_seq_length = 0 if "whole_text" in asked else ABRIDGED_LENGTH
+            dataframes.whole[0] = "whole_data" in asked
+            pictures.show_saved[0] = "saved_images" in asked
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple:
         kind = type(obj)
@@ -61,7 +85,10 @@ class Formatter(DisplayFormatter):
                 except ValueError:  # an int of very many digits: said by IPython's way
                     pass
             text = self._plain(obj)
-            return ({} if text is None else {"text/plain": text}), {}
+            bundle = {} if text is None else {"text/plain": text}
+            if self._json.lists and (kind is list or kind is dict):
+                bundle.update(_json_part(obj))
+            return bundle, {}
         return super().format(obj, include=include, exclude=exclude)
 
     def _has_printer(self, kind: type) -> bool:
@@ -69,6 +96,11 @@ class Formatter(DisplayFormatter):
             if kind in printers:
                 return True
         return len(self.formatters) != len(self._printers) + 1
+
+
+def _json_part(value: Any) -> dict:
+    made = jsonable.encoded(value)
+    return {} if made is None else {"application/json": made}
 
 
 class Hook(DisplayHook):
@@ -170,6 +202,11 @@ class Screen:
         parts, room = [], min(self._left_bytes, FRAME_BYTES)
         for mime, value in bundle.items():
             data = encoded(str(mime), value)
+            if data is not None and len(data) > JSON_BYTES and str(mime).endswith("json"):
+                notices.tell(
+                    f"{mime} of {len(data)} bytes was left out: {JSON_BYTES} are possible, a file can have more"
+                )
+                continue
             limit = min(self._part_bytes, room)
             if data is not None and len(data) > limit:
                 self._dropped_bytes += len(data)
@@ -192,7 +229,7 @@ def encoded(mime: str, value: Any) -> bytes | None:
     if mime in BINARY_MIMES:
         return _binary(value)
     if mime.endswith("json"):
-        return json_bytes(value)
+        return value if isinstance(value, jsonable.Json) else json_bytes(value)
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value)  # as Jupyter sends types that it does not know
     if not isinstance(value, str):

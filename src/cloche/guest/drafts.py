@@ -8,6 +8,7 @@ import secrets
 import select
 import stat
 
+from cloche.guest import attributes, directories
 from cloche.guest.processes import InvalidPath
 from cloche.linux import syscalls
 
@@ -20,24 +21,40 @@ class UnknownWrite(LookupError):
     code = "invalid_request"
 
 
+class Wishes:
+    """What a file shall be like when it is written. Without a wish it stays as it is, or is as usual."""
+
+    def __init__(self, mode: int | None = None, owner: tuple | None = None, attributes: dict | None = None):
+        self.mode = mode
+        self.owner = owner  # (uid, gid)
+        self.attributes = attributes  # {"space":.., "values":{..}}
+
+    def fulfil(self, fd: int) -> None:
+        """The owner first: changing it clears bits of the mode."""
+        if self.owner is not None:
+            os.fchown(fd, *self.owner)
+        if self.mode is not None:
+            os.fchmod(fd, self.mode)
+        if self.attributes is not None:
+            attributes.replace(fd, self.attributes["space"], self.attributes["values"])
+
+
 class Draft:
     """A file being written. `finish` puts it in its place; `discard` leaves what was there as it was."""
 
-    def __init__(self, path: str, mode: int | None):
-        self._target = os.path.realpath(path)
-        if os.path.isdir(self._target):
-            raise IsADirectoryError(errno.EISDIR, "is a directory")
-        os.makedirs(os.path.dirname(self._target), exist_ok=True)
+    def __init__(self, path: str, wishes: Wishes):
+        self._target = _target(path, wishes)
+        self._wishes = wishes
         draft = beside(self._target)
         self._draft: str | None = draft
         self.fd = self._in_place = -1
         try:
-            self._open(draft, mode)
+            self._open(draft)
         except BaseException:
             self.discard()
             raise
 
-    def _open(self, draft: str, mode: int | None) -> None:
+    def _open(self, draft: str) -> None:
         try:
             self.fd = _create(draft)
         except PermissionError:
@@ -46,19 +63,12 @@ class Draft:
             self._in_place = _open_existing(self._target)
             self.fd = _scratch()
         else:
-            self._set_mode(mode)
-
-    def _set_mode(self, mode: int | None) -> None:
-        """As asked; else as the file had it that is replaced."""
-        if mode is None and os.path.lexists(self._target):
-            mode = stat.S_IMODE(os.lstat(self._target).st_mode)
-        if mode is not None:
-            os.fchmod(self.fd, mode)
+            if self._wishes.mode is None and os.path.lexists(self._target):
+                os.fchmod(self.fd, stat.S_IMODE(os.lstat(self._target).st_mode))
+            self._wishes.fulfil(self.fd)
 
     def add(self, content: bytes) -> None:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(self.fd, view) :]
+        _write_all(self.fd, content)
 
     def finish(self) -> str:
         """The path of the file that is now there. Raises OSError; then it must be discarded."""
@@ -84,6 +94,55 @@ class Draft:
             if fd >= 0:
                 os.close(fd)
         self.fd = self._in_place = -1
+
+
+class Overwriting:
+    """As a Draft, for a file that shall be the same one afterwards, with the same links to it, for whoever watches it.
+
+    What comes gathers in a file without a name: a writer that goes away leaves neither half a file nor a damaged one.
+    Only then is the file opened, made if it was not there, and filled.
+    """
+
+    def __init__(self, path: str, wishes: Wishes, streamed: bool):
+        self._target = _target(path, wishes)
+        self._wishes = wishes
+        self._content = b""
+        self.fd = _scratch() if streamed else -1
+
+    def add(self, content: bytes) -> None:
+        self._content = content
+
+    def finish(self) -> str:
+        is_new = not os.path.lexists(self._target)
+        target = _open_existing(self._target, os.O_CREAT | os.O_NOFOLLOW)
+        try:
+            self._wishes.fulfil(target)
+            if self.fd >= 0:
+                _overwrite(target, self.fd)
+            else:
+                _overwrite_with(target, self._content)
+        except BaseException:
+            if is_new:
+                os.unlink(self._target)
+            raise
+        finally:
+            os.close(target)
+        self.discard()
+        return self._target
+
+    def discard(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+def _target(path: str, wishes: Wishes) -> str:
+    """The file that is meant, behind all symlinks; the directories above it are there."""
+    target = os.path.realpath(path)
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, "is a directory")
+    directories.make(os.path.dirname(target), wishes.owner)
+    return target
 
 
 class Uploads:
@@ -193,8 +252,8 @@ def _create(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
-def _open_existing(path: str) -> int:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def _open_existing(path: str, flags: int = 0) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o644)
     try:
         check_regular(fd)
     except BaseException:
@@ -212,15 +271,38 @@ def _scratch() -> int:
 
 
 def _overwrite(target: int, source: int) -> None:
-    """Room is made first, so that a full disk leaves the old content whole."""
-    before, size = os.fstat(target).st_size, os.fstat(source).st_size
-    if size:
-        try:
-            os.posix_fallocate(target, 0, size)
-        except OSError:
-            os.ftruncate(target, before)
-            raise
+    size = os.fstat(source).st_size
+    _make_room(target, size)
     done = 0
     while done < size and (moved := os.sendfile(target, source, done, _CHUNK)):
         done += moved
-    os.ftruncate(target, size)
+    _cut(target, size)
+
+
+def _overwrite_with(target: int, content: bytes) -> None:
+    _make_room(target, len(content))
+    _write_all(target, content)
+    _cut(target, len(content))
+
+
+def _make_room(fd: int, size: int) -> None:
+    """Before anything is overwritten, so that a full disk leaves the old content whole."""
+    before = os.fstat(fd).st_size
+    if size:
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:
+            os.ftruncate(fd, before)
+            raise
+
+
+def _cut(fd: int, size: int) -> None:
+    """Cutting is a change to whoever watches, also where nothing is cut off."""
+    if os.fstat(fd).st_size > size:
+        os.ftruncate(fd, size)
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]

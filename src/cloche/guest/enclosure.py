@@ -23,12 +23,12 @@ _SEALED = _QUIET | mounts.MS_NOEXEC | mounts.MS_RDONLY | mounts.MS_BIND | mounts
 _OWN_NAMESPACES = namespaces.NEWNS | namespaces.NEWIPC | namespaces.NEWUTS | namespaces.NEWCGROUP
 # What `enter` goes through. The user namespace comes last: it is the one that takes the rights to enter the others.
 _DOORS = (
-    ("mnt", namespaces.NEWNS),
-    ("net", namespaces.NEWNET),
-    ("ipc", namespaces.NEWIPC),
-    ("uts", namespaces.NEWUTS),
-    ("cgroup", namespaces.NEWCGROUP),
-    ("user", namespaces.NEWUSER),
+    ("/proc/self/ns/mnt", namespaces.NEWNS),
+    ("/proc/self/ns/net", namespaces.NEWNET),
+    ("/proc/self/ns/ipc", namespaces.NEWIPC),
+    ("/proc/self/ns/uts", namespaces.NEWUTS),
+    ("/proc/self/ns/cgroup", namespaces.NEWCGROUP),
+    ("/proc/self/ns/user", namespaces.NEWUSER),
 )
 WRITABLE = ("/home/user", "/mnt/data", "/tmp", "/var/tmp", "/dev/shm", "/root", "/run", "/dev", "/proc")
 
@@ -81,6 +81,7 @@ class Enclosure:
     def __init__(self, single: bool, filter_program: bytes):
         self._single = single
         self._uid = 1000 if single else 0  # with one mapped uid, init is that one
+        self._own_namespaces, self._user_namespace = _OWN_NAMESPACES, namespaces.NEWUSER
         self._space: dict = {}
         self._places = [(f"{STAGE}/{name}", owner) for name, _, _, owner in _PLACES]
         self._binds = syscalls.Prepared()
@@ -100,13 +101,26 @@ class Enclosure:
         self._rights.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         self._landlock = landlock.Wall(WRITABLE) if landlock.abi() else None
         self._filter = seccomp.Filter(filter_program)
+        self._limits: tuple = _LIMITS
+
+    @classmethod
+    def of_nothing(cls) -> Enclosure:
+        """For rehearsals: to raise it runs the same code, makes no namespace, no mount, and takes no right away."""
+        walls = cls(True, b"")
+        walls._uid = os.getuid()
+        walls._own_namespaces = walls._user_namespace = 0
+        walls._places, walls._ceilings, walls._limits, walls._landlock = [], [], (), None
+        walls._binds = walls._mounts = walls._masks = walls._rights = syscalls.Prepared()
+        walls._rights.prctl(syscalls.PR_GET_DUMPABLE)
+        walls._space = {(0, 0): walls._rights}
+        return walls
 
     def raise_walls(self, spec: dict, outputs: list, ask_for_maps) -> list:
-        """Puts the walls up around this process; gives descriptors of the namespaces made, as `enter` takes them.
+        """Puts the walls up around this process; gives what `enter` takes: the namespaces made, Landlock's rules.
 
         `ask_for_maps()` returns once the zygote has written this process's id maps; `outputs` are kernel 0's pipes.
         """
-        syscalls.unshare(_OWN_NAMESPACES)  # the network namespace we have from the zygote, which has left it to us
+        syscalls.unshare(self._own_namespaces)  # the network namespace we have from the zygote, which has left it to us
         for fd in outputs:  # so that `> /dev/stderr` works: it opens the pipe again, as its user
             os.fchown(fd, *[self._outside(spec, UIDS[spec["user"]])] * 2)
         self._mount_space(spec)
@@ -114,27 +128,31 @@ class Enclosure:
         syscalls.set_hostname("cloche")
         sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._masks.make()
+        rules = [self._landlock.build().fd] if self._landlock else []  # nothing is mounted after this
 
-        syscalls.unshare(namespaces.NEWUSER)
+        syscalls.unshare(self._user_namespace)
+        doors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path, _ in _DOORS]
         ask_for_maps()
         self._become_init()
         self._set_ceilings(sysctl)
-        doors = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name, _ in _DOORS]
-        self._cut_rights(spec["open_files"])
-        return doors
+        self._cut_rights(spec["open_files"], rules)
+        return doors + rules
 
     def enter(self, spec: dict, doors: list) -> None:
         """Takes a process that was forked before the walls stood behind them, to be like init itself from then on."""
+        doors, rules = doors[: len(_DOORS)], doors[len(_DOORS) :]
+        if len(rules) != bool(self._landlock):
+            raise RuntimeError("init has sent other doors than there are")
         for fd, (_, kind) in zip(doors, _DOORS, strict=True):
             syscalls.setns(fd, kind)
         self._become_init()
-        self._cut_rights(spec["open_files"])
+        self._cut_rights(spec["open_files"], rules)
 
-    def _cut_rights(self, open_files: int) -> None:
+    def _cut_rights(self, open_files: int, rules: list) -> None:
         self._set_limits(open_files)
         self._rights.make()  # the bounding set too: unshare(user) had filled it again
-        if self._landlock:
-            self._landlock.raise_()
+        for fd in rules:
+            landlock.restrict(fd)
         if not self._single:  # with one uid init still has to make user namespaces, and each child gets the filter
             self._filter.install()
 
@@ -178,7 +196,7 @@ class Enclosure:
         """
         room = min(open_files + _ROOM, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         resource.setrlimit(resource.RLIMIT_NOFILE, (room, room))
-        for kind, limits in _LIMITS:
+        for kind, limits in self._limits:
             resource.setrlimit(kind, limits)
 
 

@@ -18,6 +18,7 @@ _CODES = {
     errno.ELOOP: "invalid_path",
     errno.ENAMETOOLONG: "invalid_path",
     errno.ESRCH: "process_not_found",
+    errno.ECONNREFUSED: "port_not_open",
 }
 
 

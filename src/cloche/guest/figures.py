@@ -6,11 +6,12 @@ at the moment the program imports matplotlib; it is not in the environment, so t
 
 from __future__ import annotations
 
-import importlib.abc
 import io
 import math
 import sys
 from typing import Any
+
+from cloche.guest.imports import after_import
 
 BACKEND = "module://cloche.guest.pyplot_backend"
 PNG_COMPRESS_LEVEL = 3
@@ -23,38 +24,9 @@ def use_backend() -> None:
     sys.modules["matplotlib"].rcParams["backend"] = BACKEND
 
 
-class _OnImport(importlib.abc.MetaPathFinder):
-    """Lets matplotlib be found as usual, and sets its backend after it ran."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "matplotlib":
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        for finder in others:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                sys.meta_path.remove(self)
-                _run_after(spec.loader, use_backend)
-                return spec
-        return None
-
-
-def _run_after(loader: Any, step: Any) -> None:
-    original = loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        original(module)
-        step()
-
-    loader.exec_module = exec_module
-
-
 def follow() -> None:
     """From now on matplotlib uses our backend, whenever it is imported."""
-    if "matplotlib" in sys.modules:
-        use_backend()
-    elif not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OnImport())
+    after_import("matplotlib", use_backend)
 
 
 def open_figures() -> list:

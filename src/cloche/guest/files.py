@@ -8,7 +8,7 @@ import os
 import stat
 from itertools import islice
 
-from cloche.guest import drafts, identity, moving, wire
+from cloche.guest import attributes, directories, drafts, identity, moving, wire
 
 MAX_LISTED = 20_000
 MAX_LISTING_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
@@ -57,7 +57,7 @@ class Files:
             limit = header.get("max_inline", wire.INLINE_BYTES)
             content = b"" if about.st_size > limit else _read_up_to(fd, limit + 1)
             if about.st_size <= limit and len(content) <= limit:
-                return {"size": len(content)}, content, ()
+                return {"size": len(content), "modified_at": about.st_mtime}, content, ()
             keep = True
             return {"size": about.st_size}, b"", (fd,)
         finally:
@@ -67,7 +67,7 @@ class Files:
     # --- writing
 
     def _write(self, header: dict, body: bytes):
-        draft = drafts.Draft(self.path(header), header.get("mode"))
+        draft = self._draft(header)
         try:
             if header.get("stream"):
                 user = header.get("user") or self._defaults.user
@@ -77,6 +77,17 @@ class Files:
         except BaseException:
             draft.discard()
             raise
+
+    def _draft(self, header: dict):
+        wishes = drafts.Wishes(header.get("mode"), self._owner(header), header.get("attributes"))
+        if header.get("in_place"):
+            return drafts.Overwriting(self.path(header), wishes, bool(header.get("stream")))
+        return drafts.Draft(self.path(header), wishes)
+
+    def _owner(self, header: dict) -> tuple | None:
+        """Whose what is made shall be; None: the caller's, as it comes."""
+        owner = header.get("owner")
+        return None if owner is None else self._identities.ids(owner)
 
     def _write_end(self, header: dict, _: bytes):
         path = self._uploads.end(header["write"], bool(header.get("commit")), int(header.get("size") or 0))
@@ -94,13 +105,11 @@ class Files:
 
     def _make_dir(self, header: dict, _: bytes):
         path = self.path(header)
-        created = not os.path.isdir(path)
-        if created:
-            os.makedirs(path)
+        created = directories.make(path, self._owner(header))
         return {**_known(path), "created": created}
 
     def _move(self, header: dict, _: bytes):
-        return _known(moving.move(self.path(header), self.path(header, "to")))
+        return _known(moving.move(self.path(header), self.path(header, "to"), self._owner(header)))
 
     def _remove(self, header: dict, _: bytes):
         moving.remove(self.path(header))
@@ -170,12 +179,13 @@ def _json_of(path: str) -> bytes:
     try:
         return json.dumps(described, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        texts = {name: _text(value) for name, value in described.items() if isinstance(value, str)}
-        return json.dumps({**described, **texts}, ensure_ascii=False).encode()
+        return json.dumps(_text(described), ensure_ascii=False).encode()
 
 
-def _text(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode()
+def _text(value):
+    if isinstance(value, dict):
+        return {_text(name): _text(each) for name, each in value.items()}
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def info(path: str) -> dict | None:
@@ -185,6 +195,7 @@ def info(path: str) -> dict | None:
         target = os.readlink(path) if stat.S_ISLNK(about.st_mode) else None
     except FileNotFoundError:
         return None
+    more = {"attributes": attributes.read(path)} if target is None else {"leads_to": _end_of_link(path)}
     return {
         "path": path,
         "name": os.path.basename(path) or "/",
@@ -195,7 +206,16 @@ def info(path: str) -> dict | None:
         "group": identity.name_of(about.st_gid),
         "modified_at": about.st_mtime,
         "target": target,
+        **more,
     }
+
+
+def _end_of_link(path: str) -> dict:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return {"path": path, "kind": None, "mode": 0}
+    return {"path": os.path.realpath(path), "kind": _kind(mode), "mode": stat.S_IMODE(mode)}
 
 
 def _known(path: str) -> dict:

@@ -27,6 +27,11 @@ class Identities:
             raise UnknownUser(f"no user {user!r} in this sandbox: use 'user' or 'root'")
         return UIDS["user"] if self.single else UIDS[user]
 
+    def ids(self, user: str) -> tuple:
+        """Uid and gid of files that shall be `user`'s. Where there is one identity only, they are its own."""
+        uid = self.uid(user)
+        return (os.geteuid(), os.getegid()) if self.single else (uid, uid)
+
     def act_on_files_as(self, user: str) -> None:
         """File work of this process is done with `user`'s rights from now on, until `act_as_init`."""
         if not self.single:

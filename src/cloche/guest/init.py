@@ -10,7 +10,7 @@ import os
 import select
 import socket
 
-from cloche.guest import failures, files, identity, memory, ports, processes, watches, wire
+from cloche.guest import elevation, failures, files, identity, memory, ports, processes, sessions, watches, wire
 from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
@@ -63,8 +63,8 @@ def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket
     pid = door.recv(16)
     if not pid:
         raise RuntimeError("the first kernel died before it was let in")
-    served.know_first_kernel(int(pid))
     socket.send_fds(door, [b"d"], doors)
+    served.know_first_kernel(int(pid))
     for fd in (*doors, *first_kernel):
         os.close(fd)
 
@@ -109,10 +109,12 @@ class Init:
         self._processes = processes.Processes(identities, defaults, self._event, self._reap)
         self._files = files.Files(identities, defaults, self._watch_fd)
         self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
+        self._elevation = elevation.Elevation(self._processes, self._watch_fd)
         self._memory = memory.Watchman(self._processes, self._event)
         self._verbs = {
             "configure": self._configure,
             "port_connect": ports.connect,
+            "usage": lambda header, body: memory.usage(),
             **self._processes.verbs(),
             **self._files.verbs(),
             **self._watches.verbs(),
@@ -135,16 +137,16 @@ class Init:
 
     def serve(self, channel: socket.socket) -> None:
         """Never returns."""
-        self._channel = channel
-        self._listen()
-        self._reader = wire.Reader(channel)
+        self.listen(channel)
         while True:
             for fd, _ in self._poll.poll(self._memory.pause_seconds(_IDLE_SECONDS) * 1000):
                 if fd in self._on_ready:
                     self._on_ready[fd]()
             self._memory.look()
 
-    def _listen(self) -> None:
+    def listen(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._reader = wire.Reader(channel)
         self._wakeup, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         _signal.signal(_signal.SIGCHLD, _on_child)
         for ignored in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
@@ -152,6 +154,13 @@ class Init:
         _signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         self._watch_fd(self._wakeup, select.POLLIN, self._reap)
         self._watch_fd(self._channel.fileno(), select.POLLIN, self._serve_host)
+
+    def fall_silent(self) -> None:
+        """Undoes `listen`, but for the signals."""
+        self._watch_fd(self._wakeup, 0, None)
+        self._watch_fd(self._channel.fileno(), 0, None)
+        os.close(_signal.set_wakeup_fd(-1))
+        os.close(self._wakeup)
 
     def _watch_fd(self, fd: int, events: int, callback) -> None:
         """Calls `callback()` when `fd` is ready; `events` 0 forgets it."""
@@ -195,6 +204,8 @@ class Init:
     def _configure(self, header: dict, _: bytes) -> dict:
         self._processes.configure(header)
         self._memory.limit_bytes = header.get("watch_memory_bytes")
+        if header.get("sudo") and os.getpid() == 1:  # without walls there is nobody else to become
+            self._elevation.open()
         return {}
 
     def _reap(self) -> None:
@@ -202,11 +213,6 @@ class Init:
             os.read(self._wakeup, 4096)
         except BlockingIOError:
             pass
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        for pid, status, usage in sessions.reap():
+            self._elevation.ended(pid)
             self._processes.ended(pid, status, usage)

@@ -24,7 +24,10 @@ from cloche.guest.written import Written
 
 DEFAULT_DISPLAY_BYTES = 32 << 20
 prepared: list = []  # the kernel that `warmup.prepare` made, for the forks
-NO_INPUT = "the program asked for input, but this run has none: give it with `input=` (or on stdin of `cloche run`)"
+NO_INPUT = (
+    "the program asked for input, but nobody answers in this run"
+    " (the library takes answers as `input=`, `cloche run` on its stdin)"
+)
 
 
 class StdinNotImplementedError(_StdinNotImplementedError, EOFError):
@@ -34,17 +37,25 @@ class StdinNotImplementedError(_StdinNotImplementedError, EOFError):
 StdinNotImplementedError.__module__ = "IPython.core.error"
 
 
-def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str, diverged: bool = False) -> None:
+def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
     """Serves one channel in a process that was forked from one where `warmup.prepare` ran. Never returns.
 
     Descriptors 1 and 2 are the output pipes; `stdout_fd` and `stderr_fd` are the kernel's own duplicates of them.
     """
+    serve(get_ready(channel_fd, stdout_fd, stderr_fd, token))
+
+
+def get_ready(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> Channel:
+    """All of the start that needs neither a user nor a place: the first kernel does it before the walls stand."""
+    diverge()
+    gc.enable()
+    return Channel(channel_fd, stdout_fd, stderr_fd, token, prepared[0].interrupts)
+
+
+def serve(channel: Channel) -> None:
+    """Never returns."""
     try:
-        kernel = prepared[0]
-        if not diverged:
-            diverge()
-        gc.enable()
-        kernel.serve(Channel(channel_fd, stdout_fd, stderr_fd, token, kernel.interrupts))
+        prepared[0].serve(channel)
         os._exit(0)
     finally:
         sys.excepthook(*sys.exc_info())
@@ -70,6 +81,7 @@ class Kernel:
 
     def __init__(self, shell: Shell):
         self._shell = shell
+        self._formatter = self._shell.display_formatter  # ours, whatever a program puts there
         self.interrupts = shell.interrupts
         self._channel: Any = None
         self._written = Written()
@@ -148,6 +160,7 @@ class Kernel:
         self._channel.send({"ev": "started", "run": self._run, "count": self._shell.execution_count})
         self._score(b"1000")
         self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
+        self._formatter.show(header.get("show") or [])
         reopen_closed()
         self._written.start()
         before = _cpu_seconds()

@@ -7,19 +7,22 @@ import os
 import secrets
 import stat
 
-from cloche.guest import drafts
+from cloche.guest import attributes, directories, drafts
 
 MAX_REMOVED = 2_000_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
-def move(source: str, target: str) -> str:
-    """Moves a file or a directory, and gives its new path: a file moved to a directory lands in it."""
+def move(source: str, target: str, owner: tuple | None = None) -> str:
+    """Moves a file or a directory, and gives its new path: a file moved to a directory lands in it.
+
+    Directories that are made for it are `owner`'s, else the caller's.
+    """
     is_directory = stat.S_ISDIR(os.lstat(source).st_mode)
     if os.path.isdir(target) and not is_directory:
         target = f"{target}/{os.path.basename(source)}"
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    directories.make(os.path.dirname(target), owner)
     try:
         os.rename(source, target)
     except OSError as error:
@@ -59,10 +62,12 @@ def _copy(source: str, target: str) -> None:
             waiting += [(f"{one}/{name}", f"{other}/{name}") for name in os.listdir(one)]
         elif stat.S_ISLNK(about.st_mode):
             os.symlink(os.readlink(one), other)
+            _give(other, about)
         else:
             _copy_file(one, other)
     for one, other, about in reversed(directories):  # last, or a read-only directory could not be filled
         mode = stat.S_IMODE(about.st_mode)
+        _give(other, about)
         os.chmod(other, mode)
         os.utime(other, ns=(about.st_atime_ns, about.st_mtime_ns))
         if mode & 0o700 != 0o700:
@@ -77,12 +82,25 @@ def _copy_file(source: str, target: str) -> None:
         write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _copy_data(read, write, about.st_size)
+            attributes.copy(read, write)
+            _give(write, about)
             os.fchmod(write, stat.S_IMODE(about.st_mode))
             os.utime(write, ns=(about.st_atime_ns, about.st_mtime_ns))
         finally:
             os.close(write)
     finally:
         os.close(read)
+
+
+def _give(copy: str | int, about: os.stat_result) -> None:
+    """To whom the original belongs, where the caller may do that."""
+    try:
+        if isinstance(copy, int):
+            os.fchown(copy, about.st_uid, about.st_gid)
+        else:
+            os.lchown(copy, about.st_uid, about.st_gid)
+    except PermissionError:
+        pass
 
 
 def _copy_data(read: int, write: int, size: int) -> None:

@@ -13,11 +13,12 @@ import struct
 import termios
 import time
 
-from cloche.guest import identity, kernel
+from cloche.guest import identity, kernel, languages, sessions
 from cloche.guest.limits import limit_process
+from cloche.guest.programs import OWN_SIGNALS, default_signals, enter, exec_program
 from cloche.linux import syscalls
 
-_DOOR = 6
+_KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `_take_descriptors`
 _MAX_SHOWN = 4096
 _FORK_TRIES, _FORK_PAUSE_SECONDS = 25, 0.02
 
@@ -34,6 +35,10 @@ class KernelNotFound(LookupError):
     code = "context_not_found"
 
 
+class NoRoom(ValueError):
+    code = "invalid_request"
+
+
 class Defaults:
     """What holds for everything that starts from now on, unless its request says otherwise."""
 
@@ -41,6 +46,7 @@ class Defaults:
         self.user = "user"
         self.env: dict = {}
         self.inherited: dict = {}  # what os.environ holds already in every fork of the zygote
+        self._adopted_by: str | None = None
         self.places: dict = {}  # without walls, directories of the host that stand for those of a sandbox
         self.cwd = "/mnt/data"
         self.processes = None
@@ -58,9 +64,14 @@ class Defaults:
                 return outside + path[len(inside) :]
         return path
 
+    def first_place(self) -> tuple[str, str, dict]:
+        """User, working directory and environment of the first kernel, which starts before anything is configured."""
+        known = self.user == self._adopted_by and not self.places
+        return self.user, self.place(self.cwd), self.inherited if known else self.environment(self.user, {})
+
     def adopt(self, env: dict) -> None:
         """Makes `env` the base, and the environment of a `user` program that of this process and its forks."""
-        self.env = env
+        self.env, self._adopted_by = env, self.user
         self.inherited = self.environment(self.user, {})
         os.environ.clear()
         os.environ.update(self.inherited)
@@ -127,54 +138,52 @@ class Processes:
         env = self._defaults.environment(user, header.get("env", {}))
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
-        token = secrets.token_hex(8)
+        token, language = secrets.token_hex(8), header.get("language") or "python"
+        become_kernel, make_room = languages.starter(language, _KERNEL_FDS, token, self._defaults)
         ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out, err)
         theirs_all, ours_all = (theirs.detach(), out, err), (ours.detach(), out_read, err_read)
         pid = self._fork(*theirs_all, *ours_all)
         if pid == 0:
-            self._in_child(user, cwd, env, theirs_all, None, lambda: _run_kernel(token))
+            self._in_child(user, cwd, env, theirs_all, None, become_kernel, first=make_room)
         for fd in theirs_all:
             os.close(fd)
-        self._kernels[name] = Child(name, pid, "python kernel", user, cwd)
+        self._kernels[name] = Child(name, pid, f"{language} kernel", user, cwd)
         return {"pid": pid, "token": token}, b"", ours_all
 
     def start_first_kernel(self, token: str, fds: tuple) -> None:
         """The kernel that every sandbox begins with. The host has its other ends already: there is no answer."""
         pid = syscalls.fork_bare()
         if pid == 0:
-            user, cwd, env = self._first_place()
+            user, cwd, env = self._defaults.first_place()
             self._in_child(user, cwd, env, fds, None, lambda: _run_kernel(token))
         self.know_first_kernel(pid)
 
     def be_first_kernel(self, token: str, fds: tuple, door: int, enter) -> None:
         """In a process that the zygote has forked beside init: waits at the door, then is the first kernel."""
-        user, cwd, env = self._first_place()
-        outputs, first = (*fds, door), lambda: _pass_through(enter)
-        self._in_child(user, cwd, env, outputs, None, lambda: _run_kernel(token, True), first=first)
+        user, cwd, env = self._defaults.first_place()
+        channels: list = []
+        first = lambda: channels.append(_pass_through(token, enter))  # noqa: E731
+        self._in_child(user, cwd, env, (*fds, door), None, lambda: kernel.serve(*channels), first=first)
 
     def know_first_kernel(self, pid: int) -> None:
-        user, cwd, _ = self._first_place()
+        user, cwd, _ = self._defaults.first_place()
         self._kernels["0"] = Child("0", pid, "python kernel", user, cwd)
-
-    def _first_place(self) -> tuple[str, str, dict]:
-        defaults = self._defaults
-        return defaults.user, defaults.path(defaults.cwd), defaults.environment(defaults.user, {})
 
     def signal_kernel(self, header: dict, _: bytes) -> dict:
         child = self._kernels.get(header["kernel"])
         if child is None:
             raise KernelNotFound(f"no kernel {header['kernel']!r}")
         if header.get("group"):
-            _signal_session(child.pid, header["signal"])
+            sessions.signal_session(child.pid, header["signal"])
         else:
             os.killpg(child.pid, header["signal"])
         return {}
 
     def kernel_of(self, pid: int) -> str | None:
         """The name of the kernel in whose session `pid` runs."""
-        session = _session(pid)
+        session = sessions.session_of(pid)
         return next((name for name, child in self._kernels.items() if child.pid in (pid, session)), None)
 
     # --- commands and terminals
@@ -185,8 +194,10 @@ class Processes:
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         env = self._defaults.environment(user, header.get("env", {}))
         self._identities.uid(user)
+        if not header.get("make_cwd", True):
+            self._check_directory(user, cwd)
         start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
-        pid, fds = start(header, user, cwd, env, lambda: _exec(argv, env))
+        pid, fds = start(header, user, cwd, env, lambda: exec_program(argv, env))
         self._commands[name] = Child(name, pid, header.get("command") or " ".join(argv), user, cwd)
         return {"pid": pid}, b"", fds
 
@@ -204,11 +215,7 @@ class Processes:
 
     def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, work) -> tuple:
         rows, columns = header["pty"]
-        self._identities.act_on_files_as(user)  # the terminal belongs to whoever opens it
-        try:
-            master, slave = pty.openpty()
-        finally:
-            self._identities.act_as_init()
+        master, slave = self.open_terminal(user)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env.setdefault("TERM", "xterm-256color")
         pid = self._fork(master, slave)
@@ -217,12 +224,27 @@ class Processes:
         os.close(slave)
         return pid, (master,)
 
+    def open_terminal(self, user: str) -> tuple:
+        """Both sides of a new one. It belongs to whoever opens it."""
+        self._identities.act_on_files_as(user)
+        try:
+            return pty.openpty()
+        finally:
+            self._identities.act_as_init()
+
+    def _check_directory(self, user: str, path: str) -> None:
+        self._identities.act_on_files_as(user)
+        try:
+            os.close(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        finally:
+            self._identities.act_as_init()
+
     def signal_command(self, header: dict, _: bytes) -> dict:
         child = self._commands.get(header["process"])
         if child is None:
             raise ProcessNotFound(f"no process {header['process']!r}")
         if header.get("group", True):
-            _signal_session(child.pid, header["signal"])
+            sessions.signal_session(child.pid, header["signal"])
         else:
             os.kill(child.pid, header["signal"])
         return {}
@@ -233,13 +255,24 @@ class Processes:
     # --- both
 
     def _fork(self, *held: int) -> int:
-        """A fork. Should it fail, `held`, what was opened for the child, is closed."""
+        """A fork. Should it fail, `held`, what was opened for the child, is closed.
+
+        Init ignores signals that its children must not miss: they wait until the child has set its own dispositions.
+        """
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, OWN_SIGNALS)
+        pid = -1
         try:
-            return self._fork_patiently()
-        except OSError:
+            pid = self._fork_patiently()
+            return pid
+        except OSError as error:
             for fd in held:
                 os.close(fd)
+            if isinstance(error, BlockingIOError):
+                raise NoRoom("the sandbox has as many processes as it may have: end some first") from None
             raise
+        finally:
+            if pid:
+                _signal.pthread_sigmask(_signal.SIG_UNBLOCK, OWN_SIGNALS)
 
     def _fork_patiently(self) -> int:
         """At the limit of processes it waits a moment for those just dying: a killed fork bomb, say."""
@@ -264,7 +297,7 @@ class Processes:
         """Turns a fresh fork into `user`'s process with its descriptors in place, then does `work`. Never returns."""
         try:
             _take_descriptors(outputs, stdin)
-            _default_signals()
+            default_signals()
             os.setsid()
             if terminal:
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -273,7 +306,7 @@ class Processes:
             self._identities.become(user)
             # After the change of uid: a limit on processes counts those of the uid.
             limit_process(self._defaults.processes, self._defaults.data_bytes, self._defaults.open_files)
-            _enter(cwd)
+            enter(cwd)
             if env != self._defaults.inherited:
                 os.environ.clear()
                 os.environ.update(env)
@@ -282,10 +315,21 @@ class Processes:
             os.write(2, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(127)
 
+    # --- for `elevation`: programs that others than the host ask for
+
+    def fresh_environment(self, user: str) -> dict:
+        """That of a program that knows nothing of this sandbox's own environment."""
+        return {**self._defaults.inherited, "HOME": identity.HOMES[user], "USER": user, "LOGNAME": user}
+
+    def become_program(self, user: str, cwd: str, env: dict, argv, fds, umask: int, terminal=False) -> None:
+        """In a fresh fork: becomes that program, with stdin, stdout and stderr from `fds`. Never returns."""
+        os.umask(umask)
+        self._in_child(user, cwd, env, (fds[1], fds[2]), fds[0], lambda: exec_program(argv, env), terminal)
+
     def kill_descendants(self) -> None:
         """Ends everything below this process, as far as it can be seen."""
         for _ in range(16):
-            children = _children(os.getpid())
+            children = sessions.children_of(os.getpid())
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -318,9 +362,9 @@ def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
     syscalls.close_from(len(wanted))
 
 
-def _pass_through(enter) -> None:
-    """In the first kernel: gets ready while init raises the walls, and then goes behind them."""
-    kernel.diverge()
+def _pass_through(token: str, enter):
+    """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
+    channel = kernel.get_ready(*_KERNEL_FDS, token)
     with socket.socket(fileno=_DOOR) as door:
         door.send(b"%d" % os.getpid())
         _, doors, _, _ = socket.recv_fds(door, 1, 16)
@@ -328,74 +372,8 @@ def _pass_through(enter) -> None:
         os._exit(1)  # init could not raise them, and has said so
     enter(doors)
     syscalls.close_from(_DOOR)
+    return channel
 
 
-def _run_kernel(token: str, diverged: bool = False) -> None:
-    kernel.main(3, 4, 5, token, diverged)
-
-
-def _exec(argv: list, env: dict) -> None:
-    try:
-        os.execvpe(argv[0], argv, env)
-    except FileNotFoundError:
-        os.write(2, f"{argv[0]}: command not found\n".encode())
-    except PermissionError:
-        os.write(2, f"{argv[0]}: permission denied\n".encode())
-        os._exit(126)
-
-
-def _enter(cwd: str) -> None:
-    try:
-        os.chdir(cwd)
-    except FileNotFoundError:
-        os.makedirs(cwd, exist_ok=True)
-        os.chdir(cwd)
-
-
-def _default_signals() -> None:
-    """By the C module: the functions of `signal` go through enumerations, which touches many pages."""
-    _signal.set_wakeup_fd(-1)
-    for number in (_signal.SIGCHLD, _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
-
-
-def _session(pid: int) -> int | None:
-    """The session of a process that still runs; None for one that has ended, reaped or not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[3]) if len(fields) > 3 and fields[0] != b"Z" else None
-
-
-def _children(pid: int) -> list:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
-def _signal_session(session: int, number: int) -> None:
-    """Signals every process of a session. To kill, all are stopped first: a fork bomb outruns one-by-one.
-
-    The leader is one even if it has only just been forked and has not come to make its session.
-    """
-    if number == signal.SIGKILL:
-        stopped: set = set()
-        while (members := _members(session)) - stopped:
-            _signal_all(members - stopped, signal.SIGSTOP)
-            stopped |= members
-    _signal_all(_members(session), number)
-
-
-def _members(session: int) -> set:
-    leader = {session} if _session(session) is not None else set()
-    return leader | {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _session(pid) == session}
-
-
-def _signal_all(pids: set, number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
+def _run_kernel(token: str) -> None:
+    kernel.main(*_KERNEL_FDS, token)

@@ -6,30 +6,68 @@ page copied in every sandbox. After some rounds these have settled.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import os
+import resource
 import socket
 
-from cloche.guest import kernel, wire
+from cloche.guest import init, kernel, wire
+from cloche.guest.channel import Channel
+from cloche.guest.enclosure import WRITABLE, Enclosure
+from cloche.guest.interrupts import Interrupts
 from cloche.linux import landlock, namespaces, syscalls
 
 _ROUNDS = 20  # CPython looks again at code that has run eight times
 _UNUSED_FD = 1 << 20
+_SPEC = {"user": "user", "space_bytes": 0, "inodes": 0, "token": "0" * 16}
 
 
-def rehearse(writable: tuple) -> None:
+def rehearse(env: dict) -> None:
     """Run in a nursery, whose network and host name are its own."""
-    idle = syscalls.Prepared()
+    idle, walls = syscalls.Prepared(), Enclosure.of_nothing()
     idle.prctl(syscalls.PR_GET_DUMPABLE)
+    rules = landlock.Wall(WRITABLE) if landlock.abi() else None
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spec = {**_SPEC, "open_files": files[1]}
+    served = init.Init(True, b"", env)
+    served.adopt_environment()
     for _ in range(_ROUNDS):
         idle.make()
         namespaces.raise_loopback()
+        _raise(walls, spec)
         syscalls.set_hostname("nursery")
         syscalls.close_range(_UNUSED_FD, _UNUSED_FD)
         syscalls.prctl(syscalls.PR_GET_DUMPABLE)
         _pass_descriptors()
+        _talk(served, spec)
         kernel.diverge()
-        if landlock.abi():
-            _build_ruleset(writable)
+        if rules:
+            rules.build().close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+
+def _raise(walls: Enclosure, spec: dict) -> None:
+    pipe = os.pipe2(os.O_CLOEXEC)
+    for fd in (*walls.raise_walls(spec, list(pipe), lambda: None), *pipe):
+        os.close(fd)
+
+
+def _talk(served: init.Init, spec: dict) -> None:
+    """The start of init's and of a kernel's channel."""
+    ours, theirs = socket.socketpair()
+    out, err = os.pipe2(os.O_CLOEXEC)
+    numbers = (_signal.SIGCHLD, _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE)
+    saved = [_signal.getsignal(number) for number in numbers]
+    served.take(spec, True)
+    served.know_first_kernel(1)
+    served.listen(ours)
+    served.fall_silent()
+    for number, handler in zip(numbers, saved, strict=True):
+        _signal.signal(number, handler)
+    channel = Channel(theirs.detach(), out, err, spec["token"], Interrupts())
+    channel.send({"ev": "ready"})
+    channel.close()
+    ours.close()
 
 
 def _pass_descriptors() -> None:
@@ -44,9 +82,3 @@ def _pass_descriptors() -> None:
         os.close(fd)
     ours.close()
     theirs.close()
-
-
-def _build_ruleset(paths: tuple) -> None:
-    with landlock.Ruleset() as ruleset:
-        for path in paths:
-            ruleset.allow(path, landlock.READ)

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from cloche.guest import charts, figures, wire
+from cloche.guest import charts, figures, pictures, wire
 from cloche.guest import kernel as kernels
 from cloche.guest.channel import Channel
 from cloche.guest.kernel import Kernel
@@ -58,16 +58,25 @@ def prepare(imports: list) -> None:
     for name in (*_ALWAYS, *imports):
         importlib.import_module(name)
     figures.follow()
+    pictures.follow()
     if "matplotlib" in sys.modules and charts.available():
         importlib.import_module("e2b_charts")
     shell = Shell.instance()
     kernel = Kernel(shell)
     for _ in range(2):  # the interpreter specialises code that it has seen a few times: done here, not in each fork
-        with _listening(kernel) as run:
-            for cell in _cells():
-                run(cell)
-        _forget(shell)
+        _rehearse(kernel, shell, _cells())
+    # The cache of methods is full of names from all over memory, each of which a fork would write to (it counts
+    # references) when it puts another in its place: 90 pages. Empty, it soon holds what every sandbox needs.
+    sys._clear_type_cache()
+    _rehearse(kernel, shell, _CELLS[:2])
     kernels.prepared[:] = [kernel]
+
+
+def _rehearse(kernel: Kernel, shell: Shell, cells: tuple) -> None:
+    with _listening(kernel) as run:
+        for cell in cells:
+            run(cell)
+    _forget(shell)
 
 
 def _cells() -> tuple:

@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import struct
+from itertools import islice
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO = 0x2, 0x4, 0x8, 0x40, 0x80
 _CREATE, _DELETE, _ISDIR, _IGNORED, _OVERFLOW, _MASK_ADD = 0x100, 0x200, 0x40000000, 0x8000, 0x4000, 0x20000000
@@ -20,6 +21,8 @@ _KINDS = {
     _MOVED_TO: "created",
 }
 _EVENT = struct.Struct("iIII")
+_MAX_READS = 128  # more than the kernel keeps waiting for us
+_MAX_FOUND = 10_000  # in a directory that appears with something in it
 _MAX_CHANGES = 128  # in one frame: with the longest paths, escaped as JSON, they are below wire.MAX_HEADER
 _DRAFT = ".cloche-"  # our own half-written files are nobody's business
 
@@ -32,10 +35,10 @@ class Watches:
         self._event = event
         self._inotify = -1
         self._drafts: set = set()  # cookies of our own half-written files that are being renamed into place
-        self._directories: dict = {}  # inotify's number -> (path, {watch: recursive})
+        self._directories: dict = {}  # inotify's number -> {watch: (path as that watch calls it, recursive)}
 
     def verbs(self) -> dict:
-        return {"watch_start": self._start, "watch_stop": self._stop}
+        return {"watch_start": self._start, "watch_stop": self._stop, "watch_collect": self._collect}
 
     def _start(self, header: dict, _: bytes) -> dict:
         path = self._defaults.path(header["path"])
@@ -50,11 +53,18 @@ class Watches:
         return {}
 
     def _stop(self, header: dict, _: bytes) -> dict:
-        for number, (_path, watchers) in list(self._directories.items()):
+        for number, watchers in list(self._directories.items()):
             watchers.pop(header["watch"], None)
             if not watchers:
                 _libc().inotify_rm_watch(self._inotify, number)
                 del self._directories[number]
+        return {}
+
+    def _collect(self, _header: dict, _: bytes) -> dict:
+        """Whoever has our answer has heard of everything that was done before the question."""
+        for _round in range(_MAX_READS if self._inotify >= 0 else 0):  # a program may make changes without an end
+            if not self._read():
+                break
         return {}
 
     def _add_tree(self, path: str, watch: str, recursive: bool) -> None:
@@ -70,7 +80,7 @@ class Watches:
         if number < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        self._directories.setdefault(number, (path, {}))[1][watch] = recursive
+        self._directories.setdefault(number, {})[watch] = (path, recursive)
 
     def _open(self) -> int:
         if self._inotify < 0:
@@ -81,11 +91,12 @@ class Watches:
             self._watch_fd(self._inotify, select.POLLIN, self._read)
         return self._inotify
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Tells what has happened; False if nothing has."""
         try:
             data = os.read(self._inotify, 1 << 16)
         except BlockingIOError:
-            return
+            return False
         changes: dict = {}
         while data:
             number, mask, cookie, length = _EVENT.unpack_from(data)
@@ -95,6 +106,7 @@ class Watches:
         for watch, seen in changes.items():
             for at in range(0, len(seen), _MAX_CHANGES):
                 self._event({"ev": "changes", "watch": watch, "changes": seen[at : at + _MAX_CHANGES]})
+        return True
 
     def _seen_through_drafts(self, mask: int, cookie: int, name: bytes) -> int:
         """A file that we wrote beside its target and renamed was, to everyone else, written."""
@@ -106,24 +118,40 @@ class Watches:
         return mask
 
     def _note(self, number: int, mask: int, name: str, changes: dict) -> None:
-        if number not in self._directories or mask & (_IGNORED | _OVERFLOW) or name.startswith(_DRAFT):
+        if mask & _IGNORED:
+            self._directories.pop(number, None)  # it is gone, and its number will not come again
+        if number not in self._directories or mask & _OVERFLOW or name.startswith(_DRAFT):
             return
-        directory, watchers = self._directories[number]
-        path = f"{directory}/{name}" if name else directory
-        for bit, kind in _KINDS.items():
-            if mask & bit:
-                for watch in watchers:
-                    changes.setdefault(watch, []).append([kind, path])
-        if mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
-            self._follow(path, watchers)
+        watchers = self._directories[number]
+        kinds = [kind for bit, kind in _KINDS.items() if mask & bit]
+        for watch, (directory, recursive) in list(watchers.items()):
+            path = f"{directory}/{name}" if name else directory
+            seen = changes.setdefault(watch, [])
+            seen += [[kind, path] for kind in kinds]
+            if recursive and mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
+                self._follow(path, watch)
+                seen += _found(path) if mask & _CREATE else []
 
-    def _follow(self, path: str, watchers: dict) -> None:
-        for watch, recursive in list(watchers.items()):
-            if recursive:
-                try:
-                    self._add_tree(path, watch, True)
-                except OSError:
-                    pass  # gone again, or over this sandbox's number of watches
+    def _follow(self, path: str, watch: str) -> None:
+        try:
+            self._add_tree(path, watch, True)
+        except OSError:
+            pass  # gone again, or over this sandbox's number of watches
+
+
+def _found(path: str) -> list:
+    """What was made in a new directory before it was watched. Some of it may be told of twice, but none of it never."""
+    found: list = []
+    waiting = [path]
+    while waiting and len(found) < _MAX_FOUND:
+        try:
+            with os.scandir(waiting.pop()) as listed:
+                entries = sorted(islice(listed, _MAX_FOUND), key=lambda each: each.name)
+        except OSError:
+            continue
+        found += [["created", entry.path] for entry in entries if not entry.name.startswith(_DRAFT)]
+        waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return found
 
 
 def _directories(path: str) -> list:

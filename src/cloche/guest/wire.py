@@ -25,16 +25,22 @@ INIT (host <-> pid 1 of a sandbox)
                   {"ev":"changes","watch":w,"changes":[[kind, path],..]}
                   {"ev":"over_memory","kernel":k}   best effort without cgroups: init ended that kernel
   Verbs:
-    configure       env (base for all that starts later), cwd, user; and where the host has no cgroups for it:
-                    processes, data_bytes (per process), watch_memory_bytes (all together)
-    kernel_start    kernel, user, cwd, env          ok {"pid","token"}, fds=[channel, stdout, stderr]
+    configure       env (base for all that starts later), cwd, user, sudo (see elevation.py); and
+                    where the host has no cgroups for it: processes, data_bytes (per process),
+                    watch_memory_bytes (all together)
+    kernel_start    kernel, language, user, cwd, env
+                                                    ok {"pid","token"}, fds=[channel, stdout, stderr]
     kernel_signal   kernel, signal, group           group: the kernel's whole session, not only its process group
-    process_start   process, argv | command, user, env, cwd, stdin: bool, pty: [rows, cols] | null
+    process_start   process, argv | command, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
+                    make_cwd: bool (else a cwd that is not there is an error)
                                                     ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
     process_signal  process, signal
     process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
-    file_read       path, user, max_inline          ok {"size"} + body, or fds=[regular file, read only]
+    file_read       path, user, max_inline          ok {"size","modified_at"} + body, or fds=[regular file, read only]
     file_write      path, user, mode | null, size   size known and small: the body is the content; ok {info}
+                    owner: user | null              to whom it is given, and the directories that are made for it
+                    attributes: {"space","values":{..}} | null
+                    in_place: bool                  the file itself is overwritten, and not replaced by another
                     with "stream": true, write: w   ok {}, fds=[pipe]; w is a name of the host's choice
     write_end       write, commit, size             commit: the file is what came, if that is `size` bytes; ok {info}
                                                     not: as if there had been no file_write; ok {}
@@ -43,19 +49,22 @@ INIT (host <-> pid 1 of a sandbox)
     file_list       path, user, depth               ok {"truncated":bool}, body={"files":[info,..]} as JSON, with every
                                                     directory before what is in it; empty if truncated
     file_stat       path, user                      ok {info}
-    file_make_dir   path, user                      ok {info,"created":bool}
-    file_move       path, to, user                  ok {info}
+    file_make_dir   path, user, owner | null        ok {info,"created":bool}
+    file_move       path, to, user, owner | null    ok {info}
     file_remove     path, user                      ok {}
     watch_start     watch, path, user, recursive    ok {}
     watch_stop      watch                           ok {}
-    port_connect    port                            ok {}, fds=[connected TCP socket]
+    watch_collect                                   ok {}, after the events of all that was done before
+    usage                                           ok {"memory_bytes","space_bytes","cpu_milliseconds"}, of all of it
+    port_connect    port, six: bool                 ok {}, fds=[TCP socket, connected or about to be]
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}
   host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
                                                                        before the first execution; no answer
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
-                   "argv":[..]|null}                                   body=code; argv is its sys.argv
+                   "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
+                                                                       `cloche.model.Showing`
                   {"do":"input","text":..} | {"do":"input","error":..}
   kernel -> host  {"ev":"started","run":r,"count":n}
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}

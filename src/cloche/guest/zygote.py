@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from cloche.guest import enclosure, init, warmup, wire
+from cloche.guest import enclosure, init, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
 from cloche.linux import hugepages, namespaces, syscalls
 
@@ -25,6 +25,8 @@ _WALLS = (
     | namespaces.NEWCGROUP
     | namespaces.NEWUSER
 )
+
+_LULL_MILLISECONDS = 5
 
 
 def main(channel_fd: int) -> None:
@@ -50,18 +52,21 @@ class Zygote:
         self._channel = channel
         self._reader = reader
         self._walls = enclosure.Enclosure(order["single"], program) if order["walls"] else None
+        self._env = order["env"]
         self._init = init.Init(order["single"], program, order["env"])
         self._poll = select.poll()
         self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
+        self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._network_is_fresh = False
+        self._pause_milliseconds: int | None = None  # after which a new network is made, if nothing else is to do
         self._kernels: dict = {}  # pid of a first kernel -> its cell
 
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
         self._init.adopt_environment()
         if self._walls:
-            rehearse(enclosure.WRITABLE)
+            rehearse(self._env)
         gc.collect()
         gc.disable()
         gc.freeze()
@@ -70,16 +75,18 @@ class Zygote:
 
     def serve(self) -> None:
         """Until the host closes the channel. Sandboxes live on when we end."""
+        ended = self._listen_for_children()
         self._poll.register(self._channel, select.POLLIN)
-        self._poll.register(self._listen_for_children(), select.POLLIN)
+        self._poll.register(ended, select.POLLIN)
         while True:
-            for fd, _ in self._poll.poll():
-                if fd == self._channel.fileno():
-                    self._serve_host()
-                elif fd in self._waiting:
-                    self._write_maps(fd)
-                else:
-                    os.read(fd, 4096)
+            ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
+            if not ready:
+                self._use_lull()
+            self._serve_waiting(ready)
+            if self._channel.fileno() in ready:
+                self._serve_host()
+            if ended in ready:
+                os.read(ended, 4096)
             self._reap()
 
     def _listen_for_children(self) -> int:
@@ -91,13 +98,7 @@ class Zygote:
 
     def _reap(self) -> None:
         """Collects children that ended. The host watches inits by pidfd; of first kernels it has to be told."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
+        for pid, status, usage in sessions.reap():
             cell = self._kernels.pop(pid, None)
             if cell is not None:
                 used = {"cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024}
@@ -122,40 +123,56 @@ class Zygote:
             if not self._network_is_fresh:
                 self._renew_network()
             self._network_is_fresh = False
-            pid = self._fork_cell(header, theirs, fds)
-            self._announce(header["cell"], pid, out_read, err_read)
+            pid = self._fork_cell(header, theirs, fds, (out_read, err_read))
+            self._leave_network()
         except OSError as error:
             wire.send(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
         else:
             self._waiting[ours.fileno()] = (ours, pid, header["spec"])
             self._poll.register(ours, select.POLLIN)
+            self._serve_waiting([fd for fd, _ in self._poll.poll(0)])
         theirs.close()
         for fd in (*fds, out_read, err_read):
             os.close(fd)
-        self._leave_network()
+
+    def _serve_waiting(self, ready: list) -> None:
+        """Children first: one that was just forked has raised its walls while its kernel was forked, and waits now."""
+        for fd in ready:
+            if fd in self._waiting:
+                self._write_maps(fd)
 
     def _renew_network(self) -> None:
-        """Moves this process, which has no use for a network, into a new one. The next sandbox gets it by the fork.
-
-        To make one takes as long as half a fork; so it is made when the last sandbox is on its way.
-        """
+        """Moves this process, which has no use for a network, into a new one. The next sandbox gets it by the fork."""
         if self._walls:
             namespaces.make_network()
         self._network_is_fresh = True
 
     def _leave_network(self) -> None:
+        """Leaves the network to the sandbox that was forked into it, before that one can run any of its user's code."""
+        if self._walls:
+            syscalls.setns(self._own_network, namespaces.NEWNET)
+        self._pause_milliseconds = _LULL_MILLISECONDS
+
+    def _use_lull(self) -> None:
+        """To make a network takes as long as half a fork, so it is made when the last sandbox is ready."""
+        self._pause_milliseconds = None
         try:
             self._renew_network()
         except OSError:
             pass  # the next spawn tries again, and says why it cannot
 
-    def _fork_cell(self, header: dict, sync: socket.socket, fds: list) -> int:
-        """Forks init, and then, while init raises the walls, its first kernel, which waits at a door to be let in."""
+    def _fork_cell(self, header: dict, sync: socket.socket, fds: list, outputs: tuple) -> int:
+        """Forks init, and then, while init raises the walls, its first kernel, which waits at a door to be let in.
+
+        The host hears of it in between, so that what it does then does not hold up the kernel, which comes last.
+        Should the kernel's fork fail, init finds its door closed, and says so.
+        """
         ours, theirs = socket.socketpair()
         with ours, theirs:
             pid = self._fork_into_new_pids()
             if pid == 0:
                 init.main(self._init, self._walls, header["spec"], sync, fds, ours)
+            self._announce(header["cell"], pid, outputs)
             if self._walls:
                 kernel = syscalls.fork_bare()  # into the same pid namespace
                 if kernel == 0:
@@ -163,9 +180,9 @@ class Zygote:
                 self._kernels[kernel] = header["cell"]
         return pid
 
-    def _announce(self, cell: str, pid: int, out: int, err: int) -> None:
+    def _announce(self, cell: str, pid: int, outputs: tuple) -> None:
         pidfd = os.pidfd_open(pid)
-        wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(pidfd, out, err))
+        wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(pidfd, *outputs))
         os.close(pidfd)
 
     def _fork_into_new_pids(self) -> int:

@@ -23,6 +23,8 @@ class CellSpec(Struct):
 
 class CellStats(Struct):
     memory_bytes: int | None = None  # None: not known on this host
+    file_bytes: int | None = None  # the part of it that is pages of files, with those of tmpfs
+    shared_bytes: int | None = None  # the part of that which is tmpfs, where a sandbox's files are, and shared memory
     cpu_seconds: float | None = None
     processes: int | None = None
     oom_kills: int = 0

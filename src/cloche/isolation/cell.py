@@ -91,8 +91,11 @@ class ProcessCell:
         group = self._group
         if group is None or self._closed:
             return CellStats()
+        files = group.file_bytes()
         return CellStats(
             memory_bytes=group.memory_bytes(),
+            file_bytes=None if files is None else files.all,
+            shared_bytes=None if files is None else files.shared,
             cpu_seconds=group.cpu_seconds(),
             processes=group.processes(),
             oom_kills=group.oom_kills(),

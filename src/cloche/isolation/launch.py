@@ -160,6 +160,9 @@ def _build_root(root: str, plan: dict[str, Any]) -> None:
         os.makedirs(f"{root}/{name}", exist_ok=True)
     for name, text in plan["files"].items():
         _write_file(f"{root}/{name}", text)
+    for name, text in plan["programs"].items():
+        _write_file(f"{root}/{name}", text)
+        os.chmod(f"{root}/{name}", 0o755)
     for source, name in plan["binds"]:
         _place(source, f"{root}/{name}", mounts.SEALED)
     for device in plan["devices"]:

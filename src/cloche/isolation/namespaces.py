@@ -23,7 +23,8 @@ from cloche.linux import cgroups, seccomp
 from cloche.model import Limits, Template
 
 _ENV = {
-    "PATH": "/opt/cloche/env/bin:/home/user/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": "/opt/cloche/env/bin:/home/user/.local/bin:/opt/cloche/programs:/usr/local/sbin:/usr/local/bin:"
+    "/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "SHELL": "/bin/bash",
     "MPLBACKEND": "Agg",

@@ -16,6 +16,7 @@ PYTHON = "/opt/cloche/python"
 ENV = "/opt/cloche/env"
 LIB = "/opt/cloche/lib"
 SHARED = "/opt/cloche/shared"
+PROGRAMS = "/opt/cloche/programs"
 
 # Places of the host's /etc that programs below /usr need, and that hold nothing of the host's own.
 _ETC_SHARED = (
@@ -40,9 +41,13 @@ _ETC_OWN = {
     "resolv.conf": "# no network\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
     "shells": "/bin/sh\n/bin/bash\n",
-    "profile": "# the environment is set by Cloche\n",
+    # It must leave PATH as it is: commands of E2B's clients run in login shells.
+    "profile": '# the environment is set by Cloche\ncase $- in *i*) [ -z "$BASH" ] || . /etc/bash.bashrc ;; esac\n',
     "bash.bashrc": "PS1='\\u@\\h:\\w\\$ '\n",
 }
+# Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/elevation.py.
+_SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.sudo import main; main()'
+_PROGRAMS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DIRECTORIES = (
     "proc",
@@ -67,6 +72,7 @@ class Plan(Struct):
 
     directories: list[str]
     files: dict[str, str]
+    programs: dict[str, str]  # files that can be executed
     links: dict[str, str]
     binds: list[tuple[str, str]]
     masks: list[str]
@@ -84,6 +90,7 @@ def plan(template: Template) -> Plan:
     return Plan(
         directories=list(_DIRECTORIES),
         files={f"etc/{name}": text for name, text in _ETC_OWN.items()},
+        programs={f"{PROGRAMS[1:]}/{name}": text for name, text in _PROGRAMS.items()},
         links=links,
         binds=binds,
         masks=_site_packages(template),

@@ -88,5 +88,18 @@ def field(path: bytes, key: bytes) -> int:
     return 0
 
 
+class FileBytes(NamedTuple):
+    """Pages of files that a group is charged for: all of them, and those of tmpfs and shared memory among them."""
+
+    all: int
+    shared: int
+
+
+def file_bytes(path: bytes, all_key: bytes) -> FileBytes:
+    """From a group's memory.stat, where version 1 calls them `cache` and version 2 `file`."""
+    fields = dict(line.split(b" ", 1) for line in read(path).splitlines())
+    return FileBytes(int(fields.get(all_key, 0)), int(fields.get(b"shmem", 0)))
+
+
 def numbers(path: bytes) -> list[int]:
     return [int(word) for word in read(path).split()]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from cloche.linux import cgroups_v1, cgroups_v2
-from cloche.linux.cgroup_files import numbers, write
+from cloche.linux.cgroup_files import FileBytes, numbers, write
 
 CONTROLLERS = ("memory", "cpu", "pids", "freezer")
 CLOCK = "clock"  # how CPU time is read: not a controller to be reported, but a place like the others
@@ -155,6 +155,10 @@ class Group:
 
     def memory_bytes(self) -> int | None:
         return self._memory.used_bytes() if self._memory else None
+
+    def file_bytes(self) -> FileBytes | None:
+        """The part of it that is pages of files."""
+        return self._memory.file_bytes() if self._memory else None
 
     def memory_peak_bytes(self) -> int | None:
         return self._memory.peak_bytes() if self._memory else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from cloche.linux.cgroup_files import Hierarchy, field, read, write
+from cloche.linux.cgroup_files import FileBytes, Hierarchy, field, file_bytes, read, write
 
 CPU_PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000
@@ -46,6 +46,9 @@ class Memory:
 
     def used_bytes(self) -> int:
         return int(read(self._directory + b"/memory.usage_in_bytes"))
+
+    def file_bytes(self) -> FileBytes:
+        return file_bytes(self._directory + b"/memory.stat", b"cache")
 
     def peak_bytes(self) -> int:
         return int(read(self._directory + b"/memory.max_usage_in_bytes"))

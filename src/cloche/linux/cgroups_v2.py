@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from cloche.linux.cgroup_files import Hierarchy, field, numbers, read, write
+from cloche.linux.cgroup_files import FileBytes, Hierarchy, field, file_bytes, numbers, read, write
 
 HOST_LEAF = "cloche-host"
 _ADVICE = "start Cloche with `systemd-run --user --scope -p Delegate=yes`, or as a service with Delegate=yes"
@@ -163,6 +163,9 @@ class Memory:
 
     def used_bytes(self) -> int:
         return int(read(self._directory + b"/memory.current"))
+
+    def file_bytes(self) -> FileBytes:
+        return file_bytes(self._directory + b"/memory.stat", b"file")
 
     def peak_bytes(self) -> int | None:
         try:

@@ -80,6 +80,11 @@ def handled() -> int:
     return (_NEWEST_BIT.get(abi(), IOCTL_DEV) << 1) - 1
 
 
+def restrict(ruleset_fd: int) -> None:
+    """Puts the calling thread, and what it starts, behind a ruleset, of its own making or another process's."""
+    syscall(_RESTRICT_SELF, ruleset_fd, 0, name="landlock_restrict_self")
+
+
 class Ruleset:
     """A ruleset being built: `allow` paths, then `restrict`."""
 
@@ -106,7 +111,7 @@ class Ruleset:
 
     def restrict(self) -> None:
         """Puts the calling thread, and what it starts, behind it."""
-        syscall(_RESTRICT_SELF, self.fd, 0, name="landlock_restrict_self")
+        restrict(self.fd)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -130,9 +135,18 @@ class Wall:
         """
         self._paths = [(path, READ) for path in read_only] + [(path, READ | WRITE) for path in writable]
 
-    def raise_(self) -> None:
-        """Puts the calling thread, and what it starts, behind it. The paths are resolved now."""
-        with Ruleset() as ruleset:
+    def build(self) -> Ruleset:
+        """The rules. The paths are resolved now; whoever holds the descriptor can go behind them later."""
+        ruleset = Ruleset()
+        try:
             for path, access in self._paths:
                 ruleset.allow(path, access)
+        except OSError:
+            ruleset.close()
+            raise
+        return ruleset
+
+    def raise_(self) -> None:
+        """Puts the calling thread, and what it starts, behind it. The paths are resolved now."""
+        with self.build() as ruleset:
             ruleset.restrict()

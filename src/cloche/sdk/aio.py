@@ -9,23 +9,12 @@ from typing import Any, Literal
 
 from cloche import errors
 from cloche.engine.answers import InputSource
-from cloche.engine.context import Context as CoreContext
-from cloche.engine.sandbox import Sandbox as Core
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
+from cloche.sdk import seam
 from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
-from cloche.sdk.embedded import embedded
-from cloche.sdk.request import (
-    OWNER,
-    LimitsLike,
-    NetworkLike,
-    input_from_loop,
-    refuse_later,
-    refuse_server,
-    run_env,
-    sandbox_spec,
-)
-from cloche.sdk.transport import Transport
+from cloche.sdk.request import LimitsLike, NetworkLike, input_from_loop, refuse_later, run_env, sandbox_spec
+from cloche.sdk.transport import Transport, transport_to
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
 OnEvent = Callable[[AnyEvent], object]
@@ -49,16 +38,16 @@ class AsyncSandbox:
         url: str | None = None,
         api_key: str | None = None,
     ):
-        refuse_server(url, api_key)
+        self._server = (url, api_key)
         self._spec = sandbox_spec(template, env, metadata, limits, timeout, network)
-        self._made: Core | None = None
+        self._made: seam.Sandbox | None = None
 
     @classmethod
     async def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> AsyncSandbox:
         """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
         self = cls(url=url, api_key=api_key)
-        transport = await _embedded()
-        self._attach(transport, await transport.acall(lambda: transport.connect(id, OWNER)))
+        transport = await _transport(url, api_key)
+        self._attach(transport, await transport.acall(lambda: transport.connect(id)))
         return self
 
     def __await__(self) -> Generator[Any, None, AsyncSandbox]:
@@ -74,11 +63,11 @@ class AsyncSandbox:
 
     async def _create(self) -> AsyncSandbox:
         if self._made is None:
-            transport = await _embedded()
+            transport = await _transport(*self._server)
             self._attach(transport, await transport.acall(lambda: transport.create(self._spec)))
         return self
 
-    def _attach(self, transport: Transport, core: Core) -> None:
+    def _attach(self, transport: Transport, core: seam.Sandbox) -> None:
         self._transport = transport
         self._made = core
         self.files = AsyncFiles(transport, core)
@@ -86,7 +75,7 @@ class AsyncSandbox:
         self.contexts = AsyncContexts(transport, core)
 
     @property
-    def _core(self) -> Core:
+    def _core(self) -> seam.Sandbox:
         if self._made is None:
             raise errors.InvalidRequest("await the AsyncSandbox first, or use it with `async with`")
         return self._made
@@ -100,15 +89,11 @@ class AsyncSandbox:
 
     async def info(self) -> SandboxInfo:
         """What it is and how long it lives, also when it has ended."""
-        return self._core.info
+        return await self._transport.acall(self._core.describe)
 
     async def renew(self, seconds: float) -> SandboxInfo:
         """Moves its deadline to `seconds` from now, at most to the longest lifetime that the host allows."""
-
-        async def work() -> SandboxInfo:
-            return self._core.renew(seconds)
-
-        return await self._transport.acall(work)
+        return await self._transport.acall(lambda: self._core.renew(seconds))
 
     async def kill(self) -> None:
         """Ends it. Nothing of it remains. Harmless when it has ended."""
@@ -116,7 +101,7 @@ class AsyncSandbox:
 
     async def close(self) -> None:
         """The same as `kill`."""
-        if self._core.record.state == "running":
+        if not self._core.ended:
             await self.kill()
 
     async def run(
@@ -159,7 +144,7 @@ class AsyncSandbox:
 class AsyncContext:
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
 
-    def __init__(self, transport: Transport, core: CoreContext):
+    def __init__(self, transport: Transport, core: seam.Context):
         self._transport = transport
         self._core = core
 
@@ -196,12 +181,9 @@ class AsyncContext:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
             return await _run_watched(stream, on_event)
         given, answers = run_env(env, cwd), input_from_loop(input)
-
-        async def work() -> Run:
-            execution = self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
-            return await execution.result()
-
-        return await self._transport.acall(work)
+        return await self._transport.acall(
+            lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
+        )
 
     def stream(
         self,
@@ -221,11 +203,7 @@ class AsyncContext:
 
     async def interrupt(self) -> bool:
         """Interrupts what runs now; its state is kept. False if nothing runs."""
-
-        async def work() -> bool:
-            return self._core.interrupt()
-
-        return await self._transport.acall(work)
+        return await self._transport.acall(self._core.interrupt)
 
     async def restart(self) -> None:
         """A new kernel under the same id; the state is lost, what runs ends."""
@@ -235,7 +213,7 @@ class AsyncContext:
 class AsyncContexts:
     """A sandbox's contexts. There is always a default one, which `AsyncSandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -245,11 +223,11 @@ class AsyncContexts:
         return AsyncContext(self._transport, core)
 
     async def list(self) -> list[AsyncContext]:
-        return [AsyncContext(self._transport, core) for core in self._core.contexts]
+        return [AsyncContext(self._transport, core) for core in await self._transport.acall(self._core.list_contexts)]
 
     async def get(self, id: str) -> AsyncContext:
         """Raises ContextNotFound."""
-        return AsyncContext(self._transport, self._core.context(id))
+        return AsyncContext(self._transport, await self._transport.acall(lambda: self._core.find_context(id)))
 
     async def restart(self, context: AsyncContext | str) -> None:
         """Raises ContextNotFound."""
@@ -258,11 +236,7 @@ class AsyncContexts:
     async def remove(self, context: AsyncContext | str) -> None:
         """Ends a context with all that it started. Raises ContextNotFound."""
         id = context if isinstance(context, str) else context.id
-
-        async def work() -> None:
-            self._core.remove_context(id)
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: self._core.remove_context(id))
 
 
 async def arun(code: str, *, template: str = "python", timeout: float | None = None, input: AsyncInput = None) -> Run:
@@ -271,9 +245,9 @@ async def arun(code: str, *, template: str = "python", timeout: float | None = N
         return await box.run(code, timeout=timeout, input=input)
 
 
-async def _embedded() -> Transport:
-    """The engine; its first start takes a moment and must not stop the caller's loop."""
-    return await asyncio.to_thread(embedded)
+async def _transport(url: str | None, api_key: str | None) -> Transport:
+    """An engine's first start takes a moment, which must not stop the caller's loop."""
+    return await asyncio.to_thread(transport_to, url, api_key)
 
 
 async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:

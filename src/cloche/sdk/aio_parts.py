@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.engine.execution import Execution
 from cloche.engine.files import Content
-from cloche.engine.process import Process as CoreProcess
 from cloche.engine.process import ProcessEvent
-from cloche.engine.sandbox import Sandbox as Core
-from cloche.engine.watch import Watch as CoreWatch
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
+from cloche.sdk import seam
 from cloche.sdk.parts import CommandResult
 from cloche.sdk.request import answer_of, command_env, content_from_loop, encoded, stdin_of
 from cloche.sdk.transport import Transport
@@ -23,10 +20,10 @@ from cloche.sdk.transport import Transport
 class AsyncStream:
     """An async iterator of events. `aclose()`, leaving its `async with`, or letting go of it early interrupts."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Execution]):
+    def __init__(self, transport: Transport, make: Callable[[], Awaitable[seam.Execution]]):
         self._transport = transport
         self._make = make
-        self._execution: Execution | None = None
+        self._execution: seam.Execution | None = None
         self._over = False
         self._waiting: list[AnyEvent] = []
 
@@ -81,7 +78,7 @@ class AsyncStream:
 
     async def _next(self) -> list[AnyEvent]:
         if self._execution is None:
-            self._execution = self._make()
+            self._execution = await self._make()
         return await self._execution.next_events()
 
 
@@ -91,7 +88,7 @@ class AsyncFiles:
     Methods raise FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace, InvalidPath or FileError.
     """
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -159,7 +156,7 @@ class AsyncFiles:
 class AsyncWatch:
     """An async iterator of FileChange between `__aenter__` and `close()`."""
 
-    def __init__(self, transport: Transport, core: CoreWatch):
+    def __init__(self, transport: Transport, core: seam.Watch):
         self._transport = transport
         self._core = core
 
@@ -194,7 +191,7 @@ class AsyncWatch:
 class AsyncProcess:
     """A command in the background. An async iterator of its events; it lives until it ends or its sandbox does."""
 
-    def __init__(self, transport: Transport, core: CoreProcess):
+    def __init__(self, transport: Transport, core: seam.Process):
         self._transport = transport
         self._core = core
         self._waiting: list[ProcessEvent] = []
@@ -249,7 +246,7 @@ class AsyncProcess:
 class AsyncCommands:
     """Shell commands in a sandbox."""
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -315,8 +312,4 @@ class AsyncCommands:
 
     async def kill(self, id: str) -> None:
         """Raises ProcessNotFound."""
-
-        async def work() -> None:
-            self._core.commands.kill(id)
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: self._core.commands.kill(id))

@@ -31,6 +31,9 @@ class BuiltTemplates:
         template = ensure(self._catalogue, ref, self._report)
         return template if self._preload else msgspec.structs.replace(template, imports=())
 
+    def list(self) -> list[Template]:
+        return self._catalogue.list()
+
 
 def assemble(config: Config, report: Report = silent, *, preload: bool = True) -> Engine:
     """An engine, to be entered with `async with`. Raises IsolationUnavailable or Unavailable.

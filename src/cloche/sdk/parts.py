@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.engine.execution import Execution
 from cloche.engine.files import Content
-from cloche.engine.process import Process as CoreProcess
 from cloche.engine.process import ProcessEvent, ProcessResult
-from cloche.engine.sandbox import Sandbox as Core
-from cloche.engine.watch import Watch as CoreWatch
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
+from cloche.sdk import seam
 from cloche.sdk.request import answer_of, command_env, content_of, encoded, stdin_of
 from cloche.sdk.transport import Transport
 
@@ -24,14 +21,14 @@ CommandResult = ProcessResult
 class Stream:
     """An iterator of events. `close()`, leaving its `with`, or letting go of it early interrupts the program."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Execution]):
+    def __init__(self, transport: Transport, make: Callable[[], Awaitable[seam.Execution]]):
         self._transport = transport
         self._waiting: list[AnyEvent] = []
 
-        async def work() -> Execution:
-            return make()
+        async def work() -> seam.Execution:
+            return await make()
 
-        self._execution: Execution | None = transport.call(work)
+        self._execution: seam.Execution | None = transport.call(work)
 
     def __iter__(self) -> Iterator[AnyEvent]:
         return self
@@ -92,7 +89,7 @@ class Files:
     Methods raise FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace, InvalidPath or FileError.
     """
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -157,10 +154,10 @@ class Files:
 class Watch:
     """An iterator of FileChange. `close()`, from any thread, ends it."""
 
-    def __init__(self, transport: Transport, make: Callable[[], CoreWatch]):
+    def __init__(self, transport: Transport, make: Callable[[], seam.Watch]):
         self._transport = transport
 
-        async def work() -> CoreWatch:
+        async def work() -> seam.Watch:
             return await make().__aenter__()
 
         self._core = transport.call(work)
@@ -195,7 +192,7 @@ class Watch:
 class Process:
     """A command in the background. An iterator of its events; it lives until it ends or its sandbox does."""
 
-    def __init__(self, transport: Transport, core: CoreProcess):
+    def __init__(self, transport: Transport, core: seam.Process):
         self._transport = transport
         self._core = core
         self._waiting: list[ProcessEvent] = []
@@ -250,7 +247,7 @@ class Process:
 class Commands:
     """Shell commands in a sandbox."""
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -316,8 +313,4 @@ class Commands:
 
     def kill(self, id: str) -> None:
         """Raises ProcessNotFound."""
-
-        async def work() -> None:
-            self._core.commands.kill(id)
-
-        self._transport.call(work)
+        self._transport.call(lambda: self._core.commands.kill(id))

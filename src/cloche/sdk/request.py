@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,12 +42,6 @@ def sandbox_spec(
         network=network_of(network),
         owner=OWNER,
     )
-
-
-def refuse_server(url: str | None, api_key: str | None) -> None:
-    """Raises InvalidRequest: quietly running here what was meant for a server would be worse."""
-    if url or api_key or os.environ.get("CLOCHE_URL"):
-        raise errors.InvalidRequest("a server comes with a later version: leave out url, api_key and CLOCHE_URL")
 
 
 def refuse_later(tools: object, detach: object) -> None:

@@ -7,14 +7,12 @@ from types import TracebackType
 from typing import Literal
 
 from cloche.engine.answers import InputSource
-from cloche.engine.context import Context as CoreContext
-from cloche.engine.sandbox import Sandbox as Core
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
-from cloche.sdk.embedded import embedded
+from cloche.sdk import seam
 from cloche.sdk.parts import Commands, Files, Stream
-from cloche.sdk.request import OWNER, LimitsLike, NetworkLike, refuse_later, refuse_server, run_env, sandbox_spec
-from cloche.sdk.transport import Transport
+from cloche.sdk.request import LimitsLike, NetworkLike, refuse_later, run_env, sandbox_spec
+from cloche.sdk.transport import Transport, transport_to
 
 OnEvent = Callable[[AnyEvent], object]
 
@@ -26,8 +24,10 @@ class Sandbox:
             box.run("x = 6 * 7")
             box.run("x").text            # '42': state lives on
 
-    `timeout` is its lifetime in seconds (by default until closed). Raises TemplateNotFound, InvalidRequest,
-    IsolationUnavailable (`cloche doctor` explains) or NurseryFailed. The first use of the built-in template builds it.
+    `timeout` is its lifetime in seconds (by default until closed). With `url` and `api_key`, or CLOCHE_URL and
+    CLOCHE_API_KEY, it is on a server, else in this process, where the first use of the built-in template builds it.
+    Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains), NurseryFailed,
+    Unauthenticated, or Unavailable where there is no server.
     """
 
     def __init__(
@@ -42,21 +42,19 @@ class Sandbox:
         url: str | None = None,
         api_key: str | None = None,
     ):
-        refuse_server(url, api_key)
         spec = sandbox_spec(template, env, metadata, limits, timeout, network)
-        transport = embedded()
+        transport = transport_to(url, api_key)
         self._attach(transport, transport.call(lambda: transport.create(spec)))
 
     @classmethod
     def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> Sandbox:
         """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
-        refuse_server(url, api_key)
-        transport = embedded()
+        transport = transport_to(url, api_key)
         self = cls.__new__(cls)
-        self._attach(transport, transport.call(lambda: transport.connect(id, OWNER)))
+        self._attach(transport, transport.call(lambda: transport.connect(id)))
         return self
 
-    def _attach(self, transport: Transport, core: Core) -> None:
+    def _attach(self, transport: Transport, core: seam.Sandbox) -> None:
         self._transport = transport
         self._core = core
         self.files = Files(transport, core)
@@ -80,15 +78,11 @@ class Sandbox:
 
     def info(self) -> SandboxInfo:
         """What it is and how long it lives, also when it has ended."""
-        return self._core.info
+        return self._transport.call(self._core.describe)
 
     def renew(self, seconds: float) -> SandboxInfo:
         """Moves its deadline to `seconds` from now, at most to the longest lifetime that the host allows."""
-
-        async def work() -> SandboxInfo:
-            return self._core.renew(seconds)
-
-        return self._transport.call(work)
+        return self._transport.call(lambda: self._core.renew(seconds))
 
     def kill(self) -> None:
         """Ends it. Nothing of it remains. Harmless when it has ended."""
@@ -96,7 +90,7 @@ class Sandbox:
 
     def close(self) -> None:
         """The same as `kill`."""
-        if self._core.record.state == "running":
+        if not self._core.ended:
             self.kill()
 
     def run(
@@ -143,7 +137,7 @@ class Sandbox:
 class Context:
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
 
-    def __init__(self, transport: Transport, core: CoreContext):
+    def __init__(self, transport: Transport, core: seam.Context):
         self._transport = transport
         self._core = core
 
@@ -179,12 +173,9 @@ class Context:
         if on_event is not None:
             return self._run_watched(self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input), on_event)
         given = run_env(env, cwd)
-
-        async def work() -> Run:
-            execution = self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
-            return await execution.result()
-
-        return self._transport.call(work)
+        return self._transport.call(
+            lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
+        )
 
     def stream(
         self,
@@ -204,11 +195,7 @@ class Context:
 
     def interrupt(self) -> bool:
         """Interrupts what runs now; its state is kept. False if nothing runs."""
-
-        async def work() -> bool:
-            return self._core.interrupt()
-
-        return self._transport.call(work)
+        return self._transport.call(self._core.interrupt)
 
     def restart(self) -> None:
         """A new kernel under the same id; the state is lost, what runs ends."""
@@ -226,7 +213,7 @@ class Context:
 class Contexts:
     """A sandbox's contexts. There is always a default one, which `Sandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: Core):
+    def __init__(self, transport: Transport, core: seam.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -236,11 +223,11 @@ class Contexts:
         return Context(self._transport, core)
 
     def list(self) -> list[Context]:
-        return [Context(self._transport, core) for core in self._core.contexts]
+        return [Context(self._transport, core) for core in self._transport.call(self._core.list_contexts)]
 
     def get(self, id: str) -> Context:
         """Raises ContextNotFound."""
-        return Context(self._transport, self._core.context(id))
+        return Context(self._transport, self._transport.call(lambda: self._core.find_context(id)))
 
     def restart(self, context: Context | str) -> None:
         """Raises ContextNotFound."""
@@ -249,11 +236,7 @@ class Contexts:
     def remove(self, context: Context | str) -> None:
         """Ends a context with all that it started. Raises ContextNotFound."""
         id = context if isinstance(context, str) else context.id
-
-        async def work() -> None:
-            self._core.remove_context(id)
-
-        self._transport.call(work)
+        self._transport.call(lambda: self._core.remove_context(id))
 
 
 def run(code: str, *, template: str = "python", timeout: float | None = None, input: InputSource = None) -> Run:

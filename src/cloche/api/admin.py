@@ -1,0 +1,78 @@
+"""`/admin/keys`: who may use this server. For admins: with a key, or over the control socket."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from cloche import errors
+from cloche.api.auth import Gatekeeper
+from cloche.api.http import Edge, whole_body
+from cloche.api.system import error_reply, json_reply
+from cloche.model import KIB, Struct
+from cloche.store.keys import KeyRecord, StoredKeys
+
+MAX_ASKED_BYTES = 16 * KIB
+
+
+class Asked(Struct, forbid_unknown_fields=True):
+    """What a new key should be."""
+
+    owner: str = "local"
+    role: str = "user"
+    name: str = ""
+
+
+class Admin:
+    def __init__(self, keys: StoredKeys, gatekeeper: Gatekeeper):
+        self._keys = keys
+        self._gatekeeper = gatekeeper
+        self._router = Router(
+            [
+                Route("/admin/keys", Edge(self, self.list), methods=["GET"]),
+                Route("/admin/keys", Edge(self, self.add), methods=["POST"]),
+                Route("/admin/keys/{id}", Edge(self, self.revoke), methods=["DELETE"]),
+                Route("/admin/keys/{id}/rotate", Edge(self, self.rotate), methods=["POST"]),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
+
+    def render_error(self, error: errors.ClocheError, request: Request) -> Response:
+        return error_reply(error)
+
+    async def list(self, request: Request) -> Response:
+        self._gatekeeper.admit_admin(request)
+        return json_reply(await self._keys.list())
+
+    async def add(self, request: Request) -> Response:
+        self._gatekeeper.admit_admin(request)
+        asked = decode(await whole_body(request, MAX_ASKED_BYTES))
+        return json_reply(told(*await self._keys.add(asked.owner, asked.role, asked.name)), 201)
+
+    async def rotate(self, request: Request) -> Response:
+        self._gatekeeper.admit_admin(request)
+        return json_reply(told(*await self._keys.rotate(request.path_params["id"])), 201)
+
+    async def revoke(self, request: Request) -> Response:
+        self._gatekeeper.admit_admin(request)
+        await self._keys.revoke(request.path_params["id"])
+        return Response(status_code=204)
+
+
+def decode(body: bytes) -> Asked:
+    """Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=Asked)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.InvalidRequest(f"the body must be JSON with owner, role and name: {error}") from None
+
+
+def told(record: KeyRecord, key: str) -> dict[str, object]:
+    """A new key: the only answer that ever has it."""
+    return {**msgspec.structs.asdict(record), "key": key}

@@ -1,0 +1,190 @@
+"""The code server's bytes: requests decoded, events encoded. Pure.
+
+Requests are JSON, checked as FastAPI checks them. Answers of `/execute` are lines of JSON in ASCII: Python's client
+splits them where `str.splitlines` does, JavaScript's decodes each chunk of bytes by itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cloche import errors
+from cloche.engine.context import Context
+from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
+from cloche.model import Struct
+
+KEEPALIVE = b'{"type": "keepalive"}\n'
+END = b'{"type": "end_of_execution"}\n'
+DEFAULT_LANGUAGE = "python"
+
+_SHORT_LANGUAGES = {"js": "javascript", "ts": "typescript", "": DEFAULT_LANGUAGE}
+_QUOTES = ("'", '"')
+
+
+class Unprocessable(errors.InvalidRequest):
+    """A request of the wrong shape. `detail` is as FastAPI puts it."""
+
+    def __init__(self, kind: str, where: tuple[str | int, ...], message: str):
+        super().__init__(message)
+        self.detail = [{"type": kind, "loc": ["body", *where], "msg": message}]
+
+
+class ExecuteRequest(Struct):
+    code: str
+    context_id: str | None = None
+    language: str | None = None
+    env_vars: dict[str, str] = {}
+
+
+class ContextRequest(Struct):
+    language: str = DEFAULT_LANGUAGE
+    cwd: str | None = None
+
+
+def decode_execute(body: bytes) -> ExecuteRequest:
+    """Raises Unprocessable, or InvalidRequest for a context and a language at once."""
+    asked = _object(body)
+    if "code" not in asked:
+        raise Unprocessable("missing", ("code",), "Field required")
+    context_id, language = _text(asked, "context_id"), _text(asked, "language")
+    if context_id and language:
+        raise errors.InvalidRequest("Only one of context_id or language can be provided")
+    return ExecuteRequest(
+        code=_text(asked, "code", required=True) or "",
+        context_id=context_id or None,
+        language=normal_language(language) if language else None,
+        env_vars=_env(asked.get("env_vars")),
+    )
+
+
+def decode_context(body: bytes) -> ContextRequest:
+    """Raises Unprocessable."""
+    asked = _object(body)
+    return ContextRequest(language=normal_language(_text(asked, "language")), cwd=_text(asked, "cwd") or None)
+
+
+def normal_language(given: str | None) -> str:
+    name = (given or "").lower().strip()
+    return _SHORT_LANGUAGES.get(name, name)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise Unprocessable("missing", (), "Field required")
+    try:
+        asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
+    except json.JSONDecodeError as error:
+        raise Unprocessable("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
+    except (UnicodeDecodeError, RecursionError):
+        raise Unprocessable("json_invalid", (), "JSON decode error: not UTF-8, or nested too deeply") from None
+    if not isinstance(asked, dict):
+        raise Unprocessable("model_attributes_type", (), "Input should be a valid dictionary")
+    return asked
+
+
+def _text(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
+    value = asked.get(name)
+    if isinstance(value, str) or (value is None and not required):
+        return value
+    raise Unprocessable("string_type", (name,), "Input should be a valid string")
+
+
+def _env(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise Unprocessable("dict_type", ("env_vars",), "Input should be a valid dictionary")
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise Unprocessable("string_type", ("env_vars", name), "Input should be a valid string")
+    return given
+
+
+def encode_context(context: Context) -> dict[str, str]:
+    return {"id": context.id, "language": context.language, "cwd": context.cwd}
+
+
+class Lines:
+    """Events as lines. An execution has one error at most: it waits for the end, which may know more of it."""
+
+    def __init__(self) -> None:
+        self._error: dict[str, Any] | None = None
+
+    def encode(self, events: Iterable[AnyEvent], timestamp: str) -> bytes:
+        """What these events are on the wire; nothing for those that E2B does not know."""
+        return b"".join([self._lines(event, timestamp) for event in events])
+
+    def _lines(self, event: AnyEvent, timestamp: str) -> bytes:
+        match event:
+            case Output():
+                return line({"type": event.stream, "text": event.text, "timestamp": timestamp})
+            case Display(update=False):
+                return line(result(event))
+            case Started():
+                return line({"type": "number_of_executions", "execution_count": event.count})
+            case Raised():
+                self._error = self._error or error(event.name, event.value, event.traceback)
+            case Ended():
+                return self._end(event)
+        return b""
+
+    def _end(self, ended: Ended) -> bytes:
+        found = self._error
+        if ended.outcome not in ("ok", "raised") and (found is None or ended.outcome == "timed_out"):
+            found = error(*failure(ended), found["traceback"] if found else "")
+        elif found is None and ended.exit_code:
+            found = error("", str(ended.exit_code))  # so says E2B's bash of a cell whose last command failed
+        return (line(found) if found else b"") + END
+
+
+def failure(ended: Ended) -> tuple[str, str]:
+    """Name and value of an error that was no exception of the program."""
+    reason = ended.reason or ended.outcome
+    if ended.outcome == "died":
+        return "ContextRestarting", f"Context was restarted: {reason}"
+    names = {"out_of_memory": "OutOfMemory", "timed_out": "ExecutionTimedOut", "interrupted": "KeyboardInterrupt"}
+    return names[ended.outcome], reason
+
+
+def error(name: str, value: str, traceback: str = "") -> dict[str, Any]:
+    return {"type": "error", "name": name, "value": value, "traceback": traceback}
+
+
+def result(event: Display) -> dict[str, Any]:
+    """A display, field by field: bytes in base 64, no field without a value but `extra`."""
+    made = Result.from_bundle(event.data, main=event.main)
+    fields = {name: _plain(getattr(made, name)) for name in Result.FIELDS.values()}
+    if made.text is not None:
+        fields["text"] = unquoted(made.text)
+    known = {name: value for name, value in fields.items() if value is not None}
+    extra = {mime: _plain(value) for mime, value in made.extra.items()}
+    return {"type": "result", **known, "extra": extra, "is_main_result": event.main}
+
+
+def unquoted(text: str) -> str:
+    """Without its outer quotes, where they match: so a string's value, mostly, and not its repr."""
+    paired = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
+    return text[1:-1] if paired else text
+
+
+def line(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields, allow_nan=False).encode() + b"\n"
+    except ValueError:  # a guest sent NaN, which JavaScript cannot read
+        return json.dumps(_finite(fields)).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list) else value

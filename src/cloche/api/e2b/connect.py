@@ -1,0 +1,322 @@
+"""Connect-RPC with the JSON codec and without compression: all that E2B's clients speak to envd.
+
+A service is a list of routes of handlers made here: `unary`, `server_stream` and `client_stream` decode what comes
+into a `Message`, call, and encode what is returned. Whatever a handler raises becomes an error of the protocol: by
+`render_error` before an answer has begun, and in the end frame of a stream after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar, dataclass_transform
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from cloche import errors
+from cloche.api.e2b.replies import json_reply
+from cloche.api.http import Dialect, Edge, Handler, Reset, Stream, body_chunks, whole_body
+from cloche.model import MIB
+
+UNARY_TYPE = "application/json"
+STREAM_TYPE = "application/connect+json"
+MAX_MESSAGE_BYTES = 32 * MIB
+QUIET_SECONDS = 90.0  # after which a stream says that it lives, unless its client asks for another time
+_LEAST_QUIET_SECONDS = 1.0
+
+_ENVELOPE = struct.Struct(">BI")
+_COMPRESSED, _END = 1, 2
+
+STATUSES = {
+    "canceled": 499,
+    "unknown": 500,
+    "invalid_argument": 400,
+    "deadline_exceeded": 504,
+    "not_found": 404,
+    "already_exists": 409,
+    "permission_denied": 403,
+    "resource_exhausted": 429,
+    "failed_precondition": 400,
+    "aborted": 409,
+    "out_of_range": 400,
+    "unimplemented": 501,
+    "internal": 500,
+    "unavailable": 503,
+    "data_loss": 500,
+    "unauthenticated": 401,
+}
+_CODES: dict[type[errors.ClocheError], str] = {
+    errors.InvalidRequest: "invalid_argument",
+    errors.Unauthenticated: "unauthenticated",
+    errors.Forbidden: "permission_denied",
+    errors.NotFound: "not_found",
+    errors.Gone: "unavailable",
+    errors.FileExists: "already_exists",
+    errors.PermissionDenied: "permission_denied",
+    errors.IsADirectory: "invalid_argument",
+    errors.NotADirectory: "invalid_argument",
+    errors.Unavailable: "unavailable",
+}
+
+
+class Refusal(errors.ClocheError):
+    """An error whose Connect code the error tree does not imply. `connect_code` is one of STATUSES."""
+
+    code = "refused"
+
+    def __init__(self, connect_code: str, message: str):
+        super().__init__(message)
+        self.connect_code = connect_code
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
+class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of the requests: proto3's JSON, with names in either case. Every field needs a default, as in proto3."""
+
+
+M = TypeVar("M", bound=Message)
+Reply = Mapping[str, Any]
+
+
+# -- handlers
+
+
+def service(name: str, dialect: Dialect, methods: Mapping[str, Handler]) -> list[BaseRoute]:
+    """The routes of one service, such as `process.Process`."""
+    return [Route(f"/{name}/{method}", Edge(dialect, call), methods=["POST"]) for method, call in methods.items()]
+
+
+def unary(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]]) -> Handler:
+    """One message in, one out."""
+
+    async def handle(request: Request) -> Response:
+        _check_type(request, UNARY_TYPE)
+        asked = decode(kind, await whole_body(request, MAX_MESSAGE_BYTES))
+        return json_reply(await call(request, asked))
+
+    return handle
+
+
+def server_stream(
+    kind: type[M],
+    call: Callable[[Request, M], Awaitable[AsyncGenerator[Reply, None]]],
+    *,
+    keepalive: Reply,
+) -> Handler:
+    """One message in, many out. What `call` raises, and what its generator raises, ends the stream with an error.
+
+    The generator is closed when the client leaves or its `Connect-Timeout-Ms` has passed. Each step of it may run in a
+    task of its own: it must not hold an `asyncio.timeout` or a task group across a `yield`.
+    """
+
+    async def handle(request: Request) -> Response:
+        _check_type(request, STREAM_TYPE)
+        ends_at = _end_of(request)
+        asked = await _only_message(request, kind)
+        replies = await call(request, asked)
+        return Stream(
+            _framed(replies, ends_at),
+            media_type=STREAM_TYPE,
+            at_once=True,
+            quiet_seconds=quiet_seconds(request),
+            keepalive=frame(keepalive),
+        )
+
+    return handle
+
+
+def client_stream(kind: type[M], call: Callable[[Request, AsyncIterator[M]], Awaitable[Reply]]) -> Handler:
+    """Many messages in, one out."""
+
+    async def handle(request: Request) -> Response:
+        _check_type(request, STREAM_TYPE)
+        async with contextlib.aclosing(messages(request, kind)) as coming:
+            reply = await call(request, coming)
+        return Response(frame(reply) + end_frame(), media_type=STREAM_TYPE)
+
+    return handle
+
+
+# -- what comes
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """A message. Fields that are not known are ignored, null is the default. Raises InvalidRequest."""
+    try:
+        given = msgspec.json.decode(data or b"{}")
+        return msgspec.convert(_named(kind, given), kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise errors.InvalidRequest(f"this is no message that can be read here: {error}") from None
+
+
+def _named(kind: Any, given: Any) -> Any:
+    """Names as proto3 wrote them (snake_case) become those of its JSON, in messages only: maps have keys of users."""
+    if not isinstance(given, dict):
+        return given
+    named = {}
+    for field in msgspec.structs.fields(kind):
+        value = given.get(field.encode_name, given.get(field.name))
+        if value is not None:
+            inner = _message_type(field.type)
+            named[field.encode_name] = value if inner is None else _named(inner, value)
+    return named
+
+
+def _message_type(kind: Any) -> type[Message] | None:
+    """The message that a field holds, also where it may be missing."""
+    for each in (kind, *getattr(kind, "__args__", ())):
+        if isinstance(each, type) and issubclass(each, Message):
+            return each
+    return None
+
+
+async def messages(request: Request, kind: type[M]) -> AsyncGenerator[M, None]:
+    """The messages of a client's stream, as they come. Raises InvalidRequest for what is no whole stream of them."""
+    async with contextlib.aclosing(_frames(request)) as frames:
+        async for data in frames:
+            yield decode(kind, data)
+
+
+async def _only_message(request: Request, kind: type[M]) -> M:
+    only: bytes | None = None
+    async with contextlib.aclosing(_frames(request)) as frames:
+        async for data in frames:
+            if only is not None:
+                raise errors.InvalidRequest("this call takes one message, and more came")
+            only = data
+    if only is None:
+        raise errors.InvalidRequest("this call takes one message, and none came")
+    return decode(kind, only)
+
+
+async def _frames(request: Request) -> AsyncGenerator[bytes, None]:
+    buffer = bytearray()
+    # Time, not bytes, bounds a stream of input; what is kept of it is one message.
+    async with contextlib.aclosing(body_chunks(request, 1 << 62)) as chunks:
+        async for chunk in chunks:
+            buffer += chunk
+            while (data := take_frame(buffer)) is not None:
+                yield data
+    if buffer:
+        raise errors.InvalidRequest("the request ended in the middle of a frame: send the whole message")
+
+
+def take_frame(buffer: bytearray) -> bytes | None:
+    """Takes the first frame's message away from `buffer`; None if it is not whole yet. Raises InvalidRequest."""
+    if len(buffer) < _ENVELOPE.size:
+        return None
+    flags, size = _ENVELOPE.unpack_from(buffer)
+    if flags & _COMPRESSED:
+        raise Refusal("unimplemented", "compressed messages are not understood here: send them as they are")
+    if flags:
+        raise errors.InvalidRequest(f"a frame of a request cannot have the flags {flags:#04x}: send 0x00")
+    if size > MAX_MESSAGE_BYTES:
+        raise errors.InvalidRequest(f"a message of {size} bytes is over the limit of {MAX_MESSAGE_BYTES} bytes")
+    end = _ENVELOPE.size + size
+    if len(buffer) < end:
+        return None
+    data = bytes(buffer[_ENVELOPE.size : end])
+    del buffer[:end]
+    return data
+
+
+def _check_type(request: Request, wanted: str) -> None:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given != wanted:
+        raise UnsupportedType(f"this call takes {wanted}, not {given or 'a body without a type'}")
+    encoding = request.headers.get("connect-content-encoding" if wanted == STREAM_TYPE else "content-encoding", "")
+    if encoding not in ("", "identity"):
+        raise Refusal("unimplemented", f"the compression {encoding!r} is not understood here: send it as it is")
+
+
+class UnsupportedType(errors.InvalidRequest):
+    """A codec or protocol that is not spoken here."""
+
+
+def timeout_seconds(request: Request) -> float | None:
+    """The client's `Connect-Timeout-Ms`; None where it sets no time. Raises InvalidRequest."""
+    given = request.headers.get("connect-timeout-ms")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) <= 10):
+        raise errors.InvalidRequest("Connect-Timeout-Ms must be a number of milliseconds of up to ten digits")
+    return int(given) / 1000 or None
+
+
+def quiet_seconds(request: Request) -> float:
+    """After how much silence the client wants to hear something: its `Keepalive-Ping-Interval`."""
+    given = request.headers.get("keepalive-ping-interval", "")
+    if not (given.isascii() and given.isdigit() and len(given) <= 6):
+        return QUIET_SECONDS
+    return max(float(given), _LEAST_QUIET_SECONDS)
+
+
+def _end_of(request: Request) -> float | None:
+    seconds = timeout_seconds(request)
+    return None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+
+# -- what goes
+
+
+def frame(reply: Reply, flags: int = 0) -> bytes:
+    data = msgspec.json.encode(reply)
+    return _ENVELOPE.pack(flags, len(data)) + data
+
+
+def end_frame(error: errors.ClocheError | None = None) -> bytes:
+    """The last frame of a stream, which says whether it went well."""
+    return frame({} if error is None else {"error": error_body(error)}, _END)
+
+
+async def _framed(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(replies):
+        try:
+            while (reply := await _next(replies, ends_at)) is not None:
+                yield frame(reply)
+            yield end_frame()
+        except errors.Gone:
+            raise Reset from None  # clients look whether the sandbox lives when a stream breaks off, and only then
+        except errors.ClocheError as error:
+            yield end_frame(error)
+
+
+async def _next(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> Reply | None:
+    try:
+        async with asyncio.timeout_at(ends_at):
+            return await anext(replies, None)
+    except TimeoutError:
+        raise Refusal("deadline_exceeded", "the time that the client gave this call has passed") from None
+
+
+def code_of(error: errors.ClocheError) -> str:
+    """Connect's code for an error of ours."""
+    if isinstance(error, Refusal):
+        return error.connect_code
+    return next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), "internal")
+
+
+def error_body(error: errors.ClocheError) -> dict[str, str]:
+    # Clients look for "was not found" to tell that a sandbox has ended.
+    message = f"The sandbox was not found: {error}" if isinstance(error, errors.Gone) else str(error)
+    return {"code": code_of(error), "message": message}
+
+
+def is_stream(request: Request) -> bool:
+    return request.headers.get("content-type", "").lower().startswith("application/connect+")
+
+
+def render_error(error: errors.ClocheError, request: Request) -> Response:
+    """An error before an answer has begun, in the shape of the call that was made."""
+    if isinstance(error, UnsupportedType):
+        return json_reply(error_body(error), 415, {"accept-post": f"{UNARY_TYPE}, {STREAM_TYPE}"})
+    if isinstance(error, errors.Gone):
+        return json_reply(error_body(error), 502)
+    if is_stream(request):
+        return Response(end_frame(error), media_type=STREAM_TYPE)
+    return json_reply(error_body(error), STATUSES[code_of(error)])

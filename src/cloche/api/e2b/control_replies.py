@@ -1,0 +1,160 @@
+"""What the control plane answers. Pure."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cloche.api.e2b.replies import microseconds, timestamp
+from cloche.api.e2b.residents import Resident
+from cloche.engine.metrics import Sample
+from cloche.model import MIB, Limits, SandboxInfo, Template
+
+ENVD_VERSION = "0.6.13"  # what it promises decides which of their features clients use
+CLIENT_ID = "cloche"
+
+Json = dict[str, Any]
+
+
+def created(resident: Resident, domain: str) -> Json:
+    """The answer to a creation or a connection."""
+    return {
+        **_identity(resident.sandbox.info, resident.alias),
+        "envdAccessToken": resident.access_token,
+        "trafficAccessToken": resident.traffic_token,
+        "domain": domain or None,
+    }
+
+
+def detail(resident: Resident, domain: str) -> Json:
+    return {
+        **listed(resident.sandbox.info, resident.alias),
+        "envdAccessToken": resident.access_token,
+        "domain": domain or None,
+        "allowInternetAccess": False,
+        "network": {"allowPublicTraffic": resident.public_traffic},
+        "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+    }
+
+
+def listed(info: SandboxInfo, alias: str) -> Json:
+    return {
+        **_identity(info, alias),
+        **_size(info.limits),
+        "startedAt": timestamp(info.created_at),
+        "endAt": timestamp(info.deadline_at),
+        "state": "running",
+        "metadata": info.metadata,
+        "volumeMounts": [],
+    }
+
+
+def _identity(info: SandboxInfo, alias: str) -> Json:
+    return {
+        "templateID": info.template,
+        "alias": alias,
+        "sandboxID": info.id,
+        "clientID": CLIENT_ID,
+        "envdVersion": ENVD_VERSION,
+    }
+
+
+def _size(limits: Limits) -> Json:
+    return {
+        "cpuCount": math.ceil(limits.cpus),
+        "memoryMB": limits.memory_bytes // MIB,
+        "diskSizeMB": limits.space_bytes // MIB,
+    }
+
+
+# -- metrics and logs
+
+
+def metric(sample: Sample, limits: Limits) -> Json:
+    return {
+        "timestamp": timestamp(sample.at),
+        "timestampUnix": int(sample.at),
+        "cpuCount": math.ceil(limits.cpus),
+        "cpuUsedPct": round(sample.cpu_percent, 2),
+        "memUsed": sample.memory_bytes,
+        "memTotal": limits.memory_bytes,
+        "memCache": sample.cache_bytes,
+        "diskUsed": sample.space_bytes,
+        "diskTotal": limits.space_bytes,
+    }
+
+
+def log_entries(info: SandboxInfo) -> list[Json]:
+    """What we know of a sandbox's life: never what a program in it wrote."""
+    made = f"sandbox created from {info.template}"
+    entries = [_log_entry(info.created_at, made, event="sandbox.created", template=info.template)]
+    if info.ended_at is not None:
+        reason = info.end_reason or "its host process died"
+        entries.append(_log_entry(info.ended_at, f"sandbox ended: {reason}", event="sandbox.ended", reason=reason))
+    return entries
+
+
+def log_line(entry: Json) -> Json:
+    """An entry as version 1 has it: E2B's command line reads JSON from its line."""
+    line = {"level": entry["level"], "logger": "cloche", "message": entry["message"], **entry["fields"]}
+    return {"timestamp": entry["timestamp"], "line": msgspec.json.encode(line).decode()}
+
+
+def _log_entry(at: float, message: str, **fields: str) -> Json:
+    return {"timestamp": timestamp(at), "level": "info", "message": message, "fields": fields}
+
+
+def milliseconds(seconds: float) -> int:
+    return microseconds(seconds) // 1000
+
+
+# -- templates
+
+
+def template_listed(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
+    """A template by its newest version, which is the first."""
+    template = versions[0]
+    return {
+        "templateID": template.ref,
+        "buildID": build_id(template),
+        **_size(limits),
+        "public": True,
+        "aliases": names,
+        "names": names,
+        "createdAt": timestamp(template.created_at),
+        "updatedAt": timestamp(template.created_at),
+        "createdBy": None,
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+        "buildCount": len(versions),
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": "ready",
+    }
+
+
+def template_detail(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
+    """A template with all its versions, the newest first."""
+    newest = template_listed(versions, names, limits)
+    kept = ("templateID", "public", "aliases", "names", "createdAt", "updatedAt", "lastSpawnedAt", "spawnCount")
+    return {**{name: newest[name] for name in kept}, "builds": [_build(each, limits) for each in versions]}
+
+
+def build_id(template: Template) -> str:
+    """Clients read it as a UUID; a version's digest makes one."""
+    return str(uuid.UUID(hex=template.version[:32].ljust(32, "0")))
+
+
+def _build(template: Template, limits: Limits) -> Json:
+    return {
+        "buildID": build_id(template),
+        "status": "ready",
+        "createdAt": timestamp(template.created_at),
+        "updatedAt": timestamp(template.created_at),
+        "finishedAt": timestamp(template.created_at),
+        **_size(limits),
+        "envdVersion": ENVD_VERSION,
+    }

@@ -1,0 +1,239 @@
+"""What the control plane is asked for, read from bytes and query strings. Pure; raises InvalidRequest and NotOffered.
+
+Fields that E2B has and we do not know are ignored, as E2B does. What this server cannot do is refused where it is asked
+for, and accepted where its value asks for what is so anyway: no client's default request is refused.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from cloche import errors
+from cloche.api.e2b.replies import NotOffered, microseconds
+from cloche.model import Struct
+
+T = TypeVar("T", bound=msgspec.Struct)
+Order = Literal["asc", "desc"]
+
+STATES = ("running", "paused")
+MAX_PAGE = 100
+MAX_REFRESH_SECONDS = 3600
+_MAX_MICROSECONDS = 1 << 53
+
+
+class AutoResume(Struct):
+    enabled: bool = False
+
+
+class Network(Struct):
+    """The names are E2B's."""
+
+    allowPublicTraffic: bool | None = None
+    allowOut: list[str] | None = None
+    denyOut: list[str] | None = None
+    dnsServers: list[str] | None = None
+    egressProxy: dict[str, Any] | None = None
+    maskRequestHost: str | None = None
+    httpsPorts: list[int] | None = None
+    rules: dict[str, Any] | None = None
+    allow_internet_access: bool | None = None
+
+
+class Iam(Struct):
+    tokens: dict[str, Any] | None = None
+
+
+class NewSandbox(Struct):
+    """The body of a creation. The names are E2B's."""
+
+    templateID: str
+    timeout: int | None = None
+    autoPause: bool | None = None
+    autoPauseMemory: bool | None = None
+    autoResume: AutoResume | None = None
+    secure: bool | None = None
+    allow_internet_access: bool | None = None
+    network: Network | None = None
+    metadata: dict[str, str] | None = None
+    envVars: dict[str, str] | None = None
+    mcp: Any = None  # the client starts the gateway itself, by a command
+    iam: Iam | None = None
+    volumeMounts: list[Any] | None = None
+
+
+class Lifespan(Struct):
+    """The body of a connection, a resumption or a new timeout."""
+
+    timeout: int | None = None
+
+
+class Refresh(Struct):
+    duration: int | None = None
+
+
+class Wanted(Struct):
+    """A sandbox that somebody wants, with every default filled in."""
+
+    template: str
+    timeout_seconds: int
+    secure: bool
+    public_traffic: bool
+    metadata: dict[str, str]
+    env: dict[str, str]
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """A body that must be a JSON object. An empty one is an empty object."""
+    try:
+        return msgspec.json.decode(body.strip() or b"{}", type=type)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest(f"the request's body is not right: {_located(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
+
+
+def wanted(body: bytes, *, version: int) -> Wanted:
+    """The sandbox that the body of `POST /sandboxes` (1) or `POST /v2/sandboxes` (2) asks for."""
+    asked = decode(body, NewSandbox)
+    _check_lifecycle(asked)
+    _check_attachments(asked)
+    check_network(asked.network)
+    secure = version >= 2 or bool(asked.secure)
+    public = asked.network is None or asked.network.allowPublicTraffic is not False
+    if not public and not secure:
+        raise errors.InvalidRequest("network.allowPublicTraffic: it can be false only with secure: true")
+    return Wanted(
+        template=asked.templateID,
+        timeout_seconds=_default(asked.timeout, 300 if version >= 2 else 15),
+        secure=secure,
+        public_traffic=public,
+        metadata=asked.metadata or {},
+        env=asked.envVars or {},
+    )
+
+
+def check_network(network: Network | None) -> None:
+    """Rules that only forbid are kept already: a sandbox reaches nothing but itself. Others cannot be."""
+    if network is None:
+        return
+    for name in ("allowOut", "dnsServers", "egressProxy", "maskRequestHost", "httpsPorts", "rules"):
+        if getattr(network, name):
+            raise NotOffered(
+                f"network.{name} is not possible on this server: a sandbox has no network but loopback; leave it out"
+            )
+
+
+def _check_lifecycle(asked: NewSandbox) -> None:
+    auto_resume = asked.autoResume is not None and asked.autoResume.enabled
+    if asked.autoPauseMemory is False and auto_resume:
+        raise errors.InvalidRequest("autoPauseMemory: it cannot be false together with autoResume")
+    if asked.autoPauseMemory is False and not asked.autoPause:
+        raise errors.InvalidRequest("autoPauseMemory: it has a meaning only with autoPause: true")
+    if asked.autoPause or auto_resume:
+        name = "autoPause" if asked.autoPause else "autoResume"
+        raise NotOffered(f"{name}: this server cannot pause sandboxes yet; they end at their timeout. Leave it out")
+
+
+def _check_attachments(asked: NewSandbox) -> None:
+    if asked.volumeMounts:
+        raise NotOffered("volumeMounts: this server has no volumes yet; leave it out, and write files instead")
+    if asked.iam is not None and asked.iam.tokens:
+        raise NotOffered("iam: this server issues no workload identities; leave it out")
+
+
+def _located(error: msgspec.ValidationError) -> str:
+    """msgspec says "Expected `str`, got `int` - at `$.metadata[...]`": the place first, in a client's words."""
+    what, _, where = str(error).partition(" - at `$")
+    place = where.rstrip("`").lstrip(".")
+    return f"{place}: {what}" if place else what
+
+
+def _default(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+# -- lists
+
+
+class Listing(Struct):
+    """Which of an owner's sandboxes, in which order, from where on."""
+
+    metadata: dict[str, str] = {}
+    states: tuple[str, ...] = STATES
+    order: Order = "desc"
+    started_after: int | None = None  # microseconds since 1970
+    template: str | None = None
+    limit: int = MAX_PAGE
+    after: tuple[int, str] | None = None  # when the last one of the page before had started, and its id
+
+
+def listing(query: Mapping[str, str]) -> Listing:
+    """The query of `GET /v2/sandboxes`."""
+    order = query.get("order") or "desc"
+    if order not in ("asc", "desc"):
+        raise errors.InvalidRequest(f"order: it is asc or desc, not {order!r}")
+    return Listing(
+        metadata=metadata_filter(query.get("metadata", "")),
+        states=_states(query.get("state", "")),
+        order="asc" if order == "asc" else "desc",
+        started_after=_moment("startedAfter", query["startedAfter"]) if query.get("startedAfter") else None,
+        template=query.get("template") or None,
+        limit=whole_number("limit", query.get("limit"), 1, MAX_PAGE) or MAX_PAGE,
+        after=_page(query["nextToken"]) if query.get("nextToken") else None,
+    )
+
+
+def metadata_filter(text: str) -> dict[str, str]:
+    """`text` is what the query's own decoding left: clients encode keys and values once more, and the whole again."""
+    found = {}
+    for pair in filter(None, unquote_plus(text).split("&")):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise errors.InvalidRequest("metadata: it must be pairs like key=value, joined by &, each URL-encoded")
+        found[unquote_plus(name)] = unquote_plus(value)
+    return found
+
+
+def page_token(started: int, id: str) -> str:
+    """Names the last sandbox of a page, for whoever asks for the next one."""
+    return urlsafe_b64encode(f"{started}:{id}".encode()).decode().rstrip("=")
+
+
+def whole_number(name: str, text: str | None, least: int, most: int) -> int | None:
+    """A parameter of a query; None if it is not given."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+        raise errors.InvalidRequest(f"{name}: it must be a whole number from {least} to {most}, not {text[:40]!r}")
+    return int(text)
+
+
+def _states(text: str) -> tuple[str, ...]:
+    states = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if not set(states) <= set(STATES):
+        raise errors.InvalidRequest(f"state: it is running, paused or both, joined by a comma, not {text[:80]!r}")
+    return states or STATES
+
+
+def _moment(name: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text.replace(" ", "+"))  # a plus that was not encoded
+        return microseconds((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise errors.InvalidRequest(f"{name}: it must be a time like 2026-01-31T12:00:00Z, not {text[:80]!r}") from None
+
+
+def _page(token: str) -> tuple[int, str]:
+    try:
+        started, _, id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(":")
+        found = int(started)
+    except (binascii.Error, ValueError):
+        raise errors.InvalidRequest("nextToken: it is none of this server's; ask again without it") from None
+    return min(max(found, 0), _MAX_MICROSECONDS), id

@@ -1,0 +1,47 @@
+"""Answers in E2B's shapes, and times as it writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from cloche import errors
+
+NEVER = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
+
+
+class NotOffered(errors.ClocheError):
+    """E2B has it, this server does not."""
+
+    code = "not_offered"
+
+
+class Conflict(errors.ClocheError):
+    """It cannot be done in the state that things are in."""
+
+    code = "conflict"
+
+
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def error_reply(status: int, message: str) -> Response:
+    """The control plane's and envd's HTTP errors: JavaScript clients go by `code` in the body."""
+    return json_reply({"code": status, "message": message}, status)
+
+
+def timestamp(seconds: float | None) -> str:
+    """RFC 3339, to the microsecond."""
+    if seconds is None:
+        return NEVER
+    return datetime.fromtimestamp(microseconds(seconds) / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def microseconds(seconds: float) -> int:
+    """The moment as clients see it: what they send back must compare equal."""
+    return round(seconds * 1_000_000)

@@ -1,0 +1,102 @@
+"""Which sandbox and port a request is for: by its Host name, by two headers, or by a signature."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from cloche import errors
+from cloche.model import Struct
+
+PREFIX = "/e2b"
+ENVD_PORT = 49983
+CODE_PORT = 49999
+ID_HEADER = "e2b-sandbox-id"
+PORT_HEADER = "e2b-sandbox-port"
+
+_LABEL = re.compile(r"(\d{1,5})-([a-z0-9]+)(?:-[a-z0-9]+)?")
+_OWN_LABEL = re.compile(r"(\d{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]+)?")
+_ID = re.compile(r"[a-z0-9]{1,64}")
+
+
+class Target(Struct):
+    """A port of a sandbox."""
+
+    sandbox: str
+    port: int
+    by_host: bool
+
+
+def target_of(scope: Scope, domain: str) -> Target | None:
+    """None for a request that is not for a sandbox. Raises InvalidRequest for one that names none that could be.
+
+    `domain` is the one under which sandboxes are reached. Without it a Host name counts that starts with an id as we
+    make them: `8000-something` may well be the name of the machine itself.
+    """
+    headers = Headers(scope=scope)
+    by_host = _by_host(headers.get("host", ""), domain)
+    if by_host is not None:
+        return by_host
+    sandbox, port = headers.get(ID_HEADER), headers.get(PORT_HEADER)
+    if sandbox is None and port is None:
+        return None
+    if sandbox is None or port is None:
+        raise errors.InvalidRequest("missing header: E2b-Sandbox-Id and E2b-Sandbox-Port go together")
+    return Target(sandbox=_sandbox(sandbox), port=_port(port), by_host=False)
+
+
+def is_api_host(scope: Scope, domain: str) -> bool:
+    """Whether it is for `api.DOMAIN`: where clients that know only a domain look for the control plane."""
+    host = Headers(scope=scope).get("host", "").lower()
+    return bool(domain) and _without_port(host) == f"api.{_without_port(domain.lower())}"
+
+
+def is_signed_file(scope: Scope) -> bool:
+    """Whether it is a signed file URL: those lose the prefix, and name no sandbox."""
+    return without_prefix(scope["path"]) == "/files" and b"signature=" in scope.get("query_string", b"")
+
+
+def without_prefix(path: str) -> str:
+    return path[len(PREFIX) :] or "/" if path == PREFIX or path.startswith(PREFIX + "/") else path
+
+
+def strip_prefix(scope: Scope) -> None:
+    """Lets what is behind see the path as if it had the origin to itself."""
+    raw = scope.get("raw_path")
+    if raw is not None and scope["path"] != without_prefix(scope["path"]):
+        scope["raw_path"] = raw[len(PREFIX) :] or b"/"
+    scope["path"], scope["root_path"] = without_prefix(scope["path"]), ""
+
+
+def bare_id(given: str) -> str:
+    """A sandbox's id as it was sent: E2B's old ones carry a client's id behind a dash."""
+    return given.partition("-")[0]
+
+
+def _by_host(host: str, domain: str) -> Target | None:
+    label, _, rest = host.lower().partition(".")
+    match = (_LABEL if domain else _OWN_LABEL).fullmatch(label)
+    if match is None or not rest or (domain and _without_port(rest) != _without_port(domain.lower())):
+        return None
+    return Target(sandbox=match[2], port=_port(match[1]), by_host=True)
+
+
+def _without_port(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def _sandbox(given: str) -> str:
+    id = bare_id(given)
+    if not _ID.fullmatch(id):
+        raise errors.InvalidRequest("Invalid sandbox ID")
+    return id
+
+
+def _port(given: str) -> int:
+    port = int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
+    if not 0 < port < 1 << 16:
+        raise errors.InvalidRequest("Invalid sandbox port")
+    return port

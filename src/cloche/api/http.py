@@ -1,0 +1,260 @@
+"""What every dialect needs of HTTP: who asks, how errors are said, bodies with a limit, streams that own their source.
+
+A dialect is pure decoding, pure encoding, and handlers that the `Edge` wraps: whatever they raise becomes an answer in
+the dialect's own shape, with the request's id in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cloche import errors
+from cloche.model import MIB
+from cloche.telemetry import log
+
+Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
+
+MAX_JSON_BYTES = 64 * MIB
+REQUEST_ID = "x-request-id"
+_MAX_REQUEST_ID = 128
+
+_STATUSES: dict[type[errors.ClocheError], int] = {
+    errors.InvalidRequest: 400,
+    errors.TooLarge: 413,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.Gone: 410,
+    errors.FileError: 400,
+    errors.FileExists: 409,
+    errors.PermissionDenied: 403,
+    errors.NoSpace: 507,
+    errors.TemplateBuildFailed: 500,
+    errors.Unavailable: 503,
+    errors.ProtocolViolation: 502,
+}
+
+
+def status_of(error: errors.ClocheError) -> int:
+    """The status that HTTP has for such an error. Dialects with an own opinion map first."""
+    return next((_STATUSES[cls] for cls in type(error).__mro__ if cls in _STATUSES), 500)
+
+
+class Dialect(Protocol):
+    """How a protocol says that something of ours went wrong."""
+
+    def render_error(self, error: errors.ClocheError, request: Request) -> Response: ...
+
+
+class Internal(errors.ClocheError):
+    """A fault of ours that nobody foresaw. The log has it, under the request's id."""
+
+    code = "internal_error"
+
+
+class Edge:
+    """The ASGI endpoint of one handler of one dialect. The one place where unforeseen errors are caught."""
+
+    def __init__(self, dialect: Dialect, handler: Handler):
+        self._dialect = dialect
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        begun = _Begun(send)
+        try:
+            response = await self._handler(request)
+            await response(scope, receive, begun)
+        except ClientDisconnect:
+            log.debug("request.left", request=request_id(request))
+        except Reset:
+            _cut_off(scope)
+        except Dropped:
+            pass  # returning with the response unfinished makes the server close the connection
+        except errors.ClocheError as error:
+            await self._fail(error, request, begun)
+        except Exception as error:  # noqa: BLE001 - the dialect's edge
+            log.error("request.failed", request=request_id(request), error=type(error).__name__, where=_where(error))
+            await self._fail(Internal("a fault of Cloche's: the server's log has this request"), request, begun)
+
+    async def _fail(self, error: errors.ClocheError, request: Request, begun: _Begun) -> None:
+        if begun.begun:
+            return  # it is too late for a status: the connection closes unfinished, which no client takes for success
+        response = self._dialect.render_error(error, request)
+        response.headers.setdefault(REQUEST_ID, request_id(request))
+        await response(request.scope, request.receive, begun)
+
+
+class _Begun:
+    """A `send` that remembers whether the response has begun."""
+
+    def __init__(self, send: Send):
+        self._send = send
+        self.begun = False
+
+    async def __call__(self, message: Mapping[str, object]) -> None:
+        self.begun = True
+        await self._send(message)  # type: ignore[arg-type]
+
+
+def _where(error: BaseException) -> str:
+    """File and line of ours where it was raised; never the message, which may hold what a user typed."""
+    traceback = error.__traceback__
+    where = ""
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        where = f"{code.co_filename.rpartition('/')[2]}:{traceback.tb_lineno} {code.co_name}"
+        traceback = traceback.tb_next
+    return where
+
+
+def request_id(request: Request) -> str:
+    """The client's own id of the request where it sent a sensible one, else one of ours. The same at every call."""
+    return request_id_of(request.scope)
+
+
+def request_id_of(scope: Scope) -> str:
+    """As `request_id`, for whoever has no Request."""
+    state = scope.setdefault("state", {})
+    if "request_id" not in state:
+        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        usable = 0 < len(sent) <= _MAX_REQUEST_ID and sent.isascii() and sent.isprintable()
+        state["request_id"] = sent if usable else "req_" + secrets.token_hex(8)
+    return str(state["request_id"])
+
+
+async def body_chunks(request: Request, max_bytes: int | None = None) -> AsyncGenerator[bytes, None]:
+    """The body as it comes. Raises TooLarge as soon as it is clear, also from a Content-Length.
+
+    It has `max_bytes` at most, and never more than the server allows for any request (`server.upload_bytes`).
+    """
+    most = request.scope.get("state", {}).get("max_body_bytes", MAX_JSON_BYTES)
+    max_bytes = most if max_bytes is None else min(max_bytes, most)
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdigit() and int(claimed) > max_bytes:
+        raise _too_large(max_bytes)
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if chunk:
+            yield chunk
+
+
+async def whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The whole body. Raises TooLarge."""
+    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+
+
+def _too_large(max_bytes: int) -> errors.TooLarge:
+    return errors.TooLarge(f"the request's body is over the limit of {max_bytes} bytes: send less, or in parts")
+
+
+def _cut_off(scope: Scope) -> None:
+    """Where the server cannot do that, it closes the connection, once it sees the response unfinished."""
+    cut_off = scope.get("state", {}).get("cut_off")
+    if cut_off is not None:
+        cut_off()
+
+
+class Dropped(Exception):
+    """Raised by a stream's source: the connection closes in the middle, so that nobody takes what came for a whole."""
+
+
+class Reset(Dropped):
+    """The same with a TCP reset, for clients that take a connection which merely ends for another kind of failure."""
+
+
+class Stream(Response):
+    """A response whose chunks come from a source that it owns: when the client leaves, the source is closed.
+
+    Starlette's own leaves a generator suspended that waits in `send`. With `at_once` the headers go out before the
+    first chunk is there. After `quiet_seconds` without a chunk, `keepalive` is sent.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+        at_once: bool = False,
+        quiet_seconds: float | None = None,
+        keepalive: bytes = b"",
+    ):
+        self.status_code = status_code
+        self.media_type = media_type
+        self.background = None
+        self._chunks = chunks
+        self._at_once = at_once
+        self._quiet_seconds = quiet_seconds
+        self._keepalive = keepalive
+        self._begun = False
+        self.init_headers(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(_wait_for_leaving(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await sending
+                return
+            sending.result()
+        finally:
+            leaving.cancel()
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait((sending,))
+
+    async def _send_all(self, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks) as chunks:
+            if self._at_once:
+                await self._begin(send)
+            async for chunk in self._with_keepalives(chunks):
+                await self._begin(send)
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+    async def _with_keepalives(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        if self._quiet_seconds is None:
+            async for chunk in chunks:
+                yield chunk
+            return
+        while True:
+            coming = asyncio.ensure_future(anext(chunks, None))
+            try:
+                while not (await asyncio.wait((coming,), timeout=self._quiet_seconds))[0]:
+                    yield self._keepalive
+                following = coming.result()
+            finally:
+                if not coming.done():
+                    coming.cancel()
+                    await asyncio.wait((coming,))
+            if following is None:
+                return
+            yield following
+
+
+async def _wait_for_leaving(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,118 @@
+"""Forms with files in them (multipart/form-data), taken as they come: nothing is kept but the chunk at hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import NamedTuple
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from cloche import errors
+
+MULTIPART_TYPE = "multipart/form-data"
+_CUT_OFF = "the form ended before its closing boundary: send it again, whole"
+
+
+class Part(NamedTuple):
+    """One field of a form. `chunks` must be taken before the next part is asked for; what is left of it is skipped."""
+
+    name: str
+    filename: str | None  # as it was sent, with its slashes
+    chunks: AsyncGenerator[bytes, None]
+
+
+def boundary_of(content_type: str) -> bytes:
+    """Raises InvalidRequest unless it is the type of a form, with its boundary."""
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if kind.decode("latin-1") != MULTIPART_TYPE or not 0 < len(boundary) <= 256:
+        raise errors.InvalidRequest(f"this needs the type {MULTIPART_TYPE}, with a boundary")
+    return boundary
+
+
+async def parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[Part, None]:
+    """The fields of a form, one after the other. Raises InvalidRequest for what is no form, or not a whole one."""
+    async with contextlib.aclosing(_tokens(body, boundary)) as tokens:
+        async for kind, content in tokens:
+            if kind == "headers":
+                async with contextlib.aclosing(_data(tokens)) as chunks:
+                    yield Part(*_named(content), chunks)
+                    async for _skipped in chunks:
+                        pass
+
+
+async def _data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerator[bytes, None]:
+    async for kind, content in tokens:
+        if kind == "end":
+            return
+        yield content
+
+
+def _named(disposition: bytes) -> tuple[str, str | None]:
+    options = parse_options_header(disposition.decode("latin-1"))[1]
+    try:
+        filename = options.get(b"filename")
+        return options.get(b"name", b"").decode(), None if filename is None else filename.decode()
+    except UnicodeDecodeError:
+        raise errors.InvalidRequest("the name of a file in a form must be UTF-8") from None
+
+
+async def _tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[tuple[str, bytes], None]:
+    """("headers", its Content-Disposition), ("data", ..) as often as it comes, ("end", b"") for each part."""
+    form = _Form(boundary)
+    async for chunk in body:
+        for token in form.feed(chunk):
+            yield token
+    if not form.whole:
+        raise errors.InvalidRequest(_CUT_OFF)
+
+
+class _Form:
+    def __init__(self, boundary: bytes):
+        self.whole = False
+        self._found: list[tuple[str, bytes]] = []
+        self._field, self._value, self._disposition = b"", b"", b""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_data": lambda data, start, end: self._found.append(("data", data[start:end])),
+                "on_part_end": lambda: self._found.append(("end", b"")),
+                "on_header_begin": self._on_header_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_end": self._on_end,
+            },
+        )
+
+    def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """What has become known. Raises InvalidRequest."""
+        try:
+            self._parser.write(chunk)
+        except MultipartParseError as error:
+            raise errors.InvalidRequest(f"this is no form: {error}") from None
+        found, self._found = self._found, []
+        return found
+
+    def _on_header_begin(self) -> None:
+        self._field, self._value = b"", b""
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._field.lower() == b"content-disposition":
+            self._disposition = self._value
+
+    def _on_headers_finished(self) -> None:
+        self._found.append(("headers", self._disposition))
+        self._disposition = b""
+
+    def _on_end(self) -> None:
+        self.whole = True

@@ -1,0 +1,54 @@
+"""The server itself: who asks, what it is, which templates it has."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cloche.api.native.door import Door, reply
+from cloche.engine.context import LANGUAGES
+from cloche.model import Template
+from cloche.protocol import told
+from cloche.templates import Catalogue
+
+
+class Desk:
+    def __init__(self, door: Door):
+        self._door = door
+        self._catalogue = Catalogue(door.config.data_dir, door.config.aliases)
+
+    async def whoami(self, request: Request) -> Response:
+        return reply(self._door.admit(request))
+
+    async def info(self, request: Request) -> Response:
+        self._door.admit(request)
+        config = self._door.config
+        about = told.About(
+            version=version("cloche"),
+            languages=list(LANGUAGES),
+            max_lifetime_seconds=config.lifetime.max_seconds,
+            max_upload_bytes=config.server.upload_bytes,
+            default_limits=config.limits.default,
+            maximum_limits=config.limits.maximum,
+        )
+        return reply(about)
+
+    async def templates(self, request: Request) -> Response:
+        self._door.admit(request)
+        return reply([_described(each) for each in await asyncio.to_thread(self._catalogue.list)])
+
+
+def _described(template: Template) -> told.TemplateInfo:
+    """Without where it lies on the host."""
+    return told.TemplateInfo(
+        name=template.name,
+        version=template.version,
+        python_version=template.python_version,
+        packages=list(template.packages),
+        limits=template.limits,
+        created_at=template.created_at,
+        size_bytes=template.size_bytes,
+    )

@@ -1,0 +1,65 @@
+"""What the server says about itself: why a sandbox ended, why a nursery failed. Never a program's output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cloche import errors
+from cloche.api.http import Stream
+from cloche.api.native.door import Door, query_of, reply
+from cloche.api.native.sse import event_stream
+from cloche.events import Event
+from cloche.protocol import asks, told
+from cloche.telemetry import Entry, log
+
+POLL_SECONDS = 0.25
+
+
+class Logs:
+    def __init__(self, door: Door):
+        self._door = door
+
+    async def recent(self, request: Request) -> Response:
+        sandbox = self._asked(request)
+        return reply([logged(each) for each in _about(sandbox, log.recent)])
+
+    async def follow(self, request: Request) -> Stream:
+        return event_stream(request, self._follow(self._asked(request)))
+
+    async def _follow(self, sandbox: str | None) -> AsyncGenerator[Event, None]:
+        """Ends with the server, so that it can."""
+        yield told.Watching()
+        seen: Entry | None = None
+        over = False
+        while not over:
+            await asyncio.sleep(POLL_SECONDS if seen else 0)
+            over = self._door.engine.closing
+            fresh = since(seen, list(log.recent))
+            for entry in _about(sandbox, fresh):
+                yield logged(entry)
+            seen = fresh[-1] if fresh else seen
+
+    def _asked(self, request: Request) -> str | None:
+        if self._door.admit(request).role != "admin":
+            raise errors.Forbidden("logs are for admins: use a key with that role")
+        return query_of(request, asks.LogsQuery).sandbox
+
+
+def since(seen: Entry | None, entries: list[Entry]) -> list[Entry]:
+    """Those after the one that was seen last; all of them where that is gone already."""
+    for at in range(len(entries) - 1, -1, -1):
+        if entries[at] is seen:
+            return entries[at + 1 :]
+    return entries
+
+
+def logged(entry: Entry) -> told.Logged:
+    return told.Logged(at=entry.at, level=entry.level, event=entry.event, fields=entry.fields)
+
+
+def _about(sandbox: str | None, entries: Iterable[Entry]) -> list[Entry]:
+    return [each for each in entries if sandbox is None or each.fields.get("sandbox") == sandbox]

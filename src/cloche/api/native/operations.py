@@ -1,0 +1,135 @@
+"""Every route of `/api/v1`, once: the router and the OpenAPI document are made from this table."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cloche.api.http import Handler
+from cloche.api.native import sockets
+from cloche.api.native.about import Desk
+from cloche.api.native.commands import Commands
+from cloche.api.native.door import Door
+from cloche.api.native.files import Files
+from cloche.api.native.logs import Logs
+from cloche.api.native.running import Running
+from cloche.api.native.sandboxes import Sandboxes
+from cloche.api.native.sockets import Talk
+from cloche.engine.process import ProcessResult
+from cloche.model import FileInfo, Principal, ProcessInfo, SandboxInfo
+from cloche.protocol import asks, told
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+EVENTS = "text/event-stream"
+
+
+class Operation(NamedTuple):
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: Any = None  # a message, or BYTES
+    query: Any = None
+    answer: Any = None  # what is in a JSON answer, or BYTES, or EVENTS; None for an empty answer
+    status: int = 200
+
+
+class SocketOperation(NamedTuple):
+    path: str
+    talk: Talk
+    summary: str
+    first: Any = None  # the client's first message
+    query: Any = None
+
+
+def operations(door: Door) -> list[Operation]:
+    """Paths are below the prefix."""
+    return [*_of_server(door), *_of_sandboxes(door), *_of_code(door), *_of_files(door), *_of_commands(door)]
+
+
+def socket_operations() -> list[SocketOperation]:
+    box = "/sandboxes/{id}"
+    return [
+        SocketOperation(box + "/execute", sockets.execute, "Run code; answer and interrupt it.", asks.Execute),
+        SocketOperation(
+            box + "/process",
+            sockets.process,
+            "Start a process or terminal and attach to it.",
+            asks.StartProcess,
+            asks.AttachQuery,
+        ),
+        SocketOperation(
+            box + "/processes/{process}/attach", sockets.attach, "Attach to a process.", None, asks.AttachQuery
+        ),
+    ]
+
+
+def _of_server(door: Door) -> list[Operation]:
+    desk, logs, query = Desk(door), Logs(door), asks.LogsQuery
+    return [
+        Operation("GET", "/whoami", desk.whoami, "Who asks.", answer=Principal),
+        Operation("GET", "/info", desk.info, "What the server is and allows.", answer=told.About),
+        Operation("GET", "/templates", desk.templates, "The templates.", answer=list[told.TemplateInfo]),
+        Operation("GET", "/logs", logs.recent, "The server's own events.", query=query, answer=list[told.Logged]),
+        Operation("GET", "/logs/follow", logs.follow, "The same, and what comes.", query=query, answer=EVENTS),
+    ]
+
+
+def _of_sandboxes(door: Door) -> list[Operation]:
+    here = Sandboxes(door)
+    box, one = "/sandboxes/{id}", "/sandboxes/{id}/contexts/{context}"
+    context, contexts = told.ContextInfo, box + "/contexts"
+    query = asks.SandboxesQuery
+    return [
+        Operation("POST", "/sandboxes", here.create, "Make a sandbox.", asks.CreateSandbox, None, SandboxInfo, 201),
+        Operation("GET", "/sandboxes", here.list, "Those that run.", query=query, answer=list[SandboxInfo]),
+        Operation("GET", box, here.get, "What is known of it.", query=asks.SandboxQuery, answer=SandboxInfo),
+        Operation("POST", box + "/renew", here.renew, "Move its deadline.", asks.Renew, answer=SandboxInfo),
+        Operation("DELETE", box, here.kill, "End it.", status=204),
+        Operation("GET", box + "/hold", here.hold, "It ends when this connection does.", answer=EVENTS),
+        Operation("GET", contexts, here.list_contexts, "Its contexts.", answer=list[told.ContextInfo]),
+        Operation("POST", contexts, here.create_context, "Make a context.", asks.CreateContext, None, context, 201),
+        Operation("GET", one, here.get_context, "A context.", answer=context),
+        Operation("POST", one + "/restart", here.restart_context, "A new kernel under the same id.", status=204),
+        Operation("POST", one + "/interrupt", here.interrupt_context, "Interrupt it.", answer=told.Interrupted),
+        Operation("DELETE", one, here.remove_context, "End a context.", status=204),
+    ]
+
+
+def _of_code(door: Door) -> list[Operation]:
+    here, box = Running(door), "/sandboxes/{id}"
+    return [
+        Operation("POST", box + "/run", here.run, "Run code to its end.", asks.Execute, answer=told.ToldRun),
+        Operation("POST", box + "/stream", here.stream, "Run code; its events.", asks.Execute, answer=EVENTS),
+    ]
+
+
+def _of_files(door: Door) -> list[Operation]:
+    here, files = Files(door), "/sandboxes/{id}/files"
+    at, read, listing = asks.PathQuery, asks.ReadQuery, asks.ListQuery
+    return [
+        Operation("GET", files + "/content", here.read, "A file's content.", query=read, answer=BYTES),
+        Operation("PUT", files + "/content", here.write, "Write a file.", BYTES, asks.WriteQuery, FileInfo),
+        Operation("GET", files + "/list", here.list, "A directory.", query=listing, answer=list[FileInfo]),
+        Operation("GET", files + "/stat", here.stat, "What lies at a path.", query=at, answer=FileInfo),
+        Operation("GET", files + "/exists", here.exists, "Whether it is there.", query=at, answer=told.Exists),
+        Operation("POST", files + "/make_dir", here.make_dir, "Make a directory.", asks.Path, answer=told.Made),
+        Operation("POST", files + "/move", here.move, "Move it.", asks.MovePath, answer=FileInfo),
+        Operation("POST", files + "/remove", here.remove, "Remove it.", asks.Path, status=204),
+        Operation("GET", files + "/watch", here.watch, "Changes, as events.", query=asks.WatchQuery, answer=EVENTS),
+    ]
+
+
+def _of_commands(door: Door) -> list[Operation]:
+    here, box = Commands(door), "/sandboxes/{id}"
+    one = box + "/processes/{process}"
+    run, start, ran, began = asks.RunCommand, asks.StartProcess, ProcessResult, told.ProcessStarted
+    return [
+        Operation("POST", box + "/commands", here.run, "Run a command to its end.", run, answer=ran),
+        Operation("POST", box + "/processes", here.start, "Start a process.", start, answer=began, status=201),
+        Operation("GET", box + "/processes", here.list, "Those that run.", answer=list[ProcessInfo]),
+        Operation("DELETE", one, here.kill, "Kill it with all that it started.", status=204),
+        Operation("POST", one + "/signal", here.signal, "Signal it.", asks.Signal, status=204),
+        Operation("PUT", one + "/stdin", here.write_stdin, "Write to its stdin.", BYTES, status=204),
+        Operation("DELETE", one + "/stdin", here.close_stdin, "Close its stdin.", status=204),
+    ]

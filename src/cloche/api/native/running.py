@@ -1,0 +1,58 @@
+"""Running code: to its end, or as a stream of events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cloche import errors
+from cloche.api.native.door import Door, body_of, raw_reply
+from cloche.api.native.leaving import unless_left
+from cloche.api.native.sse import event_stream
+from cloche.engine.execution import Execution
+from cloche.engine.paths import check_cwd
+from cloche.engine.sandbox import Sandbox
+from cloche.events import Event
+from cloche.protocol import asks, told
+
+
+class Running:
+    def __init__(self, door: Door):
+        self._door = door
+
+    async def run(self, request: Request) -> Response:
+        execution = await self._execution(request)
+        return raw_reply(told.encode_run(await unless_left(request, execution.result())))
+
+    async def stream(self, request: Request) -> Response:
+        return event_stream(request, _events(await self._execution(request)))
+
+    async def _execution(self, request: Request) -> Execution:
+        sandbox = await self._door.sandbox(request)
+        asked = await body_of(request, asks.Execute)
+        if asked.input is True:
+            raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
+        return execution_of(sandbox, asked)
+
+
+def execution_of(sandbox: Sandbox, asked: asks.Execute) -> Execution:
+    """Raises ContextNotFound, InvalidRequest or InvalidPath."""
+    check_cwd(asked.cwd)
+    return sandbox.context(asked.context).execute(
+        asked.code,
+        env=asked.env,
+        cwd=asked.cwd,
+        timeout_seconds=asked.timeout_seconds,
+        input=asked.input,
+        argv=asked.argv,
+    )
+
+
+async def _events(execution: Execution) -> AsyncGenerator[Event, None]:
+    async with contextlib.aclosing(execution):
+        while events := await execution.next_events():
+            for event in events:
+                yield event

@@ -1,0 +1,116 @@
+"""Sandboxes and their contexts are made, found, listed and ended."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cloche import errors
+from cloche.api.http import Stream
+from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
+from cloche.api.native.sse import event_stream
+from cloche.engine.context import Context
+from cloche.engine.sandbox import Sandbox
+from cloche.events import Event
+from cloche.model import Limits, SandboxSpec, check_seconds
+from cloche.protocol import asks, told
+
+
+class Sandboxes:
+    def __init__(self, door: Door):
+        self._door = door
+
+    async def create(self, request: Request) -> Response:
+        principal = self._door.admit(request)
+        asked = await body_of(request, asks.CreateSandbox)
+        sandbox = await self._door.engine.create(await self._spec(asked, principal.owner))
+        if await request.is_disconnected():
+            await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
+            raise ClientDisconnect
+        return reply(sandbox.info, 201)
+
+    async def _spec(self, asked: asks.CreateSandbox, owner: str) -> SandboxSpec:
+        check_seconds("timeout_seconds", asked.timeout_seconds)
+        spec = SandboxSpec(
+            template=asked.template,
+            env=asked.env,
+            metadata=asked.metadata,
+            lifetime_seconds=asked.timeout_seconds or self._door.config.lifetime.max_seconds,
+            owner=owner,
+        )
+        if asked.limits is None:
+            return spec
+        return msgspec.structs.replace(spec, limits=await self._limits(asked.limits, spec))
+
+    async def _limits(self, asked: asks.LimitsAsked, spec: SandboxSpec) -> Limits:
+        given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
+        return msgspec.structs.replace(await self._door.engine.limits_of(spec.template), **given)
+
+    async def list(self, request: Request) -> Response:
+        principal = self._door.admit(request)
+        everybody = query_of(request, asks.SandboxesQuery).all
+        if everybody and not is_operator(principal):
+            raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
+        return reply(self._door.engine.list(None if everybody else principal.owner))
+
+    async def get(self, request: Request) -> Response:
+        if query_of(request, asks.SandboxQuery).running:
+            return reply((await self._door.sandbox(request)).info)
+        owner = self._door.owner(request)
+        return reply(await self._door.engine.describe(request.path_params["id"], owner))
+
+    async def renew(self, request: Request) -> Response:
+        sandbox = await self._door.sandbox(request)
+        asked = await body_of(request, asks.Renew)
+        return reply(sandbox.renew(asked.seconds))
+
+    async def kill(self, request: Request) -> Response:
+        await (await self._door.sandbox(request)).kill()
+        return Response(status_code=204)
+
+    async def hold(self, request: Request) -> Stream:
+        return event_stream(request, _held(await self._door.sandbox(request)))
+
+    # -- contexts
+
+    async def list_contexts(self, request: Request) -> Response:
+        sandbox = await self._door.sandbox(request)
+        return reply([described(each) for each in sandbox.contexts])
+
+    async def create_context(self, request: Request) -> Response:
+        sandbox = await self._door.sandbox(request)
+        asked = await body_of(request, asks.CreateContext)
+        return reply(described(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201)
+
+    async def get_context(self, request: Request) -> Response:
+        return reply(described(await self._context(request)))
+
+    async def restart_context(self, request: Request) -> Response:
+        await (await self._context(request)).restart()
+        return Response(status_code=204)
+
+    async def interrupt_context(self, request: Request) -> Response:
+        return reply(told.Interrupted(interrupted=(await self._context(request)).interrupt()))
+
+    async def remove_context(self, request: Request) -> Response:
+        sandbox = await self._door.sandbox(request)
+        sandbox.remove_context(request.path_params["context"])
+        return Response(status_code=204)
+
+    async def _context(self, request: Request) -> Context:
+        return (await self._door.sandbox(request)).context(request.path_params["context"])
+
+
+async def _held(sandbox: Sandbox) -> AsyncGenerator[Event, None]:
+    try:
+        yield told.Watching()
+        await sandbox.wait_ended()
+    finally:
+        await sandbox.kill("whoever held it left")
+
+
+def described(context: Context) -> told.ContextInfo:
+    return told.ContextInfo(id=context.id, language=context.language, cwd=context.cwd)

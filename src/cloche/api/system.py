@@ -1,0 +1,136 @@
+"""What is asked of the server itself: is it well, does it take requests, what does it count, who may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from cloche import errors
+from cloche.api.auth import Gatekeeper, is_local
+from cloche.api.http import Edge, status_of
+from cloche.api.traffic import Traffic
+from cloche.engine.engine import Engine
+from cloche.engine.health import Health
+from cloche.telemetry import Histogram
+
+
+class System:
+    """`/health`, `/ready`, `/metrics`.
+
+    Nothing here tells of a tenant. `/metrics` still says how busy a host is: over a network it takes an admin's key.
+    """
+
+    def __init__(self, engine: Engine, health: Health, traffic: Traffic, gatekeeper: Gatekeeper, *, local: bool):
+        self.accepting = False  # from the first canary until the server is told to stop
+        self._health = health
+        self._gatekeeper = gatekeeper
+        self._local = local  # bound to a loopback address
+        self._registry = CollectorRegistry()
+        self._registry.register(_Counts(engine, health, traffic))
+        ProcessCollector(registry=self._registry)
+        self._router = Router(
+            [
+                Route("/health", Edge(self, self.health), methods=["GET"]),
+                Route("/ready", Edge(self, self.ready), methods=["GET"]),
+                Route("/metrics", Edge(self, self.metrics), methods=["GET"]),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
+
+    def render_error(self, error: errors.ClocheError, request: Request) -> Response:
+        return error_reply(error)
+
+    async def health(self, request: Request) -> Response:
+        verdict = self._health.verdict
+        if verdict.ok:
+            return json_reply({"status": "ok", "last_success_seconds_ago": round(verdict.age_seconds, 3)})
+        return json_reply({"status": "failing", "why": verdict.why}, 503)
+
+    async def ready(self, request: Request) -> Response:
+        if self.accepting:
+            return json_reply({"status": "ready"})
+        return json_reply({"status": "not ready", "why": "it is starting or stopping"}, 503)
+
+    async def metrics(self, request: Request) -> Response:
+        if not (self._local and is_local(request)):
+            self._gatekeeper.admit_admin(request)
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def json_reply(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+
+def error_reply(error: errors.ClocheError) -> Response:
+    """An error in our own shape."""
+    return json_reply({"error": {"code": error.code, "message": str(error)}}, status_of(error))
+
+
+class _Counts(Collector):
+    """Reads the numbers when they are asked for. Labels come from our own words only."""
+
+    def __init__(self, engine: Engine, health: Health, traffic: Traffic):
+        self._engine = engine
+        self._health = health
+        self._traffic = traffic
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._sandboxes()
+        yield from self._executions()
+        yield from self._requests()
+
+    def _sandboxes(self) -> Iterable[Metric]:
+        tally = self._engine.tally
+        yield GaugeMetricFamily("cloche_sandboxes", "Sandboxes that run now.", self._engine.running)
+        yield GaugeMetricFamily("cloche_pool_ready", "Cells that wait to become sandboxes.", self._engine.waiting)
+        yield CounterMetricFamily("cloche_sandboxes_created", "Sandboxes that were made.", tally.created)
+        yield _by("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", tally.ended)
+        yield _by("cloche_sandboxes_not_created", "Sandboxes that could not be made.", "reason", tally.not_created)
+        creation = HistogramMetricFamily("cloche_sandbox_creation_seconds", "How long making one took.", labels=())
+        yield _filled(creation, (), tally.creation_seconds)
+
+    def _executions(self) -> Iterable[Metric]:
+        tally, verdict = self._engine.tally, self._health.verdict
+        yield GaugeMetricFamily("cloche_healthy", "1 if executions work, else 0.", int(verdict.ok))
+        yield _by("cloche_executions", "Executions that ended, by outcome.", "outcome", tally.executions)
+        seconds = HistogramMetricFamily("cloche_execution_seconds", "How long executions took.", labels=())
+        yield _filled(seconds, (), tally.execution_seconds)
+
+    def _requests(self) -> Iterable[Metric]:
+        traffic = self._traffic
+        requests = CounterMetricFamily("cloche_requests", "Requests that ended.", labels=("dialect", "status"))
+        for (dialect, status), count in sorted(traffic.requests.items()):
+            requests.add_metric((dialect, str(status)), count)
+        yield requests
+        seconds = HistogramMetricFamily("cloche_request_seconds", "How long requests took.", labels=("dialect",))
+        for dialect, histogram in sorted(traffic.seconds.items()):
+            _filled(seconds, (dialect,), histogram)
+        yield seconds
+
+
+def _by(name: str, help: str, label: str, counts: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(name, help, labels=(label,))
+    for value, count in sorted(counts.items()):
+        family.add_metric((value,), count)
+    return family
+
+
+def _filled(family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram) -> HistogramMetricFamily:
+    buckets, total = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    family.add_metric(labels, buckets, histogram.sum)
+    return family

@@ -1,0 +1,76 @@
+"""The server: one port, one id space, all dialects over one engine."""
+
+from __future__ import annotations
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cloche.api.admin import Admin
+from cloche.api.auth import Gatekeeper, is_loopback
+from cloche.api.e2b import E2b
+from cloche.api.native import NativeApi
+from cloche.api.system import System
+from cloche.api.traffic import Traffic
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.engine.health import Health
+from cloche.model import Principal
+from cloche.store.keys import StoredKeys
+
+LOCAL_ADMIN = Principal(owner="local", role="admin")
+UNKNOWN = "none"  # the dialect of requests that are for nobody here
+
+
+class Server:
+    """The ASGI application. Each dialect has a prefix; E2B's sandboxes are also reached by Host name and headers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gatekeeper: Gatekeeper,
+        config: Config,
+        secret: bytes,
+        *,
+        keys: StoredKeys,
+        health: Health,
+    ):
+        self._max_body_bytes = config.server.upload_bytes
+        self._traffic = Traffic()
+        self.system = System(engine, health, self._traffic, gatekeeper, local=is_loopback(config.server.host))
+        self._e2b = E2b(engine, gatekeeper, config, secret)
+        self._prefixes: dict[str, ASGIApp] = {
+            "e2b": self._e2b,
+            "api": NativeApi(engine, gatekeeper, config),
+            "admin": Admin(keys, gatekeeper),
+            "health": self.system,
+            "ready": self.system,
+            "metrics": self.system,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return
+        scope.setdefault("state", {})["max_body_bytes"] = self._max_body_bytes
+        dialect = self._dialect_of(scope)
+        await self._traffic.follow(dialect, self._prefixes.get(dialect, _not_found), scope, receive, send)
+
+    def _dialect_of(self, scope: Scope) -> str:
+        if self._e2b.claims(scope):
+            return "e2b"
+        prefix = scope["path"].lstrip("/").partition("/")[0]
+        return prefix if prefix in self._prefixes else UNKNOWN
+
+
+class Trusted:
+    """The same application for whoever may open the control socket: its file's mode says who that is."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["principal"] = LOCAL_ADMIN
+        await self._app(scope, receive, send)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("there is nothing here", 404)(scope, receive, send)

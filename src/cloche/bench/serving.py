@@ -1,0 +1,107 @@
+"""Measurements through a server: E2B's own Python client against `cloche serve`, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import subprocess
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from cloche.bench import ipykernel_peer, programs
+from cloche.bench.ipykernel_peer import TRANSPORTS, Kernel
+from cloche.bench.lab import SETTLE_SECONDS, Counts
+from cloche.bench.samples import Book, expect, shares
+from cloche.bench.starts import kernel_start
+from cloche.bench.warm import TURNS, peer_turn
+from cloche.config import Config
+
+NEEDED = "e2b_code_interpreter"
+REFILL_SECONDS = 0.2  # between two creations, so that each finds the pool full, as a user does
+STOP_SECONDS = 60.0
+
+
+def missing() -> bool:
+    """Whether the client is not installed."""
+    return importlib.util.find_spec(NEEDED) is None
+
+
+class ServerLab:
+    """A server, and E2B's client for it. Use with `with`."""
+
+    def __init__(self, config: Config, counts: Counts, *, peer: bool = True):
+        self.counts = counts
+        self.book = Book()
+        self.peer = peer and not ipykernel_peer.missing()
+        self._config = config
+        self._key = "e2b_" + secrets.token_hex(20)
+
+    def __enter__(self) -> ServerLab:
+        program = "from cloche.cli import main; main()"
+        command = [sys.executable, "-c", program, "--data-dir", self._config.data_dir, "serve", "--port", "0"]
+        environ = {**os.environ, "CLOCHE_API_KEY": self._key}
+        self._process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._url = next((line.split()[1] for line in self._process.stdout if line.startswith("ready ")), "")
+        if not self._url:
+            raise RuntimeError("the server ended before it was ready")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait(STOP_SECONDS)
+
+    def create(self) -> Any:
+        from e2b_code_interpreter import Sandbox
+
+        url = f"{self._url}/e2b"
+        return Sandbox.create(api_key=self._key, api_url=url, sandbox_url=url)
+
+
+def first_answers(lab: ServerLab) -> None:
+    """`Sandbox.create()` and the first `run_code`; the peer's start in turns."""
+    lab.create().kill()  # imports the client, opens its connections
+    for count in shares(lab.counts.fast, lab.counts.peer):
+        kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
+        for _ in range(count):
+            with lab.book.attempt("e2b_one", "e2b_ready"):
+                time.sleep(REFILL_SECONDS)
+                _create_and_answer(lab)
+
+
+def _create_and_answer(lab: ServerLab) -> None:
+    began = time.perf_counter()
+    box = lab.create()
+    ready = time.perf_counter()
+    try:
+        text = box.run_code(programs.ONE).text
+        ended = time.perf_counter()
+    finally:
+        box.kill()
+    expect(text == "2", text)
+    lab.book.add("e2b_ready", ready - began)
+    lab.book.add("e2b_one", ended - began)
+
+
+def round_trips(lab: ServerLab) -> None:
+    """`run_code` in a context that is there; the peer's two transports in turns."""
+    with contextlib.ExitStack() as stack:
+        box = lab.create()
+        stack.callback(box.kill)
+        kernels = {name: stack.enter_context(Kernel(name)) for name in TRANSPORTS} if lab.peer else {}
+        time.sleep(SETTLE_SECONDS)
+        for count in shares(lab.counts.warm, min(TURNS, lab.counts.warm)):
+            for _ in range(count):
+                with lab.book.attempt("e2b_warm"):
+                    began = time.perf_counter()
+                    text = box.run_code(programs.ONE).text
+                    lab.book.add("e2b_warm", time.perf_counter() - began)
+                    expect(text == "2", text)
+            for transport, kernel in kernels.items():
+                peer_turn(lab, kernel, f"kernel_warm_{transport}", programs.ONE, max(count // 2, 1))

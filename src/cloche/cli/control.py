@@ -1,0 +1,89 @@
+"""Speaking to the servers of a data directory, over their control sockets.
+
+The socket's file lets its owner in (mode 0600 in a directory of mode 0700), so no key is needed: whoever may open it is
+the server's admin, with the owner "local".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from cloche import errors
+from cloche.config import Config
+from cloche.engine.instance import live_control_sockets
+
+ANSWER_SECONDS = 30.0
+
+
+def no_server(config: Config) -> errors.Unavailable:
+    """For a command that is for a server."""
+    return errors.Unavailable(f"no server runs in the data directory {config.data_dir}: `cloche serve` starts one")
+
+
+def sockets(config: Config) -> list[Path]:
+    """The control sockets of all live servers of this data directory, the newest server's first."""
+    return live_control_sockets(Path(config.data_dir) / "run")
+
+
+@contextmanager
+def connected(config: Config) -> Iterator[httpx2.Client | None]:
+    """A client of the newest live server; None where no server runs."""
+    found = sockets(config)
+    if not found:
+        yield None
+        return
+    with client_of(found[0]) as client:
+        yield client
+
+
+@contextmanager
+def client_of(socket: Path) -> Iterator[httpx2.Client]:
+    """A client of the server with that control socket. It asks for paths, such as `/api/v1/sandboxes`."""
+    with short_path(socket) as path:
+        transport = httpx2.HTTPTransport(uds=path)
+        with httpx2.Client(transport=transport, base_url="http://localhost", timeout=ANSWER_SECONDS) as client:
+            yield client
+
+
+@contextmanager
+def short_path(socket: Path) -> Iterator[str]:
+    """A path of that socket which is valid here and for now: the kernel takes 107 characters, a data directory more."""
+    directory = os.open(socket.parent, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{socket.name}"
+    finally:
+        os.close(directory)
+
+
+def ask(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
+    """What the server answers, decoded from JSON; None for an empty answer.
+
+    Raises Unavailable where it does not answer, and an error with its message where it answers with one.
+    """
+    try:
+        response = client.request(method, path, json=body)
+    except httpx2.HTTPError as error:
+        raise errors.Unavailable(f"the server does not answer on its control socket: {error}") from None
+    if response.is_error:
+        raise error_of(response)
+    return response.json() if response.content else None
+
+
+_BY_CODE: dict[str, type[errors.ClocheError]] = {
+    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClocheError)
+}
+
+
+def error_of(response: httpx2.Response) -> errors.ClocheError:
+    """The error that a response of ours tells of, as `{"error": {"code": .., "message": ..}}`."""
+    try:
+        told = response.json()["error"]
+        return _BY_CODE.get(told["code"], errors.ClocheError)(told["message"])
+    except (ValueError, LookupError, TypeError):
+        return errors.Unavailable(f"the server answered {response.status_code}: {response.text[:200]}")

@@ -1,0 +1,62 @@
+"""`cloche logs`: what the server says about itself. Never a program's output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from urllib.parse import urlencode
+
+import click
+import httpx2
+
+from cloche import errors
+from cloche.cli import configuration
+from cloche.cli.control import ask, connected, error_of, no_server
+from cloche.cli.ps import printable
+from cloche.protocol import told
+
+
+@click.command("logs")
+@click.argument("id", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+def command(id: str | None, follow: bool) -> None:
+    """Print the running server's own events, those of sandbox ID only if it is given: why it ended, what failed."""
+    config = configuration()
+    query = "?" + urlencode({"sandbox": id}) if id else ""
+    with connected(config) as client:
+        if client is None:
+            raise no_server(config)
+        if not follow:
+            for each in ask(client, "GET", f"/api/v1/logs{query}"):
+                click.echo(line_of(told.decode(told.encode(each), told.Logged)))
+            return
+        try:
+            for entry in _followed(client, f"/api/v1/logs/follow{query}"):
+                click.echo(line_of(entry))
+        except KeyboardInterrupt:
+            pass
+
+
+def _followed(client: httpx2.Client, path: str) -> Iterator[told.Logged]:
+    """Raises Unavailable when the server ends."""
+    try:
+        with client.stream("GET", path, timeout=httpx2.Timeout(None)) as response:
+            if response.is_error:
+                response.read()
+                raise error_of(response)
+            buffer = b""
+            for chunk in response.iter_raw():
+                *whole, buffer = (buffer + chunk).split(b"\n\n")
+                for event in map(told.event_in, whole):
+                    if isinstance(event, told.Logged):
+                        yield event
+    except httpx2.HTTPError:
+        pass
+    raise errors.Unavailable("the server has ended")
+
+
+def line_of(entry: told.Logged) -> str:
+    """As a log's line: when, how grave, what, and its fields."""
+    when = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    fields = " ".join(f"{name}={value}" for name, value in entry.fields.items())
+    return printable(f"{when} {entry.level:<7} {entry.event} {fields}".rstrip())

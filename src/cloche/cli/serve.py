@@ -1,0 +1,157 @@
+"""`cloche serve`: the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import click
+import uvloop
+
+from cloche import errors
+from cloche.api.auth import Gatekeeper, is_loopback
+from cloche.app import LOCAL_ADMIN, Server, Trusted
+from cloche.cli import configuration
+from cloche.cli.listening import Listener, bind, check_tls, control_socket, reachable, silence_uvicorn, url_of
+from cloche.cli.progress import showing
+from cloche.cli.welcome import VARIABLE, preset_key, welcome
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.engine.health import Health
+from cloche.sdk.assembly import assemble
+from cloche.store.database import Database
+from cloche.store.keys import StoredKeys
+from cloche.store.secret import server_secret
+from cloche.telemetry import log
+
+STOP_SECONDS = 30.0
+REFRESH_SECONDS = 2.0  # how soon a key that another process changed is noticed
+FORCED = 1  # exit status
+
+
+@click.command("serve")
+@click.option("--host", help="Address to listen on; by default 127.0.0.1.")
+@click.option("--port", type=int, help="Port to listen on, 0 for any; by default 8000.")
+@click.option("--tls-cert", type=click.Path(), help="Certificate chain, PEM.")
+@click.option("--tls-key", type=click.Path(), help="Its private key, PEM.")
+@click.option("--public-url", help="Where clients reach the server, if a proxy stands before it.")
+@click.option("--domain", help="{port}-{sandbox}.DOMAIN reaches a port of a sandbox.")
+@click.option("--insecure-no-auth", is_flag=True, help="Serve every program on this machine without a key.")
+def command(insecure_no_auth: bool, **flags: str | int | None) -> None:
+    """Serve sandboxes over HTTP, until SIGTERM or Ctrl-C."""
+    config = configuration({f"server.{name}": value for name, value in flags.items()})
+    log.level = "debug" if log.level == "debug" else "info"
+    silence_uvicorn()
+    _warn(config, insecure_no_auth)
+    check_tls(config.server)
+    preset = preset_key(os.environ)
+    os.environ.pop(VARIABLE, None)  # no program that is started from here needs it
+    uvloop.run(_serve(config, preset, no_auth=insecure_no_auth))
+
+
+def _warn(config: Config, no_auth: bool) -> None:
+    server = config.server
+    if is_loopback(server.host):
+        return
+    if no_auth:
+        raise errors.InvalidConfig(
+            f"--insecure-no-auth serves everybody who can connect, so it goes with a loopback address only, not "
+            f"{server.host}: leave one of the two out"
+        )
+    if not server.tls_cert:
+        click.echo(
+            f"cloche: warning: {server.host} without TLS: keys and code cross the network in the clear. Give "
+            "--tls-cert and --tls-key, or put a proxy with TLS before it",
+            err=True,
+        )
+
+
+async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
+    """Until a signal. What is entered last is left first: sandboxes end while their last words can still be sent."""
+    stop = _stop_signal()
+    store = Path(config.data_dir)
+    keys = StoredKeys(Database(store / "store.sqlite3"), preset)
+    gatekeeper = Gatekeeper(None if no_auth else keys, LOCAL_ADMIN)
+    async with contextlib.AsyncExitStack() as stack:
+        bound = stack.enter_context(bind(config.server))
+        await stack.enter_async_context(keys)
+        engine = assemble(config, stack.enter_context(showing("building the template")))
+        health = Health(engine, config.server.canary_seconds)
+        app = Server(engine, gatekeeper, config, server_secret(store / "secret"), keys=keys, health=health)
+        control = stack.enter_context(control_socket(engine.control_socket))
+        listeners = (Listener(app, bound, config.server), Listener(Trusted(app), control))
+        for listener in listeners:
+            stack.push_async_callback(listener.stop)
+        await stack.enter_async_context(engine)
+        for listener in listeners:
+            await listener.start()
+        url = url_of(config.server, bound)
+        if not no_auth:
+            await welcome(keys, config.server.public_url or reachable(url))
+        started = await _started(stop, engine, health)
+        if started:
+            await _accept(stop, app, health, keys, url)
+        for listener in listeners:
+            listener.should_exit = True  # no new connections from here on
+    if not started:
+        os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT. A second one, or half a minute, ends the process on the spot."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            _force("a second signal")
+        log.info("server.stopping")
+        stop.set()
+        loop.call_later(STOP_SECONDS, _force, f"still not stopped after {STOP_SECONDS:g} s")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop
+
+
+def _force(why: str) -> None:
+    log.warning("server.forced", why=why)
+    os._exit(FORCED)
+
+
+async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
+    """Whether sandboxes can be had; False if the server was stopped meanwhile. Raises what `Health.check` does."""
+
+    async def start() -> None:
+        await engine.warm(users=("user", "root"))
+        await health.check()
+
+    starting = asyncio.create_task(start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        return False
+    starting.result()
+    return True
+
+
+async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, url: str) -> None:
+    watching = (asyncio.create_task(health.watch()), asyncio.create_task(_refresh(keys)))
+    app.system.accepting = True
+    log.info("server.ready", url=url)
+    click.echo(f"ready {url}")
+    await stop.wait()
+    app.system.accepting = False
+    for task in watching:
+        task.cancel()
+    await asyncio.wait(watching)
+
+
+async def _refresh(keys: StoredKeys) -> None:
+    while True:
+        await asyncio.sleep(REFRESH_SECONDS)
+        await keys.refresh()

@@ -1,0 +1,222 @@
+"""The kernel of bash: one interactive shell that lives on, and this process, which speaks for it to the host.
+
+The shell is an interactive one because only such a shell drops a running cell at SIGINT and lives on. It reads its
+commands from a pipe of ours, never a cell: a cell lies in a file in memory, which the shell evaluates. So nothing of a
+cell is ever parsed together with our own commands, and a cell that reads from stdin finds it empty.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+
+from cloche.guest.channel import Channel
+from cloche.guest.interrupts import Interrupts
+from cloche.guest.written import Written
+
+_PLACES = ("/bin/bash", "/usr/bin/bash")
+_CELL, _REPORT, _STDERR = 60, 61, 62  # descriptors of the shell; low enough for `ulimit -n 64`
+_START = f"set +o history +o histexpand; unset HISTFILE PROMPT_COMMAND; builtin printf '0\\0' >&{_REPORT}\n"
+_OPEN = f"</dev/null 2>&{_STDERR} {_CELL}<&- {_REPORT}>&- {_STDERR}>&-"
+_RUN = f'builtin eval "$(</dev/fd/{_CELL})" {_OPEN}\n'
+_RUN_OURS = f'builtin eval "$(</dev/fd/{_CELL})"\n'
+_TELL = f"builtin printf '%d\\0' \"$?\" >&{_REPORT}\n"  # a line of its own: SIGINT drops the rest of the line it hits
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_INTERRUPTED = 128 + signal.SIGINT
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def find_bash() -> str | None:
+    return next((path for path in _PLACES if os.access(path, os.X_OK)), None)
+
+
+def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
+    """Serves one channel in a fresh fork. Never returns: it ends as the shell does."""
+    channel = Channel(channel_fd, stdout_fd, stderr_fd, token, Interrupts())
+    shell = Shell()
+    BashKernel(channel, shell).serve()
+    os._exit(0)
+
+
+class Shell:
+    """A bash that evaluates one text after the other."""
+
+    def __init__(self) -> None:
+        self._cell = os.memfd_create("cell", os.MFD_CLOEXEC)
+        commands, self._commands = os.pipe2(os.O_CLOEXEC)
+        self._reports, report = os.pipe2(os.O_CLOEXEC)
+        inherited = ((self._cell, _CELL), (report, _REPORT), (2, _STDERR))
+        for fd, number in inherited:
+            os.dup2(fd, number)
+        command = [find_bash() or _PLACES[0], "--noprofile", "--norc", "--noediting", "-i"]
+        numbers = [number for _, number in inherited]
+        # Its own stderr is nobody's concern: that it has no terminal, prompts. A cell gets the real one.
+        self._process = subprocess.Popen(command, stdin=commands, stderr=subprocess.DEVNULL, pass_fds=numbers)
+        for fd in (commands, report, *numbers):
+            os.close(fd)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self._tell_shell(_START)
+        self._report()
+
+    def run(self, code: bytes) -> int:
+        """Evaluates a cell; its exit status. Does not return if the shell ends."""
+        self._fill(code)
+        self._tell_shell(_RUN + _TELL)
+        return int(self._report())
+
+    def ask(self, script: str) -> str:
+        """Evaluates a script of ours; what it wrote to `_REPORT`."""
+        self._fill(script.encode("utf-8", "surrogateescape"))
+        self._tell_shell(_RUN_OURS + _TELL)
+        return self._report().rpartition(b"\n")[0].decode("utf-8", "surrogateescape")
+
+    def follow(self) -> None:
+        """Ends this process as the shell, which has ended, did."""
+        status = self._process.wait()
+        if status < 0:
+            signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -status)
+        os._exit(status)
+
+    def _fill(self, content: bytes) -> None:
+        os.ftruncate(self._cell, 0)
+        written = 0
+        while written < len(content):
+            written += os.pwrite(self._cell, content[written : written + (1 << 20)], written)
+
+    def _tell_shell(self, line: str) -> None:
+        try:
+            os.write(self._commands, line.encode())
+        except BrokenPipeError:
+            self.follow()
+
+    def _report(self) -> bytes:
+        """Up to the NUL that ends it."""
+        poll = select.poll()
+        poll.register(self._reports, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
+        said = b""
+        while not said.endswith(b"\0"):
+            ready = {fd for fd, _ in poll.poll()}
+            more = os.read(self._reports, 1 << 16) if self._reports in ready else b""
+            if not more:
+                self.follow()
+            said += more
+        return said[:-1]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the shell and of what it has waited for."""
+        with open(f"/proc/{self.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS
+
+    @property
+    def peak_bytes(self) -> int:
+        with open(f"/proc/{self.pid}/status") as file:
+            found = [line.split()[1] for line in file if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else 0
+
+
+class BashKernel:
+    def __init__(self, channel: Channel, shell: Shell):
+        self._channel = channel
+        self._shell = shell
+        self._written = Written()
+        self._count = 0
+        self._interrupted = False
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def serve(self) -> None:
+        self._channel.send({"ev": "ready"})
+        while self._await_frame():
+            frame = self._channel.receive()
+            if frame is None:
+                return
+            header, body = frame
+            if header.get("do") == "execute":
+                self._execute(header, body)
+
+    def _await_frame(self) -> bool:
+        """Until the host says something. Should the shell end meanwhile, so do we."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._shell.pidfd, select.POLLIN)
+        while not self._channel.has_frame:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._shell.pidfd in ready:
+                self._shell.follow()
+            if self._channel.fileno() in ready:
+                break
+        return True
+
+    def _on_interrupt(self, *_) -> None:
+        """The shell has got the signal too, with our whole process group: it drops the cell, and says so."""
+        self._interrupted = True
+
+    def _execute(self, header: dict, body: bytes) -> None:
+        run = header["run"]
+        self._count += 1
+        self._interrupted = False
+        self._channel.send({"ev": "started", "run": run, "count": self._count})
+        self._score(b"1000")
+        self._written.start()
+        before = self._shell.cpu_seconds
+        status = self._in_place(header, body)
+        for info in self._written.changed():
+            self._channel.send({"ev": "wrote", "run": run, "file": info})
+        outcome = "interrupted" if self._interrupted and status == _INTERRUPTED else "ok"
+        used = {"cpu": max(self._shell.cpu_seconds - before, 0.0), "rss": self._shell.peak_bytes}
+        self._score(b"0")
+        self._channel.post({"ev": "ended", "run": run, "outcome": outcome, "exit": status & 0xFF, **used})
+
+    def _in_place(self, header: dict, body: bytes) -> int:
+        """Runs a cell with its variables and directory, which last as long as it does. Its exit status."""
+        env = self._settable(header.get("env") or {})
+        home, inside = self._enter(header.get("cwd"))
+        if header.get("cwd") and inside is None:
+            os.write(2, f"bash: cannot work in {header['cwd']!r}\n".encode("utf-8", "backslashreplace"))
+            return 1
+        saved = self._export(env)
+        status = self._shell.run(body)
+        if env:
+            self._shell.ask(f"builtin unset -v {' '.join(env)}\n{saved}")
+        if inside is not None:
+            self._shell.ask(f"[[ $PWD == {shlex.quote(inside)} ]] && builtin cd -- {shlex.quote(home)}")
+        return status
+
+    def _settable(self, env: dict) -> dict:
+        """A shell's variables have names of letters, digits and `_`: of others it is said that they are left out."""
+        for name in env:
+            if not _NAME.match(name):
+                os.write(2, f"bash: {name!r} cannot be a variable of a shell\n".encode("utf-8", "backslashreplace"))
+        return {name: value for name, value in env.items() if _NAME.match(name)}
+
+    def _enter(self, cwd: str | None) -> tuple:
+        """Goes there: where the shell was, and where it is now; None for the latter if it cannot go there."""
+        if not cwd:
+            return "", None
+        there = f"builtin cd -- {shlex.quote(cwd)} && builtin printf '%s\\n' \"$PWD\" >&{_REPORT}"
+        home = self._shell.ask(f"builtin printf '%s\\n' \"$PWD\" >&{_REPORT}")
+        return home, self._shell.ask(there) or None
+
+    def _export(self, env: dict) -> str:
+        """Sets variables; gives the commands that make them again what they were."""
+        if not env:
+            return ""
+        saved = self._shell.ask(f"builtin declare -p {' '.join(env)} >&{_REPORT}")
+        self._shell.ask("\n".join(f"builtin export {name}={shlex.quote(value)}" for name, value in env.items()))
+        return saved
+
+    def _score(self, value: bytes) -> None:
+        """How willingly the system kills the shell when memory is short: first whoever executes."""
+        try:
+            with open(f"/proc/{self._shell.pid}/oom_score_adj", "wb") as file:
+                file.write(value)
+        except OSError:
+            pass

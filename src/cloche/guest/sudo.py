@@ -1,0 +1,369 @@
+"""The `sudo` of a sandbox: asks init to run a command as another user. See `elevation.py`.
+
+It needs no password, as in E2B's sandboxes. The environment is a new one unless asked otherwise.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shlex
+import signal
+import socket
+import struct
+import sys
+import termios
+import tty
+from typing import NoReturn
+
+from cloche.guest import wire
+
+PLACE = "/run/cloche-sudo"
+KEPT = ("TERM", "COLORTERM", "LANG", "LANGUAGE", "DISPLAY", "TZ")  # and LC_*
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+USAGE = """usage: sudo [-EHinSsbkKlvV] [-u user] [-D directory] [--preserve-env[=list]] [VAR=value] [command]
+Runs a command as root, or as another user of this sandbox. No password is needed.
+"""
+SHELL = "/bin/bash"
+
+_FLAGS = {
+    "A": "nothing",
+    "B": "nothing",
+    "E": "keep",
+    "H": "home",
+    "K": "forget",
+    "N": "nothing",
+    "P": "nothing",
+    "S": "nothing",
+    "V": "version",
+    "b": "background",
+    "e": "edit",
+    "h": "help",
+    "i": "login",
+    "k": "forget",
+    "l": "list",
+    "n": "nothing",
+    "s": "shell",
+    "v": "validate",
+}
+_VALUES = {"C": "nothing", "D": "directory", "R": "root", "T": "nothing", "U": "nothing", "g": "group"}
+_VALUES |= {"p": "nothing", "r": "nothing", "t": "nothing", "u": "user"}
+_LONG = {
+    "askpass": "A",
+    "background": "b",
+    "bell": "B",
+    "chdir": "D",
+    "chroot": "R",
+    "close-from": "C",
+    "command-timeout": "T",
+    "edit": "e",
+    "group": "g",
+    "help": "h",
+    "list": "l",
+    "login": "i",
+    "no-update": "N",
+    "non-interactive": "n",
+    "other-user": "U",
+    "preserve-groups": "P",
+    "prompt": "p",
+    "remove-timestamp": "K",
+    "reset-timestamp": "k",
+    "set-home": "H",
+    "shell": "s",
+    "stdin": "S",
+    "user": "u",
+    "validate": "v",
+    "version": "V",
+}
+
+
+class Mistaken(Exception):
+    """The command line makes no sense. The message says what is wrong with it."""
+
+
+class Line:
+    """A command line, read."""
+
+    def __init__(self, words: list):
+        self.asked: dict = {}
+        self.kept: list = []
+        self.set: dict = {}
+        self.command = self._options(words)
+        while self.command and _is_assignment(self.command[0]):
+            name, _, value = self.command.pop(0).partition("=")
+            self.set[name] = value
+
+    def _options(self, words: list) -> list:
+        """Takes the options off; the rest is the command."""
+        words = list(words)
+        while words and words[0].startswith("-") and words[0] != "-":
+            word = words.pop(0)
+            if word == "--":
+                break
+            if word.startswith("--"):
+                self._long(word[2:], words)
+            else:
+                self._short(word[1:], words)
+        return words
+
+    def _long(self, word: str, words: list) -> None:
+        name, equals, value = word.partition("=")
+        if name == "preserve-env":
+            if equals:
+                self.kept += [each for each in value.split(",") if each]
+            else:
+                self.asked["keep"] = True
+            return
+        if name not in _LONG:
+            raise Mistaken(f"unrecognized option '--{name}'")
+        self._take(_LONG[name], [value] if equals else words)
+
+    def _short(self, letters: str, words: list) -> None:
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter in _VALUES and letters:
+                letters, words = "", [letters]
+            self._take(letter, words)
+
+    def _take(self, letter: str, words: list) -> None:
+        if letter in _FLAGS:
+            self.asked[_FLAGS[letter]] = True
+        elif letter not in _VALUES:
+            raise Mistaken(f"invalid option -- '{letter}'")
+        elif not words:
+            raise Mistaken(f"option requires an argument -- '{letter}'")
+        else:
+            self.asked[_VALUES[letter]] = words.pop(0)
+
+    @property
+    def user(self) -> str:
+        return self.asked.get("user", "root")
+
+    def argv(self) -> list:
+        """The command, in a shell where one was asked for."""
+        login, shell = self.asked.get("login"), self.asked.get("shell")
+        if not login and not shell:
+            return self.command
+        words = [SHELL, "-l"] if login else [os.environ.get("SHELL") or SHELL]
+        return words + (["-c", shlex.join(self.command)] if self.command else [])
+
+    def environment(self) -> dict:
+        """What of ours goes along."""
+        if self.asked.get("keep"):
+            return dict(os.environ)
+        names = [*KEPT, *self.kept, *(name for name in os.environ if name.startswith("LC_"))]
+        return {name: os.environ[name] for name in names if name in os.environ}
+
+    def directory(self) -> str:
+        if "directory" in self.asked:
+            return os.path.abspath(self.asked["directory"])
+        if self.asked.get("login"):
+            return "/root" if self.user in ("root", "#0") else "/home/user"
+        try:
+            return os.getcwd()
+        except OSError:
+            return "/"
+
+
+def main() -> None:
+    """The command's exit status is ours."""
+    try:
+        line = Line(sys.argv[1:])
+        said = _without_command(line)
+    except Mistaken as error:
+        _fail(f"{error}\n{USAGE}")
+    if said is not None:
+        os._exit(said)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(PLACE)
+    except OSError:
+        _fail("there is no sudo in this sandbox: its owner runs what needs root as root")
+    if line.asked.get("background") and os.fork():
+        os._exit(0)
+    try:
+        _run(line, connection)
+    except (OSError, wire.WireError) as error:
+        _fail(f"the sandbox does not answer: {error}")
+
+
+def _without_command(line: Line) -> int | None:
+    """The exit status of a call that runs nothing; None for one that does."""
+    asked = line.asked
+    for unknown in ("edit", "root"):
+        if unknown in asked:
+            raise Mistaken(f"this sudo does not have {'sudoedit' if unknown == 'edit' else '--chroot'}")
+    if "group" in asked and asked["group"] not in ("root", "user", "#0", "#1000"):
+        raise Mistaken(f"unknown group {asked['group']}")
+    if "help" in asked or "version" in asked:
+        sys.stdout.write(USAGE if "help" in asked else "Sudo of Cloche's sandboxes\n")
+    elif "list" in asked and not line.command:
+        sys.stdout.write("User may run the following commands on cloche:\n    (root, user) NOPASSWD: ALL\n")
+    elif "list" in asked:
+        sys.stdout.write(shlex.join(line.command) + "\n")
+    elif not line.argv() and not asked.keys() & {"validate", "forget"}:
+        raise Mistaken("a command is needed")
+    elif line.argv():
+        return None
+    sys.stdout.flush()
+    return 0
+
+
+def _is_assignment(word: str) -> bool:
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name.isidentifier()
+
+
+def _run(line: Line, connection: socket.socket) -> None:
+    in_terminal = _has_terminal() and not line.asked.get("background")
+    request = {
+        "argv": line.argv(),
+        "user": line.user,
+        "cwd": line.directory(),
+        "env": line.environment(),
+        "set": line.set,
+        "umask": _umask(),
+        "reset": not line.asked.get("keep"),
+        "home": "home" in line.asked or "login" in line.asked or not line.asked.get("keep"),
+        "pty": _size() if in_terminal else None,
+    }
+    wakeup = _listen_for_signals()
+    wire.send(connection, request, b"", () if in_terminal else _standard_files())
+    reader = wire.Reader(connection)
+    first = reader.next()
+    if first is None:
+        _fail("the command could not be started: too many processes run here")
+    answer, _, fds = first
+    if "started" not in answer:
+        _fail(str(answer.get("error")))
+    relay = Relay(connection, reader, wakeup, fds[0] if fds else None)
+    _end_like(relay.run())
+
+
+def _standard_files() -> tuple:
+    """Ours, or nothing where one of them is closed."""
+    return tuple(fd if _is_open(fd) else os.open("/dev/null", os.O_RDWR) for fd in (0, 1, 2))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _has_terminal() -> bool:
+    """Whether the user sits before us: a terminal in all three, and we are in its foreground."""
+    try:
+        return all(os.isatty(fd) for fd in (0, 1, 2)) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _size() -> list:
+    rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, bytes(8)))
+    return [rows, columns]
+
+
+def _listen_for_signals() -> int:
+    """A descriptor from which the numbers of the signals that came can be read."""
+    wakeup, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(write)
+    for number in (*PASSED_ON, signal.SIGWINCH):
+        signal.signal(number, lambda *_: None)
+    return wakeup
+
+
+class Relay:
+    """Stands between the user and the command until it ends. `master` is the command's terminal, if it has one."""
+
+    def __init__(self, connection: socket.socket, reader: wire.Reader, wakeup: int, master: int | None):
+        self._connection = connection
+        self._reader = reader
+        self._wakeup = wakeup
+        self._master = master
+        self._poll = select.poll()
+        for fd in (connection.fileno(), wakeup, *(() if master is None else (0, master))):
+            self._poll.register(fd, select.POLLIN)
+
+    def run(self) -> int:
+        """The command's wait status."""
+        if self._master is None:
+            return self._until_end()
+        before = termios.tcgetattr(0)
+        tty.setraw(0)
+        try:
+            return self._until_end()
+        finally:
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+    def _until_end(self) -> int:
+        while True:
+            ready = [fd for fd, _ in self._poll.poll()]
+            if self._master in ready:
+                self._copy(self._master, 1)
+            if self._master is not None and 0 in ready:
+                self._copy(0, self._master)
+            if self._wakeup in ready:
+                self._pass_on(os.read(self._wakeup, 64))
+            if self._connection.fileno() in ready:
+                return self._status()
+
+    def _copy(self, source: int, target: int) -> None:
+        try:
+            data = os.read(source, 1 << 16)
+            while data:
+                data = data[os.write(target, data) :]
+                if not data:
+                    return
+        except OSError:  # EIO: the command's side of its terminal was closed
+            pass
+        self._poll.unregister(source)
+
+    def _pass_on(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number != signal.SIGWINCH:
+                wire.send(self._connection, {"signal": number})
+            elif self._master is not None:
+                fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *_size(), 0, 0))
+
+    def _status(self) -> int:
+        answer = self._reader.next()
+        if answer is None:
+            return signal.SIGKILL  # whoever attended to us was killed, and so was the command
+        self._drain()
+        return int(answer[0]["status"])
+
+    def _drain(self) -> None:
+        if self._master is not None:
+            os.set_blocking(self._master, False)
+            try:
+                while data := os.read(self._master, 1 << 16):
+                    os.write(1, data)
+            except OSError:
+                pass
+
+
+def _end_like(status: int) -> NoReturn:
+    """As the command ended, so that a shell sees what it would have seen."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"sudo: {message.rstrip()}\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,201 @@
+"""What a client sends."""
+
+from __future__ import annotations
+
+from typing import dataclass_transform
+
+import msgspec
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of what a client sends. A field that does not exist is refused: it was meant to do something."""
+
+
+# --- what is asked
+
+
+class LimitsAsked(Ask):
+    """Limits that differ from the template's own."""
+
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    space_bytes: int | None = None
+    output_bytes: int | None = None
+    execution_seconds: float | None = None
+
+
+class CreateSandbox(Ask):
+    """Without `timeout_seconds` it lives until it is killed, or as long as the server allows."""
+
+    template: str = "python"
+    env: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    limits: LimitsAsked | None = None
+    timeout_seconds: float | None = None
+
+
+class Renew(Ask):
+    """Moves the deadline to so many seconds from now."""
+
+    seconds: float
+
+
+class CreateContext(Ask):
+    language: str = "python"
+    cwd: str | None = None
+
+
+class Execute(Ask):
+    """Code to run. `input`: the lines that `input()` gets; over a WebSocket true means that the client answers."""
+
+    code: str
+    context: str | None = None
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    timeout_seconds: float | None = None
+    input: list[str] | bool | None = None
+    argv: list[str] | None = None
+
+
+class RunCommand(Ask):
+    """A command to run to its end: a string is for the shell, a list is a program with its arguments."""
+
+    command: str | list[str]
+    user: str | None = None
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    timeout_seconds: float | None = None
+    stdin: str | None = None
+    stdin_base64: bytes | None = None
+
+
+class Terminal(Ask):
+    rows: int
+    columns: int
+
+
+class StartProcess(Ask):
+    """A command that goes on when the answer has come. With `terminal` it has one; then stdin is it too."""
+
+    command: str | list[str]
+    user: str | None = None
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    timeout_seconds: float | None = None
+    stdin: bool = False
+    terminal: Terminal | None = None
+    attached: bool = False  # over a WebSocket: it ends when the client leaves
+
+
+class Signal(Ask):
+    signal: int
+
+
+class MovePath(Ask):
+    path: str
+    to: str
+    user: str | None = None
+
+
+class Path(Ask):
+    path: str
+    user: str | None = None
+
+
+class PathQuery(Ask):
+    path: str
+    user: str | None = None
+
+
+class ReadQuery(Ask):
+    """`whole`: a file that is too large to be held at once is refused."""
+
+    path: str
+    user: str | None = None
+    whole: bool = False
+
+
+class SandboxQuery(Ask):
+    """`running`: one that has ended is an error that says when and why."""
+
+    running: bool = False
+
+
+class WriteQuery(Ask):
+    """`mode` is octal, such as 644."""
+
+    path: str
+    user: str | None = None
+    mode: str | None = None
+
+
+class ListQuery(Ask):
+    path: str = "."
+    depth: int = 1
+    user: str | None = None
+
+
+class WatchQuery(Ask):
+    path: str
+    recursive: bool = False
+    user: str | None = None
+
+
+class SandboxesQuery(Ask):
+    """`all`: those of all owners, for whoever may see them."""
+
+    all: bool = False
+
+
+class AttachQuery(Ask):
+    """`raw`: output comes as binary messages, byte for byte."""
+
+    raw: bool = False
+
+
+class LogsQuery(Ask):
+    """`sandbox`: only what is about that one."""
+
+    sandbox: str | None = None
+
+
+# --- what is said over a WebSocket, besides events. A binary message from the client is input for a process.
+
+
+class Start(Ask, tag="start"):
+    """The client is ready: let the program begin."""
+
+
+class Answer(Ask, tag="answer"):
+    """A line for the program's `input()`. Without text, `input()` raises EOFError, which says `problem`."""
+
+    text: str | None
+    problem: str = "EOF when reading a line"
+
+
+class Interrupt(Ask, tag="interrupt"):
+    """Interrupts the program; its events go on to `ended`."""
+
+
+class Leave(Ask, tag="leave"):
+    """Ends the program: interrupts it, and kills it where that does not help. Then the server closes."""
+
+
+class CloseStdin(Ask, tag="close_stdin"):
+    """There is no more input for the process."""
+
+
+class Kill(Ask, tag="signal"):
+    """Signals a process with all that it started."""
+
+    signal: int = 9
+
+
+class Resize(Ask, tag="resize"):
+    """The size of a process's terminal."""
+
+    rows: int
+    columns: int

@@ -1,0 +1,142 @@
+"""An event loop on a thread of its own, and how other threads and loops have work done there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+import uvloop
+
+from cloche import errors
+from cloche.sdk.transport import Work
+
+T = TypeVar("T")
+
+CLOSE_SECONDS = 15.0
+
+
+class _Call(Generic[T]):
+    """Work on its way to the loop's thread and back. A bare lock is the cheapest way to wait for another thread."""
+
+    def __init__(self, work: Work[T]):
+        self._work = work
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._value: T | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self, loop: asyncio.AbstractEventLoop) -> T:
+        try:
+            self._done.acquire()
+        except BaseException:  # KeyboardInterrupt: the work ends too, in its own time
+            loop.call_soon_threadsafe(self.cancel)
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._error = error
+        finally:
+            self._done.release()
+
+
+class LoopThread:
+    """Safe from any thread. In a forked child everything raises UsedAfterFork; when it is closed, ShuttingDown."""
+
+    def __init__(self, name: str, closed: str):
+        self._closed = closed
+        self._pid = os.getpid()
+        self._loop = uvloop.new_event_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        # A daemon: a program that ends without closing anything must end. What it left is closed by `atexit`.
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process may use it: it was not inherited by a fork, and not closed."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def call(self, work: Work[T]) -> T:
+        self._check()
+        call = _Call(work)
+        self._loop.call_soon_threadsafe(call.start)
+        return call.result(self._loop)
+
+    async def acall(self, work: Work[T]) -> T:
+        self._check()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        inner: list[asyncio.Task[T]] = []
+
+        def settle(task: asyncio.Task[T]) -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, future, task)
+            except RuntimeError:
+                pass  # whoever asked has closed their loop meanwhile
+
+        def start() -> None:
+            inner.append(self._keep(work()))
+            inner[0].add_done_callback(settle)
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in inner])
+            raise
+
+    def spawn(self, work: Work[object]) -> None:
+        if self.usable:
+            self._loop.call_soon_threadsafe(lambda: self._keep(work()))
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise errors.UsedAfterFork(
+                "this sandbox belongs to the process that made it, not to a forked child: make a new one here"
+            )
+        if not self._thread.is_alive():
+            raise errors.ShuttingDown(self._closed)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _settle(future: asyncio.Future[T], task: asyncio.Task[T]) -> None:
+    if future.done():
+        if not task.cancelled():
+            task.exception()  # nobody waits any more: not worth a warning
+    elif task.cancelled():
+        future.cancel()
+    elif (error := task.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())

@@ -1,0 +1,209 @@
+"""A context of a sandbox on a server, and what runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+from cloche import errors
+from cloche.engine.answers import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
+from cloche.events import AnyEvent, Ended, Folding, Input, Run
+from cloche.model import check_env, check_seconds
+from cloche.protocol import asks, told
+from cloche.sdk.remote_server import Server, Socket
+
+
+class RemoteContext:
+    def __init__(self, server: Server, sandbox: str, info: told.ContextInfo):
+        self._server = server
+        self._sandbox = sandbox
+        self.id = info.id
+        self.language = info.language
+        self.cwd = info.cwd
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: InputSource = None,
+        argv: Sequence[str] | None = None,
+    ) -> RemoteExecution:
+        answers = answers_of(input)
+        asked = self._asked(code, env, cwd, timeout_seconds, answers is not None or input is True, argv)
+        socket = await self._server.connect(f"/sandboxes/{quote(self._sandbox)}/execute")
+        try:
+            await socket.send(asked)
+            await socket.receive()  # that it was accepted; or what is wrong with it is raised
+        except BaseException:
+            await socket.close()
+            raise
+        return RemoteExecution(socket, answers)
+
+    async def run(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: InputSource = None,
+    ) -> Run:
+        """A single request, where the answers are known now."""
+        lines = _lines(input)
+        if lines is _ASKED_LATER:
+            execution = await self.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
+            return await execution.result()
+        asked = self._asked(code, env, cwd, timeout_seconds, lines)
+        return told.decode_run(await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked))
+
+    def _asked(
+        self,
+        code: str,
+        env: dict[str, str] | None,
+        cwd: str | None,
+        timeout_seconds: float | None,
+        input: Any,
+        argv: Sequence[str] | None = None,
+    ) -> asks.Execute:
+        """Refuses here what the engine would refuse, in its words."""
+        if not isinstance(code, str):
+            raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
+        check_env(env or {})
+        check_seconds("timeout", timeout_seconds)
+        return asks.Execute(
+            code=code,
+            context=self.id,
+            env=env or {},
+            cwd=cwd,
+            timeout_seconds=timeout_seconds,
+            input=input,
+            argv=None if argv is None else list(argv),
+        )
+
+    async def interrupt(self) -> bool:
+        answer: told.Interrupted = await self._server.ask("POST", f"{self._path}/interrupt", told.Interrupted)
+        return answer.interrupted
+
+    async def restart(self) -> None:
+        await self._server.ask("POST", f"{self._path}/restart")
+
+    @property
+    def _path(self) -> str:
+        return f"/sandboxes/{quote(self._sandbox)}/contexts/{quote(self.id, safe='')}"
+
+
+class RemoteExecution:
+    """Has been accepted, and begins when its first event is asked for."""
+
+    def __init__(self, socket: Socket, answers: Answers | None):
+        self.ended: Ended | None = None
+        self._socket = socket
+        self._answers = answers
+        self._begun = False
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> RemoteExecution:
+        await self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> RemoteExecution:
+        return self
+
+    async def __anext__(self) -> AnyEvent:
+        for event in await self.next_events():
+            return event
+        raise StopAsyncIteration
+
+    async def next_events(self) -> list[AnyEvent]:
+        """One event; none after `Ended`."""
+        if self.ended is not None or self._closed:
+            return []
+        await self._begin()
+        event = await self._socket.receive()
+        if event is None:
+            return []
+        if isinstance(event, Ended):
+            self.ended = event
+            self._do(self._socket.close())
+        elif isinstance(event, Input) and self._answers is not None:
+            self._do(self._answer(self._answers, event))
+        return [event]
+
+    async def result(self) -> Run:
+        folding = Folding()
+        async with self:
+            async for event in self:
+                folding.feed(event)
+        return folding.run()
+
+    async def aclose(self) -> None:
+        """The program is interrupted, and has ended when this returns."""
+        if self._closed or self.ended is not None:
+            return
+        self._closed = True
+        try:
+            await self._socket.send(asks.Leave())
+            while await self._socket.receive() is not None:
+                pass
+        except errors.ClocheError:
+            pass  # it has ended with its sandbox, or the server has
+        finally:
+            await self._socket.close()
+
+    def interrupt(self) -> None:
+        if self.ended is None:
+            self._do(self._send(asks.Interrupt()))
+
+    def answer(self, text: str | None) -> None:
+        if self.ended is None:
+            self._do(self._send(asks.Answer(text=text)))
+
+    async def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._socket.send(asks.Start())
+
+    async def _send(self, message: object) -> None:
+        try:
+            await self._socket.send(message)
+        except errors.Unavailable:
+            pass  # whoever waits for the next event hears of it
+
+    async def _answer(self, answers: Answers, event: Input) -> None:
+        try:
+            message = asks.Answer(text=await answers.next(event))
+        except StopAsyncIteration:
+            message = asks.Answer(text=None, problem=NO_MORE_ANSWERS)
+        except Exception as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
+            message = asks.Answer(text=None, problem=failed_answer(error))
+        await self._send(message)
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_ASKED_LATER = object()
+
+
+def _lines(source: InputSource) -> object:
+    """The answers to `input()` where they are known now. Raises InvalidRequest for what cannot give any."""
+    answers_of(source)
+    if source is None or source is False:
+        return None
+    if isinstance(source, str):
+        return source.splitlines()
+    return list(source) if isinstance(source, (list, tuple)) else _ASKED_LATER

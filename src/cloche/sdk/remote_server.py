@@ -1,0 +1,221 @@
+"""A server and the ways to it: requests, streams of events, WebSockets. Belongs to one event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import httpx2
+import msgspec
+import websockets.asyncio.client as sockets
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from cloche import errors
+from cloche.events import Event
+from cloche.protocol import PREFIX, told
+
+CONNECT_SECONDS = 10.0
+KEPT_SECONDS = 60.0  # less than the server keeps an idle connection, so that it is never closed under a request
+MAX_MESSAGE_BYTES = 1 << 30
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+UNIX = "unix:"
+_LONGEST_SOCKET_PATH = 100  # the kernel takes 107
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEPT_SECONDS)
+
+
+class Address:
+    """Where a server is: `http://HOST:PORT`, `https://...`, or `unix:PATH` of its control socket."""
+
+    def __init__(self, url: str):
+        """Raises InvalidRequest."""
+        self.url = url.rstrip("/")
+        self.socket: str | None = None
+        self._directory: int | None = None
+        if url.startswith(UNIX):
+            self.socket = self._short(url[len(UNIX) :])
+            self.base = "http://localhost"
+            return
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise errors.InvalidRequest(f"{url!r} is no address of a server: give http://HOST:PORT, or unix:PATH")
+        self.base = self.url
+
+    @property
+    def for_sockets(self) -> str:
+        return "ws" + self.base.removeprefix("http")
+
+    @property
+    def direct(self) -> bool:
+        """Whether no proxy can be on the way, whatever the environment says."""
+        return self.socket is not None or urlsplit(self.base).hostname in LOOPBACK
+
+    def close(self) -> None:
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
+
+    def _short(self, path: str) -> str:
+        """A path that the kernel takes, until `close`: a data directory may lie deep."""
+        if len(os.fsencode(path)) < _LONGEST_SOCKET_PATH:
+            return path
+        try:
+            self._directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+        except OSError as error:
+            raise errors.Unavailable(f"there is no server at {UNIX}{path}: {error.strerror}") from None
+        return f"/proc/self/fd/{self._directory}/{os.path.basename(path)}"
+
+
+class Server:
+    """Every method raises Unavailable, which says where it tried, and what the server answered as an error."""
+
+    def __init__(self, url: str, api_key: str):
+        self._address = Address(url)
+        self._headers = {"x-api-key": api_key} if api_key else {}
+        self._client: httpx2.AsyncClient | None = None
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        kind: Any = None,
+        *,
+        body: object = None,
+        query: Mapping[str, Any] | None = None,
+        content: bytes | AsyncIterable[bytes] | None = None,
+    ) -> Any:
+        """The answer: of that type, or its bytes."""
+        sent = told.encode(body) if body is not None else content
+        try:
+            response = await self._http.request(method, _target(path, query), content=sent)
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from None
+        if response.is_error:
+            raise error_in(response.content, response.status_code)
+        return response.content if kind is None else _decoded(response.content, kind)
+
+    @contextlib.asynccontextmanager
+    async def streaming(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        """The answer's bytes as they come."""
+        try:
+            async with self._http.stream("GET", _target(path, query)) as response:
+                if response.is_error:
+                    raise error_in(await response.aread(), response.status_code)
+                yield response.aiter_raw()
+        except httpx2.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    async def connect(self, path: str, query: Mapping[str, Any] | None = None) -> Socket:
+        """A WebSocket."""
+        uri = self._address.for_sockets + _target(path, query)
+        how: dict[str, Any] = {
+            "additional_headers": self._headers,
+            "compression": None,
+            "max_size": MAX_MESSAGE_BYTES,
+            "open_timeout": CONNECT_SECONDS,
+            "ping_timeout": None,  # the answer waits behind what a slow reader has not taken yet
+        }
+        try:
+            if self._address.socket is not None:
+                return Socket(self, await sockets.unix_connect(self._address.socket, uri, **how))
+            if self._address.direct:
+                how["proxy"] = None
+            return Socket(self, await sockets.connect(uri, **how))
+        except InvalidStatus as refused:
+            raise error_in(bytes(refused.response.body or b""), refused.response.status_code) from None
+        except (OSError, WebSocketException) as error:
+            raise self._unreachable(error) from None
+
+    async def aclose(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+        self._address.close()
+
+    def _unreachable(self, error: BaseException) -> errors.Unavailable:
+        why = str(error) or type(error).__name__
+        return errors.Unavailable(f"no answer from a Cloche server at {self._address.url}: {why}; does it run there?")
+
+    def lost(self) -> errors.Unavailable:
+        return errors.Unavailable(f"the connection to the Cloche server at {self._address.url} was lost")
+
+    @property
+    def _http(self) -> httpx2.AsyncClient:
+        if self._client is None:
+            self._client = httpx2.AsyncClient(
+                base_url=self._address.base,
+                headers=self._headers,
+                # No time limit but for connecting: a run takes as long as it takes, and the server limits that.
+                timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
+                limits=_LIMITS,
+                transport=self._direct_transport() if self._address.direct else None,
+            )
+        return self._client
+
+    def _direct_transport(self) -> httpx2.AsyncHTTPTransport:
+        """One that looks for no proxy in the environment."""
+        return httpx2.AsyncHTTPTransport(uds=self._address.socket, limits=_LIMITS)
+
+
+class Socket:
+    """A WebSocket that speaks our messages."""
+
+    def __init__(self, server: Server, connection: sockets.ClientConnection):
+        self._server = server
+        self._connection = connection
+
+    async def send(self, message: object) -> None:
+        """Bytes go as they are. Raises Unavailable."""
+        try:
+            await self._connection.send(message if isinstance(message, bytes) else told.encode(message).decode())
+        except ConnectionClosed:
+            raise self._server.lost() from None
+
+    async def receive(self) -> Any:
+        """The next event, or bytes; None when the server has said all. Raises the error that the server tells of."""
+        try:
+            message = await self._connection.recv()
+        except ConnectionClosed as closed:
+            if closed.rcvd is not None and closed.rcvd.code == 1000:
+                return None
+            raise self._server.lost() from None
+        return message if isinstance(message, bytes) else told.decode_event(message)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+async def events_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]:
+    """Server-sent events. Raises the error that the last of them may tell of."""
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        *whole, buffer = buffer.split(b"\n\n")
+        for event in map(told.event_in, whole):
+            if event is not None:
+                yield event
+
+
+def error_in(body: bytes, status: int) -> errors.ClocheError:
+    """The error that an answer tells of."""
+    try:
+        failure: told.Failure = told.decode(body, told.Failure)
+    except (ValueError, msgspec.MsgspecError):
+        return told.not_ours(f"HTTP status {status}")
+    return told.error_of(failure.error)
+
+
+def _decoded(content: bytes, kind: Any) -> Any:
+    try:
+        return told.decode(content, kind)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise told.not_ours(error) from None
+
+
+def _target(path: str, query: Mapping[str, Any] | None) -> str:
+    """Booleans as JSON writes them; what is None is left out."""
+    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()}
+    sent = urlencode({name: value for name, value in given.items() if value is not None})
+    return PREFIX + path + (f"?{sent}" if sent else "")

@@ -1,0 +1,179 @@
+"""What the public classes, and the command line, need of a sandbox: one in this process, or one on a server.
+
+The engine's own executions, processes, files and watches are such; `near.py` makes the rest of it out of the engine's
+objects, `remote*.py` out of `/api/v1`. All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+from cloche.engine.answers import InputSource
+from cloche.engine.files import Content
+from cloche.engine.process import ProcessEvent, ProcessResult
+from cloche.engine.program import Exited
+from cloche.events import AnyEvent, Ended, Run
+from cloche.model import FileChange, FileInfo, Limits, ProcessInfo, SandboxInfo, User
+
+Self = TypeVar("Self")
+
+
+class Execution(Protocol):
+    """As `cloche.engine.execution.Execution`."""
+
+    ended: Ended | None
+
+    async def __aenter__(self: Self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self: Self) -> Self: ...
+    async def __anext__(self) -> AnyEvent: ...
+    async def next_events(self) -> list[AnyEvent]: ...
+    async def aclose(self) -> None: ...
+    def interrupt(self) -> None: ...
+    def answer(self, text: str | None) -> None: ...
+
+
+class Process(Protocol):
+    """As `cloche.engine.process.Process`."""
+
+    id: str
+    pid: int
+    exited: Exited | None
+
+    async def __aenter__(self: Self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self: Self) -> Self: ...
+    async def __anext__(self) -> ProcessEvent: ...
+    async def next_events(self) -> list[ProcessEvent]: ...
+    async def result(self) -> ProcessResult: ...
+    async def send_stdin(self, data: bytes) -> None: ...
+    def kill(self, number: int = ...) -> None: ...
+    def close_stdin(self) -> None: ...
+    def resize(self, rows: int, columns: int) -> None: ...
+
+
+class Watch(Protocol):
+    """As `cloche.engine.watch.Watch`."""
+
+    async def __aenter__(self: Self) -> Self: ...
+    def __aiter__(self: Self) -> Self: ...
+    async def __anext__(self) -> FileChange: ...
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """As `cloche.engine.files.Files`."""
+
+    async def read(self, path: str, *, user: User | None = None) -> bytes: ...
+    async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]: ...
+    async def write(
+        self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
+    ) -> FileInfo: ...
+    async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> builtins.list[FileInfo]: ...
+    async def stat(self, path: str, *, user: User | None = None) -> FileInfo: ...
+    async def exists(self, path: str, *, user: User | None = None) -> bool: ...
+    async def make_dir(self, path: str, *, user: User | None = None) -> bool: ...
+    async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo: ...
+    async def remove(self, path: str, *, user: User | None = None) -> None: ...
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch: ...
+
+
+class Commands(Protocol):
+    """As `cloche.engine.commands.Commands`, but that `kill` waits."""
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        background: bool = False,
+    ) -> Process: ...
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> ProcessResult: ...
+    async def list(self) -> builtins.list[ProcessInfo]: ...
+    async def kill(self, id: str) -> None: ...
+
+
+class Context(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def language(self) -> str: ...
+    @property
+    def cwd(self) -> str: ...
+
+    async def execute(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: InputSource = None,
+        argv: Sequence[str] | None = None,
+    ) -> Execution:
+        """An execution, which starts when it is used. Raises what is wrong with it."""
+
+    async def run(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: InputSource = None,
+    ) -> Run: ...
+    async def interrupt(self) -> bool: ...
+    async def restart(self) -> None: ...
+
+
+class Sandbox(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def files(self) -> Files: ...
+    @property
+    def commands(self) -> Commands: ...
+    @property
+    def ended(self) -> bool:
+        """Whether it is known here that it has ended."""
+
+    def check_running(self) -> None:
+        """Raises Gone if it is known here that it has ended."""
+
+    async def describe(self) -> SandboxInfo: ...
+    async def renew(self, seconds: float) -> SandboxInfo: ...
+    async def kill(self) -> None:
+        """Ends it. Harmless when it has ended."""
+
+    def context(self, id: str | None = None) -> Context:
+        """The context of that id, the default one without. May raise ContextNotFound, or leave that to its use."""
+
+    async def find_context(self, id: str) -> Context:
+        """Raises ContextNotFound."""
+
+    async def list_contexts(self) -> list[Context]: ...
+    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context: ...
+    async def remove_context(self, id: str) -> None: ...

@@ -1,0 +1,183 @@
+"""API keys in SQLite: who each belongs to and what it may do. Of a key itself only its hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import time
+from typing import Literal, get_args
+
+import msgspec
+
+from cloche import errors
+from cloche.model import Principal, Struct, new_id
+from cloche.store.database import Database
+
+Role = Literal["user", "admin"]
+
+PRESET_ID = "CLOCHE_API_KEY"  # the id of a key that the environment sets; it is in no store
+USED_SECONDS = 60.0  # how exactly the last use of a key is kept
+MAX_NAME = 200
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
+
+
+class KeyRecord(Struct):
+    """What is known of a key, also after it was revoked; never the key."""
+
+    id: str
+    owner: str
+    role: Role
+    name: str
+    created_at: float
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+
+_COLUMNS = KeyRecord.__struct_fields__
+_GET = f"SELECT hash, {', '.join(_COLUMNS)} FROM keys"
+_PUT = f"INSERT INTO keys (hash, {', '.join(_COLUMNS)}) VALUES (?, {', '.join('?' * len(_COLUMNS))})"
+_REVOKE = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+
+
+def new_key() -> str:
+    """`e2b_` and 40 hex digits, which is what old clients of E2B accept."""
+    return "e2b_" + secrets.token_hex(20)
+
+
+def hash_of(key: str) -> str:
+    """Keys are long and random, so one round is enough, and looking one up takes a microsecond."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class StoredKeys:
+    """The keys of a data directory, with those that are valid at hand in memory.
+
+    `preset` is a key that is valid besides: that of `CLOCHE_API_KEY`, an admin's.
+    """
+
+    def __init__(self, database: Database, preset: str | None = None):
+        self._database = database
+        self._valid: dict[str, KeyRecord] = {}
+        self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
+        self._preset = hash_of(preset) if preset else None
+
+    async def open(self) -> None:
+        """Raises Unavailable if the store cannot be read."""
+        await self._database.open()
+        await self.refresh()
+
+    async def aclose(self) -> None:
+        await self.refresh()
+        await self._database.aclose()
+
+    async def __aenter__(self) -> StoredKeys:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self.aclose()
+
+    def find(self, key: str) -> Principal | None:
+        """Whose key that is; None for one that is not valid. The time it takes tells of a hash at most."""
+        hashed = hash_of(key)
+        if hashed == self._preset:
+            return Principal(owner="local", role="admin", key_id=PRESET_ID)
+        record = self._valid.get(hashed)
+        if record is None:
+            return None
+        self._note_use(record)
+        return Principal(owner=record.owner, role=record.role, key_id=record.id)
+
+    @property
+    def any_valid(self) -> bool:
+        return self._preset is not None or bool(self._valid)
+
+    async def list(self) -> list[KeyRecord]:
+        """All keys, also revoked ones, the oldest first."""
+        rows = await self._database.do(lambda db: db.execute(f"{_GET} ORDER BY created_at").fetchall())
+        return [_record(row) for row in rows]
+
+    async def add(self, owner: str, role: str = "user", name: str = "") -> tuple[KeyRecord, str]:
+        """A new key, which is told this once. Raises InvalidRequest."""
+        _check(owner, role, name)
+        record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=time.time())  # type: ignore[arg-type]
+        key = new_key()
+        await self._database.do(lambda db: _put(db, record, key))
+        self._valid[hash_of(key)] = record
+        return record, key
+
+    async def rotate(self, id: str) -> tuple[KeyRecord, str]:
+        """A new key instead of that one, which stops. What belongs to its owner is not touched. Raises NotFound."""
+        key = new_key()
+        record = await self._database.do(lambda db: _rotate(db, id, key, time.time()))
+        await self.refresh()
+        if record is None:
+            raise _not_found(id)
+        return record, key
+
+    async def revoke(self, id: str) -> None:
+        """That key stops at once. Raises NotFound."""
+        revoked = await self._database.do(lambda db: _revoke(db, id, time.time()))
+        await self.refresh()
+        if not revoked:
+            raise _not_found(id)
+
+    async def refresh(self) -> None:
+        """Learns what other processes changed, and keeps when keys were used."""
+        used, self._used = self._used, {}
+        rows = await self._database.do(lambda db: _exchange(db, used))
+        self._valid = {str(row[0]): _record(row) for row in rows}
+
+    def _note_use(self, record: KeyRecord) -> None:
+        known = self._used.get(record.id) or record.last_used_at or 0.0
+        now = time.time()
+        if now - known > USED_SECONDS:
+            self._used[record.id] = now
+
+
+def _check(owner: str, role: str, name: str) -> None:
+    if not _OWNER.fullmatch(owner):
+        raise errors.InvalidRequest(f"{owner!r} cannot be an owner: use letters, digits and . _ @ + -, 128 at most")
+    if role not in get_args(Role):
+        raise errors.InvalidRequest(f"there is no role {role!r}: use {' or '.join(get_args(Role))}")
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise errors.InvalidRequest(f"a key's name has {MAX_NAME} printable characters at most")
+
+
+def _put(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
+    with db:
+        db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
+
+
+def _rotate(db: sqlite3.Connection, id: str, key: str, now: float) -> KeyRecord | None:
+    with db:  # both or neither
+        row = db.execute(f"{_GET} WHERE id = ? AND revoked_at IS NULL", (id,)).fetchone()
+        if row is None:
+            return None
+        old = _record(row)
+        record = KeyRecord(id=new_id("k"), owner=old.owner, role=old.role, name=old.name, created_at=now)
+        db.execute(_REVOKE, (now, id))
+        db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
+        return record
+
+
+def _revoke(db: sqlite3.Connection, id: str, now: float) -> bool:
+    with db:
+        return db.execute(_REVOKE, (now, id)).rowcount > 0
+
+
+def _exchange(db: sqlite3.Connection, used: dict[str, float]) -> list[tuple[object, ...]]:
+    if used:
+        with db:
+            db.executemany("UPDATE keys SET last_used_at = ? WHERE id = ?", [(at, id) for id, at in used.items()])
+    return db.execute(f"{_GET} WHERE revoked_at IS NULL").fetchall()
+
+
+def _record(row: tuple[object, ...]) -> KeyRecord:
+    return msgspec.convert(dict(zip(_COLUMNS, row[1:], strict=True)), KeyRecord)
+
+
+def _not_found(id: str) -> errors.NotFound:
+    return errors.NotFound(f"there is no valid key {id!r}: `cloche key list` shows those that there are")

@@ -1,0 +1,196 @@
+"""What the control plane is asked for: bodies and queries as the released clients send them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloche import errors
+from cloche.api.e2b.control_wire import (
+    Lifespan,
+    Network,
+    check_network,
+    decode,
+    listing,
+    metadata_filter,
+    page_token,
+    wanted,
+)
+from cloche.api.e2b.replies import NotOffered
+
+# As sent by e2b 2.63.0 (Python), 2.51.0 (JavaScript) and 2.45.1 (Python), whose defaults must never be refused.
+PYTHON = b'{"templateID":"code-interpreter-v1","timeout":123,"metadata":{"a":"b"},"envVars":{"X":"1"}}'
+JAVASCRIPT = b'{"templateID":"code-interpreter-v1","metadata":{"a":"b"},"envVars":{"X":"1"},"timeout":60}'
+OLD_PYTHON = (
+    b'{"templateID":"base","timeout":60,"secure":true,"allow_internet_access":true,"metadata":{},"envVars":{},'
+    b'"autoPause":false,"autoPauseMemory":true}'
+)
+
+
+def test_the_released_clients_default_requests_are_taken():
+    asked = wanted(PYTHON, version=2)
+    assert (asked.template, asked.timeout_seconds) == ("code-interpreter-v1", 123)
+    assert (asked.metadata, asked.env) == ({"a": "b"}, {"X": "1"})
+    assert wanted(JAVASCRIPT, version=2).timeout_seconds == 60
+    assert wanted(OLD_PYTHON, version=1).secure
+
+
+def test_version_2_is_always_secure_and_lives_5_minutes():
+    asked = wanted(b'{"templateID":"base"}', version=2)
+    assert (asked.secure, asked.public_traffic, asked.timeout_seconds) == (True, True, 300)
+
+
+def test_version_1_is_secure_only_if_asked_and_lives_15_seconds():
+    asked = wanted(b'{"templateID":"base"}', version=1)
+    assert (asked.secure, asked.timeout_seconds) == (False, 15)
+
+
+def test_fields_that_nobody_knows_are_ignored():
+    assert wanted(b'{"templateID":"base","colour":"red","network":{"speed":1}}', version=2).template == "base"
+
+
+def test_an_mcp_configuration_is_taken_as_clients_start_the_gateway_themselves():
+    assert wanted(b'{"templateID":"base","mcp":{"invalid_server":{}}}', version=2).template == "base"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"templateID":5}', "templateID"),
+        (b"{}", "templateID"),
+        (b"", "templateID"),
+        (b'{"templateID":"base","timeout":"60"}', "timeout"),
+        (b'{"templateID":"base","timeout":1.5}', "timeout"),
+        (b'{"templateID":"base","metadata":{"a":1}}', "metadata"),
+        (b'{"templateID":"base","metadata":["a"]}', "metadata"),
+        (b'{"templateID":"base","envVars":{"a":null}}', "envVars"),
+        (b'{"templateID":"base","secure":"yes"}', "secure"),
+        (b'{"templateID":"base","network":{"allowPublicTraffic":"no"}}', "network.allowPublicTraffic"),
+        (b'{"templateID":"base","autoPauseMemory":false}', "autoPauseMemory"),
+        (b'{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}', "autoResume"),
+    ],
+)
+def test_a_wrong_field_is_named(body, field):
+    with pytest.raises(errors.InvalidRequest, match=field):
+        wanted(body, version=2)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"null", b'"x"', b"\xff", b'{"templateID":"a"}x', b"1e999"])
+def test_what_is_no_object_is_refused(body):
+    with pytest.raises(errors.InvalidRequest, match="body"):
+        wanted(body, version=2)
+
+
+def test_traffic_can_be_private_only_where_tokens_exist():
+    body = b'{"templateID":"base","network":{"allowPublicTraffic":false}}'
+    assert not wanted(body, version=2).public_traffic
+    with pytest.raises(errors.InvalidRequest, match="allowPublicTraffic"):
+        wanted(body, version=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"templateID":"base","autoPause":true}', "autoPause"),
+        (b'{"templateID":"base","autoResume":{"enabled":true}}', "autoResume"),
+        (b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt"}]}', "volumeMounts"),
+        (b'{"templateID":"base","iam":{"tokens":{"aws":{}}}}', "iam"),
+        (b'{"templateID":"base","network":{"allowOut":["1.1.1.1"]}}', "allowOut"),
+    ],
+)
+def test_what_is_not_offered_is_refused_by_name(body, field):
+    with pytest.raises(NotOffered, match=field):
+        wanted(body, version=2)
+
+
+def test_what_is_not_offered_may_be_declined():
+    body = (
+        b'{"templateID":"base","autoPause":false,"autoResume":{"enabled":false},"volumeMounts":[],"iam":{"tokens":{}}}'
+    )
+    assert wanted(body, version=2).template == "base"
+
+
+def test_rules_that_only_forbid_are_kept_already():
+    check_network(decode(b'{"denyOut":["0.0.0.0/0"],"allowOut":[],"rules":{}}', Network))
+    check_network(None)
+
+
+@pytest.mark.parametrize("name", ["allowOut", "dnsServers", "egressProxy", "maskRequestHost", "httpsPorts", "rules"])
+def test_rules_that_open_the_network_are_refused_by_name(name):
+    values = {"egressProxy": '{"address":"a"}', "rules": '{"a":[]}', "maskRequestHost": '"a"', "httpsPorts": "[443]"}
+    body = f'{{"{name}":{values.get(name, """["a"]""")}}}'.encode()
+    with pytest.raises(NotOffered, match=name):
+        check_network(decode(body, Network))
+
+
+def test_an_empty_body_is_an_empty_object():
+    assert decode(b" \n", Lifespan).timeout is None
+
+
+# -- lists
+
+
+def test_metadata_is_decoded_as_often_as_clients_encode_it():
+    # ?metadata=a%252520b%3Dc%252526d, once decoded: {"a b": "c&d"}
+    assert metadata_filter("a%2520b=c%2526d") == {"a b": "c&d"}
+    assert metadata_filter("a=b&c=d") == {"a": "b", "c": "d"}
+    assert metadata_filter("") == {}
+
+
+def test_metadata_without_a_value_is_refused():
+    with pytest.raises(errors.InvalidRequest, match="metadata"):
+        metadata_filter("alone")
+
+
+def test_a_list_without_a_query_is_everything_newest_first():
+    asked = listing({})
+    assert (asked.states, asked.order, asked.limit, asked.after) == (("running", "paused"), "desc", 100, None)
+
+
+def test_a_page_goes_on_where_the_last_one_ended():
+    asked = listing({"nextToken": page_token(1_794_794_245_707_888, "iabc"), "limit": "7", "order": "asc"})
+    assert (asked.after, asked.limit, asked.order) == ((1_794_794_245_707_888, "iabc"), 7, "asc")
+
+
+def test_times_are_compared_to_the_microsecond():
+    for text in ("2026-01-01T00:00:00.106089Z", "2026-01-01T01:00:00.106089+01:00", "2026-01-01T00:00:00.106089"):
+        assert listing({"startedAfter": text}).started_after == 1_767_225_600_106_089
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("limit", "0"),
+        ("limit", "101"),
+        ("limit", "x"),
+        ("limit", "-1"),
+        ("limit", "9" * 5000),
+        ("state", "running,gone"),
+        ("order", "up"),
+        ("startedAfter", "yesterday"),
+        ("nextToken", "!"),
+        ("nextToken", "AAAA"),
+    ],
+)
+def test_a_wrong_parameter_is_named(name, value):
+    with pytest.raises(errors.InvalidRequest, match=name):
+        listing({name: value})
+
+
+@given(st.binary(max_size=200))
+def test_no_body_breaks_the_reader(body):
+    try:
+        wanted(body, version=2)
+    except (errors.InvalidRequest, NotOffered):
+        pass
+
+
+@given(
+    st.dictionaries(st.sampled_from(["metadata", "state", "limit", "nextToken", "startedAfter"]), st.text(max_size=40))
+)
+def test_no_query_breaks_the_reader(query):
+    try:
+        listing(query)
+    except errors.InvalidRequest:
+        pass

@@ -1,0 +1,125 @@
+"""envd's values on the wire: pure functions, with what the protocol shows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from cloche import errors
+from cloche.api.e2b import envd_wire as wire
+from cloche.api.encodings import chosen_encoding
+from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition
+from cloche.model import FileInfo, LinkEnd
+
+FILE = FileInfo(
+    path="/home/user/a.txt",
+    name="a.txt",
+    kind="file",
+    size_bytes=5,
+    mode=0o644,
+    owner="user",
+    group="user",
+    modified_at=1767225600.123456,
+)
+
+
+def test_a_file_is_told_as_in_the_protocols_own_example():
+    assert wire.entry(FILE) == {
+        "name": "a.txt",
+        "type": "FILE_TYPE_FILE",
+        "path": "/home/user/a.txt",
+        "size": "5",
+        "mode": 420,
+        "permissions": "-rw-r--r--",
+        "owner": "user",
+        "group": "user",
+        "modifiedTime": "2026-01-01T00:00:00.123456Z",
+    }
+
+
+def link(end: LinkEnd) -> FileInfo:
+    return msgspec.structs.replace(FILE, kind="symlink", mode=0o777, leads_to=end)
+
+
+def test_a_link_has_the_type_of_its_end_and_a_broken_one_none():
+    told = wire.entry(link(LinkEnd(path="/tmp", kind="directory", mode=0o1777)))
+    assert (told["type"], told["symlinkTarget"], told["mode"]) == ("FILE_TYPE_DIRECTORY", "/tmp", 0o1777)
+    assert told["permissions"] == "Lrwxrwxrwx"
+    assert "isSymlink" not in told
+    broken = wire.entry(link(LinkEnd(path="/home/user/a.txt", kind=None, mode=0)))
+    assert broken["type"] == "FILE_TYPE_UNSPECIFIED"
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "text"),
+    [
+        ("file", 0o644, "-rw-r--r--"),
+        ("file", 0o4755, "urwxr-xr-x"),
+        ("directory", 0o755, "drwxr-xr-x"),
+        ("directory", 0o1777, "dtrwxrwxrwx"),
+        ("symlink", 0o777, "Lrwxrwxrwx"),
+        ("file", 0, "----------"),
+    ],
+)
+def test_permissions_are_written_as_go_writes_them(kind, mode, text):
+    assert wire.permissions(kind, mode) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "user", "meant"),
+    [
+        ("a", "user", "/home/user/a"),
+        ("", "user", "/home/user"),
+        ("~", "root", "/root"),
+        ("~/x/../y", "user", "/home/user/y"),
+        ("/x/./y/", "user", "/x/y"),
+        ("../../..", "user", "/"),
+        ("a~b", "root", "/root/a~b"),
+    ],
+)
+def test_paths_are_below_the_users_home_unless_they_are_whole(path, user, meant):
+    assert wire.absolute(path, user) == meant
+
+
+def test_only_the_metadata_of_e2b_are_told():
+    info = msgspec.structs.replace(FILE, attributes={"e2b.author": "me", "mine": "x", "e2bx.a": "y"})
+    assert wire.entry(info)["metadata"] == {"author": "me"}
+    assert wire.write_info(info) == {
+        "path": "/home/user/a.txt",
+        "name": "a.txt",
+        "type": "file",
+        "metadata": {"author": "me"},
+    }
+
+
+@pytest.mark.parametrize("headers", [{"x-metadata-": "v"}, {"x-metadata-a": "\x7f"}, {"x-metadata-a": "x" * 4096}])
+def test_metadata_that_no_file_can_have(headers):
+    with pytest.raises(errors.InvalidRequest):
+        wire.metadata_asked(headers)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "chosen"),
+    [
+        ("", "identity"),
+        ("gzip, deflate", "identity"),
+        ("identity;q=0, gzip;q=0.5", "gzip"),
+        ("*;q=0, gzip", "gzip"),
+        ("*;q=0", None),
+        ("identity;q=0", None),
+        ("gzip;q=nonsense, identity;q=0", "gzip"),
+    ],
+)
+def test_the_encoding_is_one_that_is_accepted(accepted, chosen):
+    assert chosen_encoding(accepted) == chosen
+
+
+def test_ranges_and_names():
+    assert asked_span("bytes=0-0", 10) == Span(0, 1, 10)
+    assert asked_span("bytes=-20", 10) == Span(0, 10, 10)
+    assert asked_span(None, 10) is None
+    for behind in ("bytes=10-", "bytes=-0"):
+        with pytest.raises(Unsatisfiable):
+            asked_span(behind, 10)
+    assert disposition('a "b"\\.txt') == 'inline; filename="a \\"b\\"\\\\.txt"'
+    assert disposition("a\r\nb") == "inline; filename*=utf-8''a%0D%0Ab"

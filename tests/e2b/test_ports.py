@@ -1,0 +1,181 @@
+"""Programs that listen inside a sandbox are reached through the server, by headers and by Host name."""
+
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from e2b_code_interpreter import Sandbox
+from websockets.sync.client import connect
+
+# Echoes what it gets, over HTTP (with chunks both ways) and over WebSocket, with the standard library alone.
+ECHO = """
+import base64, hashlib, http.server, json, socketserver, struct, threading
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def handle_one(self):
+        if self.headers.get("upgrade", "").lower() == "websocket":
+            return self.websocket()
+        body = b""
+        if self.headers.get("transfer-encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+        else:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        said = json.dumps({"method": self.command, "path": self.path, "headers": dict(self.headers.items()),
+                           "size": len(body), "digest": hashlib.sha256(body).hexdigest()}).encode()
+        self.send_response(418)
+        self.send_header("X-Inside", "yes")
+        self.send_header("Set-Cookie", "a=1")
+        self.send_header("Set-Cookie", "b=2")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for part in (said[:10], said[10:]):
+            self.wfile.write(b"%x\\r\\n%s\\r\\n" % (len(part), part))
+        self.wfile.write(b"0\\r\\n\\r\\n")
+
+    do_GET = do_POST = do_PUT = do_DELETE = handle_one
+
+    def websocket(self):
+        key = self.headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
+        self.wfile.write(f"HTTP/1.1 101 Switching Protocols\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                         f"Sec-WebSocket-Accept: {accept}\\r\\n\\r\\n".encode())
+        while True:
+            first, second = self.rfile.read(2)
+            size = second & 127
+            if size == 126:
+                size = struct.unpack(">H", self.rfile.read(2))[0]
+            mask = self.rfile.read(4)
+            data = bytes(byte ^ mask[index % 4] for index, byte in enumerate(self.rfile.read(size)))
+            length = bytes([size]) if size < 126 else b"~" + struct.pack(">H", size)
+            self.wfile.write(bytes([first]) + length + data)
+            if first & 15 == 8:
+                self.close_connection = True
+                return
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+
+threading.Thread(target=Server(("127.0.0.1", 3000), Echo).serve_forever, daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def box(server):
+    box = Sandbox.create(**server.e2b)
+    assert box.run_code(ECHO).error is None
+    yield box
+    box.kill()
+
+
+def routed(box: Sandbox, port: int = 3000) -> dict[str, str]:
+    return {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": str(port)}
+
+
+def test_a_request_arrives_as_it_was_sent_and_so_does_its_answer(server, box):
+    content = bytes(range(256)) * 4000
+    answer = httpx.put(f"{server.url}/a%2Fb/c?x=1&y=%20z", content=content, headers={**routed(box), "X-Own": "kept"})
+    assert answer.status_code == 418
+    assert answer.headers["x-inside"] == "yes"
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]
+    said = answer.json()
+    assert (said["method"], said["path"], said["size"]) == ("PUT", "/a%2Fb/c?x=1&y=%20z", len(content))
+    assert said["headers"]["x-own"] == "kept"
+
+
+def test_a_body_of_unknown_length_is_carried_in_chunks(server, box):
+    answer = httpx.post(server.url, content=(b"x" * 1000 for _ in range(100)), headers=routed(box))
+    assert answer.json()["size"] == 100_000
+
+
+def test_a_program_never_sees_what_opens_its_sandbox(server, box):
+    secret = {"X-Access-Token": box._envd_access_token, "E2B-Traffic-Access-Token": box.traffic_access_token}
+    seen = httpx.get(server.url, headers={**routed(box), **secret}).text
+    assert not any(value and value in seen for value in secret.values())
+
+
+def test_a_port_is_reached_by_host_name(server, box):
+    host = f"3000-{box.sandbox_id}.sandboxes.test"
+    answer = httpx.get(f"{server.url}/by/name", headers={"Host": host})
+    assert answer.json()["path"] == "/by/name"
+    assert answer.json()["headers"]["host"] == host
+
+
+@pytest.mark.parametrize("message", ["text", b"bytes \x00\xff", "x" * 5000])
+def test_a_websocket_is_carried_both_ways(server, box, message):
+    address = f"ws://{urlsplit(server.url).netloc}/socket"
+    with connect(address, additional_headers=routed(box), compression=None) as socket:
+        socket.send(message)
+        assert socket.recv(timeout=20) == message
+
+
+def test_a_port_where_nobody_listens_is_said_to_be_closed(server, box):
+    answer = httpx.get(server.url, headers=routed(box, 3999))
+    assert answer.status_code == 502
+    assert answer.json()["sandboxId"] == box.sandbox_id
+    assert "port is not open" in answer.json()["message"]
+
+
+def test_a_program_that_does_not_speak_http_is_said_not_to(server, box):
+    code = "import socket, threading; s = socket.create_server(('127.0.0.1', 3001))\n"
+    code += (
+        "threading.Thread(target=lambda: [s.accept()[0].sendall(b'hello\\n') for _ in range(9)], daemon=True).start()"
+    )
+    assert box.run_code(code).error is None
+    answer = httpx.get(server.url, headers=routed(box, 3001))
+    assert (answer.status_code, "HTTP" in answer.json()["message"]) == (502, True)
+
+
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(server, box):
+    code = """
+import socket, threading
+def serve(listening):
+    while True:
+        peer = listening.accept()[0]
+        peer.recv(65536)
+        peer.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 100\\r\\n\\r\\nhalf")
+        peer.close()
+threading.Thread(target=serve, args=(socket.create_server(("127.0.0.1", 3002)),), daemon=True).start()
+"""
+    assert box.run_code(code).error is None
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(server.url, headers=routed(box, 3002))
+
+
+def test_where_public_traffic_is_off_a_token_is_needed(server):
+    box = Sandbox.create(network={"allow_public_traffic": False}, **server.e2b)
+    try:
+        assert box.run_code(ECHO).error is None
+        refused = httpx.get(server.url, headers=routed(box))
+        assert (refused.status_code, refused.json()["code"]) == (403, 403)
+        token = {"e2b-traffic-access-token": box.traffic_access_token}
+        assert httpx.get(server.url, headers={**routed(box), **token}).status_code == 418
+    finally:
+        box.kill()
+
+
+def test_a_port_of_a_sandbox_that_has_ended_is_not_found(server):
+    box = Sandbox.create(**server.e2b)
+    box.kill()
+    answer = httpx.get(server.url, headers=routed(box))
+    assert answer.status_code == 502
+    assert "was not found" in answer.json()["message"]
+
+
+def test_a_listener_that_never_accepts_keeps_nobody_else(server, box):
+    code = "import socket; deaf = socket.socket(); deaf.bind(('127.0.0.1', 3003)); deaf.listen(0)\n"
+    code += "held = [socket.socket() for _ in range(4)]\n"
+    code += "for s in held: s.setblocking(False); s.connect_ex(('127.0.0.1', 3003))"
+    assert box.run_code(code).error is None
+    began = time.monotonic()
+    assert "port is not open" in httpx.get(server.url, headers=routed(box, 3003), timeout=60).json()["message"]
+    assert json.loads(httpx.get(server.url, headers=routed(box)).text)["method"] == "GET"
+    assert time.monotonic() - began < 60

@@ -1,0 +1,116 @@
+"""Watching directories through E2B's SDK, both ways: a stream, and a watcher that is asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from e2b import FileNotFoundException, FilesystemEventType, FileType
+from e2b.exceptions import InvalidArgumentException, SandboxException
+
+KINDS = FilesystemEventType
+
+
+@pytest.mark.parametrize("size", [3, 5_000_000])
+def test_a_new_file_is_created_changed_and_written_and_nothing_else(box, size):
+    box.files.make_dir("d")
+    watch = box.files.watch_dir("d")
+    box.files.write("d/file", b"x" * size)
+    seen = [(event.type, event.name) for event in watch.get_new_events()]
+    assert seen == [(KINDS.CREATE, "file"), (KINDS.CHMOD, "file"), (KINDS.WRITE, "file")]
+    assert watch.get_new_events() == []
+
+
+def test_an_answer_to_a_watcher_has_all_that_was_done_before_the_question(box):
+    box.files.make_dir("d")
+    watch = box.files.watch_dir("d")
+    box.run_code("open('d/a', 'w').write('x')\nimport os; os.rename('d/a', 'd/b'); os.remove('d/b')")
+    seen = [(event.type, event.name) for event in watch.get_new_events()]
+    assert seen == [
+        (KINDS.CREATE, "a"),
+        (KINDS.WRITE, "a"),
+        (KINDS.RENAME, "a"),
+        (KINDS.CREATE, "b"),
+        (KINDS.REMOVE, "b"),
+    ]
+    watch.stop()
+    with pytest.raises(SandboxException):
+        watch.get_new_events()
+
+
+def test_what_appears_with_a_directory_is_told_too(box):
+    box.files.make_dir("d")
+    watch = box.files.watch_dir("d", recursive=True)
+    box.files.write("d/new/deep/file", "x")
+    created = [event.name for event in watch.get_new_events() if event.type is KINDS.CREATE]
+    assert created == ["new", "new/deep", "new/deep/file"]
+    box.files.write("d/new/deep/file", "xy")
+    assert (KINDS.WRITE, "new/deep/file") in [(event.type, event.name) for event in watch.get_new_events()]
+    box.files.rename("d/new", "d/other")
+    watch.get_new_events()
+    box.files.write("d/other/deep/file", "xyz")
+    assert {event.name for event in watch.get_new_events()} == {"other/deep/file"}
+
+
+def test_entries_come_with_events_of_what_is_still_there(box):
+    box.files.make_dir("d")
+    watch = box.files.watch_dir("d", include_entry=True)
+    box.files.write("d/file", "12345")
+    box.files.write("d/gone", "1")
+    box.files.remove("d/gone")
+    events = watch.get_new_events()
+    entry = next(event.entry for event in events if (event.type, event.name) == (KINDS.WRITE, "file"))
+    assert (entry.path, entry.size, entry.type) == ("/home/user/d/file", 5, FileType.FILE)
+    assert all(event.entry is None for event in events if event.name == "gone")
+
+
+def test_what_was_missed_is_said_and_the_rest_is_told(box):
+    box.files.make_dir("d")
+    watch = box.files.watch_dir("d")
+    box.run_code("for number in range(6000): open(f'd/{number}', 'w').write('x')")  # two changes each, and 10,000 wait
+    with pytest.raises(SandboxException, match="more has changed"):
+        watch.get_new_events()
+    assert len(watch.get_new_events()) == 10_000
+    box.files.write("d/after", "x")
+    assert {event.name for event in watch.get_new_events()} == {"after"}
+
+
+def test_one_directory_is_watched_under_two_names(box):
+    box.files.make_dir("d")
+    box.run_code("import os; os.symlink('d', 'link')")
+    watches = [box.files.watch_dir(name) for name in ("d", "link")]
+    box.files.write("d/file", "x")
+    assert [{event.name for event in watch.get_new_events()} for watch in watches] == [{"file"}, {"file"}]
+
+
+def test_what_cannot_be_watched_is_refused(box):
+    box.files.write("file", "x")
+    with pytest.raises(FileNotFoundException):
+        box.files.watch_dir("none")
+    with pytest.raises(InvalidArgumentException):
+        box.files.watch_dir("file")
+
+
+async def test_a_stream_tells_of_changes_until_it_is_stopped(async_box):
+    seen: asyncio.Queue = asyncio.Queue()
+    await async_box.files.make_dir("d")
+    watch = await async_box.files.watch_dir("d", on_event=seen.put_nowait, recursive=True, include_entry=True)
+    await async_box.files.write("d/a/file", "12345")
+    while (event := await asyncio.wait_for(seen.get(), 20)).name != "a/file":
+        pass
+    assert event.entry.path == "/home/user/d/a/file"
+    await watch.stop()
+    await async_box.files.write("d/later", "x")
+    assert await async_box.files.exists("d/later")
+
+
+async def test_a_stream_of_a_missing_directory_fails_at_once(async_box):
+    with pytest.raises(FileNotFoundException):
+        await async_box.files.watch_dir("none", on_event=print)
+
+
+async def test_a_watch_ends_with_its_sandbox(async_box):
+    ended = asyncio.Event()
+    await async_box.files.watch_dir(".", on_event=print, on_exit=lambda _error: ended.set(), timeout=0)
+    await async_box.kill()
+    await asyncio.wait_for(ended.wait(), 20)

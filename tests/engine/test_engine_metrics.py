@@ -1,0 +1,166 @@
+"""What a sandbox uses is sampled while it lives, and no longer; its deadline can be moved in three ways."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from cloche import errors
+from cloche.engine import metrics
+from cloche.engine.engine import Engine
+from cloche.engine.metrics import Meter, Sample, measured_inside
+from cloche.engine.sandbox import Sandbox
+from cloche.isolation.base import CellStats
+from cloche.model import Limits, SandboxSpec, new_id
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def until(true) -> None:
+    deadline = time.monotonic() + 30
+    while not await true():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.01)
+
+
+async def nobody() -> CellStats:
+    raise AssertionError("there was no need to ask")
+
+
+async def at_least(meter: Meter, count: int) -> list[Sample]:
+    """Its samples, once there are so many."""
+
+    async def enough() -> bool:
+        return len(await meter.between()) >= count
+
+    await until(enough)
+    return await meter.between()
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Samples every few milliseconds, and keeps 32 of them."""
+    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.002)
+    monkeypatch.setattr(metrics, "_MAX_SAMPLES", 32)
+    monkeypatch.setattr(metrics, "_DROPPED_AT_ONCE", 4)
+
+
+async def test_whoever_asks_at_once_gets_one_sample(box: Sandbox):
+    (sample,) = await box.meter.between()
+    assert await box.meter.latest() == sample
+    assert box.record.created_at <= sample.at <= time.time()
+    assert 0 <= sample.cpu_percent <= 100
+
+
+async def test_samples_are_kept_in_order_and_only_so_many(often):
+    meter = Meter(lambda: CellStats(memory_bytes=1), nobody, Limits())
+    first = (await at_least(meter, 28))[0].at
+
+    async def forgotten() -> bool:
+        return (await meter.between())[0].at > first
+
+    await until(forgotten)
+    meter.close()
+    samples = await meter.between()
+    assert len(samples) <= 32
+    assert [each.at for each in samples] == sorted(each.at for each in samples)
+
+
+async def test_a_window_includes_its_ends(often):
+    meter = Meter(lambda: CellStats(memory_bytes=1), nobody, Limits())
+    await at_least(meter, 5)
+    meter.close()
+    samples = await meter.between()
+    assert await meter.between(samples[1].at, samples[3].at) == samples[1:4]
+    assert await meter.between(end=samples[0].at - 1) == []
+    assert await meter.between(start=samples[-1].at + 1) == []
+
+
+@pytest.mark.parametrize(
+    ("memory", "files", "shared", "told"),
+    [(1000, 600, 500, (400, 100, 500)), (10, 600, 900, (0, 0, 600)), (7, None, None, (7, 0, 0))],
+)
+async def test_memory_is_told_apart_from_caches_and_files_and_nothing_is_negative(memory, files, shared, told):
+    stats = CellStats(memory_bytes=memory, file_bytes=files, shared_bytes=shared, cpu_seconds=1e9)
+    meter = Meter(lambda: stats, nobody, Limits())
+    meter.close()
+    sample = await meter.latest()
+    assert (sample.memory_bytes, sample.cache_bytes, sample.space_bytes) == told
+    assert sample.cpu_percent == 100
+
+
+async def test_without_cgroups_init_is_asked(engine: Engine, box: Sandbox, often):
+    if engine.config.backend == "plain-unsafe":
+        pytest.skip("without a pid namespace, init would count the host's own processes")
+
+    async def inside() -> CellStats:
+        return await measured_inside(box._guest)
+
+    await box.context().execute("open('/tmp/big', 'wb').write(bytes(30 << 20)); held = bytearray(40 << 20)").result()
+    meter = Meter(CellStats, inside, Limits())
+    samples = await at_least(meter, 3)
+    meter.close()
+    assert samples[-1].space_bytes >= 30 << 20
+    assert 40 << 20 <= samples[-1].memory_bytes < 200 << 20
+    assert 0 <= samples[-1].cpu_percent <= 100
+
+
+async def test_whoever_cannot_be_asked_any_more_is_not_sampled(often):
+    async def gone() -> CellStats:
+        raise errors.SandboxLost("it was lost")
+
+    meter = Meter(CellStats, gone, Limits())
+    await asyncio.sleep(0.02)
+    with pytest.raises(errors.SandboxLost):
+        await meter.latest()
+    meter.close()
+
+
+async def test_sampling_ends_with_the_sandbox(engine: Engine, often):
+    box = await engine.create(SandboxSpec())
+    await at_least(box.meter, 3)
+    await box.kill()
+    last = await box.meter.latest()
+    await asyncio.sleep(0.05)
+    assert await box.meter.latest() == last
+
+
+# -- deadlines
+
+
+async def test_extending_never_shortens(engine: Engine):
+    box = await engine.create(SandboxSpec(lifetime_seconds=100))
+    deadline_at = box.record.deadline_at
+    assert box.extend(10).deadline_at == deadline_at
+    assert box.extend(200).deadline_at == pytest.approx(time.time() + 200, abs=5)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(errors.InvalidRequest):
+            box.extend(seconds)
+    await box.kill()
+    with pytest.raises(errors.SandboxKilled):
+        box.extend(10)
+
+
+async def test_extending_what_has_no_deadline_gives_it_none(box: Sandbox):
+    assert box.extend(10).deadline_at is None
+
+
+async def test_expiring_is_as_if_the_deadline_had_passed(engine: Engine, box: Sandbox):
+    box.expire()
+    with pytest.raises(errors.SandboxExpired, match="timed out at"):
+        await engine.get(box.id, "local")
+    box.expire()
+
+
+async def test_a_caller_may_choose_the_id(engine: Engine):
+    id = new_id()
+    box = await engine.create(SandboxSpec(), id=id)
+    assert (box.id, (await engine.get(id, "local")).id) == (id, id)
+    await box.kill()
+
+
+async def test_templates_are_listed_and_resolved(engine: Engine):
+    assert "python" in {each.name for each in await engine.templates()}
+    assert (await engine.template("base")).name == "python"

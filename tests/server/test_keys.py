@@ -1,0 +1,190 @@
+"""Keys: made, listed, rotated and revoked, at once and for good; of a key only its hash is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from e2b_code_interpreter import Sandbox
+from tests.conftest import serving
+
+from cloche import errors
+from cloche.store.database import MIGRATIONS, Database
+from cloche.store.keys import PRESET_ID, StoredKeys, hash_of
+
+PRESET = "a key that is set in the environment".replace(" ", "-")
+
+
+@pytest.fixture
+async def keys(tmp_path):
+    async with StoredKeys(Database(tmp_path / "store.sqlite3"), PRESET) as opened:
+        yield opened
+
+
+def contents(directory: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in directory.rglob("*") if each.is_file())
+
+
+# --- the store
+
+
+async def test_a_key_belongs_to_its_owner_with_its_role(keys):
+    record, key = await keys.add("alice", "admin", "her laptop")
+    assert re.fullmatch("e2b_[0-9a-f]{40}", key)
+    principal = keys.find(key)
+    assert (principal.owner, principal.role, principal.key_id) == ("alice", "admin", record.id)
+    assert [(each.owner, each.name) for each in await keys.list()] == [("alice", "her laptop")]
+    assert keys.find(key[:-1]) is None
+
+
+async def test_a_rotated_key_stops_and_the_new_one_is_the_same_owners(keys):
+    old, old_key = await keys.add("alice", "user", "laptop")
+    new, new_key = await keys.rotate(old.id)
+    assert keys.find(old_key) is None
+    assert keys.find(new_key).owner == "alice"
+    assert (new.role, new.name) == ("user", "laptop")
+    with pytest.raises(errors.NotFound, match=old.id):
+        await keys.rotate(old.id)
+
+
+async def test_a_revoked_key_stops_and_stays_in_the_list(keys):
+    record, key = await keys.add("alice")
+    await keys.revoke(record.id)
+    assert keys.find(key) is None
+    (listed,) = await keys.list()
+    assert listed.revoked_at is not None
+    with pytest.raises(errors.NotFound):
+        await keys.revoke(record.id)
+
+
+async def test_the_preset_key_is_an_admins_and_in_no_store(keys, tmp_path):
+    assert keys.find(PRESET).key_id == PRESET_ID
+    assert keys.find(PRESET).role == "admin"
+    assert await keys.list() == []
+    assert PRESET.encode() not in contents(tmp_path)
+
+
+async def test_only_the_hash_of_a_key_is_on_disk(keys, tmp_path):
+    _, key = await keys.add("alice")
+    kept = contents(tmp_path)
+    assert key.encode() not in kept and key[4:].encode() not in kept and bytes.fromhex(key[4:]) not in kept
+    assert hash_of(key).encode() in kept
+
+
+async def test_what_another_process_changed_is_learnt_by_a_refresh(keys, tmp_path):
+    async with StoredKeys(Database(tmp_path / "store.sqlite3")) as other:
+        record, key = await other.add("bob")
+        assert keys.find(key) is None
+        await keys.refresh()
+        assert keys.find(key).owner == "bob"
+        await other.revoke(record.id)
+    await keys.refresh()
+    assert keys.find(key) is None
+
+
+async def test_when_a_key_was_used_last_is_kept(keys):
+    record, key = await keys.add("alice")
+    assert record.last_used_at is None
+    keys.find(key)
+    await keys.refresh()
+    (listed,) = await keys.list()
+    assert listed.last_used_at >= listed.created_at
+
+
+@pytest.mark.parametrize(
+    ("owner", "role", "name"), [("", "user", ""), ("a b", "user", ""), ("a", "boss", ""), ("a", "user", "\n")]
+)
+async def test_a_key_that_makes_no_sense_is_refused(keys, owner, role, name):
+    with pytest.raises(errors.InvalidRequest):
+        await keys.add(owner, role, name)
+    assert await keys.list() == []
+
+
+async def test_a_store_of_the_first_version_is_migrated(tmp_path):
+    with sqlite3.connect(tmp_path / "old") as db:
+        db.executescript(MIGRATIONS[0])
+        db.execute("PRAGMA user_version = 1")
+    async with StoredKeys(Database(tmp_path / "old")) as keys:
+        _, key = await keys.add("alice")
+        assert keys.find(key)
+
+
+# --- the server and the command
+
+
+def cloche(data_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [Path(sys.executable).with_name("cloche"), "--data-dir", str(data_dir), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def listed(data_dir: Path) -> list[dict[str, object]]:
+    return json.loads(cloche(data_dir, "key", "list", "--json").stdout)
+
+
+def status(url: str, key: str, path: str = "/e2b/v2/sandboxes") -> int:
+    return httpx2.get(url + path, headers={"x-api-key": key}).status_code
+
+
+def test_the_first_start_shows_a_key_once_with_lines_to_paste(own_data_dir):
+    with serving(own_data_dir, env={"CLOCHE_API_KEY": ""}) as server:
+        (key,) = set(re.findall("e2b_[0-9a-f]{40}", server.said))
+        assert f"E2B_API_KEY={key} E2B_API_URL={server.url}/e2b E2B_SANDBOX_URL={server.url}/e2b" in server.said
+        assert f"CLOCHE_API_KEY={key} CLOCHE_URL={server.url}" in server.said
+        assert status(server.url, key, "/admin/keys") == 200
+    with serving(own_data_dir, env={"CLOCHE_API_KEY": ""}) as server:
+        assert "e2b_" not in server.said
+        assert status(server.url, key) == 200
+    assert key.encode() not in contents(own_data_dir)
+
+
+def test_the_command_changes_keys_of_a_running_server_at_once(own_data_dir):
+    with serving(own_data_dir) as server:
+        key = cloche(own_data_dir, "key", "add", "--owner", "alice", "--name", "laptop").stdout.strip()
+        assert status(server.url, key) == 200
+        assert status(server.url, key, "/admin/keys") == 403
+        box = Sandbox.create(**{**server.e2b, "api_key": key})
+        (record,) = listed(own_data_dir)
+
+        rotated = cloche(own_data_dir, "key", "rotate", str(record["id"])).stdout.strip()
+        assert (status(server.url, key), status(server.url, rotated)) == (401, 200)
+        again = Sandbox.connect(box.sandbox_id, **{**server.e2b, "api_key": rotated})
+        assert again.run_code("6*7").text == "42"  # nothing of the owner's is lost
+
+        (_, record) = listed(own_data_dir)
+        assert cloche(own_data_dir, "key", "revoke", str(record["id"])).returncode == 0
+        assert status(server.url, rotated) == 401
+
+
+def test_without_a_server_the_command_changes_the_store(tmp_path):
+    made = cloche(tmp_path, "key", "add", "--role", "admin")
+    assert re.fullmatch("e2b_[0-9a-f]{40}\n", made.stdout)
+    (record,) = listed(tmp_path)
+    assert (record["owner"], record["role"]) == ("local", "admin")
+    assert cloche(tmp_path, "key", "revoke", str(record["id"])).returncode == 0
+    assert "revoked" in cloche(tmp_path, "key", "list").stdout
+    again = cloche(tmp_path, "key", "revoke", str(record["id"]))
+    assert again.returncode == 125 and str(record["id"]) in again.stderr
+
+
+def test_admins_change_keys_over_http_and_bad_requests_are_explained(own_data_dir):
+    with (
+        serving(own_data_dir) as server,
+        httpx2.Client(base_url=server.url, headers={"x-api-key": server.key}) as client,
+    ):
+        made = client.post("/admin/keys", json={"owner": "alice"})
+        assert made.status_code == 201
+        assert status(server.url, made.json()["key"]) == 200
+        assert [each["id"] for each in client.get("/admin/keys").json()] == [made.json()["id"]]
+        assert "key" not in client.get("/admin/keys").json()[0]
+        for body in (b"{", b'{"owner": ""}', b'{"role": "boss"}', b'{"admin": true}', b"[]", b'{"owner": "\xff"}'):
+            refused = client.post("/admin/keys", content=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+        assert client.delete("/admin/keys/knothing").status_code == 404
+        assert client.delete(f"/admin/keys/{made.json()['id']}").status_code == 204
+        assert status(server.url, made.json()["key"]) == 401

@@ -1,0 +1,123 @@
+"""What is said over `/api/v1`, as bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloche import errors, events
+from cloche.api.native.door import read
+from cloche.api.native.files import mode_of
+from cloche.api.native.sse import encode as encode_sse
+from cloche.engine.process import Exited
+from cloche.model import Usage
+from cloche.protocol import asks, told
+
+STARTED = events.Started(execution="x1", count=3)
+PICTURE = events.Display(data={"text/plain": "<Figure>", "image/png": b"\x89PNG", "image/gif": b"GIF\xff"}, main=True)
+ENDED = events.Ended(outcome="ok", usage=Usage(wall_seconds=0.5))
+
+
+def test_an_event_is_one_object_with_its_type():
+    assert told.encode_event(STARTED) == b'{"type":"started","execution":"x1","count":3}'
+    assert told.encode_event(events.Output(stream="stdout", text="a\n")) == (
+        b'{"type":"output","stream":"stdout","text":"a\\n"}'
+    )
+
+
+def test_binary_values_are_marked_and_come_back_as_bytes():
+    raw = told.encode_event(PICTURE)
+    assert raw == (
+        b'{"type":"display","data":{"text/plain":"<Figure>","image/png":"iVBORw==","image/gif":"R0lG/w=="},'
+        b'"main":true,"id":null,"update":false,"binary":["image/png","image/gif"]}'
+    )
+    assert told.decode_event(raw) == PICTURE
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        STARTED,
+        PICTURE,
+        ENDED,
+        events.Output(stream="stderr", text="\u2028\x85"),
+        events.Display(data={"text/plain": "lone \ud800", "application/json": {"n": 2**70}}),
+        events.Cleared(wait=True),
+        events.Raised(name="E", value="v", traceback="t"),
+        events.Input(prompt="? ", secret=True),
+        events.Truncated(stream="display", dropped_bytes=7),
+        Exited(exit_code=3),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_every_event_survives_the_wire(event: events.Event):
+    assert told.decode_event(told.encode_event(event)) == event
+
+
+def test_a_run_survives_the_wire():
+    run = events.fold([STARTED, PICTURE, events.Output(stream="stdout", text="a"), ENDED])
+    assert told.decode_run(told.encode_run(run)) == run
+    assert told.decode_run(told.encode_run(run)).results[0].extra == {"image/gif": b"GIF\xff"}
+
+
+def test_server_sent_events_have_a_name_and_one_line_of_data():
+    assert encode_sse(STARTED) == b'event: started\ndata: {"type":"started","execution":"x1","count":3}\n\n'
+    assert told.event_in(encode_sse(events.Output(stream="stdout", text="a\n\nb")).removesuffix(b"\n\n")) == (
+        events.Output(stream="stdout", text="a\n\nb")
+    )
+    assert told.event_in(b": still here") is None
+
+
+def all_errors() -> list[type[errors.ClocheError]]:
+    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClocheError)]
+
+
+@pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
+def test_an_error_comes_back_as_the_same_class_with_the_same_text(kind: type[errors.ClocheError]):
+    error = told.error_of(told.fault_of(kind("what: to do")))
+    assert (type(error), str(error), error.code) == (kind, "what: to do", kind.code)
+
+
+def test_an_error_of_a_newer_server_is_still_one_of_ours():
+    error = told.error_of(told.Fault(code="brand_new", message="hm"))
+    assert type(error) is errors.ClocheError and str(error) == "hm"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b'{"type":"nope"}', b'{"type":"display","data":{"a":1},"binary":["a"]}']
+)
+def test_an_answer_that_is_not_ours_says_so(raw: bytes):
+    with pytest.raises(errors.Unavailable, match="is it Cloche"):
+        told.decode_event(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"cod": "1"}', "did you mean 'code'"),
+        (b'{"code": "1", "zzz": 1}', "there are code, context"),
+        (b'{"code": 7}', "Expected `str`"),
+        (b"{}", "missing required field `code`"),
+        (b"{", "no valid JSON"),
+        (b'{"code": "\xff"}', "no valid JSON"),
+        (b'{"code": ' + b"[" * 100_000, "makes no sense"),
+        (b"[]", "makes no sense"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_a_reason(raw: bytes, said: str):
+    with pytest.raises(errors.InvalidRequest, match=said):
+        read(raw, asks.Execute)
+
+
+def test_names_inside_a_message_are_hinted_at_too():
+    with pytest.raises(errors.InvalidRequest, match="did you mean 'memory_bytes'"):
+        read(b'{"limits": {"memory_byte": 1}}', asks.CreateSandbox)
+
+
+def test_code_may_have_lone_surrogates():
+    assert read(b'{"code": "\'\\ud800\'"}', asks.Execute).code == "'\ud800'"
+
+
+def test_modes_are_octal():
+    assert (mode_of("644"), mode_of(None)) == (0o644, None)
+    with pytest.raises(errors.InvalidRequest, match="octal"):
+        mode_of("rw")

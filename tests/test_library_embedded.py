@@ -1,0 +1,67 @@
+"""The library where the engine is in the caller's own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import cloche
+from cloche import errors
+
+pytestmark = pytest.mark.usefixtures("template")
+
+
+def test_a_key_without_a_server_is_refused():
+    with pytest.raises(errors.InvalidRequest, match="CLOCHE_URL"):
+        cloche.Sandbox(api_key="x")
+
+
+def test_open_files_are_raised_and_too_few_are_an_error_that_says_so(data_dir: str):
+    program = """if True:
+        import os, resource
+        from cloche import errors
+        import cloche
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with cloche.Sandbox() as box:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 17)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), hard))
+            boxes = []
+            try:
+                while True:
+                    boxes.append(cloche.Sandbox())
+            except errors.Unavailable as error:
+                print(error)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+            assert box.run('6 * 7').text == '42'
+            assert cloche.Sandbox().run('1').text == '1'
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "CLOCHE_DATA_DIR": data_dir, "CLOCHE_POOL_READY": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ulimit -n" in done.stdout
+
+
+def test_importing_is_cheap_and_imports_nothing():
+    code = "import sys, cloche; print(sorted(m for m in sys.modules if m.startswith(('cloche', 'msgspec', 'asyncio'))))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "['cloche']"
+    assert "Sandbox" in dir(cloche)
+    with pytest.raises(AttributeError):
+        cloche.nothing
+
+
+def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(data_dir: str):
+    code = "import cloche; box = cloche.Sandbox(); print(box.run('import os; os.getpid()').text, flush=True)"
+    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip().isdigit()
