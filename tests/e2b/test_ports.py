@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from e2b_code_interpreter import Sandbox
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 # Echoes what it gets, over HTTP (with chunks both ways) and over WebSocket, with the standard library alone.
@@ -179,3 +181,96 @@ def test_a_listener_that_never_accepts_keeps_nobody_else(server, box):
     assert "port is not open" in httpx.get(server.url, headers=routed(box, 3003), timeout=60).json()["message"]
     assert json.loads(httpx.get(server.url, headers=routed(box)).text)["method"] == "GET"
     assert time.monotonic() - began < 60
+
+
+# Answers by rote, whatever it is asked, and closes; keeps what it was asked in `heads`.
+ROTE = """
+import socket, threading
+heads = []
+def serve(listening, answer, read_body):
+    while True:
+        peer = listening.accept()[0]
+        heads.append(peer.recv(65536).decode())
+        peer.sendall(answer)
+        while read_body and peer.recv(65536):
+            pass
+        peer.close()
+def by_rote(port, answer, read_body=False):
+    listening = socket.create_server(("127.0.0.1", port))
+    threading.Thread(target=serve, args=(listening, answer, read_body), daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def rote(box):
+    assert box.run_code(ROTE).error is None
+
+    def start(port: int, answer: bytes) -> None:
+        assert box.run_code(f"by_rote({port}, {answer!r})").error is None
+
+    return start
+
+
+def test_a_websocket_comes_with_one_host_and_the_address_as_it_was_written(server, box, rote):
+    rote(3010, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 3\r\n\r\nno!")
+    address = f"ws://{urlsplit(server.url).netloc}/a%2Fb?c=%20d"
+    with pytest.raises(InvalidStatus) as refused:
+        connect(address, additional_headers=routed(box, 3010))
+    assert (refused.value.response.status_code, refused.value.response.body) == (403, b"no!")
+    head = json.loads(box.run_code("import json; print(json.dumps(heads[-1]))").logs.stdout[0])
+    assert head.lower().count("\r\nhost:") == 1
+    assert head.startswith("GET /a%2Fb?c=%20d HTTP/1.1\r\n")
+    assert f"Host: {urlsplit(server.url).netloc}\r\n" in head
+
+
+def test_an_answer_before_the_body_was_read_arrives(server, box, rote):
+    rote(3011, b"HTTP/1.1 413 Too Much\r\nContent-Length: 4\r\n\r\nmuch")
+    for _ in range(10):
+        answer = httpx.post(server.url, content=b"x" * 3_000_000, headers=routed(box, 3011))
+        assert (answer.status_code, answer.text) == (413, "much")
+
+
+@pytest.mark.parametrize(
+    ("port", "head", "status"),
+    [(3012, b"HTTP/1.1 304 Not Modified\r\nContent-Length: 1234", 304), (3013, b"HTTP/1.1 204 No\r\nX: y", 204)],
+)
+def test_an_answer_without_a_body_leaves_the_connection_usable(server, box, rote, port, head, status):
+    rote(port, head + b"\r\n\r\n")
+    with httpx.Client() as client:
+        for _ in range(3):
+            assert client.get(server.url, headers=routed(box, port)).status_code == status
+
+
+def test_a_length_and_chunks_at_once_are_chunks(server, box, rote):
+    rote(3014, b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+    assert httpx.get(server.url, headers=routed(box, 3014)).text == "hello"
+
+
+def test_a_program_does_not_see_the_servers_key_but_its_own(server, box):
+    for name, value in (("X-API-Key", server.key), ("Authorization", f"Bearer {server.key}")):
+        assert server.key not in httpx.get(server.url, headers={**routed(box), name: value}).text
+    own = httpx.get(server.url, headers={**routed(box), "Authorization": "Bearer own"}).json()
+    assert own["headers"]["authorization"] == "Bearer own"
+
+
+def test_a_sandbox_killed_during_a_request_to_its_port_is_not_found(server):
+    box = Sandbox.create(**server.e2b)
+    code = """
+import socket, time
+peer = socket.create_server(("127.0.0.1", 3020)).accept()[0]
+peer.recv(9)
+print("on", flush=True)
+time.sleep(60)
+"""
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(box.run_code, code, on_stdout=lambda _: box.kill())
+        wait_until_listening(box, running)
+        answer = httpx.get(server.url, headers=routed(box, 3020), timeout=60)
+        with pytest.raises(Exception):
+            running.result()
+    assert (answer.status_code, "was not found" in answer.json()["message"]) == (502, True)
+
+
+def wait_until_listening(box: Sandbox, running: Future) -> None:
+    while not running.done() and ":0BCC " not in box.commands.run("cat /proc/net/tcp").stdout:
+        pass

@@ -48,6 +48,10 @@ class Gatekeeper:
             raise errors.Forbidden("this needs a key with the role admin")
         return principal
 
+    def knows(self, key: str) -> bool:
+        """Whether it is a key of this server."""
+        return bool(key) and self._keys is not None and self._keys.find(key) is not None
+
     def _recognise(self, request: Request) -> Principal:
         if self._keys is None:
             refuse_web_pages(request)
@@ -80,11 +84,21 @@ def _password(encoded: str) -> str:
 
 
 def refuse_web_pages(request: Request) -> None:
-    """Without a key, a page in the user's browser could run code here: by its Origin, or by a name that it rebound."""
+    """Without a key, a page in the user's browser could run code here: by its Origin, or by a name that it rebound.
+
+    So could everybody whom a proxy on this machine lets through.
+    """
     origin = request.headers.get("origin")
-    foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-    if foreign or not _names_loopback(request):
+    foreign = origin is not None and _place_of(origin) != request.headers.get("host")
+    if foreign or not is_local(request):
         raise errors.Forbidden("without keys, only programs on this machine are served, by its loopback address")
+
+
+def _place_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # brackets without an address between them
+        return None
 
 
 def is_local(request: Request) -> bool:

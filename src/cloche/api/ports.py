@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+import socket
+from collections.abc import AsyncGenerator
 from typing import Protocol
-from urllib.parse import quote, unquote
 
 import h11
 from starlette.requests import HTTPConnection, Request
@@ -17,19 +17,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.forwarding import HOP_BY_HOP, Outward, RawHeaders, target_of
 from cloche.api.http import Dropped, Edge
 from cloche.api.websocket_ports import carry_websocket
 from cloche.engine.sandbox import Sandbox
 
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 18
-
-# Said between two neighbours only, and so said anew on each side.
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
-    b"upgrade".split()
-)
-RawHeaders = list[tuple[bytes, bytes]]
+STALLED_SECONDS = 60.0  # a program that takes nothing of a body for so long will not
+_NO_BODY = (204, 304)
 
 
 class Errors(Protocol):
@@ -39,14 +35,11 @@ class Errors(Protocol):
 
 
 class PortProxy:
-    """Carries requests to the port `state["port"]` of the sandbox `state["sandbox"]`.
+    """Carries requests to the port `state["port"]` of the sandbox `state["sandbox"]`."""
 
-    Headers named in `private` are the server's own and stay outside: a program must not see what opens its sandbox.
-    """
-
-    def __init__(self, dialect: Errors, private: Iterable[bytes]):
+    def __init__(self, dialect: Errors, outward: Outward):
         self._dialect = dialect
-        self._private = frozenset(private) | HOP_BY_HOP
+        self._outward = outward
         self._http = Edge(dialect, self._carry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,40 +47,17 @@ class PortProxy:
             await self._http(scope, receive, send)
             return
         try:
-            await carry_websocket(scope, receive, send, outward(scope, self._private))
+            await carry_websocket(scope, receive, send, self._outward.headers(scope))
         except errors.ClocheError as error:
             await self._dialect.render_error(error, HTTPConnection(scope))(scope, receive, send)
 
     async def _carry(self, request: Request) -> ASGIApp:
         sandbox: Sandbox = request.scope["state"]["sandbox"]
-        connection = await sandbox.connect_port(request.scope["state"]["port"])
-        reader, writer = await asyncio.open_connection(sock=connection, limit=READ_BYTES)
-        return _Carried(reader, writer, _head(request.scope, self._private))
+        head = _head(request.scope, self._outward.headers(request.scope))
+        return _Carried(sandbox, await sandbox.connect_port(request.scope["state"]["port"]), head)
 
 
-def outward(scope: Scope, private: frozenset[bytes]) -> RawHeaders:
-    """The request's headers as a program inside gets them, with who asked for it and under which name."""
-    own = [(name, value) for name, value in scope["headers"] if name not in private]
-    client = (scope.get("client") or ("", 0))[0]
-    host = next((value for name, value in own if name == b"host"), b"")
-    return [
-        *((name, value) for name, value in own if not name.startswith(b"x-forwarded-")),
-        (b"x-forwarded-for", client.encode()),
-        (b"x-forwarded-proto", scope.get("scheme", "http").replace("ws", "http").encode()),
-        (b"x-forwarded-host", host),
-    ]
-
-
-def target_of(scope: Scope) -> str:
-    """Path and query as the client wrote them, where no prefix was taken off."""
-    raw = scope.get("raw_path", b"").decode("ascii", "replace")
-    path = raw if raw and unquote(raw) == scope["path"] else quote(scope["path"], safe="/:@!$&'()*+,;=~-._")
-    query = scope.get("query_string", b"").decode("ascii", "replace")
-    return f"{path}?{query}" if query else path
-
-
-def _head(scope: Scope, private: frozenset[bytes]) -> h11.Request:
-    headers = outward(scope, private)
+def _head(scope: Scope, headers: RawHeaders) -> h11.Request:
     names = {name for name, _ in scope["headers"]}
     if b"transfer-encoding" in names and b"content-length" not in names:
         headers.append((b"transfer-encoding", b"chunked"))
@@ -99,26 +69,32 @@ def _head(scope: Scope, private: frozenset[bytes]) -> h11.Request:
 
 
 class _Carried:
-    """One request on a connection of its own, as an ASGI application that answers with what comes back."""
+    """One request on a connection of its own, as an ASGI application that answers with what comes back.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: h11.Request):
-        self._reader = reader
-        self._writer = writer
+    It reads and writes the socket itself: asyncio's streams forget what came in once a write has failed, and a program
+    may well answer and close before it has read everything.
+    """
+
+    def __init__(self, sandbox: Sandbox, connection: socket.socket, head: h11.Request):
+        self._sandbox = sandbox
+        self._connection = connection
         self._head = head
         self._wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answering = asyncio.ensure_future(self._answer(send))
         asking = asyncio.ensure_future(self._ask(receive))
         try:
             await asyncio.wait((answering, asking), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                answering.result()
-        finally:  # the answer is whole, or the client has left
-            self._writer.close()
+            for task in (answering, asking):
+                if task.done():
+                    task.result()
+        finally:  # the answer is whole, the client has left, or the program does not read
             for task in (answering, asking):
                 task.cancel()
             await asyncio.gather(answering, asking, return_exceptions=True)
+            self._connection.close()
 
     async def _ask(self, receive: Receive) -> None:
         """Sends the request as it comes. Returns when the client has left."""
@@ -130,10 +106,14 @@ class _Carried:
                 await self._write(h11.EndOfMessage())
 
     async def _write(self, event: h11.Event) -> None:
-        # A program may answer and close before it has read everything: what it said counts, not that we could not.
-        with contextlib.suppress(OSError, h11.LocalProtocolError):
-            self._writer.write(self._wire.send(event) or b"")
-            await self._writer.drain()
+        """What a program says counts, not that it would not hear us out."""
+        with contextlib.suppress(ConnectionError, h11.LocalProtocolError):
+            data = self._wire.send(event)
+            try:
+                async with asyncio.timeout(STALLED_SECONDS):  # `wait_for` of Python 3.11 swallows a cancellation
+                    await self._loop.sock_sendall(self._connection, data or b"")
+            except TimeoutError:
+                raise errors.PortNotOpen(f"the program took nothing for {STALLED_SECONDS:g} s") from None
 
     async def _answer(self, send: Send) -> None:
         begun = False
@@ -141,8 +121,8 @@ class _Carried:
             async for event in events:
                 if isinstance(event, h11.Response):
                     begun = True
-                    headers = [pair for pair in event.headers.raw_items() if pair[0].lower() not in HOP_BY_HOP]
-                    await send({"type": "http.response.start", "status": event.status_code, "headers": headers})
+                    head = {"status": event.status_code, "headers": _answered(event)}
+                    await send({"type": "http.response.start", **head})
                 elif isinstance(event, h11.Data):
                     await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
                 elif isinstance(event, h11.EndOfMessage):
@@ -150,6 +130,7 @@ class _Carried:
                     return
         if begun:
             raise Dropped
+        self._sandbox.check_running()
         raise errors.PortNotOpen("the program on this port closed the connection, or does not speak HTTP")
 
     async def _events(self) -> AsyncGenerator[h11.Event, None]:
@@ -158,11 +139,20 @@ class _Carried:
             try:
                 event = self._wire.next_event()
                 if event is h11.NEED_DATA:
-                    self._wire.receive_data(await self._reader.read(READ_BYTES))
+                    self._wire.receive_data(await self._loop.sock_recv(self._connection, READ_BYTES))
                     continue
-            except (h11.RemoteProtocolError, OSError):
+            except (h11.RemoteProtocolError, ConnectionError):
                 return
             if event is h11.PAUSED or isinstance(event, h11.ConnectionClosed):
                 return
             assert not isinstance(event, type)
             yield event
+
+
+def _answered(response: h11.Response) -> RawHeaders:
+    """A program's headers, but for its say on how long the body is where that is not what will be sent."""
+    headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in HOP_BY_HOP]
+    chunked = any(name.lower() == b"transfer-encoding" for name, _ in response.headers.raw_items())
+    if response.status_code in _NO_BODY or chunked:
+        return [pair for pair in headers if pair[0].lower() != b"content-length"]
+    return headers

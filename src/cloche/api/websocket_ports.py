@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from typing import Any
-from urllib.parse import quote
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
 from cloche import errors
+from cloche.api.forwarding import RawHeaders, target_of
 from cloche.engine.sandbox import Sandbox
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -20,10 +22,24 @@ OPEN_SECONDS = 10.0
 _OURS = frozenset(b"host connection upgrade content-length".split())
 
 
-async def carry_websocket(scope: Scope, receive: Receive, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+class Refusal(Exception):
+    """A program's no to a WebSocket."""
+
+    def __init__(self, status: int, body: bytes):
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
+async def carry_websocket(scope: Scope, receive: Receive, send: Send, headers: RawHeaders) -> None:
     """Opens it inside first, and accepts the client only then. Raises PortNotOpen before that."""
     await receive()  # websocket.connect
-    async with await _open(scope, headers) as inside:
+    try:
+        inside = await _open(scope, headers)
+    except Refusal as refusal:
+        await Response(refusal.body, refusal.status)(scope, receive, send)
+        return
+    async with inside:
         await send({"type": "websocket.accept", "subprotocol": inside.subprotocol})
         carrying = [asyncio.ensure_future(work) for work in (_inward(receive, inside), _outward(inside, send))]
         try:
@@ -38,18 +54,32 @@ async def carry_websocket(scope: Scope, receive: Receive, send: Send, headers: l
         )
 
 
-async def _open(scope: Scope, headers: list[tuple[bytes, bytes]]) -> ClientConnection:
+async def _open(scope: Scope, headers: RawHeaders) -> ClientConnection:
     sandbox: Sandbox = scope["state"]["sandbox"]
-    host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "localhost")
-    query = scope.get("query_string", b"").decode("ascii", "replace")
-    address = f"ws://localhost{quote(scope['path'], safe='/:@!$&()*+,;=~-._')}" + (f"?{query}" if query else "")
-    own = [(name, value) for name, value in headers if name not in _OURS and not name.startswith(b"sec-websocket-")]
     connection = await sandbox.connect_port(scope["state"]["port"])
     try:
+        return await _shake_hands(scope, headers, connection)
+    except (InvalidHandshake, InvalidMessage, OSError, TimeoutError):
+        connection.close()
+        sandbox.check_running()
+        raise errors.PortNotOpen("the program on this port does not speak WebSocket") from None
+    except (InvalidURI, ValueError):
+        connection.close()
+        raise errors.InvalidRequest("this WebSocket's Host, address or protocols make no sense") from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+async def _shake_hands(scope: Scope, headers: RawHeaders, connection: socket.socket) -> ClientConnection:
+    """Raises Refusal if the program says no, and what `websockets` does."""
+    host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "localhost")
+    own = [(name, value) for name, value in headers if name not in _OURS and not name.startswith(b"sec-websocket-")]
+    try:
         return await connect(
-            address,
+            f"ws://{host}{target_of(scope)}",
             sock=connection,
-            additional_headers=[("Host", host), *((name.decode(), value.decode("latin-1")) for name, value in own)],
+            additional_headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in own],
             subprotocols=[Subprotocol(name) for name in scope.get("subprotocols", ())] or None,
             compression=None,
             proxy=None,
@@ -58,9 +88,8 @@ async def _open(scope: Scope, headers: list[tuple[bytes, bytes]]) -> ClientConne
             max_size=MAX_MESSAGE_BYTES,
             user_agent_header=None,
         )
-    except (InvalidHandshake, InvalidMessage, OSError, TimeoutError):
-        connection.close()
-        raise errors.PortNotOpen("the program on this port does not speak WebSocket") from None
+    except InvalidStatus as refused:
+        raise Refusal(refused.response.status_code, bytes(refused.response.body or b"")) from None
 
 
 async def _inward(receive: Receive, inside: ClientConnection) -> None:

@@ -23,6 +23,7 @@ from cloche.api.e2b.routing import (
     target_of,
 )
 from cloche.api.e2b.tokens import Tokens, same
+from cloche.api.forwarding import Outward
 from cloche.api.http import Edge, status_of
 from cloche.api.ports import PortProxy
 from cloche.config import Config
@@ -40,7 +41,7 @@ class E2b:
             ENVD_PORT: Plane("envd", envd.routes(self.residents, config)),
             CODE_PORT: Plane("code server", code.routes(self.residents, config)),
         }
-        self._programs: ASGIApp = PortProxy(self, PRIVATE_HEADERS)
+        self._programs: ASGIApp = PortProxy(self, Outward(PRIVATE_HEADERS, gatekeeper.knows))
         self._entrance = Edge(self, self._direct)
         self._open_entrance = OpenToPages(self._entrance)
 
