@@ -16,6 +16,9 @@ from tests.conftest import embedding, serving
 import cloche
 from cloche import errors
 from cloche.events import Output, fold
+from cloche.model import SandboxSpec
+from cloche.sdk import remote_execution
+from cloche.sdk.remote import Remote
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -174,6 +177,31 @@ def test_what_an_upload_does_to_a_file_happens_at_once_or_not_at_all(to: dict[st
         with pytest.raises(ZeroDivisionError):
             box.files.write("a", breaking())
         assert box.files.read("a") == b"before"
+
+
+def test_a_stream_may_begin_long_after_it_was_made(to: dict[str, str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote_execution, "FRESH_SECONDS", 0.0)  # as if the server had given it up meanwhile
+    with cloche.Sandbox(**to) as box:
+        assert fold(box.stream("6 * 7")).text == "42"
+
+
+def test_a_terminal_ends_though_nobody_reads_what_was_typed(to: dict[str, str]):
+    async def use(server: Remote) -> None:
+        box = await server.create(SandboxSpec())
+        try:
+            async with await box.commands.start("stty raw; echo ready; sleep 600", pty=(24, 80)) as process:
+                assert "ready" in (await anext(process)).text
+                typing = asyncio.ensure_future(process.send_stdin(b"x" * (64 << 20)))
+                assert not (await asyncio.wait([typing], timeout=1))[0]
+            assert process.exited is not None and process.exited.exit_code == 137
+            await asyncio.wait([typing])
+            assert isinstance(typing.exception(), errors.Unavailable)
+        finally:
+            await box.kill()
+
+    server = Remote(to["url"], to["api_key"])
+    server.call(lambda: use(server))
+    server.close()
 
 
 def test_many_threads_and_loops_share_one_server(to: dict[str, str]):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cloche import errors
 from cloche.api.admin import Admin
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.e2b import E2b
 from cloche.api.native import NativeApi
-from cloche.api.system import System
+from cloche.api.system import System, error_reply
 from cloche.api.traffic import Traffic
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -73,4 +73,4 @@ class Trusted:
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await PlainTextResponse("there is nothing here", 404)(scope, receive, send)
+    await error_reply(errors.NotFound("there is nothing here"))(scope, receive, send)

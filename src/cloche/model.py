@@ -17,6 +17,8 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MAX_STRING_BYTES = 128 * KIB  # of one argument or environment variable: the kernel's limit
 MAX_COMMAND_BYTES = 1 * MIB  # of a command's arguments and environment together; the kernel's limit is twice that
 MAX_LINE_BYTES = 1 * MIB
+MAX_METADATA_PAIRS = 64
+MAX_METADATA_BYTES = 16 * KIB  # of names and values together: a record of them outlives the sandbox by weeks
 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")  # a name, NAME@VERSION, or an alias
@@ -111,6 +113,7 @@ class SandboxSpec(Struct):
         if not _TEMPLATE_NAME.fullmatch(self.template):
             raise errors.TemplateNotFound(f"{self.template!r} is not a template name: use NAME or NAME@VERSION")
         check_env(self.env)
+        check_metadata(self.metadata)
         check_seconds("lifetime", self.lifetime_seconds)
 
 
@@ -141,6 +144,27 @@ def check_env(env: dict[str, str]) -> None:
                 "programs can be given: put its value into a file"
             )
     check_command_size((), env)
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raises InvalidRequest unless these are few, short pairs of strings."""
+    if len(metadata) > MAX_METADATA_PAIRS:
+        raise errors.InvalidRequest(
+            f"a sandbox can have {MAX_METADATA_PAIRS} pairs of metadata, not {len(metadata)}: put the rest into a file"
+        )
+    size = 0
+    for name, value in metadata.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise errors.InvalidRequest("metadata must have strings as names and values")
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise errors.InvalidRequest("metadata must be valid Unicode") from None
+    if size > MAX_METADATA_BYTES:
+        raise errors.InvalidRequest(
+            f"metadata of {size} bytes, names and values together, are over the limit of {MAX_METADATA_BYTES} bytes "
+            "(16 KiB): put what is long into a file"
+        )
 
 
 def check_command_size(words: Sequence[str], env: Mapping[str, str]) -> None:

@@ -59,12 +59,25 @@ def test_requests_to_execute_are_understood(body, asked):
         (b'{"code":"x","language":["python"]}', "string_type", ["body", "language"]),
         (b'{"code":"x","env_vars":[]}', "dict_type", ["body", "env_vars"]),
         (b'{"code":"x","env_vars":{"A":1}}', "string_type", ["body", "env_vars", "A"]),
+        (b'{"code":' + b"1" * 5000 + b"}", "json_invalid", ["body"]),
+        (b'{"code":"x","other":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json_invalid", ["body"]),
+        (b'{"code":"x","context_id":"\\ud800"}', "string_unicode", ["body", "context_id"]),
+        (b'{"code":"x","language":"\\ud800"}', "string_unicode", ["body", "language"]),
+        (b'{"code":"x","env_vars":{"A":"\\ud800"}}', "string_unicode", ["body", "env_vars", "A"]),
+        (b'{"code":"x","env_vars":{"\\ud800":1}}', "string_unicode", ["body", "env_vars"]),
     ],
 )
 def test_a_request_of_the_wrong_shape_is_told_where(body, kind, where):
     with pytest.raises(Unprocessable) as raised:
         code_wire.decode_execute(body)
     assert (raised.value.detail[0]["type"], raised.value.detail[0]["loc"]) == (kind, where)
+
+
+@pytest.mark.parametrize("name", ["cwd", "language"])
+def test_half_a_character_names_no_context(name):
+    with pytest.raises(Unprocessable) as raised:
+        code_wire.decode_context(b'{"%s":"\\ud800"}' % name.encode())
+    assert raised.value.detail[0]["loc"] == ["body", name]
 
 
 def test_a_context_and_a_language_at_once_are_refused():

@@ -76,7 +76,26 @@ def test_a_wrong_field_is_named(body, field):
         wanted(body, version=2)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"null", b'"x"', b"\xff", b'{"templateID":"a"}x', b"1e999"])
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff",
+        b'{"templateID":"a"}x',
+        b"1e999",
+        DEEP,
+        b'{"templateID":"a","mcp":%s}' % DEEP,
+        b'{"templateID":"a","unheard":%s}' % DEEP,
+        b'{"templateID":"a","timeout":%s}' % (b"9" * 5000),
+        b'{"templateID":"a","metadata":{"a":"\\ud800"}}',
+    ],
+)
 def test_what_is_no_object_is_refused(body):
     with pytest.raises(errors.InvalidRequest, match="body"):
         wanted(body, version=2)

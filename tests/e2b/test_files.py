@@ -150,6 +150,15 @@ def test_a_file_that_is_not_one_cannot_be_read(box):
     assert box.files.exists("pipe")
 
 
+@pytest.mark.parametrize("moment", [1e12, -1e12])
+def test_a_file_of_an_impossible_age_is_a_file(box, moment):
+    box.files.write_files([{"path": "d/odd", "data": "text"}, {"path": "d/plain", "data": ""}])
+    assert box.run_code(f"import os; os.utime('/home/user/d/odd', ({moment}, {moment}))").error is None
+    assert [entry.name for entry in box.files.list("d")] == ["odd", "plain"]
+    assert box.files.get_info("d/odd").modified_time.year in (1, 9999)
+    assert box.files.read("d/odd") == "text"
+
+
 async def test_the_async_sdk_does_the_same(async_box):
     files = async_box.files
     await files.write("a/b", BIG, metadata={"k": "v"})

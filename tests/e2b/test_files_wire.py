@@ -7,8 +7,11 @@ import pytest
 
 from cloche import errors
 from cloche.api.e2b import envd_wire as wire
+from cloche.api.e2b.compose import decoded as composition
+from cloche.api.e2b.replies import timestamp
 from cloche.api.encodings import chosen_encoding
-from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition
+from cloche.api.multipart import parts
+from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition, last_modified
 from cloche.model import FileInfo, LinkEnd
 
 FILE = FileInfo(
@@ -112,6 +115,50 @@ def test_metadata_that_no_file_can_have(headers):
 )
 def test_the_encoding_is_one_that_is_accepted(accepted, chosen):
     assert chosen_encoding(accepted) == chosen
+
+
+@pytest.mark.parametrize(
+    ("seconds", "time", "header"),
+    [
+        (0.5, "1970-01-01T00:00:00.500000Z", "Thu, 01 Jan 1970 00:00:00 GMT"),
+        (1e12, "9999-12-31T23:59:59.000000Z", "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (-1e12, "0001-01-01T00:00:00.000000Z", "Thu, 01 Jan 1970 00:00:00 GMT"),
+        (float("inf"), "9999-12-31T23:59:59.000000Z", "Fri, 31 Dec 9999 23:59:59 GMT"),
+        (float("nan"), "0001-01-01T00:00:00.000000Z", "Thu, 01 Jan 1970 00:00:00 GMT"),
+    ],
+)
+def test_times_that_no_protocol_can_write_are_the_nearest_that_it_can(seconds, time, header):
+    assert (timestamp(seconds), last_modified(seconds)) == (time, header)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b'{"source_paths":["a"],"destination":"b","x":%s}' % (b"[" * 100_000 + b"]" * 100_000)]
+)
+def test_a_composition_that_is_none_is_refused(body):
+    with pytest.raises(errors.InvalidRequest, match="invalid request body"):
+        composition(body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "meant"),
+    [
+        (b'"deep/er/one.txt"', "deep/er/one.txt"),
+        (rb'"C:\x\y"', r"C:\x\y"),
+        (rb'"C:\\x\\y"', r"C:\x\y"),  # as httpx sends the same
+        (rb'"\\host\y"', r"\host\y"),
+        (rb'"a\"b; name=c"', 'a"b; name=c'),
+        ('"é\u2028.txt"'.encode(), "é\u2028.txt"),
+        (b"plain", "plain"),
+        (b'""', ""),
+    ],
+)
+async def test_a_name_of_a_file_in_a_form_is_kept_as_it_is(sent, meant):
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename=' + sent + b"\r\n\r\nx\r\n--b--\r\n"
+
+    async def body():
+        yield form
+
+    assert [(part.name, part.filename) async for part in parts(body(), b"b")] == [("file", meant)]
 
 
 def test_ranges_and_names():

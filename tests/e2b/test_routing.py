@@ -57,8 +57,22 @@ def test_other_host_names_name_none(host):
 def test_with_a_domain_only_names_below_it_count():
     assert by(scope(host="80-whatever.boxes.test:444"), "boxes.test") == ("whatever", 80)
     assert by(scope(host="80-whatever.boxes.test"), "boxes.test:8443") == ("whatever", 80)
-    assert by(scope(host=f"80-{ID}.elsewhere.test"), "boxes.test") is None
-    assert by(scope(host=f"80-{ID}.a.boxes.test"), "boxes.test") is None
+    assert by(scope(host="80-whatever.elsewhere.test"), "boxes.test") is None
+
+
+def test_a_whole_name_may_end_with_a_dot():
+    assert by(scope(host=f"80-{ID}.boxes.test."), "boxes.test") == (ID, 80)
+    assert by(scope(host=f"80-{ID}.boxes.test.:444"), "boxes.test") == (ID, 80)
+    assert by(scope(host=f"80-{ID}.localhost.")) == (ID, 80)
+    assert by(scope(host=f"80-{ID}.")) is None
+    assert is_api_host(scope(host="api.boxes.test."), "boxes.test")
+
+
+@pytest.mark.parametrize("host", [f"80-{ID}.elsewhere.test", f"80-{ID}.a.boxes.test", f"80-{ID}.test:8000"])
+def test_with_a_domain_a_sandbox_below_another_is_refused_and_not_taken_for_the_server(host):
+    with pytest.raises(errors.InvalidRequest, match=r"^Invalid host$"):
+        target_of(scope(host=host), "boxes.test")
+    assert by(scope(host=host, e2b_sandbox_id=ID, e2b_sandbox_port="81"), "boxes.test") == (ID, 81)
 
 
 def test_a_domain_has_a_name_for_the_control_plane():
@@ -200,6 +214,8 @@ def test_a_client_that_knows_only_a_domain_finds_everything(template, data_dir):
         envd = {"Host": f"49983-{made['sandboxID']}.boxes.test", **token}
         listed = httpx.post(f"{running.url}/filesystem.Filesystem/ListDir", headers=envd, json={"path": "/home"})
         assert [each["name"] for each in listed.json()["entries"]] == ["user"]
+        for host, status in ((f"49983-{made['sandboxID']}.boxes.test.", 204), (f"49983-{ID}.other.test", 400)):
+            assert httpx.get(f"{running.url}/health", headers={"Host": host}).status_code == status
         code = {"Host": f"49999-{made['sandboxID']}.boxes.test", **token}
         assert '"text": "2"' in httpx.post(f"{running.url}/execute", headers=code, json={"code": "1+1"}).text
         assert httpx.delete(f"{running.url}/sandboxes/{made['sandboxID']}", headers=api).status_code == 204

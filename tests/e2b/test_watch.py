@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx2
 import pytest
 from e2b import FileNotFoundException, FilesystemEventType, FileType
-from e2b.exceptions import InvalidArgumentException, SandboxException
+from e2b.exceptions import InvalidArgumentException, RateLimitException, SandboxException
+from starlette.requests import Request
+
+from cloche.api.e2b.filesystem import Filesystem, WatchRequest
+from cloche.api.e2b.residents import Resident
+from cloche.api.e2b.tokens import Tokens
+from cloche.config import Config, Pool
+from cloche.model import SandboxSpec
+from cloche.sdk.assembly import assemble
 
 KINDS = FilesystemEventType
 
@@ -102,6 +111,38 @@ async def test_a_stream_tells_of_changes_until_it_is_stopped(async_box):
     await watch.stop()
     await async_box.files.write("d/later", "x")
     assert await async_box.files.exists("d/later")
+
+
+async def test_streams_and_watchers_count_together(server, async_box):
+    stream = await async_box.files.watch_dir(".", on_event=print, timeout=0)
+    url = f"{server.url}/e2b/filesystem.Filesystem/"
+    headers = {
+        "E2b-Sandbox-Id": async_box.sandbox_id,
+        "E2b-Sandbox-Port": "49983",
+        "X-Access-Token": async_box._envd_access_token,
+    }
+    async with httpx2.AsyncClient(base_url=url, headers=headers) as client:
+        for _ in range(63):
+            assert (await client.post("CreateWatcher", json={"path": "."})).status_code == 200
+        refused = await client.post("CreateWatcher", json={"path": "."})
+        assert (refused.status_code, refused.json()["code"]) == (429, "resource_exhausted")
+        with pytest.raises(RateLimitException, match="64 watches"):
+            await async_box.files.watch_dir(".", on_event=print)
+        await stream.stop()
+        while (await client.post("CreateWatcher", json={"path": "."})).status_code != 200:
+            await asyncio.sleep(0.05)
+
+
+async def test_watchers_are_forgotten_with_their_sandbox(data_dir, template):
+    async with assemble(Config(data_dir=data_dir, pool=Pool(ready=0))) as engine:
+        box, files = await engine.create(SandboxSpec()), Filesystem()
+        state = {"resident": Resident(box, Tokens(b"secret"))}
+        request = Request({"type": "http", "headers": [], "state": state})
+        await files.create_watcher(request, WatchRequest(path="/tmp"))
+        assert list(files._watchers) == [box]
+        await box.kill()
+        await asyncio.gather(*files._until_end)
+        assert not files._watchers
 
 
 async def test_a_stream_of_a_missing_directory_fails_at_once(async_box):

@@ -357,3 +357,33 @@ async def test_out_of_memory_is_an_outcome_of_its_own_and_other_contexts_live_on
         assert killed.outcome == "died"
     finally:
         await box.kill()
+
+
+CONTROL = {f"A{number}": "\x01" * 100_000 for number in range(8)}  # 800 kB, and six times that in JSON
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"env": CONTROL},
+        {"argv": ["y" * 120_000] * 60},
+        {"argv": ["\x01" * 100_000] * 8},
+        {"cwd": "/" + "x" * 5_000_000},
+        {"argv": [1]},
+        {"argv": "text"},
+    ],
+    ids=["env", "long argv", "argv", "cwd", "numbers", "no list"],
+)
+async def test_what_fits_into_no_frame_is_refused_and_the_next_run_works(box: Sandbox, how):
+    with pytest.raises(errors.InvalidRequest):
+        await box.context().execute("1", **how).result()
+    assert (await asyncio.wait_for(box.context().execute("6*7").result(), 30)).text == "42"
+
+
+async def test_whatever_keeps_a_program_from_its_kernel_frees_the_context(box: Sandbox):
+    execution = box.context().execute("1")
+    execution._header["env"] = CONTROL
+    with pytest.raises(errors.InvalidRequest):
+        await execution.result()
+    assert execution.ended is not None and execution.ended.outcome == "died"
+    assert (await asyncio.wait_for(box.context().execute("6*7").result(), 30)).text == "42"

@@ -80,11 +80,13 @@ async def test_a_job_is_found_by_pid_and_tag_and_for_a_while_after_its_end(box: 
     assert seen.exit_code == 0
     job.close_stdin()
     await job.wait()
-    assert jobs.list() == [] and jobs.find(job.pid, ended=True) is job
+    assert jobs.list() == []
+    streams, exited = await heard(jobs.recall(job.pid).listen())
+    assert (streams["stdout"], exited.exit_code) == (b"", 0)
     with pytest.raises(errors.ProcessNotFound):
         jobs.find(job.pid)
     with pytest.raises(errors.ProcessNotFound):
-        jobs.find(999_999, ended=True)
+        jobs.recall(999_999)
 
 
 async def test_a_signal_ends_the_job_with_its_children(box: Sandbox):

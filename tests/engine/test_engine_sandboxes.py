@@ -17,6 +17,8 @@ from cloche import errors
 from cloche.config import Config, Lifetime, Pool
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
+from cloche.engine.pool import Pool as CellPool
+from cloche.engine.pool import ReadyCell
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Limits, NetworkPolicy, SandboxSpec
 from cloche.store.base import SandboxRecord
@@ -101,6 +103,20 @@ async def test_what_the_host_does_not_allow_is_refused(engine: Engine):
         await engine.create(SandboxSpec(template="no-such-template"))
 
 
+async def test_a_spec_that_fits_into_no_frame_is_refused_and_leaves_no_cell(engine: Engine, monkeypatch):
+    taken: list[ReadyCell] = []
+    take = CellPool.take
+
+    async def taking(pool: CellPool) -> ReadyCell:
+        taken.append(await take(pool))
+        return taken[-1]
+
+    monkeypatch.setattr(CellPool, "take", taking)
+    with pytest.raises(errors.InvalidRequest):
+        await engine.create(SandboxSpec(env={f"A{number}": "\x01" * 100_000 for number in range(8)}))
+    assert [ready.alive for ready in taken] == [False]
+
+
 async def test_env_and_metadata_of_a_sandbox(engine: Engine):
     box = await engine.create(SandboxSpec(env={"A": "é"}, metadata={"m": "1"}))
     other = await box.create_context()
@@ -139,6 +155,17 @@ async def test_many_creates_at_once_are_all_different(engine: Engine):
         assert (await boxes[5].context().execute("'mine' in globals()").result()).text == "False"
     finally:
         await asyncio.gather(*(box.kill() for box in boxes))
+
+
+async def test_the_pool_refills_also_for_who_takes_a_cell_as_a_refill_ends(own_config: Config, opening):
+    async with opening(own_config) as engine:
+        await engine.warm()
+        (pool,) = engine._pools.values()
+        refilling = pool._refilling
+        while not refilling.done():
+            await asyncio.sleep(0)
+        await engine.create(SandboxSpec())
+        await until(lambda: pool.ready == 2)
 
 
 async def test_the_pool_refills_and_replaces_what_died(own_config: Config, opening):

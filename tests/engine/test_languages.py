@@ -424,6 +424,37 @@ async def test_prompts_and_traces_of_our_own_commands_are_not_shown(box: Sandbox
     assert [each.stderr for each in shown] == ["", "", "++ echo a\n", ""]
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "builtin() { :; }",
+        "unset() { :; }",
+        "eval() { :; }; printf() { :; }; history() { :; }",
+        "alias builtin=: unset=: printf=: eval=:",
+        "set -u",
+        "trap 'true x' DEBUG",
+        "PROMPT_COMMAND='sleep 1234'",
+        "PROMPT_COMMAND=('sleep 1234' 'sleep 1234')",
+        "builtin() { echo noise; }",
+    ],
+)
+async def test_no_name_that_a_program_defines_stands_in_our_way(box: Sandbox, first: str):
+    context = await box.create_context(language="bash")
+    cells = (first, "(exit 3)", "echo ${A-}", "exec 3<&0; echo end")
+    shown = [await run(context, code, timeout_seconds=30) for code in cells]
+    assert [(each.outcome, each.exit_code) for each in shown] == [("ok", 0), ("ok", 3), ("ok", 0), ("ok", 0)]
+    assert [each.stdout for each in shown] == ["", "", "\n", "end\n"]
+    env = await run(context, "echo $A $PWD", env={"A": "given"}, cwd="/tmp", timeout_seconds=30)
+    assert env.stdout == "given /tmp\n"
+
+
+async def test_the_history_of_bash_has_no_line_of_ours(box: Sandbox):
+    context = await box.create_context(language="bash")
+    assert (await run(context, "history")).stdout == ""
+    await run(context, "set -o history")
+    assert (await run(context, "history -s mine; history")).stdout.split() == ["1", "mine"]
+
+
 async def test_a_program_in_bash_sees_no_descriptor_of_ours(box: Sandbox):
     assert (await bash(box, "ls /proc/self/fd | sort -n | tr '\\n' ' '")).stdout == "0 1 2 3 "
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -59,3 +60,29 @@ for _ in range(8):
 """
     assert (await execute(box, code)).outcome in ("raised", "died")
     assert (await execute(box, "1 + 1")).text == "2"
+
+
+async def test_a_terminal_that_was_closed_inside_leads_to_no_other_terminal(box, neighbour):
+    """Descriptors are numbers: the one of a terminal that is gone may be a neighbour's by now."""
+    hanging = "trap '' HUP; exec </dev/null >/dev/null 2>&1; sleep 100"
+    ours = [await box.commands.launch(["bash", "-c", hanging], pty=(24, 80)) for _ in range(6)]
+    while not all(pipe.closed for job in ours for pipe in job._pipes):
+        await asyncio.sleep(0.01)
+    shell = ["bash", "-c", "while read -r _; do stty size; done"]
+    theirs = [await neighbour.sandbox.commands.launch(shell, pty=(24, 80)) for _ in range(6)]
+    for job in ours:
+        job.resize(11, 22)
+    assert [await answer(job) for job in theirs] == ["24 80"] * 6
+    for job in (*ours, *theirs):
+        job.kill()
+        await job.wait()
+
+
+async def answer(job) -> str:
+    """What a shell at a terminal says to an empty line."""
+    async with job.listen() as listener:
+        await job.send_stdin(b"\n")
+        said = b""
+        while said.count(b"\n") < 2:
+            said += b"".join(event.data for event in await listener.next_events())
+    return said.decode().splitlines()[-1].strip()

@@ -44,6 +44,26 @@ def test_directories_that_come_and_go_leave_nothing(tmp_path):
     assert len(watches._directories) == 1
 
 
+def test_when_the_kernel_drops_events_every_watch_is_told(tmp_path):
+    frames = []
+    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
+    verbs = watches.verbs()
+    for name in ("busy", "calm"):
+        (tmp_path / name).mkdir()
+        verbs["watch_start"]({"path": f"{tmp_path}/{name}", "watch": name}, b"")
+    with open("/proc/sys/fs/inotify/max_queued_events") as file:
+        most = int(file.read())
+    for number in range(most + 10):
+        os.close(os.open(f"{tmp_path}/busy/{number}", os.O_CREAT | os.O_WRONLY))
+    verbs["watch_collect"]({}, b"")
+    assert sorted(frame["watch"] for frame in frames if frame.get("missed")) == ["busy", "calm"]
+    assert sum(len(frame["changes"]) for frame in frames) == most
+    frames.clear()
+    (tmp_path / "calm" / "f").touch()
+    verbs["watch_collect"]({}, b"")
+    assert [frame["watch"] for frame in frames] == ["calm"] and not frames[0].get("missed")
+
+
 def test_each_watch_hears_of_a_directory_by_its_own_name(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")

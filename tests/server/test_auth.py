@@ -77,6 +77,9 @@ def test_without_keys_programs_on_this_machine_are_served(host):
         {"host": "127.0.0.1:8000", "origin": "https://evil.example"},
         {"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:9000"},
         {"host": "127.0.0.1:8000", "origin": "null"},
+        {"host": "127.0.0.1:8000", "origin": "http://["},
+        {"host": "127.0.0.1:8000", "x-forwarded-for": "192.168.0.7"},  # a proxy here that serves a network
+        {"host": "127.0.0.1:8000", "via": "1.1 proxy"},
     ],
     ids=str,
 )
@@ -104,7 +107,13 @@ def test_a_server_without_keys_serves_this_machine_and_no_web_page(own_data_dir)
     with serving(own_data_dir, "--insecure-no-auth") as server:
         assert server.said == ""  # no key was made
         assert httpx2.get(f"{server.url}/admin/keys").json() == []
-        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        foreign = (
+            {"host": "evil.example"},
+            {"origin": "https://evil.example"},
+            {"origin": "http://["},
+            {"via": "a proxy"},
+        )
+        for headers in foreign:
             refused = httpx2.get(f"{server.url}/admin/keys", headers=headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
             refused = httpx2.get(f"{server.url}/e2b/v2/sandboxes", headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ from pathlib import Path
 import httpx2
 from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
+
+from cloche.engine.health import Health
+from cloche.engine.tally import Tally
 
 
 def kill_nurseries(server_pid: int) -> None:
@@ -41,6 +45,27 @@ def test_health_follows_what_happens_to_executions(own_data_dir):
         box = Sandbox.create(**server.e2b)
         assert box.run_code("6*7").text == "42"
         box.kill()
+
+
+async def test_what_nobody_foresaw_is_a_failure_and_the_watch_goes_on():
+    class Broken:
+        """In place of an engine: it cannot be made to fail like that."""
+
+        tally = Tally()
+        asked = 0
+
+        async def create(self, spec):
+            self.asked += 1
+            raise OSError("too many open files")
+
+    engine = Broken()
+    health = Health(engine, every_seconds=0.01)
+    watching = asyncio.create_task(health.watch())
+    async with asyncio.timeout(30):
+        while engine.asked < 3:
+            await asyncio.sleep(0.01)
+    assert health.verdict.why == "internal_error"
+    watching.cancel()
 
 
 def counted(url: str) -> dict[str, float]:

@@ -7,12 +7,14 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
 from e2b_code_interpreter import Sandbox
-from tests.conftest import serving
+from tests.conftest import serving, wait_until
 
 from cloche import errors
 from cloche.store.database import MIGRATIONS, Database
@@ -29,6 +31,19 @@ async def keys(tmp_path):
 
 def contents(directory: Path) -> bytes:
     return b"".join(each.read_bytes() for each in directory.rglob("*") if each.is_file())
+
+
+@contextmanager
+def away(store: Path) -> Iterator[None]:
+    """A store that cannot be used for keys meanwhile."""
+    with closing(sqlite3.connect(store)) as db:
+        db.execute("ALTER TABLE keys RENAME TO elsewhere")
+        db.commit()
+        try:
+            yield
+        finally:
+            db.execute("ALTER TABLE elsewhere RENAME TO keys")
+            db.commit()
 
 
 # --- the store
@@ -97,6 +112,16 @@ async def test_when_a_key_was_used_last_is_kept(keys):
     assert listed.last_used_at >= listed.created_at
 
 
+async def test_uses_are_not_forgotten_while_the_store_cannot_be_written(keys, tmp_path):
+    _, key = await keys.add("alice")
+    keys.find(key)
+    with away(tmp_path / "store.sqlite3"), pytest.raises(sqlite3.Error):
+        await keys.refresh()
+    await keys.refresh()
+    (listed,) = await keys.list()
+    assert listed.last_used_at is not None
+
+
 @pytest.mark.parametrize(
     ("owner", "role", "name"), [("", "user", ""), ("a b", "user", ""), ("a", "boss", ""), ("a", "user", "\n")]
 )
@@ -159,6 +184,22 @@ def test_the_command_changes_keys_of_a_running_server_at_once(own_data_dir):
         (_, record) = listed(own_data_dir)
         assert cloche(own_data_dir, "key", "revoke", str(record["id"])).returncode == 0
         assert status(server.url, rotated) == 401
+
+
+def test_a_server_whose_store_fails_for_a_while_learns_of_keys_again_and_ends_in_order(own_data_dir, tmp_path):
+    store, log = own_data_dir / "store.sqlite3", tmp_path / "log"
+    with serving(own_data_dir, log=log) as server:
+        key = cloche(own_data_dir, "key", "add", "--owner", "alice").stdout.strip()
+        with away(store):
+            wait_until(lambda: "keys.not_refreshed" in log.read_text())
+            assert status(server.url, key) == 200  # what was known last holds
+        with closing(sqlite3.connect(store)) as db:  # as another process revokes it
+            db.execute("UPDATE keys SET revoked_at = 1")
+            db.commit()
+        wait_until(lambda: status(server.url, key) == 401)
+        with away(store):
+            server.process.terminate()
+            assert server.process.wait(60) == 0
 
 
 def test_without_a_server_the_command_changes_the_store(tmp_path):

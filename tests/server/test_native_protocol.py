@@ -117,6 +117,33 @@ def test_code_may_have_lone_surrogates():
     assert read(b'{"code": "\'\\ud800\'"}', asks.Execute).code == "'\ud800'"
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_what_only_the_slow_parser_takes_must_not_have_many_values(as_text: bool):
+    raw = b'{"code": "\\ud800", "argv": [' + b"{}," * 300_000 + b"{}]}"
+    with pytest.raises(errors.InvalidRequest, match="over 200000 values"):
+        read(raw.decode() if as_text else raw, asks.Execute)
+    assert len(read(b'{"code": "[,{' + b"," * 300_000 + b'"}', asks.Execute).code) == 300_003
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_json_has_no_constants_but_its_own(constant: str):
+    with pytest.raises(errors.InvalidRequest, match=f"there is no {constant} in JSON"):
+        read(f'{{"code": "1", "timeout_seconds": {constant}}}', asks.Execute)
+
+
+def test_what_is_no_number_is_written_as_null_beside_a_lone_surrogate_too():
+    assert told.encode([float("nan"), "a"]) == b'[null,"a"]'
+    assert told.encode([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_server_sent_events_are_found_however_they_are_cut(size: int):
+    raw = encode_sse(STARTED) + b": still here\n\n" + encode_sse(PICTURE) + encode_sse(ENDED)
+    stream = told.EventsIn()
+    found = [event for at in range(0, len(raw), size) for event in stream.feed(raw[at : at + size])]
+    assert found == [STARTED, PICTURE, ENDED]
+
+
 def test_modes_are_octal():
     assert (mode_of("644"), mode_of(None)) == (0o644, None)
     with pytest.raises(errors.InvalidRequest, match="octal"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -19,8 +20,10 @@ import pytest
 from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until
 
+from cloche.cli.listening import silence_uvicorn
 from cloche.config import load
 from cloche.store.secret import server_secret
+from cloche.telemetry import log
 
 SECRET_CODE = "never_log_this = 6*7; print(never_log_this)"
 SECRET_FILE = "/home/user/never-log-this-name.txt"
@@ -130,6 +133,25 @@ def test_neither_code_nor_output_nor_names_nor_keys_are_logged(logged):
 def test_there_is_no_page_outside_of_the_prefixes(logged):
     _, answers, _ = logged
     assert [answer.status_code for answer in answers] == [200, 200, 405, 404, 404]
+
+
+def test_what_is_not_there_is_said_in_our_shape(server):
+    own = {"x-api-key": server.key}
+    for method, path, status, code in (
+        ("GET", "/admin/nope", 404, "not_found"),
+        ("PUT", "/admin/keys", 405, "invalid_request"),
+        ("POST", "/health", 405, "invalid_request"),
+        ("GET", "/metrics/", 404, "not_found"),
+        ("GET", "/nope", 404, "not_found"),
+    ):
+        answer = httpx2.request(method, server.url + path, headers=own)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_uvicorns_errors_are_logged_as_they_read():
+    silence_uvicorn()
+    logging.getLogger("uvicorn.error").error("a %s of uvicorn's", "fault")
+    assert "a fault of uvicorn's" in log.recent[-1].fields["what"]
 
 
 # --- TLS, and a server on a network

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Edge, whole_body
-from cloche.api.system import error_reply, json_reply
+from cloche.api.system import Routes, error_reply, json_reply
 from cloche.model import KIB, Struct
 from cloche.store.keys import KeyRecord, StoredKeys
 
@@ -30,18 +30,17 @@ class Admin:
     def __init__(self, keys: StoredKeys, gatekeeper: Gatekeeper):
         self._keys = keys
         self._gatekeeper = gatekeeper
-        self._router = Router(
+        self._routes = Routes(
             [
                 Route("/admin/keys", Edge(self, self.list), methods=["GET"]),
                 Route("/admin/keys", Edge(self, self.add), methods=["POST"]),
                 Route("/admin/keys/{id}", Edge(self, self.revoke), methods=["DELETE"]),
                 Route("/admin/keys/{id}/rotate", Edge(self, self.rotate), methods=["POST"]),
-            ],
-            redirect_slashes=False,
+            ]
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router(scope, receive, send)
+        await self._routes(scope, receive, send)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         return error_reply(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
@@ -24,6 +25,8 @@ from cloche.telemetry import log
 Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
 
 MAX_JSON_BYTES = 64 * MIB
+IDLE_BODY_SECONDS = 60.0
+LAST_WORDS_SECONDS = 1.0
 REQUEST_ID = "x-request-id"
 _MAX_REQUEST_ID = 128
 
@@ -89,7 +92,7 @@ class Edge:
     async def _fail(self, error: errors.ClocheError, request: Request, begun: _Begun) -> None:
         if begun.begun:
             return  # it is too late for a status: the connection closes unfinished, which no client takes for success
-        response = self._dialect.render_error(error, request)
+        response = self._dialect.render_error(_sayable(error), request)
         response.headers.setdefault(REQUEST_ID, request_id(request))
         await response(request.scope, request.receive, begun)
 
@@ -104,6 +107,14 @@ class _Begun:
     async def __call__(self, message: Mapping[str, object]) -> None:
         self.begun = True
         await self._send(message)  # type: ignore[arg-type]
+
+
+def _sayable(error: errors.ClocheError) -> errors.ClocheError:
+    """The same error. Its message may repeat what a client sent: JSON can hold halves of surrogates, UTF-8 cannot."""
+    error.args = tuple(
+        each.encode("utf-8", "backslashreplace").decode() if isinstance(each, str) else each for each in error.args
+    )
+    return error
 
 
 def _where(error: BaseException) -> str:
@@ -132,23 +143,41 @@ def request_id_of(scope: Scope) -> str:
     return str(state["request_id"])
 
 
-async def body_chunks(request: Request, max_bytes: int | None = None) -> AsyncGenerator[bytes, None]:
+async def body_chunks(
+    request: Request, max_bytes: int | None = None, *, unbounded: bool = False
+) -> AsyncGenerator[bytes, None]:
     """The body as it comes. Raises TooLarge as soon as it is clear, also from a Content-Length.
 
-    It has `max_bytes` at most, and never more than the server allows for any request (`server.upload_bytes`).
+    It has `max_bytes` at most, and never more than the server allows for any request (`server.upload_bytes`). A client
+    that sends nothing for a minute has left. An `unbounded` body has neither limit.
     """
-    most = request.scope.get("state", {}).get("max_body_bytes", MAX_JSON_BYTES)
-    max_bytes = most if max_bytes is None else min(max_bytes, most)
+    most: float = math.inf if unbounded else _max_bytes(request, max_bytes)
     claimed = request.headers.get("content-length", "")
-    if claimed.isdigit() and int(claimed) > max_bytes:
-        raise _too_large(max_bytes)
+    if claimed.isdigit() and int(claimed) > most:
+        raise _too_large(most)
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        if chunk:
-            yield chunk
+    async with contextlib.aclosing(request.stream()) as sent:
+        while (chunk := await _next_chunk(request, sent, None if unbounded else IDLE_BODY_SECONDS)) is not None:
+            size += len(chunk)
+            if size > most:
+                raise _too_large(most)
+            if chunk:
+                yield chunk
+
+
+def _max_bytes(request: Request, max_bytes: int | None) -> int:
+    most: int = request.scope.get("state", {}).get("max_body_bytes", MAX_JSON_BYTES)
+    return most if max_bytes is None else min(max_bytes, most)
+
+
+async def _next_chunk(request: Request, sent: AsyncGenerator[bytes, None], seconds: float | None) -> bytes | None:
+    """None at the end. Raises ClientDisconnect, also after so many seconds: the connection is cut off then."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await anext(sent, None)
+    except TimeoutError:
+        _cut_off(request.scope)
+        raise ClientDisconnect from None
 
 
 async def whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
@@ -156,8 +185,8 @@ async def whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes
     return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
 
 
-def _too_large(max_bytes: int) -> errors.TooLarge:
-    return errors.TooLarge(f"the request's body is over the limit of {max_bytes} bytes: send less, or in parts")
+def _too_large(max_bytes: float) -> errors.TooLarge:
+    return errors.TooLarge(f"the request's body is over the limit of {max_bytes:.0f} bytes: send less, or in parts")
 
 
 def _cut_off(scope: Scope) -> None:
@@ -180,6 +209,9 @@ class Stream(Response):
 
     Starlette's own leaves a generator suspended that waits in `send`. With `at_once` the headers go out before the
     first chunk is there. After `quiet_seconds` without a chunk, `keepalive` is sent.
+
+    What is sent is a sandbox's, and `until` waits for that one's end. A second later the connection is cut off: whoever
+    stops reading must not keep what a sandbox had.
     """
 
     def __init__(
@@ -192,6 +224,7 @@ class Stream(Response):
         at_once: bool = False,
         quiet_seconds: float | None = None,
         keepalive: bytes = b"",
+        until: Callable[[], Awaitable[None]] | None = None,
     ):
         self.status_code = status_code
         self.media_type = media_type
@@ -200,25 +233,26 @@ class Stream(Response):
         self._at_once = at_once
         self._quiet_seconds = quiet_seconds
         self._keepalive = keepalive
+        self._until = until
         self._begun = False
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
         leaving = asyncio.ensure_future(_wait_for_leaving(receive))
+        tasks = [sending, leaving]
+        if self._until is not None:
+            tasks.append(asyncio.ensure_future(_outlive(self._until)))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                sending.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await sending
-                return
-            sending.result()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            elif not leaving.done():
+                raise Reset
         finally:
-            leaving.cancel()
-            if not sending.done():
-                sending.cancel()
-                await asyncio.wait((sending,))
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
         async with contextlib.aclosing(self._chunks) as chunks:
@@ -258,3 +292,9 @@ class Stream(Response):
 async def _wait_for_leaving(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _outlive(until: Callable[[], Awaitable[None]]) -> None:
+    """Waits, and a little longer, for what is said about that end."""
+    await until()
+    await asyncio.sleep(LAST_WORDS_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from cloche import errors
 
 MULTIPART_TYPE = "multipart/form-data"
+_PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
+_ESCAPED = re.compile(r'\\([][()<>@,;:\\"/?=])')  # as Go reads it: other backslashes are of paths of Windows
 _CUT_OFF = "the form ended before its closing boundary: send it again, whole"
 
 
@@ -51,12 +54,19 @@ async def _data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerat
 
 
 def _named(disposition: bytes) -> tuple[str, str | None]:
-    options = parse_options_header(disposition.decode("latin-1"))[1]
+    found = {name.lower(): value.strip() for name, value in _PARAMETER.findall(disposition.decode("latin-1"))}
     try:
-        filename = options.get(b"filename")
-        return options.get(b"name", b"").decode(), None if filename is None else filename.decode()
+        given = {
+            name: _unquoted(found[name]).encode("latin-1").decode() for name in ("name", "filename") if name in found
+        }
+        return given.get("name", ""), given.get("filename")
     except UnicodeDecodeError:
         raise errors.InvalidRequest("the name of a file in a form must be UTF-8") from None
+
+
+def _unquoted(value: str) -> str:
+    quoted = len(value) > 1 and value[0] == value[-1] == '"'
+    return _ESCAPED.sub(r"\1", value[1:-1]) if quoted else value
 
 
 async def _tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[tuple[str, bytes], None]:

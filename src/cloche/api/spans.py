@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 _ONE_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})")
+_LAST_SECONDS = 253402300799  # of the year 9999
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`|~-]+")
 
 
@@ -44,7 +45,8 @@ def asked_span(header: str | None, size: int) -> Span | None:
 
 
 def last_modified(seconds: float) -> str:
-    return formatdate(seconds, usegmt=True)
+    """For the header: a moment before 1970 or after the year 9999, which a file may have, is the nearest of those."""
+    return formatdate(min(max(0, seconds), _LAST_SECONDS), usegmt=True)
 
 
 def disposition(name: str) -> str:

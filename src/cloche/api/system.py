@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
@@ -21,6 +22,30 @@ from cloche.api.traffic import Traffic
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
 from cloche.telemetry import Histogram
+
+
+class Routes:
+    """A few routes of our own. A path or method that is not among them is answered in our shape, too."""
+
+    def __init__(self, routes: Sequence[BaseRoute]):
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # makes the router raise what it would else answer in its own words
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _absent(error, scope)(scope, receive, send)
+
+
+def _absent(error: HTTPException, scope: Scope) -> Response:
+    if error.status_code == 404:
+        response = error_reply(errors.NotFound("there is no such path: docs/deploy.md says what there is"))
+    else:
+        response = error_reply(errors.InvalidRequest(f"{scope['method']} is not possible there"))
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
 
 
 class System:
@@ -37,17 +62,16 @@ class System:
         self._registry = CollectorRegistry()
         self._registry.register(_Counts(engine, health, traffic))
         ProcessCollector(registry=self._registry)
-        self._router = Router(
+        self._routes = Routes(
             [
                 Route("/health", Edge(self, self.health), methods=["GET"]),
                 Route("/ready", Edge(self, self.ready), methods=["GET"]),
                 Route("/metrics", Edge(self, self.metrics), methods=["GET"]),
-            ],
-            redirect_slashes=False,
+            ]
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router(scope, receive, send)
+        await self._routes(scope, receive, send)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         return error_reply(error)

@@ -70,20 +70,13 @@ def ask(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
         response = client.request(method, path, json=body)
     except httpx2.HTTPError as error:
         raise errors.Unavailable(f"the server does not answer on its control socket: {error}") from None
-    if response.is_error:
+    if not response.is_success:
         raise error_of(response)
     return response.json() if response.content else None
 
 
-_BY_CODE: dict[str, type[errors.ClocheError]] = {
-    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClocheError)
-}
-
-
 def error_of(response: httpx2.Response) -> errors.ClocheError:
-    """The error that a response of ours tells of, as `{"error": {"code": .., "message": ..}}`."""
-    try:
-        told = response.json()["error"]
-        return _BY_CODE.get(told["code"], errors.ClocheError)(told["message"])
-    except (ValueError, LookupError, TypeError):
-        return errors.Unavailable(f"the server answered {response.status_code}: {response.text[:200]}")
+    """The error that a response of ours tells of."""
+    from cloche.protocol.told import error_in  # here: it takes a while to import
+
+    return error_in(response.content, response.status_code)

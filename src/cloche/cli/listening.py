@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
 import socket
 import ssl
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloche import errors
+from cloche.cli.connection import Connection
 from cloche.cli.control import short_path
 from cloche.config import Server
 from cloche.telemetry import log
@@ -25,18 +25,6 @@ from cloche.telemetry import log
 KEEP_ALIVE_SECONDS = 75  # clients pool connections for longer than uvicorn's 5 s, and then see resets
 LEAVE_SECONDS = 10.0  # for answers that go on when the server stops
 BACKLOG = 2048
-
-
-class Connection(HttpToolsProtocol):
-    """Lets the application cut it off with a reset: see `cloche.api.http.Reset`."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["state"]["cut_off"] = self.cut_off
-
-    def cut_off(self) -> None:
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
 
 
 class Listener(uvicorn.Server):
@@ -56,6 +44,7 @@ class Listener(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(LEAVE_SECONDS),
+                ws_per_message_deflate=False,  # a message of a few kilobytes could become one of many megabytes
                 ws_ping_timeout=None,  # a client that reads slowly answers late, and must not be cut off for it
                 ssl_certfile=(settings and settings.tls_cert) or None,
                 ssl_keyfile=(settings and settings.tls_key) or None,
@@ -97,7 +86,8 @@ def bind(settings: Server) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        hint = "another program has it: choose one with --port" if error.errno == 98 else "choose another --host"
+        taken = error.errno == errno.EADDRINUSE
+        hint = "another program has it: choose one with --port" if taken else "choose another --host"
         raise errors.Unavailable(f"cannot listen on {settings.host}:{settings.port}: {error}; {hint}") from None
     return bound
 
@@ -149,8 +139,9 @@ def silence_uvicorn() -> None:
 
 class _Events(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        what = record.getMessage()
         # A WebSocket that is answered with a status has no handshake either.
-        if re.search("without (completing|starting) (response|handshake)", record.msg):
+        if re.search("without (completing|starting) (response|handshake)", what):
             return
         kind = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else ""
-        log.error("http.failed", what=record.msg, error=kind)
+        log.error("http.failed", what=what, error=kind)

@@ -41,15 +41,12 @@ def _followed(client: httpx2.Client, path: str) -> Iterator[told.Logged]:
     """Raises Unavailable when the server ends."""
     try:
         with client.stream("GET", path, timeout=httpx2.Timeout(None)) as response:
-            if response.is_error:
+            if not response.is_success:
                 response.read()
                 raise error_of(response)
-            buffer = b""
+            events = told.EventsIn()
             for chunk in response.iter_raw():
-                *whole, buffer = (buffer + chunk).split(b"\n\n")
-                for event in map(told.event_in, whole):
-                    if isinstance(event, told.Logged):
-                        yield event
+                yield from (event for event in events.feed(chunk) if isinstance(event, told.Logged))
     except httpx2.HTTPError:
         pass
     raise errors.Unavailable("the server has ended")

@@ -154,4 +154,4 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
 async def _refresh(keys: StoredKeys) -> None:
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
-        await keys.refresh()
+        await keys.try_refresh()

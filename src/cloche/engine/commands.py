@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
-from typing import get_args
 
 import msgspec
 
@@ -17,9 +16,16 @@ from cloche.engine.jobs import Jobs
 from cloche.engine.paths import sandbox_path
 from cloche.engine.process import Process, ProcessResult
 from cloche.engine.program import Ask, Exited, Program, check_size
-from cloche.model import Limits, ProcessInfo, User, check_command_size, check_env, check_seconds
-
-MAX_COMMAND_BYTES = 128 << 10  # the kernel's limit of one argument
+from cloche.model import (
+    MAX_STRING_BYTES,
+    Limits,
+    ProcessInfo,
+    User,
+    check_command_size,
+    check_env,
+    check_seconds,
+    check_user,
+)
 
 
 class Commands:
@@ -81,7 +87,6 @@ class Commands:
         program that does not exist has exit code 127.
         """
         check_seconds("timeout", timeout_seconds)
-        check_command_size(argv, env or {})
         ask = msgspec.structs.replace(self._ask(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
         job = Job(self._guest, _new_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_end)
         await self._start(job, ask, timeout_seconds)
@@ -165,12 +170,12 @@ class Commands:
         pty: tuple[int, int] | None,
     ) -> Ask:
         check_env(env or {})
-        if user is not None and user not in get_args(User):
-            raise errors.InvalidRequest(f"there is no user {user!r} in a sandbox: use {' or '.join(get_args(User))}")
+        check_user(user)
         if pty is not None:
             check_size(pty)
         words = (command,) if isinstance(command, str) else tuple(command)
         check_words(words)
+        check_command_size(words, env or {})
         return Ask(
             command=command if isinstance(command, str) else None,
             argv=None if isinstance(command, str) else words,
@@ -194,8 +199,8 @@ def check_words(words: Sequence[str]) -> None:
         longest = max(len(word.encode()) for word in words)
     except UnicodeEncodeError:
         raise errors.InvalidRequest("a command must be valid Unicode") from None
-    if longest >= MAX_COMMAND_BYTES:
-        raise errors.InvalidRequest(f"an argument can have {MAX_COMMAND_BYTES} bytes: put {longest} bytes into a file")
+    if longest >= MAX_STRING_BYTES:
+        raise errors.InvalidRequest(f"an argument can have {MAX_STRING_BYTES} bytes: put {longest} bytes into a file")
 
 
 async def _feed(process: Process, stdin: str | bytes) -> None:

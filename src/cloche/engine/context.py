@@ -12,7 +12,7 @@ from cloche.engine.answers import InputSource
 from cloche.engine.execution import Execution
 from cloche.engine.kernel import Kernel
 from cloche.events import Ended
-from cloche.model import Limits, Showing, check_env, check_seconds
+from cloche.model import Limits, Showing, check_command_size, check_env, check_seconds
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
@@ -97,6 +97,7 @@ class Context:
         if not isinstance(code, str):
             raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
         check_env(env or {})
+        _check_argv(argv or (), env or {})
         check_seconds("timeout", timeout_seconds)
         if timeout_seconds is None and not (until_deadline and self._home.has_deadline):
             timeout_seconds = self._home.limits.execution_seconds
@@ -212,3 +213,9 @@ class Context:
     def _check_exists(self) -> None:
         if self.removed:
             raise errors.ContextNotFound(f"context {self.id} was removed")
+
+
+def _check_argv(argv: Sequence[str], env: dict[str, str]) -> None:
+    if isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
+        raise errors.InvalidRequest("argv must be a list of strings")
+    check_command_size(argv, env)

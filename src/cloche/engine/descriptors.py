@@ -7,6 +7,8 @@ import contextlib
 import fcntl
 import os
 import stat
+import struct
+import termios
 
 from cloche import errors
 from cloche.engine.guest import Reply
@@ -76,6 +78,12 @@ class PipeWriter:
             rest = memoryview(data)
             while rest:
                 rest = rest[await self._write_some(rest) :]
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Gives a terminal that size. Raises OSError if it is none, or after `close`."""
+        if self._fd is None:
+            raise BrokenPipeError("closed")
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     @property
     def closed(self) -> bool:

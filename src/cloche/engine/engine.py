@@ -26,6 +26,8 @@ from cloche.telemetry import log
 TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
 KEEP_DEFAULT_SECONDS = 3600.0
 KEEP_OTHER_SECONDS = 60.0
+MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
+MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
 
 
 class Templates(Protocol):
@@ -57,6 +59,7 @@ class Engine:
         self._templates: dict[str, tuple[float, Template]] = {}
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
+        self._odd_pools: set[tuple[str, CellSpec]] = set()
         self._closing = False
         self.tally = Tally()
 
@@ -104,14 +107,18 @@ class Engine:
             await ready.aclose()
             raise _shutting_down()
         record = self._new_record(id, spec, template, limits)
-        sandbox = Sandbox(
-            ready,
-            spec,
-            record,
-            max_lifetime_seconds=self.config.lifetime.max_seconds,
-            tally=self.tally if spec.owner else Tally(),
-            on_change=self._on_change,
-        )
+        try:
+            sandbox = Sandbox(
+                ready,
+                spec,
+                record,
+                max_lifetime_seconds=self.config.lifetime.max_seconds,
+                tally=self.tally if spec.owner else Tally(),
+                on_change=self._on_change,
+            )
+        except BaseException:  # a spec that fits into no frame, say
+            await ready.aclose()
+            raise
         self._sandboxes[sandbox.id] = sandbox
         self._record(record)
         return sandbox
@@ -241,8 +248,13 @@ class Engine:
         now = time.monotonic()
         if template is None or now - at > TEMPLATE_SECONDS:
             template = await asyncio.to_thread(self._catalogue.resolve, ref)
-            self._templates[ref] = (time.monotonic(), template)
+            self._remember(ref, template)
         return template
+
+    def _remember(self, ref: str, template: Template) -> None:
+        now = time.monotonic()
+        fresh = [(each, known) for each, known in self._templates.items() if now - known[0] <= TEMPLATE_SECONDS]
+        self._templates = dict(fresh[1 - MAX_TEMPLATES_KNOWN :]) | {ref: (now, template)}
 
     def _nursery(self, template: Template) -> LiveNursery:
         if template.version not in self._nurseries:
@@ -250,20 +262,25 @@ class Engine:
         return self._nurseries[template.version]
 
     def _pool(self, template: Template, spec: SandboxSpec, limits: Limits) -> Pool:
-        cell = CellSpec(user=spec.user, space_bytes=limits.space_bytes, open_files=limits.open_files)
+        usual_limits = default_limits(self.config, template)
+        cell, usual = _cell_spec(spec.user, limits), _cell_spec(spec.user, usual_limits)
         key = (template.version, cell)
-        if key not in self._pools:
-            usual_limits = default_limits(self.config, template)
-            usual = CellSpec(user=spec.user, space_bytes=usual_limits.space_bytes, open_files=usual_limits.open_files)
-            size = self.config.pool.ready
-            self._pools[key] = Pool(
-                self._nursery(template),
-                cell,
-                usual_limits,
-                size=size if cell == usual else min(size, 1),
-                keep_seconds=KEEP_DEFAULT_SECONDS if cell == usual else KEEP_OTHER_SECONDS,
-            )
-        return self._pools[key]
+        if key in self._pools:
+            return self._pools[key]
+        self._forget_idle_pools()
+        keeps, size, keep_seconds = True, self.config.pool.ready, KEEP_DEFAULT_SECONDS
+        if cell != usual:
+            keeps = len(self._odd_pools) < MAX_ODD_POOLS
+            size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
+        pool = Pool(self._nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds)
+        if keeps:
+            self._pools[key] = pool
+            self._odd_pools |= {key} if cell != usual else set()
+        return pool
+
+    def _forget_idle_pools(self) -> None:
+        self._pools = {key: pool for key, pool in self._pools.items() if not pool.idle}
+        self._odd_pools &= self._pools.keys()
 
     def _new_record(self, id: str, spec: SandboxSpec, template: Template, limits: Limits) -> SandboxRecord:
         now = time.time()
@@ -311,6 +328,11 @@ def out_of_files(error: OSError) -> errors.Unavailable:
     return errors.Unavailable(
         f"{whose} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
     )
+
+
+def _cell_spec(user: User, limits: Limits) -> CellSpec:
+    """What of a sandbox must be known when its cell is made."""
+    return CellSpec(user=user, space_bytes=limits.space_bytes, open_files=limits.open_files)
 
 
 def _shutting_down() -> errors.ShuttingDown:

@@ -16,18 +16,15 @@ from cloche.engine.answers import NO_MORE_ANSWERS, InputSource, answers_of, fail
 from cloche.engine.endings import out_of_memory
 from cloche.engine.guest import expect
 from cloche.engine.kernel import Kernel, KernelExit
-from cloche.engine.output import Outlet
+from cloche.engine.output import Outlet, text_bytes
 from cloche.engine.queue import EventQueue
+from cloche.engine.stopping import Stopping
 from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started
 from cloche.guest import wire
 from cloche.isolation.channel import Header
 from cloche.model import Limits, Outcome, Showing, Stream, Usage
 
-GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
-KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
-STUBBORN_SECONDS = 10.0  # an interrupt repeated after this kills
-REPEAT_SECONDS = 1.0  # Python misses a signal that lands just before a call that blocks
-REPEATS = 3
+RUN_LENGTH = 20  # of the random part of an execution's id
 MAX_FRAMES = 100_000  # of displays and the like, per execution
 
 _OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
@@ -75,33 +72,23 @@ class Execution:
         argv: Sequence[str] | None = None,
         showing: Showing = Showing(),  # noqa: B008 - immutable
     ):
-        self.id = self.run = "x" + secrets.token_hex(10)
+        self.id = self.run = "x" + secrets.token_hex(RUN_LENGTH // 2)
         self.started = self.left = False
         self.ended: Ended | None = None
         self._stage = stage
         self._code = _encoded(code)
         self._answers = answers_of(input)
-        self._header = {
-            "env": env,
-            "cwd": cwd,
-            "input": input is not None and input is not False,
-            "display_bytes": stage.limits.output_bytes,
-            "argv": None if argv is None else list(argv),
-            "show": [name for name in Showing.__struct_fields__ if getattr(showing, name)],
-        }
+        has_input = input is not None and input is not False
+        self._header = _header(stage.limits, env, cwd, argv, showing, has_input)
         self._timeout_seconds = timeout_seconds
         self._kernel: Kernel | None = None
+        self._stopping: Stopping | None = None
         self._used = False
         self._frames_left = MAX_FRAMES
-        self._timer: asyncio.TimerHandle | None = None
-        self._repeat: asyncio.TimerHandle | None = None
         self._folding: Folding | None = None
-        self._timed_out = False
-        self._killed = False
-        self._interrupted_at: float | None = None
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
-        self._events: EventQueue[AnyEvent] = EventQueue(self._pause, self._resume)
+        self._events: EventQueue[AnyEvent] = EventQueue()
         self._outlet = Outlet(self._events.put, stage.limits.output_bytes)
 
     # -- the consumer's side
@@ -148,11 +135,11 @@ class Execution:
 
     async def aclose(self) -> None:
         """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped."""
-        if self._kernel is None or self.ended is not None:
+        if self._stopping is None or self.ended is not None:
             return
         self.left = True
         self._events.divert(_forget)
-        self._interrupt_firmly()
+        self._stopping.interrupt_firmly()
         await self._events.wait_closed()
 
     def interrupt(self) -> None:
@@ -160,16 +147,8 @@ class Execution:
 
         Interrupting again does the same, and from 10 s on kills.
         """
-        if self._kernel is None or self.ended is not None:
-            return
-        now = time.monotonic()
-        if self._interrupted_at is None:
-            self._interrupted_at = now
-        elif now - self._interrupted_at > STUBBORN_SECONDS:
-            self._kill()
-            return
-        if self.started:
-            self._send_interrupt()
+        if self._stopping is not None and self.ended is None:
+            self._stopping.interrupt()
 
     def answer(self, text: str | None) -> None:
         """The line that the program's `input()` waits for (see the Input event). None: the input is at its end."""
@@ -193,8 +172,14 @@ class Execution:
             self.finish("died", self._stage.ending)
             return
         self._kernel = kernel
-        self._set_timer(self._timeout_seconds, self._on_timeout)
-        kernel.execute(self, self._header, self._code)
+        self._events.slow_down(kernel.pause, kernel.resume)
+        self._stopping = Stopping(kernel, self._timeout_seconds, self._give_up)
+        try:
+            kernel.execute(self, self._header, self._code)
+            self._code = b""  # it can be large
+        except BaseException:
+            self.finish("died", "the program could not be given to its kernel")  # else the stage stays occupied
+            raise
 
     def finish(
         self, outcome: Outcome, reason: str | None = None, usage: Usage | None = None, exit_code: int | None = None
@@ -202,9 +187,8 @@ class Execution:
         """The last word. Only the first call counts."""
         if self.ended is not None:
             return
-        self._set_timer(None)
-        if self._repeat is not None:
-            self._repeat.cancel()
+        if self._stopping is not None:
+            self._stopping.close()
         if self._answering is not None:
             self._answering.cancel()
         self._begin_stream(0)
@@ -238,14 +222,6 @@ class Execution:
         for stream, data in self._kernel.take_idle_output() if self._kernel else ():
             self._outlet.feed(stream, data)
 
-    def _pause(self) -> None:
-        if self._kernel is not None and self.ended is None:
-            self._kernel.pause()
-
-    def _resume(self) -> None:
-        if self._kernel is not None and self.ended is None:
-            self._kernel.resume()
-
     # -- what the kernel says
 
     def on_output(self, stream: Stream, data: bytes) -> None:
@@ -261,20 +237,21 @@ class Execution:
 
     def on_kernel_exit(self, exit: KernelExit) -> None:
         usage = Usage(cpu_seconds=exit.cpu_seconds, memory_peak_bytes=exit.memory_peak_bytes)
-        oom = self._stage.out_of_memory()
-        if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not self._killed):
+        oom, stopping = self._stage.out_of_memory(), self._stopping
+        assert stopping is not None  # a kernel knows no execution that was not given to it
+        if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not stopping.killed):
             self.finish("out_of_memory", out_of_memory(self._stage.limits), usage)
-        elif self._timed_out:
+        elif stopping.timed_out:
             self.finish("timed_out", f"{self._limit()}; the program did not stop, its state is lost", usage)
-        elif self._killed and self._interrupted_at is not None:
+        elif stopping.killed and stopping.interrupted:
             self.finish("interrupted", "the program did not stop when interrupted; its state is lost", usage)
         else:
             self.finish("died", f"{exit}; the context's state is lost", usage, exit.code)
 
     def _on_started(self, header: Header, body: bytes) -> None:
         self._begin_stream(int(frames.number(header, "count")))
-        if self._interrupted_at is not None:
-            self._send_interrupt()
+        if self._stopping is not None:
+            self._stopping.begin()
 
     def _on_display(self, header: Header, body: bytes) -> None:
         parsed_bytes = frames.parsed_bytes(header.get("parts"), body)
@@ -291,7 +268,7 @@ class Execution:
         event = frames.raised(header, body)
         if self._frames_left > 0:  # not charged: why it failed is what the caller needs most
             self._frames_left -= 1
-            self._events.put(event, len(event.traceback) + len(event.value))
+            self._events.put(event, text_bytes(event.traceback) + text_bytes(event.value))
 
     def _on_input(self, header: Header, body: bytes) -> None:
         event = frames.asked(header)
@@ -310,7 +287,7 @@ class Execution:
             return
         memory = int(frames.number(header, "rss"))
         usage = Usage(cpu_seconds=frames.number(header, "cpu"), memory_peak_bytes=memory)
-        if self._timed_out:
+        if self._stopping is not None and self._stopping.timed_out:
             self.finish("timed_out", f"{self._limit()}; the context's state was kept", usage)
         else:
             self.finish(outcome, None, usage, frames.exit_code(header))
@@ -334,46 +311,33 @@ class Execution:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.refuse_answer(failed_answer(error))
 
-    # -- time
+    def _give_up(self) -> None:
+        self._stage.abandon("a kernel of it could not be killed")
 
     def _limit(self) -> str:
         return f"the time limit of {self._timeout_seconds:g} s was reached"
 
-    def _on_timeout(self) -> None:
-        self._timed_out = True
-        self._interrupt_firmly()
 
-    def _interrupt_firmly(self) -> None:
-        if self._kernel is None or self._killed:
-            return
-        self._interrupted_at = self._interrupted_at or time.monotonic()
-        self._send_interrupt()
-        self._set_timer(GRACE_SECONDS, self._kill)
+def _header(
+    limits: Limits, env: dict[str, str], cwd: str | None, argv: Sequence[str] | None, showing: Showing, has_input: bool
+) -> Header:
+    """What a kernel is told beside the code. Raises InvalidRequest if that is too long for a frame.
 
-    def _send_interrupt(self, repeats: int = REPEATS) -> None:
-        if self._repeat is not None:
-            self._repeat.cancel()
-        if self._kernel is not None and self.ended is None and not self._killed:
-            self._kernel.signal(signal.SIGINT)
-            if repeats:
-                loop = asyncio.get_running_loop()
-                self._repeat = loop.call_later(REPEAT_SECONDS, self._send_interrupt, repeats - 1)
-
-    def _kill(self) -> None:
-        if self._kernel is not None:
-            self._killed = True
-            self._kernel.kill()
-            self._set_timer(KILL_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        self._stage.abandon("a kernel of it could not be killed")
-
-    def _set_timer(self, seconds: float | None, call: Callable[[], None] | None = None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if seconds is not None and call is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, call)
+    What is short for a program can be long in a frame: JSON has six characters for each control character.
+    """
+    header = {
+        "env": env,
+        "cwd": cwd,
+        "input": has_input,
+        "display_bytes": limits.output_bytes,
+        "argv": None if argv is None else list(argv),
+        "show": [name for name in Showing.__struct_fields__ if getattr(showing, name)],
+    }
+    try:
+        wire.encode({"do": "execute", "run": "x" * (RUN_LENGTH + 1), **header})
+    except wire.WireError as error:
+        raise errors.InvalidRequest(f"{error}: put what is long in the environment or argv into a file") from None
+    return header
 
 
 def _encoded(code: str) -> bytes:

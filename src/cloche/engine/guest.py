@@ -108,11 +108,19 @@ class Guest:
     def unsubscribe(self, event: str, subject: object) -> None:
         self._subscribers.pop((event, subject), None)
 
+    def subscribers(self, event: str) -> int:
+        """How many subscriptions there are to such events, about whatever."""
+        return sum(1 for each, _subject in self._subscribers if each == event)
+
     def close(self, error: Callable[[], errors.ClocheError] | None = None) -> None:
         """Stops speaking. Requests, pending and later ones, fail with what `error` makes; without it SandboxLost."""
         self.on_lost = None
         self._error = error or self._error
         self._channel.close("the sandbox has ended")
+        # Whoever listened is let go at once, with what they keep, and not when the garbage collector comes by.
+        self._subscribers.clear()
+        self._unclaimed.clear()
+        self.cell.listen(_ignore)
 
     def _send(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
         self._last_id += 1
@@ -167,6 +175,10 @@ class Guest:
 
     def _lost(self) -> errors.SandboxLost:
         return errors.SandboxLost(f"the sandbox has gone: its init does not answer ({self._why_closed})")
+
+
+def _ignore(_header: Header) -> None:
+    """Nobody is left to hear it."""
 
 
 def error_of(described: object) -> errors.ClocheError:

@@ -73,6 +73,9 @@ class Health:
                     await self.check()
                 except errors.ClocheError:
                     pass  # the verdict has it
+                except Exception as error:  # noqa: BLE001 - a watch that ended would say that all is well for too long
+                    log.error("health.broken", error=type(error).__name__)
+                    self._fail("internal_error")
 
     async def _fly(self) -> None:
         user = next(self._users)

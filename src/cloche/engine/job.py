@@ -27,9 +27,9 @@ JobEvent = Chunk | Exited
 class Listener:
     """Everything that a job writes from now on, then its `Exited`. One that reads slowly slows the job down."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job | None):
         self._job = job
-        self._events: EventQueue[JobEvent] = EventQueue(lambda: job.hold(self), lambda: job.release(self))
+        self._events: EventQueue[JobEvent] = EventQueue(self._hold, self._release)
 
     async def __aenter__(self) -> Listener:
         return self
@@ -45,12 +45,36 @@ class Listener:
 
     def close(self) -> None:
         """Leaves. The job goes on."""
-        self._job.leave(self)
+        if self._job is not None:
+            self._job.leave(self)
+        self._events.close()
 
     def put(self, event: JobEvent) -> None:
         self._events.put(event, len(event.data) if isinstance(event, Chunk) else 0)
         if isinstance(event, Exited):
             self._events.close()
+
+    def _hold(self) -> None:
+        if self._job is not None:
+            self._job.hold(self)
+
+    def _release(self) -> None:
+        if self._job is not None:
+            self._job.release(self)
+
+
+class PastJob(Struct):
+    """What is remembered of a job that has ended."""
+
+    pid: int
+    tag: str | None
+    exited: Exited
+
+    def listen(self) -> Listener:
+        """All that is left to hear is its end."""
+        listener = Listener(None)
+        listener.put(self.exited)
+        return listener
 
 
 class Job(Program):

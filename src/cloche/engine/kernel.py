@@ -115,7 +115,8 @@ class Kernel:
     async def wait_ready(self) -> None:
         """Raises what kept it from its work if the kernel ends first, Unavailable if it takes far too long, or Gone."""
         try:
-            await asyncio.wait_for(self._guest.wait(self._ready), READY_SECONDS)
+            async with asyncio.timeout(READY_SECONDS):
+                await self._guest.wait(self._ready)
         except TimeoutError:
             raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import sys
 from collections.abc import Callable
 
 from cloche.events import AnyEvent, Output, Truncated
@@ -14,9 +15,14 @@ COALESCE_BYTES = 64 << 10
 
 PARSED_TIMES = 2  # JSON of displays may take twice the limit once more, as the objects that it becomes
 
-Emit = Callable[[AnyEvent, int], None]
+Emit = Callable[[AnyEvent, int], None]  # an event, and how much memory its content takes
 
 _decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def text_bytes(text: str) -> int:
+    """What a text takes in our memory: with a single emoji in it, four bytes for every character."""
+    return sys.getsizeof(text)
 
 
 class Outlet:
@@ -70,9 +76,9 @@ class Outlet:
             self._timer = None
         if not self._texts:
             return
-        text, size = "".join(self._texts), self._size
+        text = "".join(self._texts)
         self._texts, self._size = [], 0
-        self._emit(Output(stream=self._stream, text=text), size)
+        self._emit(Output(stream=self._stream, text=text), text_bytes(text))
 
     def finish(self) -> None:
         """Emits the rest, and what was dropped: a Truncated event each, and one last line on stderr."""
@@ -86,6 +92,10 @@ class Outlet:
             self._emit(Truncated(stream=name, dropped_bytes=size), 0)
         if self._dropped:
             self._emit(Output(stream="stderr", text=self._notice()), 0)
+
+    def close(self) -> None:
+        """Emits nothing any more: whoever took the events can be forgotten."""
+        self._emit = _nobody
 
     def _add(self, stream: Stream, text: str, size: int) -> None:
         if stream != self._stream:
@@ -102,3 +112,7 @@ class Outlet:
     def _notice(self) -> str:
         parts = ", ".join(f"{size} bytes of {name}" for name, size in self._dropped.items())
         return f"\n[cloche] the output limit of {self._limit} bytes was reached; dropped: {parts}\n"
+
+
+def _nobody(_event: AnyEvent, _size: int) -> None:
+    """It has ended."""

@@ -72,6 +72,7 @@ class Pool:
         self._last_take = 0.0
         self._refilling: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._expired = False
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -80,10 +81,20 @@ class Pool:
         """How many cells wait."""
         return len(self._ready)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it holds nothing, does nothing, and was not used for as long as it keeps cells."""
+        doing = self._spawning or self._refilling is not None or self._closing
+        return not self._ready and not doing and self._expiry is None
+
+    @property
+    def _is_wanting(self) -> bool:
+        return len(self._ready) < self._size and not self._expired
+
     async def take(self) -> ReadyCell:
         """A cell that nobody else has or had. Raises as `prepare` does."""
         loop = asyncio.get_running_loop()
-        self._last_take = loop.time()
+        self._last_take, self._expired = loop.time(), False
         self._keep_until(self._last_take + self._keep_seconds)
         while self._ready:
             cell = self._ready.popleft()
@@ -96,7 +107,7 @@ class Pool:
 
     def refill(self) -> None:
         """Fills up in the background."""
-        if self._refilling is None and not self._closed and len(self._ready) < self._size:
+        if self._refilling is None and not self._closed and self._is_wanting:
             self._refilling = asyncio.create_task(self._refill())
             self._refilling.add_done_callback(self._on_refilled)
 
@@ -120,7 +131,7 @@ class Pool:
 
     async def _refill(self) -> None:
         backoff_seconds = CALM_SECONDS
-        while len(self._ready) < self._size:
+        while self._is_wanting:
             await self._calm()
             try:
                 cell = await prepare(self._nursery, self._spec, self._limits)
@@ -131,6 +142,8 @@ class Pool:
                 continue
             cell.guest.on_lost = lambda why, cell=cell: self._on_lost(cell)
             self._ready.append(cell)
+        if self._expired:  # while the last one was made
+            self._let_go()
 
     async def _calm(self) -> None:
         loop = asyncio.get_running_loop()
@@ -143,8 +156,12 @@ class Pool:
 
     def _on_refilled(self, task: asyncio.Task[None]) -> None:
         self._refilling = None
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
             log.error("pool.broken", template=self._nursery.template.ref, error=repr(error))
+        else:
+            self.refill()  # for whoever took one between the task's end and this
 
     def _on_lost(self, cell: ReadyCell) -> None:
         if cell in self._ready:
@@ -165,6 +182,7 @@ class Pool:
             self._expiry = asyncio.get_running_loop().call_at(when, self._let_go)
 
     def _let_go(self) -> None:
+        self._expiry, self._expired = None, True
         while self._ready:
             cell = self._ready.popleft()
             cell.guest.on_lost = None

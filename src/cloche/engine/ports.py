@@ -27,7 +27,8 @@ async def connect_port(guest: Guest, port: int) -> socket.socket:
 async def _connect(guest: Guest, port: int, six: bool) -> socket.socket:
     connection = _checked(only_fd(await guest.request("port_connect", port=port, six=six)))
     try:
-        await asyncio.wait_for(guest.wait(_writable(connection)), CONNECT_SECONDS)
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await guest.wait(_writable(connection))
         error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise errors.PortNotOpen(os.strerror(error))

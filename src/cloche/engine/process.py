@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import TracebackType
 
+from cloche import errors
 from cloche.engine.guest import Guest
 from cloche.engine.output import Outlet
 from cloche.engine.program import Exited as Exited
@@ -27,8 +29,33 @@ class ProcessResult(Struct):
     reason: str | None = None
 
 
+class Unread:
+    """Stands for output that nobody read before it became too much to keep."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+
+    def add(self, dropped: ProcessEvent) -> None:
+        match dropped:
+            case Output(stream=stream, text=text):
+                self._bytes[stream] = self._bytes.get(stream, 0) + len(text.encode())
+            case Truncated(stream=stream, dropped_bytes=size):
+                self._bytes[stream] = self._bytes.get(stream, 0) + size
+
+    def take(self) -> list[ProcessEvent]:
+        if not self._bytes:
+            return []
+        lost, self._bytes = self._bytes, {}
+        parts = ", ".join(f"{size} bytes of {stream}" for stream, size in lost.items())
+        notice = Output(stream="stderr", text=f"[cloche] nobody read it in time; dropped: {parts}\n")
+        return [*(Truncated(stream=stream, dropped_bytes=size) for stream, size in lost.items()), notice]
+
+
 class Process(Program):
-    """Made by `Commands.start`. An async iterator of events; leaving its `async with` kills it unless detached."""
+    """Made by `Commands.start`. An async iterator of events; leaving its `async with` kills it unless detached.
+
+    One that is not `patient` is slowed down by nobody: while nobody is `reading`, the oldest of what waits is dropped.
+    """
 
     def __init__(
         self,
@@ -42,9 +69,13 @@ class Process(Program):
     ):
         super().__init__(guest, id, oom_kills=oom_kills, on_end=on_end)
         self.detached = False
+        self._patient = patient
+        self._is_read = False
+        self._unread = Unread()
         self._texts: dict[str, list[str]] | None = None
-        pause, resume = (self._pause, self._resume) if patient else (_nothing, _nothing)
-        self._events: EventQueue[ProcessEvent] = EventQueue(pause, resume)
+        self._events: EventQueue[ProcessEvent] = EventQueue(self._pause, self._resume)
+        if not patient:
+            self._events.lose(self._unread)
         self._outlet = Outlet(self._put, output_bytes)
 
     async def __aenter__(self) -> Process:
@@ -64,6 +95,23 @@ class Process(Program):
         if event is None:
             raise StopAsyncIteration
         return event
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """For whoever reads all of it: meanwhile nothing is dropped, and slow reading slows the process down.
+
+        Raises InvalidRequest if somebody reads it already: each would get a part of its output.
+        """
+        if self._is_read:
+            raise errors.InvalidRequest(f"somebody reads process {self.id} already: its output goes to one reader only")
+        self._is_read = True
+        self._events.keep()
+        try:
+            yield
+        finally:
+            self._is_read = False
+            if not self._patient:
+                self._events.lose(self._unread)
 
     async def next_events(self) -> list[ProcessEvent]:
         """All events that are there, at least one; an empty list after `Exited`."""
@@ -97,6 +145,7 @@ class Process(Program):
 
     def _conclude(self, exited: Exited) -> None:
         self._outlet.finish()
+        self._outlet.close()
         self._events.put(exited, 0)
         self._events.close()
 
@@ -112,7 +161,3 @@ def _collect(texts: dict[str, list[str]], event: ProcessEvent) -> None:
 
 def _forget(event: ProcessEvent) -> None:
     """Nobody reads any more."""
-
-
-def _nothing() -> None:
-    """Output of a process in the background never blocks it: what nobody reads in time is bounded, then dropped."""

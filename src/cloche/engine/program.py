@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
-import struct
-import termios
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,7 +55,7 @@ class Program:
         self._on_end = on_end
         self._pipes: list[Pipe] = []
         self._stdin: PipeWriter | None = None
-        self._terminal: int | None = None
+        self._has_terminal = False
         self._timer: asyncio.TimerHandle | None = None
         self._ending: tuple[Outcome, str] | None = None
 
@@ -96,15 +93,18 @@ class Program:
 
     def close_stdin(self) -> None:
         """The end of its input; a terminal gets Ctrl-D from its user instead."""
-        if self._stdin is not None and self._terminal is None:
+        if self._stdin is not None and not self._has_terminal:
             self._stdin.close()
 
     def resize(self, rows: int, columns: int) -> None:
         """Raises InvalidRequest if it is no terminal or the size makes no sense."""
-        if self._terminal is None or self.exited is not None:
+        if self._stdin is None or not self._has_terminal:
             raise errors.InvalidRequest(f"process {self.id} has no terminal")
         check_size((rows, columns))
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        try:
+            self._stdin.resize(rows, columns)
+        except OSError:
+            raise errors.InvalidRequest(f"process {self.id} has closed its terminal") from None
 
     # -- the life of it
 
@@ -143,7 +143,7 @@ class Program:
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
         self._pipes = [Pipe(fd, partial(self._feed, name)) for fd, name in zip(outputs, streams, strict=False)]
         if ask.pty:
-            self._terminal = outputs[0]
+            self._has_terminal = True
             self._stdin = PipeWriter(os.dup(outputs[0]))
         elif ask.stdin:
             self._stdin = PipeWriter(reply.fds[2])
@@ -199,9 +199,9 @@ class Program:
     def _close(self) -> None:
         for pipe in self._pipes:
             pipe.close()
+        self._pipes = []  # they know us: else only the garbage collector would let go of what waits to be read
         if self._stdin is not None:
             self._stdin.close()
-        self._terminal = None
 
 
 def check_size(size: tuple[int, int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 E = TypeVar("E")
 
@@ -33,15 +33,27 @@ class Bell:
                 future.set_result(None)
 
 
+class Gap(Protocol[E]):
+    """What stands where events were dropped."""
+
+    def add(self, dropped: E) -> None: ...
+
+    def take(self) -> list[E]:
+        """Says it, once."""
+
+
 class EventQueue(Generic[E]):
     """Single producer; each event goes to one consumer, and the end to all.
 
-    Calls `pause` above 4 MiB and `resume` below 1 MiB.
+    Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest events
+    above 4 MiB instead, and has `gap` say so where they were.
     """
 
-    def __init__(self, pause: Callable[[], None], resume: Callable[[], None]):
-        self._pause = pause
-        self._resume = resume
+    def __init__(self, pause: Callable[[], None] | None = None, resume: Callable[[], None] | None = None):
+        self._pause = pause or _nothing
+        self._resume = resume or _nothing
+        self._gap: Gap[E] | None = None
+        self._losing = False
         self._events: deque[tuple[E, int]] = deque()
         self._bytes = 0
         self._paused = False
@@ -55,14 +67,28 @@ class EventQueue(Generic[E]):
             return
         self._events.append((event, size + EVENT_BYTES))
         self._bytes += size + EVENT_BYTES
-        if self._bytes > HIGH_BYTES and not self._paused:
-            self._paused = True
-            self._pause()
+        self._check_room()
         self._bell.ring()
 
+    def slow_down(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """From now on it is these that are called: what writes is known only now."""
+        self._pause, self._resume = pause, resume
+
+    def lose(self, gap: Gap[E]) -> None:
+        """From now on nothing is paused: what is too much is lost, the oldest first."""
+        self._gap, self._losing = gap, True
+        self._check_room()
+        self._let_resume()
+
+    def keep(self) -> None:
+        """From now on nothing is lost: what is too much pauses whoever writes it."""
+        self._losing = False
+        self._check_room()
+
     def close(self) -> None:
-        """No more events will come."""
+        """No more events will come, and nobody is paused or resumed any more: whoever made it can be forgotten."""
         self._closed = True
+        self._pause = self._resume = _nothing
         self._bell.ring()
 
     def divert(self, to: Callable[[E], None]) -> None:
@@ -85,6 +111,7 @@ class EventQueue(Generic[E]):
         """The next event; None at the end."""
         while not self._events and not self._closed:
             await self._bell.heard()
+        self._tell_gap()
         if not self._events:
             return None
         event, size = self._events.popleft()
@@ -93,13 +120,36 @@ class EventQueue(Generic[E]):
 
     def take(self) -> list[E]:
         """What is there now."""
+        self._tell_gap()
         events = [event for event, _size in self._events]
         self._events.clear()
         self._freed(self._bytes)
         return events
 
+    def _check_room(self) -> None:
+        if self._losing and self._gap is not None:
+            while self._bytes > HIGH_BYTES:
+                event, size = self._events.popleft()
+                self._bytes -= size
+                self._gap.add(event)
+        elif self._bytes > HIGH_BYTES and not self._paused:
+            self._paused = True
+            self._pause()
+
+    def _tell_gap(self) -> None:
+        if self._gap is not None:
+            self._events.extendleft((event, 0) for event in reversed(self._gap.take()))
+
     def _freed(self, size: int) -> None:
         self._bytes -= size
-        if self._paused and self._bytes < LOW_BYTES:
+        if self._bytes < LOW_BYTES:
+            self._let_resume()
+
+    def _let_resume(self) -> None:
+        if self._paused:
             self._paused = False
             self._resume()
+
+
+def _nothing() -> None:
+    """There is nobody to pause or resume."""

@@ -3,6 +3,9 @@
 The shell is an interactive one because only such a shell drops a running cell at SIGINT and lives on. It reads its
 commands from a pipe of ours, never a cell: a cell lies in a file in memory, which the shell evaluates. So nothing of a
 cell is ever parsed together with our own commands, and a cell that reads from stdin finds it empty.
+
+What the shell reports has the number of what it was told to do, and is said more than once: on the line that does it,
+and, since SIGINT drops the rest of a line that it hits, on a line of its own. The first of each number counts.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from cloche.guest.written import Written
 
 _PLACES = ("/bin/bash", "/usr/bin/bash")
 _CELL, _REPORT, _STDERR = 60, 61, 62  # descriptors of the shell; low enough for `ulimit -n 64`
-_START = f"set +o history +o histexpand; unset HISTFILE PROMPT_COMMAND; builtin printf '0\\0' >&{_REPORT}\n"
+# Programs define functions and aliases of any name. An alias is not asked if a name is quoted. A function is not if it
+# was unset before, which would spoil `$?`: so a cell's status is told before that, and once more after it, in case the
+# cell has made a function of that name.
+_UNSET = "\\unset -f builtin unset"
+_TELL = f"\\builtin printf '%d %d\\0' {{number}} \"$?\" >&{_REPORT}"
+_QUIET = "\\builtin set +o history; \\builtin unset -v PROMPT_COMMAND"  # both are about lines that are read: ours
+_START = f"{_QUIET} HISTFILE; \\builtin set +o histexpand; \\builtin history -c; {_TELL}\n"
 _OPEN = f"</dev/null 2>&{_STDERR} {_CELL}<&- {_REPORT}>&- {_STDERR}>&-"
-_RUN = f'builtin eval "$(</dev/fd/{_CELL})" {_OPEN}\n'
-_RUN_OURS = f'builtin eval "$(</dev/fd/{_CELL})"\n'
-_TELL = f"builtin printf '%d\\0' \"$?\" >&{_REPORT}\n"  # a line of its own: SIGINT drops the rest of the line it hits
+_EVALUATE = f'{_UNSET}; \\builtin eval "$(</dev/fd/{_CELL})"'
+_AFTER = f"{_TELL}; {_UNSET}; {_QUIET}\n{_TELL}; {_UNSET}; {_TELL}\n"
+_RUN = f"{_EVALUATE} {_OPEN}; {_AFTER}"
+_RUN_OURS = f"{_EVALUATE}; {_AFTER}"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _INTERRUPTED = 128 + signal.SIGINT
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -60,20 +70,19 @@ class Shell:
             os.close(fd)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
-        self._tell_shell(_START)
-        self._report()
+        self._told = 0
+        self._said = b""
+        self._do(_START)
 
     def run(self, code: bytes) -> int:
         """Evaluates a cell; its exit status. Does not return if the shell ends."""
         self._fill(code)
-        self._tell_shell(_RUN + _TELL)
-        return int(self._report())
+        return self._do(_RUN)[1]
 
     def ask(self, script: str) -> str:
         """Evaluates a script of ours; what it wrote to `_REPORT`."""
         self._fill(script.encode("utf-8", "surrogateescape"))
-        self._tell_shell(_RUN_OURS + _TELL)
-        return self._report().rpartition(b"\n")[0].decode("utf-8", "surrogateescape")
+        return self._do(_RUN_OURS)[0].decode("utf-8", "surrogateescape")
 
     def follow(self) -> None:
         """Ends this process as the shell, which has ended, did."""
@@ -89,25 +98,32 @@ class Shell:
         while written < len(content):
             written += os.pwrite(self._cell, content[written : written + (1 << 20)], written)
 
-    def _tell_shell(self, line: str) -> None:
+    def _do(self, lines: str) -> tuple:
+        """Has the shell do that: what was written to `_REPORT` meanwhile, and its status."""
+        self._told += 1
         try:
-            os.write(self._commands, line.encode())
+            os.write(self._commands, lines.format(number=self._told).encode())
         except BrokenPipeError:
             self.follow()
+        while True:
+            text, _, last = self._report().rpartition(b"\n")
+            number, _, status = last.partition(b" ")
+            if number == b"%d" % self._told and status.isdigit():
+                return text, int(status)
 
     def _report(self) -> bytes:
         """Up to the NUL that ends it."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
         poll.register(self.pidfd, select.POLLIN)
-        said = b""
-        while not said.endswith(b"\0"):
+        while b"\0" not in self._said:
             ready = {fd for fd, _ in poll.poll()}
             more = os.read(self._reports, 1 << 16) if self._reports in ready else b""
             if not more:
                 self.follow()
-            said += more
-        return said[:-1]
+            self._said += more
+        report, _, self._said = self._said.partition(b"\0")
+        return report
 
     @property
     def cpu_seconds(self) -> float:
@@ -185,9 +201,9 @@ class BashKernel:
         saved = self._export(env)
         status = self._shell.run(body)
         if env:
-            self._shell.ask(f"builtin unset -v {' '.join(env)}\n{saved}")
+            self._shell.ask(f"\\builtin unset -v {' '.join(env)}\n{saved}")
         if inside is not None:
-            self._shell.ask(f"[[ $PWD == {shlex.quote(inside)} ]] && builtin cd -- {shlex.quote(home)}")
+            self._shell.ask(f"[[ $PWD == {shlex.quote(inside)} ]] && \\builtin cd -- {shlex.quote(home)}")
         return status
 
     def _settable(self, env: dict) -> dict:
@@ -201,16 +217,16 @@ class BashKernel:
         """Goes there: where the shell was, and where it is now; None for the latter if it cannot go there."""
         if not cwd:
             return "", None
-        there = f"builtin cd -- {shlex.quote(cwd)} && builtin printf '%s\\n' \"$PWD\" >&{_REPORT}"
-        home = self._shell.ask(f"builtin printf '%s\\n' \"$PWD\" >&{_REPORT}")
+        there = f"\\builtin cd -- {shlex.quote(cwd)} && \\builtin printf '%s\\n' \"$PWD\" >&{_REPORT}"
+        home = self._shell.ask(f"\\builtin printf '%s\\n' \"$PWD\" >&{_REPORT}")
         return home, self._shell.ask(there) or None
 
     def _export(self, env: dict) -> str:
         """Sets variables; gives the commands that make them again what they were."""
         if not env:
             return ""
-        saved = self._shell.ask(f"builtin declare -p {' '.join(env)} >&{_REPORT}")
-        self._shell.ask("\n".join(f"builtin export {name}={shlex.quote(value)}" for name, value in env.items()))
+        saved = self._shell.ask(f"\\builtin declare -p {' '.join(env)} >&{_REPORT}")
+        self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in env.items()))
         return saved
 
     def _score(self, value: bytes) -> None:

@@ -17,12 +17,14 @@ killed, as a command is whose session its owner kills.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
 import socket
 import struct
 import termios
+import time
 
 from cloche.guest import identity, wire
 from cloche.guest.programs import default_signals
@@ -74,15 +76,25 @@ class Elevation:
         with connection:
             if len(self._attendants) < MAX_ATTENDANTS:
                 self._fork_attendant(connection)
+            else:
+                _turn_away(connection, f"{MAX_ATTENDANTS} commands run by sudo already: wait until one has ended")
 
     def _fork_attendant(self, connection: socket.socket) -> None:
         try:
             pid = syscalls.fork_bare()
-        except OSError:
-            return  # no room for another process: the client sees the end of its connection, and says so
+        except OSError as error:
+            _turn_away(connection, f"the command cannot be started: {error.strerror}")
+            return
         if pid == 0:
             _attend(connection.fileno(), self._processes)
         self._attendants.add(pid)
+
+
+def _turn_away(connection: socket.socket, why: str) -> None:
+    """Init waits for nobody: this fits into what an unread socket holds, or is not said."""
+    connection.setblocking(False)
+    with contextlib.suppress(OSError):
+        wire.send(connection, {"error": why})
 
 
 def _attend(fd: int, processes) -> None:
@@ -90,7 +102,6 @@ def _attend(fd: int, processes) -> None:
     try:
         _forget_init(fd)
         with socket.socket(fileno=_CONNECTION) as connection:
-            connection.settimeout(_REQUEST_SECONDS)
             try:
                 _serve(connection, processes)
             except Refused as error:
@@ -110,16 +121,36 @@ def _forget_init(fd: int) -> None:
 
 def _serve(connection: socket.socket, processes) -> None:
     reader = wire.Reader(connection, max_body=0)
-    request, _, fds = reader.next() or os._exit(0)
-    uid = _caller(connection)
-    order = Order(request, uid, processes)
+    request, fds = _request(connection, reader)
+    order = Order(request, _caller(connection), processes)
     pid, answer = (_start_in_terminal if order.size else _start_with)(order, fds, processes)
-    wire.send(connection, {"started": True}, b"", answer)
-    for fd in (*fds, *answer):
-        os.close(fd)
-    connection.settimeout(None)
-    wire.send(connection, {"status": _accompany(connection, reader, pid)})
+    ended = False
+    try:
+        wire.send(connection, {"started": True}, b"", answer)
+        for fd in (*fds, *answer):
+            os.close(fd)
+        connection.settimeout(None)
+        status = _accompany(connection, reader, pid)
+        ended = True
+    finally:
+        if not ended:  # whatever went wrong: no command runs on that nobody attends to
+            signal_session(pid, _KILL)
+    wire.send(connection, {"status": status})
     os._exit(0)
+
+
+def _request(connection: socket.socket, reader: wire.Reader) -> tuple:
+    """The first frame and its descriptors. It has to come whole in time, however it is cut into pieces."""
+    until = time.monotonic() + _REQUEST_SECONDS
+    while not (frames := reader.take()):
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        if not reader.pump():
+            os._exit(0)
+    if len(frames) != 1:
+        raise Refused("a request was expected, and nothing after it before it is answered")
+    connection.settimeout(_REQUEST_SECONDS)
+    header, _, fds = frames[0]
+    return header, fds
 
 
 def _caller(connection: socket.socket) -> int:

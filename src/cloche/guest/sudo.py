@@ -5,6 +5,7 @@ It needs no password, as in E2B's sandboxes. The environment is a new one unless
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -229,11 +230,12 @@ def _run(line: Line, connection: socket.socket) -> None:
         "pty": _size() if in_terminal else None,
     }
     wakeup = _listen_for_signals()
-    wire.send(connection, request, b"", () if in_terminal else _standard_files())
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # turned away before we asked: it says why
+        wire.send(connection, request, b"", () if in_terminal else _standard_files())
     reader = wire.Reader(connection)
     first = reader.next()
     if first is None:
-        _fail("the command could not be started: too many processes run here")
+        _fail("the sandbox did not say why the command was not started: try again")
     answer, _, fds = first
     if "started" not in answer:
         _fail(str(answer.get("error")))

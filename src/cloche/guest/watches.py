@@ -35,6 +35,7 @@ class Watches:
         self._event = event
         self._inotify = -1
         self._drafts: set = set()  # cookies of our own half-written files that are being renamed into place
+        self._missed: set = set()  # watches that are to hear that they have not heard everything
         self._directories: dict = {}  # inotify's number -> {watch: (path as that watch calls it, recursive)}
 
     def verbs(self) -> dict:
@@ -102,11 +103,23 @@ class Watches:
             number, mask, cookie, length = _EVENT.unpack_from(data)
             name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0")
             data = data[_EVENT.size + length :]
+            if mask & _OVERFLOW:
+                self._miss(watch for watchers in self._directories.values() for watch in watchers)
             self._note(number, self._seen_through_drafts(mask, cookie, name), os.fsdecode(name), changes)
+        self._tell(changes)
+        return True
+
+    def _tell(self, changes: dict) -> None:
         for watch, seen in changes.items():
             for at in range(0, len(seen), _MAX_CHANGES):
                 self._event({"ev": "changes", "watch": watch, "changes": seen[at : at + _MAX_CHANGES]})
-        return True
+        missed, self._missed = self._missed, set()
+        for watch in missed:
+            self._event({"ev": "changes", "watch": watch, "changes": [], "missed": True})
+
+    def _miss(self, watches) -> None:
+        """Something happened that these were not told, and will not be."""
+        self._missed.update(watches)
 
     def _seen_through_drafts(self, mask: int, cookie: int, name: bytes) -> int:
         """A file that we wrote beside its target and renamed was, to everyone else, written."""
@@ -120,7 +133,7 @@ class Watches:
     def _note(self, number: int, mask: int, name: str, changes: dict) -> None:
         if mask & _IGNORED:
             self._directories.pop(number, None)  # it is gone, and its number will not come again
-        if number not in self._directories or mask & _OVERFLOW or name.startswith(_DRAFT):
+        if number not in self._directories or name.startswith(_DRAFT):
             return
         watchers = self._directories[number]
         kinds = [kind for bit, kind in _KINDS.items() if mask & bit]
@@ -130,13 +143,17 @@ class Watches:
             seen += [[kind, path] for kind in kinds]
             if recursive and mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
                 self._follow(path, watch)
-                seen += _found(path) if mask & _CREATE else []
+                found = _found(path) if mask & _CREATE else []
+                seen += found
+                if len(found) >= _MAX_FOUND:
+                    self._miss([watch])
 
     def _follow(self, path: str, watch: str) -> None:
         try:
             self._add_tree(path, watch, True)
-        except OSError:
-            pass  # gone again, or over this sandbox's number of watches
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):  # over this sandbox's number of watches; else gone again
+                self._miss([watch])
 
 
 def _found(path: str) -> list:

@@ -22,7 +22,7 @@ INIT (host <-> pid 1 of a sandbox)
                   {"id":n,"err":{"code":code,"message":..}}            code as in cloche.errors
   init -> host    {"ev":"kernel_exited","kernel":k,"status":wait status,"cpu":s,"rss":bytes}
                   {"ev":"process_exited","process":p,"status":wait status}
-                  {"ev":"changes","watch":w,"changes":[[kind, path],..]}
+                  {"ev":"changes","watch":w,"changes":[[kind, path],..],"missed":true if some could not be seen}
                   {"ev":"over_memory","kernel":k}   best effort without cgroups: init ended that kernel
   Verbs:
     configure       env (base for all that starts later), cwd, user, sudo (see elevation.py); and
@@ -203,16 +203,23 @@ class Reader:
         return self._ready.pop(0)
 
     def pump(self) -> bool:
-        """Reads once and keeps the whole frames for `take()`. False at the end of the stream."""
+        """Reads once and keeps the whole frames for `take()`. False at the end of the stream. Raises WireError."""
         data, fds = receive_some(self._sock)
         self._fds += fds
         if not data:
             return False
+        if len(self._fds) > 4 * MAX_FDS:
+            raise WireError("descriptors that no frame announces")
         self._decoder.feed(data)
         for header, body in self._decoder.frames():
-            count = header.pop("fds", 0)
-            self._ready.append((header, body, [self._fds.pop(0) for _ in range(count)]))
+            self._ready.append((header, body, self._claim(header.pop("fds", 0))))
         return True
+
+    def _claim(self, count: object) -> list:
+        if type(count) is not int or not 0 <= count <= min(MAX_FDS, len(self._fds)):
+            raise WireError(f"a frame announces {count!r} descriptors, {len(self._fds)} came")
+        claimed, self._fds = self._fds[:count], self._fds[count:]
+        return claimed
 
     def take(self) -> list:
         """The frames that are ready, without reading."""

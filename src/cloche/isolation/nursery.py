@@ -76,7 +76,8 @@ class ZygoteNursery:
         self._channel = Channel(sock, self._on_frame, self._on_channel_closed)
         self._channel.send(order.first, order.program)
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), IMPORT_SECONDS)
+            async with asyncio.timeout(IMPORT_SECONDS):  # `wait_for` of Python 3.11 may swallow a cancellation
+                await asyncio.shield(self._ready)
         except BaseException as error:
             await self.aclose()
             if not isinstance(error, TimeoutError):
@@ -132,7 +133,8 @@ class ZygoteNursery:
         try:
             order = {"do": "spawn", "cell": name, "spec": {**_inside(spec), **extra, "token": wires.token}}
             wires.hand_over(self._channel, order, group)
-            pidfd, *outputs = await asyncio.wait_for(forked, SPAWN_SECONDS)
+            async with asyncio.timeout(SPAWN_SECONDS):
+                pidfd, *outputs = await forked
         except BaseException as error:
             wires.close()
             self._cells -= 1
@@ -165,7 +167,8 @@ class ZygoteNursery:
             raise errors.NurseryFailed("not started")
         self._raw = asyncio.get_running_loop().create_future()
         self._channel.send({"do": "raw"})
-        return await asyncio.wait_for(self._raw, SPAWN_SECONDS)
+        async with asyncio.timeout(SPAWN_SECONDS):
+            return await self._raw
 
     # --- what the zygote says. It has run a template's code, so it is not trusted either.
 

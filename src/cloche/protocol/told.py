@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -140,20 +140,42 @@ def encode(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
+        plain = json.loads(json.dumps(msgspec.to_builtins(value)), parse_constant=_no_value)
+        return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def decode(raw: bytes | str, kind: type[T] | Any) -> T:
-    """Raises msgspec.ValidationError for what is not such a message, and ValueError for what is no JSON."""
+def decode(raw: bytes | str, kind: type[T] | Any, max_values: int | None = None) -> T:
+    """Raises msgspec.ValidationError for what is not such a message, and ValueError for what is no JSON.
+
+    With `max_values`, also for one that only the slow parser takes and that could have more values in it.
+    """
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
+        # Counted before it is parsed, in strings too: what is small as text can take seconds and a GiB as objects.
+        if max_values is not None and _values_in(raw) > max_values:
+            raise ValueError(f"it needs care (a lone surrogate?), and has over {max_values} values") from None
         try:
-            return msgspec.convert(json.loads(raw), kind)  # this one knows surrogates
+            return msgspec.convert(json.loads(raw, parse_constant=_refuse_constant), kind)  # this one knows surrogates
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
+
+
+def _values_in(raw: bytes | str) -> int:
+    """How many values it can have at most, roughly."""
+    if isinstance(raw, str):
+        return sum(map(raw.count, ("[", "{", ",")))
+    return sum(map(raw.count, (b"[", b"{", b",")))
+
+
+def _no_value(constant: str) -> None:
+    """JSON has no NaN and no infinity: null, as the fast writer has it."""
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"there is no {constant} in JSON")
 
 
 class ToldDisplay(Event, tag="display"):
@@ -229,6 +251,24 @@ def event_in(block: bytes) -> Event | None:
     return decode_event(b"\n".join(data)) if data else None
 
 
+class EventsIn:
+    """Splits a stream of server-sent events."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[Event]:
+        """Those that are whole now. Raises as `decode_event` does."""
+        searched = max(len(self._buffer) - 1, 0)
+        self._buffer += chunk
+        if self._buffer.find(b"\n\n", searched) < 0:  # a large one comes in many chunks
+            return
+        *whole, self._buffer = self._buffer.split(b"\n\n")
+        for block in whole:
+            if (event := event_in(bytes(block))) is not None:
+                yield event
+
+
 def encode_run(run: Run) -> bytes:
     """A Run as JSON: results have the formats that they have, and `text` is there for whoever reads only that."""
     results = [_told_result(each) for each in run.results]
@@ -258,6 +298,15 @@ def fault_of(error: errors.ClocheError, request_id: str = "") -> Fault:
 def error_of(fault: Fault) -> errors.ClocheError:
     """The same exception that the library raises where it does the work itself."""
     return _BY_CODE.get(fault.code, errors.ClocheError)(fault.message)
+
+
+def error_in(body: bytes, status: int) -> errors.ClocheError:
+    """The error that an answer with such a status tells of."""
+    try:
+        failure: Failure = decode(body, Failure)
+    except (ValueError, msgspec.MsgspecError):
+        return not_ours(f"HTTP status {status}")
+    return error_of(failure.error)
 
 
 _BY_CODE: dict[str, type[errors.ClocheError]] = {

@@ -1,24 +1,50 @@
-"""Servers that this process uses, on a thread of its own: started at first use."""
+"""Servers that this process uses, all on one thread: started at first use."""
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections import deque
 
+from cloche import errors
 from cloche.model import SandboxSpec
 from cloche.sdk import remote_sandbox
 from cloche.sdk.loop_thread import LoopThread
 from cloche.sdk.remote_sandbox import RemoteSandbox
 from cloche.sdk.remote_server import Server
+from cloche.sdk.transport import T, Work
+
+KEPT = 16  # servers whose connections stay open without a sandbox of theirs in use here
+
+_CLOSED = "the connection to the server was closed"
 
 
-class Remote(LoopThread):
-    """One server, asked with one key. Implements Transport."""
+class Remote:
+    """One server, asked with one key. Implements Transport. Connections are closed when nobody refers to it."""
 
     def __init__(self, url: str, api_key: str):
         """Raises InvalidRequest for what is no address."""
         self._server = Server(url, api_key)
-        super().__init__("cloche-remote", "the connection to the server was closed")
+        self._thread = _shared_thread()
+        self._closing = weakref.finalize(self, self._thread.spawn, self._server.aclose)
+        self._closing.atexit = False
+
+    @property
+    def usable(self) -> bool:
+        return self._thread.usable and self._closing.alive
+
+    def call(self, work: Work[T]) -> T:
+        self._check()
+        return self._thread.call(work)
+
+    async def acall(self, work: Work[T]) -> T:
+        self._check()
+        return await self._thread.acall(work)
+
+    def spawn(self, work: Work[object]) -> None:
+        if self.usable:
+            self._thread.spawn(work)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         return await remote_sandbox.create(self._server, spec)
@@ -27,14 +53,21 @@ class Remote(LoopThread):
         return await remote_sandbox.connect(self._server, id)
 
     def close(self) -> None:
-        """Closes all connections and ends the thread. Sandboxes live on. Harmless when closed."""
+        """Closes all connections. Sandboxes live on. Harmless when closed."""
         if self.usable:
-            self.call(self._server.aclose)
-            self.stop()
+            self._closing.detach()
+            self._thread.call(self._server.aclose)
+
+    def _check(self) -> None:
+        if not self._closing.alive and self._thread.usable:
+            raise errors.ShuttingDown(_CLOSED)
 
 
-_lock = threading.Lock()
-_remotes: dict[tuple[str, str], Remote] = {}
+_lock = threading.RLock()
+_thread: LoopThread | None = None
+_remotes: weakref.WeakValueDictionary[tuple[str, str], Remote] = weakref.WeakValueDictionary()
+_recent: deque[Remote] = deque(maxlen=KEPT)
+_inherited: list[Remote] = []
 
 
 def remote(url: str, api_key: str) -> Remote:
@@ -43,14 +76,27 @@ def remote(url: str, api_key: str) -> Remote:
         known = _remotes.get((url, api_key))
         if known is None or not known.usable:
             known = _remotes[url, api_key] = Remote(url, api_key)
+        if known in _recent:
+            _recent.remove(known)
+        _recent.append(known)
         return known
 
 
+def _shared_thread() -> LoopThread:
+    global _thread
+    with _lock:
+        if _thread is None or not _thread.usable:
+            _thread = LoopThread("cloche-remote", _CLOSED)
+        return _thread
+
+
 def _after_fork_in_child() -> None:
-    """The parent's connections stay the parent's."""
+    """The parent's connections stay the parent's: not even closed, for the descriptor that polls them is shared."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
+    _inherited.extend(_remotes.values())
     _remotes.clear()
+    _recent.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import codecs
+import contextlib
 import signal
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,8 @@ from cloche.events import Output
 from cloche.model import ProcessInfo, User, check_seconds, check_user
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, Socket
+
+_TYPED_BYTES = 1 << 16
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -53,7 +56,7 @@ class RemoteCommands:
         socket = await self._server.connect(f"{self._path}/process", {"raw": pty is not None})
         try:
             await socket.send(asked)
-            return RemoteProcess(self._server, self._path, socket, await socket.receive(), asked)
+            return RemoteProcess(self._server, self._path, socket, await socket.expect(told.Attached), asked)
         except BaseException:
             await socket.close()
             raise
@@ -82,20 +85,26 @@ class RemoteCommands:
 
 
 class RemoteProcess:
-    """What it writes is read at once: the server bounds how much that can be."""
+    """What it writes is read at once: the server bounds how much that can be. A terminal has no such bound.
+
+    There, the server is not listened to while much waits here for whoever reads it.
+    """
 
     def __init__(self, server: Server, path: str, socket: Socket, attached: told.Attached, asked: asks.StartProcess):
         self.id = attached.id
         self.pid = attached.pid
         self.exited: Exited | None = None
         self._server = server
-        self._path = path
+        self._path = f"{path}/processes/{quote(attached.id, safe='')}"
         self._socket = socket
         self._asked = asked
         self._lost: errors.ClocheError | None = None
         self._texts: dict[str, list[str]] | None = None
         self._decode = _decoder("replace").decode
-        self._events: EventQueue[ProcessEvent] = EventQueue(_nothing, _nothing)
+        self._room = asyncio.Event()
+        self._room.set()
+        pause = self._room.clear if asked.terminal is not None else _nothing
+        self._events: EventQueue[ProcessEvent] = EventQueue(pause, self._room.set)
         self._tasks: set[asyncio.Task[None]] = set()
         self._do(self._read())
 
@@ -106,6 +115,7 @@ class RemoteProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._asked.attached and self.exited is None:
+            self._events.divert(_forget)
             self.kill()
             await self._events.wait_closed()
 
@@ -142,7 +152,9 @@ class RemoteProcess:
         )
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        self._send(asks.Kill(signal=int(number)))
+        """Not over the WebSocket, where it would wait behind what was typed and nobody reads."""
+        if self.exited is None:
+            self._do(self._signal(int(number)))
 
     def close_stdin(self) -> None:
         self._send(asks.CloseStdin())
@@ -156,10 +168,11 @@ class RemoteProcess:
     async def send_stdin(self, data: bytes) -> None:
         """What is typed is sent and forgotten; what is piped is awaited, so that the caller learns of its end."""
         if self._asked.terminal is not None:
-            await self._socket.send(data)
+            for at in range(0, len(data), _TYPED_BYTES):
+                await self._socket.send(data[at : at + _TYPED_BYTES])
             return
         try:
-            await self._server.ask("PUT", f"{self._path}/processes/{self.id}/stdin", content=data)
+            await self._server.ask("PUT", f"{self._path}/stdin", content=data)
         except errors.ProcessNotFound:
             raise errors.InvalidRequest(f"process {self.id} does not read its stdin any more") from None
 
@@ -167,6 +180,7 @@ class RemoteProcess:
         try:
             while (event := await self._socket.receive()) is not None:
                 self._take(event)
+                await self._room.wait()
         except errors.ClocheError as error:
             self._lost = error
         finally:
@@ -174,11 +188,17 @@ class RemoteProcess:
             await self._socket.close()
 
     def _take(self, event: Any) -> None:
-        if isinstance(event, bytes):
+        if isinstance(event, bytes) and self._asked.terminal is not None:
             event = Output(stream="stdout", text=self._decode(event))
-        elif isinstance(event, Exited):
+        if isinstance(event, Exited):
             self.exited = event
-        self._events.put(event, 0)
+        elif not isinstance(event, ProcessEvent):
+            raise told.not_ours(f"{type(event).__name__} of a process")
+        self._events.put(event, len(event.text) if isinstance(event, Output) else 0)
+
+    async def _signal(self, number: int) -> None:
+        with contextlib.suppress(errors.ClocheError):  # it has ended; or whoever waits for its end hears of it
+            await self._server.ask("POST", f"{self._path}/signal", body=asks.Signal(signal=number))
 
     def _send(self, message: object) -> None:
         if self.exited is None:
@@ -220,6 +240,10 @@ def _how(
 def _collect(texts: dict[str, list[str]], event: ProcessEvent) -> None:
     if isinstance(event, Output):
         texts[event.stream].append(event.text)
+
+
+def _forget(event: ProcessEvent) -> None:
+    """Nobody reads any more."""
 
 
 def _nothing() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,8 @@ from cloche.events import AnyEvent, Ended, Folding, Input, Run
 from cloche.model import check_env, check_seconds
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, Socket
+
+FRESH_SECONDS = 10.0  # less than the server waits for the begin
 
 
 class RemoteContext:
@@ -36,14 +39,22 @@ class RemoteContext:
     ) -> RemoteExecution:
         answers = answers_of(input)
         asked = self._asked(code, env, cwd, timeout_seconds, answers is not None or input is True, argv)
+
+        async def ask() -> Socket:
+            return await self._accepted(asked)
+
+        return RemoteExecution(await ask(), ask, answers)
+
+    async def _accepted(self, asked: asks.Execute) -> Socket:
+        """A connection over which it can start. Raises what is wrong with it."""
         socket = await self._server.connect(f"/sandboxes/{quote(self._sandbox)}/execute")
         try:
             await socket.send(asked)
-            await socket.receive()  # that it was accepted; or what is wrong with it is raised
+            await socket.expect(told.Accepted)
         except BaseException:
             await socket.close()
             raise
-        return RemoteExecution(socket, answers)
+        return socket
 
     async def run(
         self,
@@ -99,11 +110,16 @@ class RemoteContext:
 
 
 class RemoteExecution:
-    """Has been accepted, and begins when its first event is asked for."""
+    """Has been accepted, and begins when its first event is asked for.
 
-    def __init__(self, socket: Socket, answers: Answers | None):
+    The server waits for that for a while only: if it comes late, the server is asked once more.
+    """
+
+    def __init__(self, socket: Socket, ask: Callable[[], Awaitable[Socket]], answers: Answers | None):
         self.ended: Ended | None = None
         self._socket = socket
+        self._ask = ask
+        self._stale_at = time.monotonic() + FRESH_SECONDS
         self._answers = answers
         self._begun = False
         self._closed = False
@@ -133,7 +149,11 @@ class RemoteExecution:
         await self._begin()
         event = await self._socket.receive()
         if event is None:
-            return []
+            if self._closed:  # meanwhile
+                return []
+            raise self._socket.lost()
+        if not isinstance(event, AnyEvent):
+            raise told.not_ours(f"{type(event).__name__} in an execution")
         if isinstance(event, Ended):
             self.ended = event
             self._do(self._socket.close())
@@ -173,6 +193,9 @@ class RemoteExecution:
     async def _begin(self) -> None:
         if not self._begun:
             self._begun = True
+            if time.monotonic() >= self._stale_at:
+                await self._socket.close()
+                self._socket = await self._ask()
             await self._socket.send(asks.Start())
 
     async def _send(self, message: object) -> None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import httpx2
 import msgspec
 import websockets.asyncio.client as sockets
+import websockets.http11
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from cloche import errors
 from cloche.events import Event
 from cloche.protocol import PREFIX, told
 
+E = TypeVar("E", bound=Event)
+
 CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 60.0  # less than the server keeps an idle connection, so that it is never closed under a request
 MAX_MESSAGE_BYTES = 1 << 30
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 UNIX = "unix:"
+_LONGEST_LOCATION = 200
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEPT_SECONDS)
 
@@ -68,6 +72,13 @@ class Address:
         return f"/proc/self/fd/{self._directory}/{os.path.basename(path)}"
 
 
+class _Straight(sockets.connect):
+    """Follows no redirect: the key is for the host that was named, and for no other."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 class Server:
     """Every method raises Unavailable, which says where it tried, and what the server answered as an error."""
 
@@ -88,28 +99,30 @@ class Server:
     ) -> Any:
         """The answer: of that type, or its bytes."""
         sent = told.encode(body) if body is not None else content
+        target = _target(path, query)
         try:
-            response = await self._http.request(method, _target(path, query), content=sent)
+            response = await self._http.request(method, target, content=sent)
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
-        if response.is_error:
-            raise error_in(response.content, response.status_code)
+        if not response.is_success:
+            raise self._refusal(response, response.content, target)
         return response.content if kind is None else _decoded(response.content, kind)
 
     @contextlib.asynccontextmanager
     async def streaming(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[AsyncIterator[bytes], None]:
         """The answer's bytes as they come."""
+        target = _target(path, query)
         try:
-            async with self._http.stream("GET", _target(path, query)) as response:
-                if response.is_error:
-                    raise error_in(await response.aread(), response.status_code)
+            async with self._http.stream("GET", target) as response:
+                if not response.is_success:
+                    raise self._refusal(response, await response.aread(), target)
                 yield response.aiter_raw()
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
 
     async def connect(self, path: str, query: Mapping[str, Any] | None = None) -> Socket:
         """A WebSocket."""
-        uri = self._address.for_sockets + _target(path, query)
+        target = _target(path, query)
         how: dict[str, Any] = {
             "additional_headers": self._headers,
             "compression": None,
@@ -117,14 +130,14 @@ class Server:
             "open_timeout": CONNECT_SECONDS,
             "ping_timeout": None,  # the answer waits behind what a slow reader has not taken yet
         }
+        if self._address.socket is not None:
+            how.update(unix=True, path=self._address.socket)
+        elif self._address.direct:
+            how["proxy"] = None
         try:
-            if self._address.socket is not None:
-                return Socket(self, await sockets.unix_connect(self._address.socket, uri, **how))
-            if self._address.direct:
-                how["proxy"] = None
-            return Socket(self, await sockets.connect(uri, **how))
+            return Socket(self, await _Straight(self._address.for_sockets + target, **how))
         except InvalidStatus as refused:
-            raise error_in(bytes(refused.response.body or b""), refused.response.status_code) from None
+            raise self._refusal(refused.response, bytes(refused.response.body or b""), target) from None
         except (OSError, WebSocketException) as error:
             raise self._unreachable(error) from None
 
@@ -137,6 +150,18 @@ class Server:
     def _unreachable(self, error: BaseException) -> errors.Unavailable:
         why = str(error) or type(error).__name__
         return errors.Unavailable(f"no answer from a Cloche server at {self._address.url}: {why}; does it run there?")
+
+    def _refusal(
+        self, response: httpx2.Response | websockets.http11.Response, body: bytes, target: str
+    ) -> errors.ClocheError:
+        """What an answer without success says. Redirects are not followed, for the key would go along."""
+        location = response.headers.get("location")
+        if not 300 <= response.status_code < 400 or location is None:
+            return told.error_in(body, response.status_code)
+        there = location.removesuffix(target)[:_LONGEST_LOCATION]
+        return errors.Unavailable(
+            f"the server at {self._address.url} redirects to {there!r}: use this url, if it is yours"
+        )
 
     def lost(self) -> errors.Unavailable:
         return errors.Unavailable(f"the connection to the Cloche server at {self._address.url} was lost")
@@ -183,28 +208,28 @@ class Socket:
             raise self._server.lost() from None
         return message if isinstance(message, bytes) else told.decode_event(message)
 
+    async def expect(self, kind: type[E]) -> E:
+        """The next event, which must be such a one. Raises as `receive` does, and Unavailable where it is not."""
+        event = await self.receive()
+        if event is None:
+            raise self._server.lost()
+        if not isinstance(event, kind):
+            raise told.not_ours(f"{type(event).__name__} instead of {kind.__name__}")
+        return event
+
+    def lost(self) -> errors.Unavailable:
+        return self._server.lost()
+
     async def close(self) -> None:
         await self._connection.close()
 
 
 async def events_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]:
     """Server-sent events. Raises the error that the last of them may tell of."""
-    buffer = b""
+    events = told.EventsIn()
     async for chunk in chunks:
-        buffer += chunk
-        *whole, buffer = buffer.split(b"\n\n")
-        for event in map(told.event_in, whole):
-            if event is not None:
-                yield event
-
-
-def error_in(body: bytes, status: int) -> errors.ClocheError:
-    """The error that an answer tells of."""
-    try:
-        failure: told.Failure = told.decode(body, told.Failure)
-    except (ValueError, msgspec.MsgspecError):
-        return told.not_ours(f"HTTP status {status}")
-    return told.error_of(failure.error)
+        for event in events.feed(chunk):
+            yield event
 
 
 def _decoded(content: bytes, kind: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloche import errors
+from cloche.telemetry import log
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -70,16 +72,22 @@ class Database:
         except (OSError, sqlite3.Error) as error:
             self._end_thread()
             raise errors.Unavailable(f"cannot open the records in {self._path}: {error}") from None
+        except BaseException:
+            self._end_thread()
+            raise
 
     async def do(self, work: Work[T]) -> T:
-        """What `work` gives. Raises sqlite3.Error."""
+        """What `work` gives. Raises sqlite3.Error, and whatever `work` does."""
         return await self._call(lambda: work(self._live_connection()))
 
     def do_later(self, work: Work[None]) -> None:
-        """Does `work`, which must not raise, when its turn comes. Never waits."""
+        """Does `work` when its turn comes. Never waits. What it raises is logged."""
 
         def job() -> bool:
-            work(self._live_connection())
+            try:
+                work(self._live_connection())
+            except BaseException as error:  # noqa: BLE001 - all later work needs this thread
+                log.error("store.failed", error=type(error).__name__)
             return True
 
         self._jobs.put(job)
@@ -87,8 +95,10 @@ class Database:
     async def aclose(self) -> None:
         """Closes after all work that was asked for."""
         if self._thread is not None:
-            await self.do(lambda db: db.close())
-            self._end_thread()
+            try:
+                await self.do(lambda db: db.close())
+            finally:
+                self._end_thread()
 
     def _live_connection(self) -> sqlite3.Connection:
         assert self._connection is not None, "used before it was opened"
@@ -105,10 +115,10 @@ class Database:
         def job() -> bool:
             try:
                 answer = work()
-            except (OSError, sqlite3.Error) as error:
-                loop.call_soon_threadsafe(_settle, future, error, None)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's, and all later work needs this thread
+                _tell(loop, future, error, None)
             else:
-                loop.call_soon_threadsafe(_settle, future, None, answer)
+                _tell(loop, future, None, answer)
             return True
 
         self._jobs.put(job)
@@ -117,6 +127,13 @@ class Database:
     def _work(self) -> None:
         while self._jobs.get()():
             pass
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], error: BaseException | None, answer: object
+) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+        loop.call_soon_threadsafe(_settle, future, error, answer)
 
 
 def _settle(future: asyncio.Future[Any], error: BaseException | None, answer: object) -> None:

@@ -14,12 +14,14 @@ import msgspec
 from cloche import errors
 from cloche.model import Principal, Struct, new_id
 from cloche.store.database import Database
+from cloche.telemetry import log
 
 Role = Literal["user", "admin"]
 
 PRESET_ID = "CLOCHE_API_KEY"  # the id of a key that the environment sets; it is in no store
 USED_SECONDS = 60.0  # how exactly the last use of a key is kept
 MAX_NAME = 200
+UNREADABLE = (sqlite3.Error, msgspec.ValidationError)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
@@ -69,7 +71,7 @@ class StoredKeys:
         await self.refresh()
 
     async def aclose(self) -> None:
-        await self.refresh()
+        await self.try_refresh()
         await self._database.aclose()
 
     async def __aenter__(self) -> StoredKeys:
@@ -112,23 +114,38 @@ class StoredKeys:
         """A new key instead of that one, which stops. What belongs to its owner is not touched. Raises NotFound."""
         key = new_key()
         record = await self._database.do(lambda db: _rotate(db, id, key, time.time()))
-        await self.refresh()
+        self._forget(id)
         if record is None:
             raise _not_found(id)
+        self._valid[hash_of(key)] = record
         return record, key
 
     async def revoke(self, id: str) -> None:
         """That key stops at once. Raises NotFound."""
         revoked = await self._database.do(lambda db: _revoke(db, id, time.time()))
-        await self.refresh()
+        self._forget(id)
         if not revoked:
             raise _not_found(id)
 
     async def refresh(self) -> None:
-        """Learns what other processes changed, and keeps when keys were used."""
+        """Learns what other processes changed, and keeps when keys were used. Raises one of `UNREADABLE`."""
         used, self._used = self._used, {}
-        rows = await self._database.do(lambda db: _exchange(db, used))
-        self._valid = {str(row[0]): _record(row) for row in rows}
+        try:
+            rows = await self._database.do(lambda db: _exchange(db, used))
+            self._valid = {str(row[0]): _record(row) for row in rows}
+        except UNREADABLE:
+            self._used = {**used, **self._used}
+            raise
+
+    async def try_refresh(self) -> None:
+        """As `refresh`. Where the store cannot be read now, what was known last holds, and the log says so."""
+        try:
+            await self.refresh()
+        except UNREADABLE as error:
+            log.error("keys.not_refreshed", error=str(error))
+
+    def _forget(self, id: str) -> None:
+        self._valid = {hashed: record for hashed, record in self._valid.items() if record.id != id}
 
     def _note_use(self, record: KeyRecord) -> None:
         known = self._used.get(record.id) or record.last_used_at or 0.0

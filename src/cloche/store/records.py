@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 BATCH_SECONDS = 0.02
 KEPT_SECONDS = 30 * 86400.0
+PRUNE_SECONDS = 3600.0
 
 _COLUMNS = SandboxRecord.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
@@ -36,10 +37,11 @@ class SqliteRecords:
         self._database = Database(path)
         self._unwritten: list[SandboxRecord] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._pruning: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         await self._database.open()
-        await self._do(_prune)
+        self._prune()
 
     def put(self, record: SandboxRecord) -> None:
         self._unwritten.append(record)
@@ -58,6 +60,8 @@ class SqliteRecords:
         return await self._do(lambda db: _mark_lost(db, is_live, at))
 
     async def aclose(self) -> None:
+        if self._pruning is not None:
+            self._pruning.cancel()
         self._write()
         await self._database.aclose()
 
@@ -68,6 +72,11 @@ class SqliteRecords:
         records, self._unwritten = self._unwritten, []
         if records:
             self._database.do_later(lambda db: _write_batch(db, records))
+
+    def _prune(self) -> None:
+        """Removes what is too old, now and every hour: a server may run for years."""
+        self._database.do_later(_prune)
+        self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self._prune)
 
     async def _do(self, work: Work[T]) -> T:
         """Does `work` after all that was put before."""
@@ -84,8 +93,11 @@ def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> No
 
 
 def _prune(db: sqlite3.Connection) -> None:
-    with db:
-        db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (time.time() - KEPT_SECONDS,))
+    try:
+        with db:
+            db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (time.time() - KEPT_SECONDS,))
+    except sqlite3.Error as error:
+        log.error("records.not_pruned", error=str(error))
 
 
 def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float) -> int:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from cloche import errors
 from cloche.api.e2b import code_wire
 from cloche.api.e2b.replies import json_reply
-from cloche.api.e2b.residents import Residents
+from cloche.api.e2b.residents import Residents, gone_reply
 from cloche.api.http import Dropped, Edge, Handler, Stream, status_of, whole_body
 from cloche.config import Config
 from cloche.engine.context import LANGUAGES, Context
@@ -59,6 +59,8 @@ class Code:
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, code_wire.Unprocessable):
             return json_reply({"detail": error.detail}, 422)
+        if isinstance(error, errors.Gone):
+            return gone_reply(error, request)
         return PlainTextResponse(str(error), status_of(error))
 
     async def health(self, request: Request) -> Response:
@@ -69,8 +71,13 @@ class Code:
         asked = code_wire.decode_execute(await whole_body(request))
         context = _context_for(sandbox, asked)
         execution = context.execute(asked.code, env=asked.env_vars, until_deadline=True, showing=SHOWING)
-        lines = _lines(execution, sandbox)
-        return Stream(lines, at_once=True, quiet_seconds=QUIET_SECONDS, keepalive=code_wire.KEEPALIVE)
+        return Stream(
+            _lines(execution, sandbox),
+            at_once=True,
+            quiet_seconds=QUIET_SECONDS,
+            keepalive=code_wire.KEEPALIVE,
+            until=sandbox.wait_ended,
+        )
 
     async def list_contexts(self, request: Request) -> Response:
         return json_reply([code_wire.encode_context(each) for each in self._sandbox(request).contexts])

@@ -79,8 +79,9 @@ def _object(body: bytes) -> dict[str, Any]:
         asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
     except json.JSONDecodeError as error:
         raise Unprocessable("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
-    except (UnicodeDecodeError, RecursionError):
-        raise Unprocessable("json_invalid", (), "JSON decode error: not UTF-8, or nested too deeply") from None
+    except (ValueError, RecursionError):
+        message = "JSON decode error: not UTF-8, nested too deeply, or a number of thousands of digits"
+        raise Unprocessable("json_invalid", (), message) from None
     if not isinstance(asked, dict):
         raise Unprocessable("model_attributes_type", (), "Input should be a valid dictionary")
     return asked
@@ -88,9 +89,23 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _text(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
     value = asked.get(name)
-    if isinstance(value, str) or (value is None and not required):
-        return value
-    raise Unprocessable("string_type", (name,), "Input should be a valid string")
+    if value is None and not required:
+        return None
+    if not isinstance(value, str):
+        raise Unprocessable("string_type", (name,), "Input should be a valid string")
+    if name != "code":
+        _check_unicode(value, (name,))
+    return value
+
+
+def _check_unicode(text: str, where: tuple[str, ...]) -> None:
+    """Lone surrogates are for programs only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Unprocessable(
+            "string_unicode", where, "Input should be a valid string, unable to parse it as Unicode"
+        ) from None
 
 
 def _env(given: object) -> dict[str, str]:
@@ -99,8 +114,10 @@ def _env(given: object) -> dict[str, str]:
     if not isinstance(given, dict):
         raise Unprocessable("dict_type", ("env_vars",), "Input should be a valid dictionary")
     for name, value in given.items():
+        _check_unicode(name, ("env_vars",))
         if not isinstance(value, str):
             raise Unprocessable("string_type", ("env_vars", name), "Input should be a valid string")
+        _check_unicode(value, ("env_vars", name))
     return given
 
 

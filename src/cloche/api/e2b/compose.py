@@ -29,7 +29,7 @@ def decoded(body: bytes) -> Composition:
     """Raises InvalidRequest."""
     try:
         asked = msgspec.json.decode(body, type=Composition)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"invalid request body: {error}") from None
     if not 0 < len(asked.source_paths) <= MAX_SOURCES:
         raise errors.InvalidRequest(f"source_paths must not be empty, nor more than {MAX_SOURCES}")

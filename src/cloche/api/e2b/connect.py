@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from cloche import errors
 from cloche.api.e2b.replies import json_reply
 from cloche.api.http import Dialect, Edge, Handler, Reset, Stream, body_chunks, whole_body
+from cloche.engine.sandbox import Sandbox
 from cloche.model import MIB
 
 UNARY_TYPE = "application/json"
@@ -121,6 +122,7 @@ def server_stream(
         replies = await call(request, asked)
         return Stream(
             _framed(replies, ends_at),
+            until=_sandbox(request).wait_ended,
             media_type=STREAM_TYPE,
             at_once=True,
             quiet_seconds=quiet_seconds(request),
@@ -136,10 +138,29 @@ def client_stream(kind: type[M], call: Callable[[Request, AsyncIterator[M]], Awa
     async def handle(request: Request) -> Response:
         _check_type(request, STREAM_TYPE)
         async with contextlib.aclosing(messages(request, kind)) as coming:
-            reply = await call(request, coming)
+            reply = await _while_running(_sandbox(request), call(request, coming))
         return Response(frame(reply) + end_frame(), media_type=STREAM_TYPE)
 
     return handle
+
+
+async def _while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply:
+    """What `call` gives. Raises Gone when the sandbox ends before that: a client may be silent for long."""
+    calling, ending = asyncio.ensure_future(call), asyncio.ensure_future(sandbox.wait_ended())
+    try:
+        await asyncio.wait((calling, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            sandbox.check_running()
+        return await calling
+    finally:
+        for task in (calling, ending):
+            task.cancel()
+        await asyncio.gather(calling, ending, return_exceptions=True)
+
+
+def _sandbox(request: Request) -> Sandbox:
+    sandbox: Sandbox = request.scope["state"]["resident"].sandbox
+    return sandbox
 
 
 # -- what comes
@@ -176,8 +197,11 @@ def _message_type(kind: Any) -> type[Message] | None:
 
 
 async def messages(request: Request, kind: type[M]) -> AsyncGenerator[M, None]:
-    """The messages of a client's stream, as they come. Raises InvalidRequest for what is no whole stream of them."""
-    async with contextlib.aclosing(_frames(request)) as frames:
+    """The messages of a client's stream, as they come. Raises InvalidRequest for what is no whole stream of them.
+
+    The sandbox's life bounds it, not bytes or silence: what is kept of it is one message.
+    """
+    async with contextlib.aclosing(_frames(request, unbounded=True)) as frames:
         async for data in frames:
             yield decode(kind, data)
 
@@ -194,10 +218,9 @@ async def _only_message(request: Request, kind: type[M]) -> M:
     return decode(kind, only)
 
 
-async def _frames(request: Request) -> AsyncGenerator[bytes, None]:
+async def _frames(request: Request, *, unbounded: bool = False) -> AsyncGenerator[bytes, None]:
     buffer = bytearray()
-    # Time, not bytes, bounds a stream of input; what is kept of it is one message.
-    async with contextlib.aclosing(body_chunks(request, 1 << 62)) as chunks:
+    async with contextlib.aclosing(body_chunks(request, unbounded=unbounded)) as chunks:
         async for chunk in chunks:
             buffer += chunk
             while (data := take_frame(buffer)) is not None:

@@ -97,6 +97,8 @@ def decode(body: bytes, type: type[T]) -> T:
         raise errors.InvalidRequest(f"the request's body is not right: {_located(error)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
+    except RecursionError:  # in fields that nobody knows, too
+        raise errors.InvalidRequest("the request's body is nested too deeply") from None
 
 
 def wanted(body: bytes, *, version: int) -> Wanted:

@@ -11,7 +11,7 @@ from cloche.api.e2b import connect, filesystem, process
 from cloche.api.e2b.compose import compose
 from cloche.api.e2b.files_http import FilesHttp
 from cloche.api.e2b.replies import error_reply, json_reply
-from cloche.api.e2b.residents import Resident, Residents
+from cloche.api.e2b.residents import Resident, Residents, gone_reply
 from cloche.api.http import Edge, Handler, status_of
 from cloche.config import Config
 from cloche.model import MIB
@@ -40,8 +40,7 @@ class Envd:
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, errors.Gone):
-            message = f"The sandbox was not found: {error}"
-            return json_reply({"sandboxId": _resident(request).id, "message": message, "code": 502}, 502)
+            return gone_reply(error, request)
         return error_reply(status_of(error), str(error))
 
     async def health(self, request: Request) -> Response:

@@ -39,9 +39,10 @@ class FilesHttp:
         encoding = chosen_encoding(request.headers.get("accept-encoding", ""))
         if encoding is None:
             return error_reply(406, "this can be had as it is (identity) and as gzip, and neither is accepted")
-        file = await _opened(request.scope["state"]["resident"].sandbox, path, user)
+        sandbox: Sandbox = request.scope["state"]["resident"].sandbox
+        file = await _opened(sandbox, path, user)
         try:
-            return _answer(file, path, request, encoding)
+            return _answer(file, path, request, encoding, sandbox)
         except BaseException:
             file.close()
             raise
@@ -81,11 +82,11 @@ async def _opened(sandbox: Sandbox, path: str, user: User) -> OpenFile:
         raise errors.IsADirectory(f"path '{path}' is a directory: list it, or read the files in it") from None
 
 
-def _answer(file: OpenFile, path: str, request: Request, encoding: str) -> Response:
+def _answer(file: OpenFile, path: str, request: Request, encoding: str, sandbox: Sandbox) -> Response:
     headers = _headers(file, path)
     if encoding == "gzip":
         headers["content-encoding"] = "gzip"
-        return Stream(_packed(file), headers=headers)
+        return Stream(_packed(file), headers=headers, until=sandbox.wait_ended)
     headers["accept-ranges"] = "bytes"
     span = Span(0, file.size_bytes, file.size_bytes)
     status = 200
@@ -100,7 +101,7 @@ def _answer(file: OpenFile, path: str, request: Request, encoding: str) -> Respo
         span, status = asked, 206
         headers["content-range"] = span.content_range
     headers["content-length"] = str(span.end - span.start)
-    return Stream(_part(file, span), status_code=status, headers=headers)
+    return Stream(_part(file, span), status_code=status, headers=headers, until=sandbox.wait_ended)
 
 
 def _headers(file: OpenFile, path: str) -> dict[str, str]:

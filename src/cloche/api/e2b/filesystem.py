@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import posixpath
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -14,10 +16,9 @@ from cloche.api.e2b import envd_wire as wire
 from cloche.api.e2b.connect import Message, Refusal, Reply, server_stream, service, unary
 from cloche.api.http import Dialect
 from cloche.engine.sandbox import Sandbox
-from cloche.engine.watch import Watch
+from cloche.engine.watch import TooManyWatches, Watch
 from cloche.model import FileChange, User, new_id
 
-MAX_WATCHERS = 64  # of one sandbox, that are asked for their events
 MAX_DEPTH = 4096  # no path has more parts
 KEEPALIVE: Reply = {"keepalive": {}}
 
@@ -75,7 +76,8 @@ def routes(dialect: Dialect) -> list[BaseRoute]:
 
 class Filesystem:
     def __init__(self) -> None:
-        self._watchers: dict[str, Watcher] = {}
+        self._watchers: dict[Sandbox, dict[str, Watcher]] = {}  # those that are asked for their events
+        self._until_end: set[asyncio.Task[None]] = set()
 
     async def stat(self, request: Request, asked: PathRequest) -> Reply:
         user = wire.caller(request)
@@ -129,15 +131,11 @@ class Filesystem:
 
     async def create_watcher(self, request: Request, asked: WatchRequest) -> Reply:
         sandbox = _sandbox(request)
-        self._forget_ended()
-        if sum(each.sandbox is sandbox for each in self._watchers.values()) >= MAX_WATCHERS:
-            raise Refusal(
-                "resource_exhausted", f"a sandbox can have {MAX_WATCHERS} watchers: stop one that you do not need"
-            )
         watcher = Watcher(sandbox, wire.caller(request), asked)
-        await watcher.watch.__aenter__()
+        await watcher.start()
+        sandbox.check_running()  # else nobody would forget it
         id = new_id("w")
-        self._watchers[id] = watcher
+        self._of(sandbox)[id] = watcher
         return {"watcherId": id}
 
     async def get_watcher_events(self, request: Request, asked: WatcherRequest) -> Reply:
@@ -151,20 +149,27 @@ class Filesystem:
 
     async def remove_watcher(self, request: Request, asked: WatcherRequest) -> Reply:
         self._watcher(request, asked).watch.close()
-        del self._watchers[asked.watcher_id]
+        del self._of(_sandbox(request))[asked.watcher_id]
         return {}
 
     def _watcher(self, request: Request, asked: WatcherRequest) -> Watcher:
         """Raises NotFound also for one of another sandbox."""
-        watcher = self._watchers.get(asked.watcher_id)
-        if watcher is None or watcher.sandbox is not _sandbox(request):
+        watcher = self._watchers.get(_sandbox(request), {}).get(asked.watcher_id)
+        if watcher is None:
             raise errors.NotFound(f"watcher with id {asked.watcher_id!r} not found")
         return watcher
 
-    def _forget_ended(self) -> None:
-        ended = [id for id, each in self._watchers.items() if each.sandbox.record.state != "running"]
-        for id in ended:
-            del self._watchers[id]
+    def _of(self, sandbox: Sandbox) -> dict[str, Watcher]:
+        if sandbox not in self._watchers:
+            self._watchers[sandbox] = {}
+            until_end = asyncio.create_task(self._forget_at_end(sandbox))
+            self._until_end.add(until_end)
+            until_end.add_done_callback(self._until_end.discard)
+        return self._watchers[sandbox]
+
+    async def _forget_at_end(self, sandbox: Sandbox) -> None:
+        await sandbox.wait_ended()
+        del self._watchers[sandbox]
 
 
 class Watcher:
@@ -176,6 +181,13 @@ class Watcher:
         self._path = wire.absolute(asked.path, user)
         self._with_entry = asked.include_entry
         self.watch: Watch = sandbox.files.watch(self._path, recursive=asked.recursive, user=self._user)
+
+    async def start(self) -> Watch:
+        """Raises Refusal where the sandbox has too many, and what else the engine says."""
+        try:
+            return await self.watch.__aenter__()
+        except TooManyWatches as error:
+            raise Refusal("resource_exhausted", str(error)) from None
 
     async def event(self, change: FileChange) -> dict[str, Any]:
         """FilesystemEvent, with what is there now where that is asked for."""
@@ -192,12 +204,13 @@ class Watcher:
 
 
 async def _told(watcher: Watcher) -> AsyncGenerator[Reply, None]:
-    async with watcher.watch as changes:
+    changes = await watcher.start()
+    with contextlib.closing(changes):
         yield {"start": {}}
-        async for change in changes:
-            yield {"filesystem": await watcher.event(change)}
+        while await changes.news():
             if changes.missed:
                 raise _missed()
+            yield {"filesystem": await watcher.event(await anext(changes))}
 
 
 def _sandbox(request: Request) -> Sandbox:

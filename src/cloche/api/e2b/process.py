@@ -16,7 +16,7 @@ from cloche.api.e2b import process_wire as wire
 from cloche.api.e2b.connect import Refusal, client_stream, server_stream, service, timeout_seconds, unary
 from cloche.api.e2b.envd_wire import absolute, caller
 from cloche.api.http import Dialect
-from cloche.engine.job import Chunk, Job
+from cloche.engine.job import Chunk, Job, PastJob
 from cloche.engine.sandbox import Sandbox
 
 INPUT_SECONDS = 60.0  # for input that a program does not read, where the client sets no time
@@ -71,7 +71,8 @@ async def start(request: Request, asked: wire.StartRequest) -> AsyncGenerator[Re
 
 
 async def connect(request: Request, asked: wire.ProcessRequest) -> AsyncGenerator[Reply, None]:
-    return _events(_sandbox(request), _job(request, asked.process, ended=True), starter=False)
+    jobs, selected = _sandbox(request).commands.jobs, _named(asked.process)
+    return _events(_sandbox(request), jobs.recall(selected.pid, selected.tag), starter=False)
 
 
 async def update(request: Request, asked: wire.UpdateRequest) -> Reply:
@@ -103,7 +104,8 @@ async def send_signal(request: Request, asked: wire.SendSignalRequest) -> Reply:
     job.kill(number)
     if number == signal.SIGKILL:  # clients look at once whether it is gone
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(job.wait(), KILL_SECONDS)
+            async with asyncio.timeout(KILL_SECONDS):
+                await job.wait()
     return {}
 
 
@@ -120,10 +122,14 @@ def _sandbox(request: Request) -> Sandbox:
     return sandbox
 
 
-def _job(request: Request, selected: wire.Selector, *, ended: bool = False) -> Job:
+def _job(request: Request, selected: wire.Selector) -> Job:
+    return _sandbox(request).commands.jobs.find(_named(selected).pid, selected.tag)
+
+
+def _named(selected: wire.Selector) -> wire.Selector:
     if selected.pid is None and selected.tag is None:
         raise errors.InvalidRequest("no process is named: give its pid or its tag")
-    return _sandbox(request).commands.jobs.find(selected.pid, selected.tag, ended=ended)
+    return selected
 
 
 async def _feed(request: Request, job: Job, given: wire.Input) -> None:
@@ -144,14 +150,15 @@ def _way(job: Job) -> str:
     return "stdin" if job.ask.pty is None else "pty"
 
 
-async def _events(sandbox: Sandbox, job: Job, *, starter: bool) -> AsyncGenerator[Reply, None]:
+async def _events(sandbox: Sandbox, job: Job | PastJob, *, starter: bool) -> AsyncGenerator[Reply, None]:
     """Raises Gone when the sandbox ends: then nobody can say how the program did."""
+    in_terminal = isinstance(job, Job) and job.ask.pty is not None
     async with job.listen() as listener:
         yield wire.started(job.pid)
         while events := await listener.next_events():
             for event in events:
                 if isinstance(event, Chunk):
-                    for reply in wire.data_frames(event, job.ask.pty is not None):
+                    for reply in wire.data_frames(event, in_terminal):
                         yield reply
                     continue
                 sandbox.check_running()

@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from cloche import errors
 
+_FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
+
 NEVER = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
 
 
@@ -36,10 +38,11 @@ def error_reply(status: int, message: str) -> Response:
 
 
 def timestamp(seconds: float | None) -> str:
-    """RFC 3339, to the microsecond."""
+    """RFC 3339, to the microsecond. A moment that it cannot write, as a file may have, is the nearest that it can."""
     if seconds is None:
         return NEVER
-    return datetime.fromtimestamp(microseconds(seconds) / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    seconds = min(max(_FIRST_SECONDS, seconds), _LAST_SECONDS)
+    return datetime.fromtimestamp(microseconds(seconds) / 1_000_000, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def microseconds(seconds: float) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from cloche import errors
+from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.tokens import Operation, Tokens, same, signature
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
@@ -80,3 +84,9 @@ class Residents:
         ended = [id for id, resident in self._known.items() if resident.sandbox.record.state != "running"]
         for id in ended:
             del self._known[id]
+
+
+def gone_reply(error: errors.Gone, request: Request) -> Response:
+    """For a request to a sandbox that has ended meanwhile. Clients look for "was not found"."""
+    id = request.scope["state"]["resident"].id
+    return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)

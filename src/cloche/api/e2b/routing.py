@@ -33,14 +33,18 @@ def target_of(scope: Scope, domain: str) -> Target | None:
     """None for a request that is not for a sandbox. Raises InvalidRequest for one that names none that could be.
 
     `domain` is the one under which sandboxes are reached. Without it a Host name counts that starts with an id as we
-    make them: `8000-something` may well be the name of the machine itself.
+    make them: `8000-something` may well be the name of the machine itself. With it, an id below another domain is
+    refused: whoever asks so means a sandbox, and not this server.
     """
     headers = Headers(scope=scope)
-    by_host = _by_host(headers.get("host", ""), domain)
+    host = _host(headers.get("host", ""))
+    by_host = _by_host(host, _host(domain))
     if by_host is not None:
         return by_host
     sandbox, port = headers.get(ID_HEADER), headers.get(PORT_HEADER)
     if sandbox is None and port is None:
+        if _OWN_LABEL.fullmatch(host.partition(".")[0]) and "." in host:
+            raise errors.InvalidRequest("Invalid host")
         return None
     if sandbox is None or port is None:
         raise errors.InvalidRequest("missing header: E2b-Sandbox-Id and E2b-Sandbox-Port go together")
@@ -49,8 +53,7 @@ def target_of(scope: Scope, domain: str) -> Target | None:
 
 def is_api_host(scope: Scope, domain: str) -> bool:
     """Whether it is for `api.DOMAIN`: where clients that know only a domain look for the control plane."""
-    host = Headers(scope=scope).get("host", "").lower()
-    return bool(domain) and _without_port(host) == f"api.{_without_port(domain.lower())}"
+    return bool(domain) and _host(Headers(scope=scope).get("host", "")) == f"api.{_host(domain)}"
 
 
 def is_signed_file(scope: Scope) -> bool:
@@ -76,16 +79,17 @@ def bare_id(given: str) -> str:
 
 
 def _by_host(host: str, domain: str) -> Target | None:
-    label, _, rest = host.lower().partition(".")
+    label, _, rest = host.partition(".")
     match = (_LABEL if domain else _OWN_LABEL).fullmatch(label)
-    if match is None or not rest or (domain and _without_port(rest) != _without_port(domain.lower())):
+    if match is None or not rest or (domain and rest != domain):
         return None
     return Target(sandbox=match[2], port=_port(match[1]), by_host=True)
 
 
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() else host
+def _host(given: str) -> str:
+    """A Host name in the one way that is compared: without a port, and without the dot that may end a whole name."""
+    name, colon, port = given.lower().rpartition(":")
+    return (name if colon and port.isdigit() else given.lower()).removesuffix(".")
 
 
 def _sandbox(given: str) -> str:

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import whole_body
+from cloche.api.http import body_chunks
 from cloche.api.native.door import Door, body_of, reply
 from cloche.api.native.leaving import unless_left
+from cloche.api.native.stdin import feeding
 from cloche.engine.commands import Commands as Core
 from cloche.engine.program import Program
 from cloche.protocol import asks, told
@@ -51,7 +52,13 @@ class Commands:
 
     async def write_stdin(self, request: Request) -> Response:
         process = await self._process(request)
-        await unless_left(request, process.send_stdin(await whole_body(request)))
+        async with feeding(process) as stdin:
+            await stdin.put(b"")  # also to learn whether it has any
+            async for chunk in body_chunks(request, self._door.config.server.upload_bytes):
+                await stdin.put(chunk)
+            await unless_left(request, stdin.drained())
+        if stdin.refused is not None:
+            raise stdin.refused
         return Response(status_code=204)
 
     async def close_stdin(self, request: Request) -> Response:

@@ -24,12 +24,12 @@ class Files:
         self._door = door
 
     async def read(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        sandbox = await self._door.sandbox(request)
         asked = query_of(request, asks.ReadQuery)
         if asked.whole:
-            return Response(await files.read(asked.path, user=_user(asked)), media_type=BYTES)
-        chunks = await files.open_read(asked.path, user=_user(asked))
-        return Stream(chunks, media_type=BYTES)
+            return Response(await sandbox.files.read(asked.path, user=_user(asked)), media_type=BYTES)
+        chunks = await sandbox.files.open_read(asked.path, user=_user(asked))
+        return Stream(chunks, media_type=BYTES, until=sandbox.wait_ended)
 
     async def write(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files

@@ -20,6 +20,7 @@ from cloche.api.http import Internal, request_id, status_of
 from cloche.api.native.commands import check_signal, started
 from cloche.api.native.door import Door, query_of, read, reply
 from cloche.api.native.running import execution_of
+from cloche.api.native.stdin import Stdin, feeding
 from cloche.engine.execution import Execution
 from cloche.engine.job import Job
 from cloche.engine.process import Exited, Process
@@ -32,6 +33,9 @@ from cloche.telemetry import log
 Talk = Callable[[WebSocket, Sandbox], Awaitable[None]]
 
 _decoder = codecs.getincrementaldecoder("utf-8")
+FIRST_WORD_SECONDS = 20.0
+STUCK_SECONDS = 60.0  # while it waits, a socket hears neither signals nor that its client has left
+
 _CLOSED_NORMALLY = 1000
 _CLOSED_BY_ERROR = 1011
 
@@ -85,6 +89,18 @@ async def _hear(socket: WebSocket, kind: Any) -> Any:
     return binary if binary is not None else read(message.get("text") or "", kind)
 
 
+async def _first_word(socket: WebSocket, kind: Any, what: str) -> Any:
+    """The next message, which must come soon: a connection that says nothing keeps what it has said before."""
+    try:
+        async with asyncio.timeout(FIRST_WORD_SECONDS):
+            message = await _hear(socket, kind)
+    except TimeoutError:
+        raise errors.InvalidRequest(f"{what} did not come within {FIRST_WORD_SECONDS:g} s: connect again") from None
+    if isinstance(message, bytes):
+        raise errors.InvalidRequest(f"{what} must come first, as text")
+    return message
+
+
 async def _both_ways(*halves: Awaitable[None]) -> None:
     """Does all of it until one half is over; what that raised is raised."""
     tasks = [asyncio.ensure_future(half) for half in halves]
@@ -104,12 +120,10 @@ async def _both_ways(*halves: Awaitable[None]) -> None:
 async def execute(socket: WebSocket, sandbox: Sandbox) -> None:
     """First the request, then `accepted`; from `start` on events go out while answers and interrupts come in."""
     await socket.accept()
-    asked = await _hear(socket, asks.Execute)
-    if isinstance(asked, bytes):
-        raise errors.InvalidRequest("the first message must be the request, as text")
+    asked = await _first_word(socket, asks.Execute, "the request")
     execution = execution_of(sandbox, asked)
     await _say(socket, told.Accepted(execution=execution.id))
-    if not isinstance(await _hear(socket, asks.Start | asks.Leave), asks.Start):
+    if not isinstance(await _first_word(socket, asks.Start | asks.Leave, "`start`"), asks.Start):
         return
     async with contextlib.aclosing(execution):
         await _both_ways(_tell_execution(socket, execution), _steer(socket, execution))
@@ -143,12 +157,11 @@ async def process(socket: WebSocket, sandbox: Sandbox) -> None:
     """Starts one as the first message says, and attaches to it. It lives on when the client leaves."""
     query = query_of(socket, asks.AttachQuery)
     await socket.accept()
-    asked = await _hear(socket, asks.StartProcess)
-    if isinstance(asked, bytes):
-        raise errors.InvalidRequest("the first message must be the request, as text")
+    asked = await _first_word(socket, asks.StartProcess, "the request")
     program = await started(sandbox.commands, asked)
     try:
-        await _attend(socket, program, query.raw)
+        with _reading(program):
+            await _attend(socket, program, query.raw)
     finally:
         if asked.attached:
             program.kill()
@@ -158,14 +171,21 @@ async def attach(socket: WebSocket, sandbox: Sandbox) -> None:
     """Attaches to a process that runs."""
     query = query_of(socket, asks.AttachQuery)
     found = sandbox.commands.get(socket.path_params["process"])
-    await socket.accept()
-    await _attend(socket, found, query.raw)
+    with _reading(found):
+        await socket.accept()
+        await _attend(socket, found, query.raw)
+
+
+def _reading(program: Program) -> contextlib.AbstractContextManager[None]:
+    """A terminal has as many readers as come, anything else one. Raises InvalidRequest."""
+    return program.reading() if isinstance(program, Process) else contextlib.nullcontext()
 
 
 async def _attend(socket: WebSocket, program: Program, raw: bool) -> None:
     await _say(socket, told.Attached(id=program.id, pid=program.pid))
     telling = _tell_process(socket, program) if isinstance(program, Process) else _tell_job(socket, program, raw)
-    await _both_ways(telling, _feed(socket, program))
+    async with feeding(program) as stdin:
+        await _both_ways(telling, _feed(socket, program, stdin))
 
 
 async def _tell_process(socket: WebSocket, program: Process) -> None:
@@ -174,15 +194,15 @@ async def _tell_process(socket: WebSocket, program: Process) -> None:
             await _say(socket, event)
 
 
-async def _feed(socket: WebSocket, program: Program) -> None:
+async def _feed(socket: WebSocket, program: Program, stdin: Stdin) -> None:
+    """Waits only for a program that lets more input wait than there is room for."""
     while True:
         message = await _hear(socket, asks.CloseStdin | asks.Kill | asks.Resize)
         match message:
             case bytes():
-                with contextlib.suppress(errors.InvalidRequest):  # it reads no more, as a pipe's reader may
-                    await program.send_stdin(message)
+                await stdin.put(message, STUCK_SECONDS)
             case asks.CloseStdin():
-                program.close_stdin()
+                stdin.end()
             case asks.Kill(signal=number):
                 check_signal(number)
                 program.kill(number)

@@ -1,0 +1,127 @@
+"""A client's connection, as uvicorn speaks HTTP on it, with a bound on the head of a request and on its time.
+
+Neither uvicorn nor its parser has one: a header that never ends would be kept, and copied with every packet of it,
+before anybody asked for a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from cloche.model import KIB
+
+MAX_HEAD_BYTES = 64 * KIB
+HEAD_SECONDS = 30.0  # from the connection, or from a request's first byte, until its head is there
+LINGER_SECONDS = 1.0  # a refusal that is closed at once, with bytes unread, never reaches its client
+TOO_LARGE = 431
+
+
+class Connection(HttpToolsProtocol):
+    """Lets the application cut it off with a reset, too: see `cloche.api.http.Reset`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._head_bytes: int | None = 0  # that came of a head, or of trailers, which are not whole yet; else None
+        self._has_head = False
+        self._overdue: asyncio.TimerHandle | None = None
+        self._is_deaf = False  # it was refused, or is a WebSocket's
+
+    # -- from the transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_no_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self._is_deaf and not self.transport.is_closing():
+            data = self._take(data)
+
+    def _take(self, data: bytes) -> bytes:
+        """Parses some of it, and gives the rest."""
+        if self._head_bytes is None:
+            super().data_received(data)
+            return b""
+        room = MAX_HEAD_BYTES - self._head_bytes
+        if room <= 0:
+            self._refuse(f"a request's head can have {MAX_HEAD_BYTES} bytes: send less in its headers or its path")
+            return b""
+        self._expect_head()
+        taken = data[:room]
+        self._head_bytes += len(taken)
+        super().data_received(taken)
+        return data[room:]
+
+    # -- from the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._has_head = False
+        self._expect_head()
+        self.scope["state"]["cut_off"] = self.cut_off
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_head:  # trailers are nobody's business: who asks is decided already
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+        self._end_head()
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        self._head_bytes = 0  # trailers follow, unless it is a chunk that has a body
+
+    def on_body(self, body: bytes) -> None:
+        self._end_head()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        self._expect_no_head()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._is_deaf = True
+        super().handle_websocket_upgrade()
+        # Its own parser has read the head again. What that cannot read, it would never answer.
+        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+            self.send_400_response("This is no WebSocket handshake: it can have 128 headers of 8 KiB each.")
+
+    # -- what becomes of it
+
+    def cut_off(self) -> None:
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def _end_head(self) -> None:
+        self._head_bytes = None
+        self._expect_no_head()
+
+    def _expect_head(self) -> None:
+        if self._overdue is None:
+            self._overdue = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _expect_no_head(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def _refuse(self, why: str) -> None:
+        self._is_deaf = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # another answer is under way: it can only end here
+            return
+        body = f"{why}\n".encode()
+        about = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[TOO_LARGE] + about.encode() + body)
+        self._expect_no_head()
+        self._overdue = self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -1,0 +1,91 @@
+"""How a program that runs on a kernel is brought to its end: interrupts, its time limit, and at last a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+
+from cloche.engine.kernel import Kernel
+
+GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
+KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
+STUBBORN_SECONDS = 10.0  # an interrupt repeated after this kills
+REPEAT_SECONDS = 1.0  # Python misses a signal that lands just before a call that blocks
+REPEATS = 3
+
+
+class Stopping:
+    """Made when the program is given to its kernel. Calls `give_up()` if it cannot even be killed."""
+
+    def __init__(self, kernel: Kernel, timeout_seconds: float | None, give_up: Callable[[], None]):
+        self.timed_out = False
+        self.killed = False
+        self._kernel = kernel
+        self._give_up: Callable[[], None] | None = give_up
+        self._began = False
+        self._interrupted_at: float | None = None
+        self._repeat: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_seconds is not None:
+            self._set_timer(timeout_seconds, self._on_timeout)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupted_at is not None
+
+    def begin(self) -> None:
+        """The program runs: an interrupt that came before reaches it now."""
+        self._began = True
+        if self.interrupted:
+            self._send_interrupt()
+
+    def interrupt(self) -> None:
+        """See `Execution.interrupt`."""
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        elif now - self._interrupted_at > STUBBORN_SECONDS:
+            self._kill()
+            return
+        if self._began:
+            self._send_interrupt()
+
+    def interrupt_firmly(self) -> None:
+        """An interrupt, and a kill where that is not enough."""
+        if not self.killed:
+            self._interrupted_at = self._interrupted_at or time.monotonic()
+            self._send_interrupt()
+            self._set_timer(GRACE_SECONDS, self._kill)
+
+    def close(self) -> None:
+        """The program has ended: nothing more is done to it."""
+        self._give_up = None
+        for timer in (self._timer, self._repeat):
+            if timer is not None:
+                timer.cancel()
+
+    def _on_timeout(self) -> None:
+        self.timed_out = True
+        self.interrupt_firmly()
+
+    def _send_interrupt(self, repeats: int = REPEATS) -> None:
+        if self._repeat is not None:
+            self._repeat.cancel()
+        if not self.killed:
+            self._kernel.signal(signal.SIGINT)
+            if repeats:
+                loop = asyncio.get_running_loop()
+                self._repeat = loop.call_later(REPEAT_SECONDS, self._send_interrupt, repeats - 1)
+
+    def _kill(self) -> None:
+        self.killed = True
+        self._kernel.kill()
+        if self._give_up is not None:
+            self._set_timer(KILL_SECONDS, self._give_up)
+
+    def _set_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, call)
