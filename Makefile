@@ -52,7 +52,8 @@ format: setup ## Format the code and fix what can be fixed
 
 .PHONY: test
 test: setup ## Run all tests (the first run builds the built-in template)
-	$(BIN)/pytest $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m alone $(PYTEST_FLAGS)
 
 .PHONY: soak
 soak: setup ## Make and kill 2,000 sandboxes, keep 200 alive at once, and look for anything left over

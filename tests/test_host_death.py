@@ -12,6 +12,8 @@ import pytest
 
 from cloche.model import Template
 
+pytestmark = pytest.mark.alone
+
 HOST = """
 import threading, time, cloche
 boxes = [cloche.Sandbox() for _ in range(3)]

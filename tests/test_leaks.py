@@ -11,6 +11,8 @@ import pytest
 import cloche
 from cloche.model import Template
 
+pytestmark = pytest.mark.alone
+
 CYCLES = int(os.environ.get("SOAK_CYCLES", "60"))
 ALIVE = int(os.environ.get("SOAK_ALIVE", "40"))
 SETTLE_SECONDS = 5.0

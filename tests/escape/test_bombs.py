@@ -14,7 +14,7 @@ from cloche import errors
 from cloche.linux import cgroups
 from cloche.model import MIB, Limits, SandboxSpec
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90), pytest.mark.alone]
 
 best_effort = bool({"memory", "pids"} & set(cgroups.probe().missing))
 
