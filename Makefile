@@ -52,7 +52,7 @@ format: setup ## Format the code and fix what can be fixed
 
 .PHONY: test
 test: setup ## Run all tests (the first run builds the built-in template)
-	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not alone" $(PYTEST_FLAGS)
 	$(BIN)/pytest -m alone $(PYTEST_FLAGS)
 
 .PHONY: soak

@@ -172,7 +172,11 @@ class Context:
         if self.removed or self._home.ending:
             return None
         try:
-            return await self.kernel()
+            while True:
+                kernel = await self.kernel()
+                await kernel.settle()
+                if kernel.alive:
+                    return kernel
         except errors.Gone:
             if self._home.ending:
                 return None

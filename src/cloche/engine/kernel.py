@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -97,6 +98,7 @@ class Kernel:
         self._idle: list[tuple[Stream, bytes]] = []
         self._idle_room = IDLE_BYTES
         self._over_memory = False
+        self._signalled = False
         self._paused = False
         self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
         self._pipes = [
@@ -135,7 +137,15 @@ class Kernel:
 
     def signal(self, number: int, *, group: bool = False) -> None:
         """Signals the kernel's process group; with `group` everything in its session."""
+        self._signalled = True
         self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group)
+
+    async def settle(self) -> None:
+        """Until init has sent every signal: one that was meant for a run must not meet the next."""
+        if self._signalled:
+            self._signalled = False
+            with contextlib.suppress(errors.ClocheError):  # it has ended: whoever uses it next finds out
+                await self._guest.request("kernel_signal", kernel=self.id, signal=0, group=False)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL, group=True)
