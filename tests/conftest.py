@@ -18,6 +18,8 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config
+from cloche.isolation import ids
+from cloche.linux import cgroups
 from cloche.model import Template
 from cloche.sdk import embedded
 from cloche.templates import Catalogue, ensure
@@ -38,6 +40,18 @@ def _no_settings_of_the_developer():
 def data_dir() -> str:
     """A data directory that outlives the run, so that the built-in template is built once and not per run."""
     return DATA_DIR
+
+
+@pytest.fixture(scope="session")
+def single() -> bool:
+    """Whether `user` and `root` are one identity on this host: then nothing is promised between them."""
+    return ids.find().single
+
+
+@pytest.fixture(scope="session")
+def memory_is_enforced() -> bool:
+    """Without a cgroup for it, init ends what uses too much, or the process's own limit on data is met first."""
+    return "memory" not in cgroups.probe().missing
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ def node_modules() -> None:
 
 def run(command: list[str], **variables: str) -> None:
     path = f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    variables["NODE_USE_SYSTEM_CA"] = "1"  # what the system trusts, as pip and uv do
     done = subprocess.run(
         command, cwd=JS, env={**os.environ, "PATH": path, **variables}, capture_output=True, text=True, timeout=240
     )

@@ -14,13 +14,14 @@ def said(box: Sandbox, command: str, **options) -> str:
     return box.commands.run(command, **options).stdout
 
 
-def test_a_command_runs_as_root_with_the_callers_files_and_directory(box: Sandbox):
+def test_a_command_runs_as_root_with_the_callers_files_and_directory(box: Sandbox, single: bool):
     assert said(box, "sudo id -un; cd /tmp; sudo pwd; echo in | sudo cat; sudo sh -c 'echo err >&2' 2>&1") == (
         "root\n/tmp\nin\nerr\n"
     )
     assert said(box, "echo kept | sudo tee /root/x; sudo cat /root/x") == "kept\nkept\n"
-    with pytest.raises(CommandExitException):
-        box.commands.run("cat /root/x")
+    if not single:
+        with pytest.raises(CommandExitException):
+            box.commands.run("cat /root/x")
 
 
 def test_exit_codes_and_signals_are_the_commands(box: Sandbox):
@@ -101,7 +102,7 @@ def test_root_by_sudo_has_no_more_rights_than_root(box: Sandbox):
     rows = "grep -E 'Cap|NoNewPrivs|Seccomp:' /proc/self/status"
     assert said(box, f"sudo {rows}") == said(box, rows, user="root")
     with pytest.raises(CommandExitException):
-        box.commands.run("sudo ls /proc/1/fd")
+        box.commands.run("sudo cat /proc/1/environ")
     with pytest.raises(CommandExitException):
         box.commands.run("sudo mount -t tmpfs x /tmp")
 

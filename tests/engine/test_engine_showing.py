@@ -11,7 +11,7 @@ from cloche.model import Limits, SandboxSpec, Showing
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SAVING = "from PIL import Image\nImage.new('RGB', (2, 2)).save('/tmp/p.png')"
+SAVING = "from PIL import Image\nImage.new('RGB', (2, 2)).save('shown.png')"
 
 
 async def formats(box: Sandbox, code: str, showing: Showing | None = None) -> list[list[str]]:

@@ -15,7 +15,6 @@ from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Run
-from cloche.isolation import ids
 from cloche.isolation.conformance import Traces, traces
 from cloche.isolation.conformance_claims import program
 from cloche.model import MIB, Limits, SandboxSpec, Template
@@ -108,12 +107,6 @@ def host() -> Iterator[Traces]:
     """Things on the host that anybody on it may reach."""
     with traces() as found:
         yield found
-
-
-@pytest.fixture(scope="session")
-def single() -> bool:
-    """Whether `user` and `root` are one identity on this host: then nothing is promised between them."""
-    return ids.find().single
 
 
 Attack = Callable[..., Awaitable[Any]]
