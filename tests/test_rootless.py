@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from cloche.linux.trees import remove_tree
+
 REPOSITORY = Path(__file__).parent.parent
 UID = 54321
 TEMPLATE = """
@@ -168,3 +170,11 @@ def test_doctor_says_what_is_best_effort(user: User):
     said = user.run([str(user.home / "venv/bin/cloche"), "doctor"])
     assert "best effort" in said
     assert "Traceback" not in said
+
+
+def test_a_tree_that_its_owner_may_not_look_into_is_removed(tmp_path: Path):
+    closed = tmp_path / "tree/closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0)
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()

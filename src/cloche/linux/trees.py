@@ -9,7 +9,13 @@ import subprocess
 
 def remove_tree(directory: str | os.PathLike) -> None:
     """Removes a directory and all in it as far as it can, however deep: `shutil` ends where Python's stack does."""
+    path = os.fspath(directory)
+    _run("rm", "-rf", "--one-file-system", "--", path)
+    if os.path.lexists(path):  # an ordinary user must first have the right to look into what they own
+        _run("chmod", "-R", "u+rwx", "--", path)
+        _run("rm", "-rf", "--one-file-system", "--", path)
+
+
+def _run(*command: str) -> None:
     with contextlib.suppress(OSError):
-        subprocess.run(
-            ["rm", "-rf", "--one-file-system", "--", os.fspath(directory)], check=False, stderr=subprocess.DEVNULL
-        )
+        subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
