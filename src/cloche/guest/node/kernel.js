@@ -68,6 +68,8 @@ function succeed(run, value) {
 function fail(run, error) {
   if (current !== run) return complain(error);
   if (error?.code === INTERRUPTED || error instanceof cells.Interrupted) return interrupt();
+  // A program that it waited for (execSync) got the same signal, and may have died of it before this one noticed its own.
+  if (error?.signal === 'SIGINT' && typeof error.pid === 'number') return interrupt();
   const { name, value, traceback } = described(error);
   channel.post({ ev: 'raised', run: run.id, name, value }, Buffer.from(traceback));
   end(run, 'raised');
