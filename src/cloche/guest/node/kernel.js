@@ -189,7 +189,9 @@ function listen() {
 
 function onFrame(header, body) {
   if (header.do === 'execute') {
-    execute(header, body);
+    // A signal that was meant for the run before is there already, but the loop may look at this frame first. After one
+    // more look at everything it has found no run to end.
+    setImmediate(() => setImmediate(() => execute(header, body)));
   } else if (header.do === 'configure') {
     Object.assign(process.env, header.env ?? {});
     if (header.cwd) process.chdir(header.cwd);
