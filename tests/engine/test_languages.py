@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -123,6 +124,100 @@ async def test_an_interrupt_keeps_the_state(box: Sandbox, language: str, endless
     stopped = await interrupted(context, endless)
     assert stopped.outcome == "interrupted" and "never" not in stopped.stdout
     assert (await run(context, GET[language])).stdout == "41\n"
+
+
+@pytest.mark.parametrize("language", ALL)
+async def test_an_interrupt_ends_a_run_that_has_only_just_started(box: Sandbox, language: str):
+    context = await box.create_context(language=language)
+    await run(context, SET[language])
+    endless = "while true; do :; done" if language == "bash" else "while (true) {}"
+    for _ in range(5):
+        execution = context.execute(endless)
+        events: list[AnyEvent] = []
+        async for event in execution:
+            events.append(event)
+            if isinstance(event, Started):
+                execution.interrupt()
+        assert fold(events).outcome == "interrupted"
+        assert (await run(context, GET[language])).stdout == "41\n"
+
+
+@pytest.mark.parametrize("language", ALL)
+async def test_interrupts_without_number_reach_the_one_run_that_they_were_meant_for(box: Sandbox, language: str):
+    context = await box.create_context(language=language)
+    await run(context, SET[language])
+    endless = (
+        "echo running; while true; do :; done" if language == "bash" else "console.log('running'); while (true) {}"
+    )
+    for _ in range(10):
+        execution = context.execute(endless)
+        events: list[AnyEvent] = []
+        async for event in execution:
+            events.append(event)
+            for _ in range(50):
+                execution.interrupt()
+        assert fold(events).outcome == "interrupted"
+        assert (await run(context, GET[language])).stdout == "41\n"
+
+
+@pytest.mark.parametrize("language", ALL)
+async def test_a_signal_between_two_runs_reaches_neither(box: Sandbox, language: str):
+    context = await box.create_context(language=language)
+    await run(context, SET[language])
+    for _ in range(10):
+        (await context.kernel()).signal(signal.SIGINT)
+        assert (await run(context, GET[language])).stdout == "41\n"
+
+
+async def test_a_signal_at_the_end_of_a_run_does_not_end_the_next(box: Sandbox):
+    context = await box.create_context(language="javascript")
+    for _ in range(20):
+        await run(context, "process.kill(process.pid, 'SIGINT'); 'the last word'")
+        assert (await run(context, "'next'")).text == "'next'"
+
+
+async def test_no_moment_is_there_in_which_a_signal_kills_a_kernel_of_node(box: Sandbox):
+    context = await box.create_context(language="javascript")
+    pid = (await run(context, "kept = 41; process.pid")).text
+    shower = asyncio.create_task(bash(box, f"for i in {{1..2000}}; do kill -INT {pid}; done"))
+    while not shower.done():
+        assert (await run(context, "await null; 1")).outcome in ("ok", "interrupted")
+    assert (await shower).exit_code == 0
+    assert (await run(context, GET["javascript"])).stdout == "41\n"
+
+
+async def test_listeners_of_a_program_do_not_keep_interrupts_from_it(box: Sandbox):
+    context = await box.create_context(language="javascript")
+    await run(context, "kept = 41; process.on('SIGINT', () => console.log('heard'))")
+    for endless in ("while (true) {}", "process.removeAllListeners('SIGINT'); while (true) {}"):
+        assert (await interrupted(context, f"console.log('running'); {endless}")).outcome == "interrupted"
+    waiting = "process.on('SIGINT', () => { heard = true }); console.log('running'); await new Promise(() => {})"
+    assert (await interrupted(context, waiting)).outcome == "interrupted"
+    assert (await run(context, "[kept, heard]")).text == "[ 41, true ]"
+
+
+async def test_a_program_that_a_run_waited_for_and_that_died_of_a_signal_of_its_own_is_an_error(box: Sandbox):
+    died = await javascript(box, "require('child_process').execSync('kill -INT $$')")
+    assert died.outcome == "raised" and died.error is not None and "Command failed" in died.error.value
+
+
+@pytest.mark.parametrize("status", [0, 3])
+async def test_bash_drops_a_cell_whatever_its_command_made_of_the_interrupt(box: Sandbox, status: int):
+    context = await box.create_context(language="bash")
+    await run(context, SET["bash"])
+    command = f"trap 'exit {status}' INT; echo running; while :; do sleep 0.05; done"
+    for cell in (f'bash -c "{command}"; echo never', f'bash -c "{command}" | cat; echo never'):
+        stopped = await interrupted(context, cell)
+        assert stopped.outcome == "interrupted" and "never" not in stopped.stdout
+        assert (await run(context, GET["bash"])).stdout == "41\n"
+
+
+async def test_a_trap_of_the_program_in_bash_is_the_programs_affair(box: Sandbox):
+    context = await box.create_context(language="bash")
+    trapped = await interrupted(context, "trap 'echo mine' INT; echo running; sleep 60; echo after")
+    assert (trapped.outcome, trapped.stdout) == ("ok", "running\nmine\nafter\n")
+    assert (await run(context, "trap -p INT; trap - INT")).stdout == "trap -- 'echo mine' SIGINT\n"
+    assert (await interrupted(context, "echo running; sleep 60; echo never")).outcome == "interrupted"
 
 
 async def test_a_loop_that_awaits_does_not_go_on_after_an_interrupt(box: Sandbox):

@@ -140,6 +140,12 @@ class Kernel:
         self._signalled = True
         self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group)
 
+    def interrupt(self) -> None:
+        """Interrupts the execution. A frame tells the kernel, if it comes to read it, whose signal that was."""
+        if self.sink is not None:
+            self._channel.send({"do": "interrupt", "run": self.sink.run})
+        self.signal(signal.SIGINT)
+
     async def settle(self) -> None:
         """Until init has sent every signal: one that was meant for a run must not meet the next."""
         if self._signalled:

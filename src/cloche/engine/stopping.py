@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
 
@@ -74,7 +73,7 @@ class Stopping:
         if self._repeat is not None:
             self._repeat.cancel()
         if not self.killed:
-            self._kernel.signal(signal.SIGINT)
+            self._kernel.interrupt()
             if repeats:
                 loop = asyncio.get_running_loop()
                 self._repeat = loop.call_later(REPEAT_SECONDS, self._send_interrupt, repeats - 1)

@@ -5,7 +5,12 @@ commands from a pipe of ours, never a cell: a cell lies in a file in memory, whi
 cell is ever parsed together with our own commands, and a cell that reads from stdin finds it empty.
 
 What the shell reports has the number of what it was told to do, and is said more than once: on the line that does it,
-and, since SIGINT drops the rest of a line that it hits, on a line of its own. The first of each number counts.
+and, since an interrupt drops the rest of that line, on a line of its own. The first of each number counts.
+
+The shell has a process group of its own: of the signals that the host sends us it gets what we pass on. SIGINT between
+two cells would drop a part of a line of ours, so it waits for the cell. And SIGINT alone is not enough: the shell goes
+on with the cell's next command if the one that runs has not died of it, be it because that was only just forked. So it
+gets another signal with it, whose trap drops the cell whatever became of its commands.
 """
 
 from __future__ import annotations
@@ -29,10 +34,16 @@ _CELL, _REPORT, _STDERR = 60, 61, 62  # descriptors of the shell; low enough for
 _UNSET = "\\unset -f builtin unset"
 _TELL = f"\\builtin printf '%d %d\\0' {{number}} \"$?\" >&{_REPORT}"
 _QUIET = "\\builtin set +o history; \\builtin unset -v PROMPT_COMMAND"  # both are about lines that are read: ours
+_DROP = signal.SIGRTMAX  # asks the shell to drop its cell
+_NO_CELL = b"\1"
+# In a cell `_REPORT` is closed. A trap that the program has for SIGINT is the program's affair.
+_TRAP = rf"""{{ \builtin printf '\1' >&{_REPORT}; }} 2>/dev/null ||
+{{ [[ $(\builtin trap -p INT) ]] || \builtin kill -INT $$; }}"""
 _START = f"{_QUIET} HISTFILE; \\builtin set +o histexpand; \\builtin history -c; {_TELL}\n"
 _OPEN = f"</dev/null 2>&{_STDERR} {_CELL}<&- {_REPORT}>&- {_STDERR}>&-"
 _EVALUATE = f'{_UNSET}; \\builtin eval "$(</dev/fd/{_CELL})"'
-_AFTER = f"{_TELL}; {_UNSET}; {_QUIET}\n{_TELL}; {_UNSET}; {_TELL}\n"
+_TELL_LATER = _TELL.replace("%d %d", "%d %d later")
+_AFTER = f"{_TELL}; {_UNSET}; {_QUIET}\n{_TELL_LATER}; {_UNSET}; {_TELL_LATER}\n"
 _RUN = f"{_EVALUATE} {_OPEN}; {_AFTER}"
 _RUN_OURS = f"{_EVALUATE}; {_AFTER}"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -65,24 +76,60 @@ class Shell:
         command = [find_bash() or _PLACES[0], "--noprofile", "--norc", "--noediting", "-i"]
         numbers = [number for _, number in inherited]
         # Its own stderr is nobody's concern: that it has no terminal, prompts. A cell gets the real one.
-        self._process = subprocess.Popen(command, stdin=commands, stderr=subprocess.DEVNULL, pass_fds=numbers)
+        self._process = subprocess.Popen(
+            command, stdin=commands, stderr=subprocess.DEVNULL, pass_fds=numbers, preexec_fn=os.setpgrp
+        )
         for fd in (commands, report, *numbers):
             os.close(fd)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self._told = 0
         self._said = b""
+        self.interrupted = self._running = False
         self._do(_START)
+        self.ask(f"\\builtin trap -- {shlex.quote(_TRAP)} {int(_DROP)}")
 
     def run(self, code: bytes) -> int:
         """Evaluates a cell; its exit status. Does not return if the shell ends."""
         self._fill(code)
-        return self._do(_RUN)[1]
+        self._running = True
+        if self.interrupted:
+            self._signal()
+        _, status, later = self._do(_RUN)
+        if not self.interrupted:
+            return status
+        self.ask(":")  # a trap that has not run yet does so now, and not in the next cell
+        return _INTERRUPTED if later else status
 
     def ask(self, script: str) -> str:
         """Evaluates a script of ours; what it wrote to `_REPORT`."""
         self._fill(script.encode("utf-8", "surrogateescape"))
         return self._do(_RUN_OURS)[0].decode("utf-8", "surrogateescape")
+
+    def interrupt(self) -> None:
+        """Interrupts the cell that runs with all that it waits for; or else the next, unless `interrupted` is reset."""
+        self.interrupted = True
+        if self._running:
+            self._signal()
+
+    def _signal(self) -> None:
+        """Drops the cell, if the shell is in it. If not it says `_NO_CELL`."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one at a time
+        try:
+            os.kill(self.pid, signal.SIGSTOP)  # it goes on when it has got everything
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if self._in_cell():
+                os.killpg(self.pid, signal.SIGINT)
+            os.kill(self.pid, _DROP)
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def _in_cell(self) -> bool:
+        try:
+            return os.stat(f"/proc/{self.pid}/fd/{_REPORT}").st_ino != os.fstat(self._reports).st_ino
+        except OSError:
+            return True
 
     def follow(self) -> None:
         """Ends this process as the shell, which has ended, did."""
@@ -99,7 +146,7 @@ class Shell:
             written += os.pwrite(self._cell, content[written : written + (1 << 20)], written)
 
     def _do(self, lines: str) -> tuple:
-        """Has the shell do that: what was written to `_REPORT` meanwhile, and its status."""
+        """Has the shell do that: what was written to `_REPORT` meanwhile, its status, if that was said later."""
         self._told += 1
         try:
             os.write(self._commands, lines.format(number=self._told).encode())
@@ -107,9 +154,11 @@ class Shell:
             self.follow()
         while True:
             text, _, last = self._report().rpartition(b"\n")
-            number, _, status = last.partition(b" ")
+            number, _, said = last.partition(b" ")
+            status, _, later = said.partition(b" ")
             if number == b"%d" % self._told and status.isdigit():
-                return text, int(status)
+                self._running = False
+                return text, int(status), bool(later)
 
     def _report(self) -> bytes:
         """Up to the NUL that ends it."""
@@ -121,7 +170,9 @@ class Shell:
             more = os.read(self._reports, 1 << 16) if self._reports in ready else b""
             if not more:
                 self.follow()
-            self._said += more
+            if _NO_CELL in more and self._running:
+                self._signal()  # it was not there yet, or no longer
+            self._said += more.replace(_NO_CELL, b"")
         report, _, self._said = self._said.partition(b"\0")
         return report
 
@@ -145,8 +196,7 @@ class BashKernel:
         self._shell = shell
         self._written = Written()
         self._count = 0
-        self._interrupted = False
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.signal(signal.SIGINT, lambda *_: shell.interrupt())
 
     def serve(self) -> None:
         self._channel.send({"ev": "ready"})
@@ -171,14 +221,10 @@ class BashKernel:
                 break
         return True
 
-    def _on_interrupt(self, *_) -> None:
-        """The shell has got the signal too, with our whole process group: it drops the cell, and says so."""
-        self._interrupted = True
-
     def _execute(self, header: dict, body: bytes) -> None:
         run = header["run"]
         self._count += 1
-        self._interrupted = False
+        self._shell.interrupted = False
         self._channel.send({"ev": "started", "run": run, "count": self._count})
         self._score(b"1000")
         self._written.start()
@@ -186,7 +232,7 @@ class BashKernel:
         status = self._in_place(header, body)
         for info in self._written.changed():
             self._channel.send({"ev": "wrote", "run": run, "file": info})
-        outcome = "interrupted" if self._interrupted and status == _INTERRUPTED else "ok"
+        outcome = "interrupted" if self._shell.interrupted and status == _INTERRUPTED else "ok"
         used = {"cpu": max(self._shell.cpu_seconds - before, 0.0), "rss": self._shell.peak_bytes}
         self._score(b"0")
         self._channel.post({"ev": "ended", "run": run, "outcome": outcome, "exit": status & 0xFF, **used})

@@ -281,6 +281,12 @@ class Kernel:
         return str(answer.get("text", ""))
 
     def _answer(self) -> dict:
+        frame = self._next_frame()
+        while frame.get("do") == "interrupt":  # its signal is what counts
+            frame = self._next_frame()
+        return frame if frame.get("do") == "input" else {"error": "the question was not answered"}
+
+    def _next_frame(self) -> dict:
         self._channel.wait()
         self.interrupts.hold()  # an interrupt between reading and keeping a frame would lose it
         try:
@@ -289,7 +295,7 @@ class Kernel:
             self.interrupts.release()
         if frame is None:
             os._exit(0)
-        return frame[0] if frame[0].get("do") == "input" else {"error": "the question was not answered"}
+        return frame[0]
 
 
 def _exit_status(error: BaseException) -> int | None:

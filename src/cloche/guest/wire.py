@@ -66,6 +66,8 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
                                                                        `cloche.model.Showing`
                   {"do":"input","text":..} | {"do":"input","error":..}
+                  {"do":"interrupt","run":r}                           its process group gets SIGINT next; for a kernel
+                                                                       that must know whose signal that is
   kernel -> host  {"ev":"started","run":r,"count":n}
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
                                                                        body=the parts, one after the other

@@ -7,7 +7,7 @@
 // on for ever, with nobody to stop it.
 
 // A cell may have a variable of any of these names, and at its top level that is the global one.
-const { process, Object, Symbol, Error, Math } = globalThis;
+const { process, Object, Math } = globalThis;
 const fs = require('fs');
 const path = require('path');
 const url = require('url');
@@ -15,6 +15,8 @@ const util = require('util');
 const vm = require('vm');
 const { AsyncLocalStorage } = require('async_hooks');
 const { createRequire, stripTypeScriptTypes } = require('module');
+const { runMicrotasks } = require('internal/test/binding').internalBinding('task_queue');
+const { Interrupted, interruptible } = require('./interrupts.js');
 
 const MAX_PARSED = 4 << 20; // longer code runs as it is
 const PARSING = {
@@ -51,17 +53,16 @@ function run(code, count, language, owner) {
     importModuleDynamically: vm.constants.USE_MAIN_CONTEXT_DEFAULT_LOADER,
   });
   names.forEach(makeRoom);
-  const value = runs.run(owner, () => script.runInThisContext({ breakOnSigint: true }));
-  if (util.types.isPromise(value)) drain.runInThisContext({ breakOnSigint: true });
+  const value = runs.run(owner, () => interruptible(() => started(script)));
   return { value, later: later !== null };
 }
 
-// What a cell does after an `await` that does not wait long belongs to it as well: SIGINT must end that, too.
-const DRAIN = Symbol.for('cloche.drain');
-Object.defineProperty(globalThis, DRAIN, {
-  value: require('internal/test/binding').internalBinding('task_queue').runMicrotasks,
-});
-const drain = new vm.Script("globalThis[Symbol.for('cloche.drain')]()", { filename: '[await]' });
+/** What a cell does after an `await` that does not wait long belongs to it as well: SIGINT must end that, too. */
+function started(script) {
+  const value = script.runInThisContext();
+  if (util.types.isPromise(value)) runMicrotasks();
+  return value;
+}
 
 /** TypeScript as JavaScript: blanks for types; where that cannot be (enums, namespaces) generated code. */
 function withoutTypes(code) {
@@ -172,15 +173,11 @@ function rewriteInside(tree, edits) {
   });
 }
 
-class Interrupted extends Error {
-  name = 'Interrupted';
-}
-
 const runs = new AsyncLocalStorage(); // of whatever a run has started, the run
 
 Object.defineProperty(globalThis, GO_ON, {
   value: (value) => {
-    if (runs.getStore()?.interrupted) throw new Interrupted('the program was interrupted');
+    if (runs.getStore()?.interrupted) throw new Interrupted();
     return value;
   },
 });
@@ -255,4 +252,4 @@ function warm(language) {
 /** The run that the code which asks belongs to, if that can be known. */
 const owner = () => runs.getStore();
 
-module.exports = { Interrupted, owner, run, settle, warm };
+module.exports = { owner, run, settle, warm };

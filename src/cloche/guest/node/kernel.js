@@ -6,13 +6,13 @@ const { process, Buffer, Object, Reflect, RegExp, Error, String, Number, Array, 
 const fs = require('fs');
 const util = require('util');
 const cells = require('./cells.js');
+const interrupts = require('./interrupts.js');
 const streams = require('./streams.js');
 const { Channel } = require('./channel.js');
 const { Screen, bundleOf, displayFor } = require('./show.js');
 const { Written } = require('./written.js');
 
 const DEFAULT_DISPLAY_BYTES = 32 << 20;
-const INTERRUPTED = 'ERR_SCRIPT_EXECUTION_INTERRUPTED';
 // Frames of the kernel in a stack, with all that called it; what awaits the program's own functions is kept.
 const OWN_FILES = `node:vm:|node:internal/modules/typescript:|\\[await\\]|${__dirname}/`;
 const OWN_FRAMES = new RegExp(`\\n {4}at [^\\n]*(?:${OWN_FILES})[^\\n]*(?:\\n {4}at (?!async )[^\\n]*)*`, 'g');
@@ -30,6 +30,7 @@ function execute(header, body) {
   const run = { id: header.run, cpu: process.cpuUsage(), interrupted: false, leave: () => {} };
   current = run;
   listen();
+  interrupts.forget();
   channel.send({ ev: 'started', run: run.id, count });
   score('1000');
   screen.start(run.id, header.display_bytes || DEFAULT_DISPLAY_BYTES);
@@ -67,13 +68,20 @@ function succeed(run, value) {
 
 function fail(run, error) {
   if (current !== run) return complain(error);
-  if (error?.code === INTERRUPTED || error instanceof cells.Interrupted) return interrupt();
-  // A program that it waited for (execSync) got the same signal, and may have died of it before this one noticed its own.
-  if (error?.signal === 'SIGINT' && typeof error.pid === 'number') return interrupt();
+  if (interrupts.isInterrupt(error)) return interrupt();
+  // A program that it waited for (execSync) has died of SIGINT. If that was the signal of an interrupt, and we have not
+  // yet noticed our own, then the frame of it is here already: it is found when the loop has looked at everything.
+  if (error?.signal === 'SIGINT' && typeof error.pid === 'number') afterALook(() => current === run && raise(run, error));
+  else raise(run, error);
+}
+
+function raise(run, error) {
   const { name, value, traceback } = described(error);
   channel.post({ ev: 'raised', run: run.id, name, value }, Buffer.from(traceback));
   end(run, 'raised');
 }
+
+const afterALook = (step) => setImmediate(() => setImmediate(step));
 
 function interrupt() {
   const run = current;
@@ -82,6 +90,12 @@ function interrupt() {
   const value = 'the program was interrupted';
   channel.post({ ev: 'raised', run: run.id, name: 'Interrupted', value }, Buffer.from(`Interrupted: ${value}\n`));
   end(run, 'interrupted');
+}
+
+/** An interrupt that found the program waiting. Listeners that it has for the signal do not get that, but hear of it. */
+function onInterrupt() {
+  interrupt();
+  process.emit('SIGINT', 'SIGINT', 2);
 }
 
 function end(run, outcome) {
@@ -125,14 +139,14 @@ function cleanStacks(error) {
 
 /** An error of no run: what an earlier cell left behind has failed. The next run's reader sees it. */
 function complain(error) {
-  if (error instanceof cells.Interrupted) return; // as it was meant to
+  if (error instanceof interrupts.Interrupted) return; // as it was meant to
   fs.writeSync(2, `Uncaught ${described(error).traceback}`);
 }
 
 /** Nothing of the program's caught it. It fails the run that it belongs to; that of an earlier one is told. */
 function onUncaught(error) {
   const run = cells.owner() ?? current;
-  if (current !== null && !(error instanceof cells.Interrupted)) fail(run, error);
+  if (current !== null && !(error instanceof interrupts.Interrupted)) fail(run, error);
   else complain(error);
 }
 
@@ -181,7 +195,7 @@ function score(value) {
 
 /** The program may remove listeners; ours come back with each cell. */
 function listen() {
-  const ours = [['SIGINT', interrupt], ['uncaughtException', onUncaught], ['unhandledRejection', onUncaught]];
+  const ours = [['uncaughtException', onUncaught], ['unhandledRejection', onUncaught]];
   for (const [event, listener] of ours) {
     if (!process.listeners(event).includes(listener)) process.on(event, listener);
   }
@@ -189,9 +203,10 @@ function listen() {
 
 function onFrame(header, body) {
   if (header.do === 'execute') {
-    // A signal that was meant for the run before is there already, but the loop may look at this frame first. After one
-    // more look at everything it has found no run to end.
-    setImmediate(() => setImmediate(() => execute(header, body)));
+    execute(header, body);
+  } else if (header.do === 'interrupt') {
+    interrupts.expect();
+    if (current?.id === header.run) onInterrupt();
   } else if (header.do === 'configure') {
     Object.assign(process.env, header.env ?? {});
     if (header.cwd) process.chdir(header.cwd);
