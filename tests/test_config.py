@@ -33,7 +33,7 @@ def test_flags_beat_variables_beat_the_file_beat_defaults(tmp_path):
     assert (loaded.data_dir, loaded.pool.ready, loaded.lifetime.max_seconds) == ("/flag", 4, 60)
     assert loaded.origins["data_dir"] == "flag --data-dir"
     assert loaded.origins["pool.ready"] == "environment variable CLOCHE_POOL_READY"
-    assert loaded.origins["lifetime.max_seconds"] == "file cloche.toml"
+    assert loaded.origins["lifetime.max_seconds"] == "file ./cloche.toml"
     assert "backend" not in loaded.origins
 
 
@@ -67,7 +67,7 @@ def test_the_data_directory_of_root_is_the_systems(monkeypatch):
     [
         ("dat_dir = '/x'", ["dat_dir", "did you mean data_dir?", "cloche.toml"]),
         ("[limits.default]\nmemory = 5", ["limits.default.memory", "did you mean limits.default.memory_bytes?"]),
-        ("[pool]\nready = 'many'", ["pool.ready", "'many'", "file cloche.toml"]),
+        ("[pool]\nready = 'many'", ["pool.ready", "'many'", "file ./cloche.toml"]),
         ("[pool]\nready = '2'", ["pool.ready", "'2'"]),
         ("[pool]\nready = -1", ["pool.ready", "-1"]),
         ("pool = 3", ["unknown key pool", "pool.ready"]),
@@ -196,3 +196,78 @@ def test_as_a_library_only_warnings_are_logged_and_never_private_fields():
     assert "nursery.failed" in first and "template=python" in first and "secret" not in first
     assert json.loads(second)["event"] == "sandbox.ended"
     assert done.stdout == ""
+
+
+# -- upstreams
+
+
+UPSTREAM = """
+[[upstream]]
+models = ["m*"]
+base_url = "https://host/v1"
+api_key = "sk-secret"
+headers = {"api-key" = "hdr-secret", "x-other" = "env:OTHER"}
+
+[[upstream]]
+models = ["n*"]
+base_url = "http://[::1]:8080/v1"
+api_key = "env:NAME"
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_the_configuration_is_printed_without_the_keys_of_upstreams(tmp_path, flags):
+    (tmp_path / "cloche.toml").write_text(UPSTREAM)
+    printed = CliRunner().invoke(cli.main, ["config", *flags])
+    assert printed.exit_code == 0, printed.output
+    assert "secret" not in printed.output and "https://host/v1" in printed.output
+    if flags:
+        rows = json.loads(printed.output)["upstream"]["value"]
+    else:
+        line = next(each for each in printed.output.splitlines() if each.startswith("upstream "))
+        rows = json.loads(line.partition(" = ")[2].partition("  #")[0])
+    assert [row["api_key"] for row in rows] == ["***", "env:NAME"]
+    assert rows[0]["headers"] == {"api-key": "***", "x-other": "env:OTHER"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[upstream]\nmodels = ["m"]\nbase_url = "http://x"\napi_key = "sk-secret"', r"\[\[upstream\]\]"),
+        ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\napi_key = "sk-secret"\nunknown = 1', "unknown"),
+        ('[[upstream]]\nmodels = "m"\nbase_url = "http://x"\napi_key = "sk-secret"', "models"),
+        ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://user:secret@x/v1"', "password"),
+        ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"a b" = "secret"}', "a b"),
+        ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"a" = "secret\\n"}', "'a'"),
+    ],
+)
+def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, text, said):
+    (tmp_path / "cloche.toml").write_text(text)
+    with pytest.raises(errors.InvalidConfig, match=said) as caught:
+        config.load(environ={})
+    assert "secret" not in str(caught.value) and "upstream" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "host/v1",
+        "ftp://host/v1",
+        "http://",
+        "http:///v1",
+        "http://host:0/v1",
+        "http://host:99999/v1",
+        "http://host:x/v1",
+        "http://[::1/v1",
+        "http://ho st/v1",
+        "http://host/v1\n",
+        "http://user@host/v1",
+        "http://host/v1?api-version=1",
+        "http://host/v1?",
+        "http://host/v1#a",
+    ],
+)
+def test_an_upstream_has_an_address_to_which_paths_can_be_added(url):
+    with pytest.raises(errors.InvalidRequest, match=r"upstream\.base_url"):
+        config.Upstream(models=("m",), base_url=url)

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,19 +31,16 @@ DEFAULT_ALIASES: Mapping[str, str] = {
 """Names that clients of other products send, and the template that they mean."""
 
 LOCAL_FILE = "cloche.toml"
+FOUND_FILE = f"file ./{LOCAL_FILE}"  # the origin of what comes from one that nobody named
 NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": KIB,
-    "kib": KIB,
-    "m": MIB,
-    "mib": MIB,
-    "g": GIB,
-    "gib": GIB,
-    "t": 1024 * GIB,
-    "tib": 1024 * GIB,
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+
+_UNITS = {"": 1, "b": 1} | {
+    name: size
+    for letter, size in {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}.items()
+    for name in (letter, f"{letter}ib")
 }
 
 
@@ -110,6 +108,81 @@ class Server(Struct):
             raise errors.InvalidRequest(f"server.upload_bytes must be positive, not {self.upload_bytes}")
 
 
+def _check_url(url: str) -> None:
+    """Raises InvalidRequest. The URL itself is not said: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port, or of brackets
+        is_address = False
+    if not is_address or not url.isprintable() or " " in url:
+        raise errors.InvalidRequest("upstream.base_url must be a URL such as https://host/v1")
+    if "@" in parts.netloc:
+        raise errors.InvalidRequest("upstream.base_url cannot have a user and a password: use api_key, or headers")
+    if "?" in url or "#" in url:
+        raise errors.InvalidRequest(
+            "upstream.base_url cannot have a query or a fragment: paths are added at its end. Azure needs none at "
+            "https://NAME.openai.azure.com/openai/v1"
+        )
+
+
+class Upstream(Struct, forbid_unknown_fields=True):
+    """A server with models. Requests for a model go to the first upstream with a pattern that matches its name."""
+
+    models: tuple[str, ...]
+    base_url: str
+    api_key: str = ""  # "env:NAME" takes it from the environment
+    api: Literal["responses", "chat"] = "chat"
+    model: str = ""  # the name that is sent, if that is another
+    vision: bool = True  # whether pictures that code shows go back to the model
+    stream: bool = True  # whether the server can stream
+    timeout_seconds: float = 600.0  # without a byte
+    headers: dict[str, str] = {}  # sent with every request; here too "env:NAME" is possible
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise errors.InvalidRequest('upstream.models must have a pattern, such as "gpt-5*"')
+        _check_url(self.base_url)
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise errors.InvalidRequest(f"upstream.headers has {name!r}, whose name or value no header can have")
+        if not 0 < self.timeout_seconds < float("inf"):
+            raise errors.InvalidRequest(
+                f"upstream.timeout_seconds must be a positive number, not {self.timeout_seconds}"
+            )
+
+
+class Gateway(Struct):
+    """The loop between an upstream's model and sandboxes."""
+
+    code_calls: int = 25  # of one response
+    execution_seconds: float = 120.0
+    container_minutes: int = 20  # of idleness, after which a container expires where nobody says otherwise
+    max_container_minutes: int = 1440
+    model_output_bytes: int = 16 * KIB  # of one execution's output that the model is shown
+    outputs_bytes: int = 32 * MIB  # of what code showed that one response keeps for its client
+    turns_per_owner: int = 200  # at once, those in the background not counted
+    cite_new_files: bool = False  # every file that code made, not only those that the model links
+    stored_days: float = 30.0  # how long responses, conversations and files of containers are kept
+    capture: bool = False  # whether records of requests hold code, prompts and output
+
+    def __post_init__(self) -> None:
+        positive = (
+            "code_calls",
+            "execution_seconds",
+            "container_minutes",
+            "max_container_minutes",
+            "turns_per_owner",
+            "stored_days",
+        )
+        for name in positive:
+            if not 0 < getattr(self, name) < float("inf"):
+                raise errors.InvalidRequest(f"gateway.{name} must be a positive number, not {getattr(self, name)}")
+        for name in ("model_output_bytes", "outputs_bytes"):
+            if getattr(self, name) < KIB:
+                raise errors.InvalidRequest(f"gateway.{name} must be 1024 or more, not {getattr(self, name)}")
+
+
 class Config(Struct):
     data_dir: str
     backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
@@ -117,6 +190,8 @@ class Config(Struct):
     limits: SandboxLimits = SandboxLimits()
     lifetime: Lifetime = Lifetime()
     server: Server = Server()
+    gateway: Gateway = Gateway()
+    upstream: tuple[Upstream, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
     origins: dict[str, str] = {}  # key -> where its value came from, in words
@@ -128,6 +203,18 @@ class Config(Struct):
             for part in key.split("."):
                 value = getattr(value, part)
             yield key, value, self.origins.get(key, "default")
+
+
+def refuse_found_upstreams(config: Config) -> None:
+    """For what sends prompts by itself. Raises InvalidConfig if upstreams come from a file that merely lies here.
+
+    It may have come with somebody's repository, and could send a key of the environment and all that is said to them.
+    """
+    if config.origins.get("upstream") == FOUND_FILE:
+        raise errors.InvalidConfig(
+            f"a {LOCAL_FILE} that merely lies in this directory cannot say where models are, since your messages and a "
+            f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_FILE} chat` to use it"
+        )
 
 
 class Setting(NamedTuple):
@@ -213,8 +300,13 @@ def _convert(setting: Setting) -> Any:
     try:
         # Variables are always strings, and flags may be; a file has types and must use them.
         return msgspec.convert(value, KEYS[key], strict=origin.startswith("file "))
-    except msgspec.ValidationError as error:
-        raise errors.InvalidConfig(f"{key} = {value!r} ({origin}): {error}") from None
+    except (msgspec.ValidationError, errors.InvalidRequest) as error:
+        said = key if key == "upstream" else f"{key} = {value!r}"  # the one that may hold secrets
+        raise errors.InvalidConfig(f"{said} ({origin}): {error}{_as_tables(key, value)}") from None
+
+
+def _as_tables(key: str, value: Any) -> str:
+    return ": write [[upstream]], with two brackets" if key == "upstream" and isinstance(value, dict) else ""
 
 
 def _bytes(setting: Setting) -> int:
@@ -251,7 +343,7 @@ def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
     for key, value in _flatten(_read(file)):
         if not named:
             _check_harmless(file, key, value)
-        yield Setting(_known(key, str(file)), value, f"file {file}")
+        yield Setting(_known(key, str(file)), value, f"file {file}" if named else FOUND_FILE)
 
 
 def _check_harmless(file: Path, key: str, value: Any) -> None:

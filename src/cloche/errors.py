@@ -15,6 +15,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   ├── ContextNotFound         context_not_found
     │   ├── ProcessNotFound         process_not_found
     │   ├── PortNotOpen             port_not_open         nothing listens there
+    │   ├── ModelNotFound           model_not_found       no upstream has such a model
     │   └── FileNotFound            file_not_found
     ├── Gone                        gone                  it was there; the message says when and why it ended
     │   ├── SandboxExpired          sandbox_expired       its deadline passed
@@ -31,6 +32,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   ├── IsolationUnavailable    isolation_unavailable what the walls need is missing; `cloche doctor` explains
     │   ├── NurseryFailed           nursery_failed        the template's nursery could not start
     │   └── ShuttingDown            shutting_down
+    ├── UpstreamFailed              upstream_failed       a model's server refused, failed or broke off
     ├── ProtocolViolation           protocol_violation    a guest sent something that no honest guest sends
     └── UsedAfterFork               used_after_fork       a handle was used in a forked child of its process
 """
@@ -93,6 +95,10 @@ class ProcessNotFound(NotFound):
 
 class PortNotOpen(NotFound):
     code = "port_not_open"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
 
 
 class FileNotFound(NotFound, FileNotFoundError):
@@ -160,6 +166,29 @@ class NurseryFailed(Unavailable):
 
 class ShuttingDown(Unavailable):
     code = "shutting_down"
+
+
+class UpstreamFailed(ClocheError):
+    """`status` is what the upstream answered, or what stands for it; `kind`, `reason` and `param` are its own words."""
+
+    code = "upstream_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 502,
+        kind: str = "server_error",
+        reason: str | None = None,
+        param: str | None = None,
+        retry_after: str | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.reason = reason
+        self.param = param
+        self.retry_after = retry_after
 
 
 class ProtocolViolation(ClocheError):

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+import msgspec
+
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.endings import gone, never
@@ -20,13 +22,14 @@ from cloche.engine.sandbox import Sandbox, info_of
 from cloche.engine.tally import Tally
 from cloche.isolation.base import Backend, CellSpec
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Template, User, new_id
-from cloche.store.base import Records, SandboxRecord
+from cloche.store.base import SHUT_DOWN, Records, SandboxRecord
 from cloche.telemetry import log
 
 TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
 KEEP_DEFAULT_SECONDS = 3600.0
 KEEP_OTHER_SECONDS = 60.0
 MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
+MAX_HISTORY = 10_000
 MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
 
 
@@ -169,6 +172,18 @@ class Engine:
             raise never(id)
         return info_of(record)
 
+    async def history(
+        self, owner: str, label: str, value: str | None = None, *, limit: int = MAX_HISTORY
+    ) -> Sequence[SandboxInfo]:
+        """The newest with such metadata of that owner's sandboxes that have ended though nobody killed them."""
+        return [info_of(record) for record in await self._records.ended(owner, label, value, limit)]
+
+    async def disclaim(self, id: str, owner: str, reason: str) -> None:
+        """A sandbox that has ended counts as killed by its owner from now on, for that reason."""
+        record = await self._records.get(id)
+        if record is not None and record.owner == owner and record.state != "running":
+            self._record(msgspec.structs.replace(record, state="killed", end_reason=reason))
+
     async def template(self, ref: str) -> Template:
         """The template that a sandbox would be made from. Raises as `create` does."""
         return await self._template(ref)
@@ -199,6 +214,11 @@ class Engine:
         return await nursery.raw_cost_seconds()
 
     @property
+    def instance(self) -> Instance:
+        """This host process, among those that share the data directory."""
+        return self._instance
+
+    @property
     def control_socket(self) -> Path:
         """Where this process listens for whoever runs it, if it is a server."""
         return self._instance.directory / CONTROL_SOCKET
@@ -221,7 +241,7 @@ class Engine:
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions say "shutdown"), then everything that made them."""
         self._closing = True
-        ending = [each.end("killed", "shutdown", "its host shut down") for each in list(self._sandboxes.values())]
+        ending = [each.end("killed", "shutdown", SHUT_DOWN) for each in list(self._sandboxes.values())]
         await asyncio.gather(*ending, *(pool.aclose() for pool in self._pools.values()))
         await asyncio.gather(*self._destroying)  # those that had ended just before
         await asyncio.gather(*(nursery.aclose() for nursery in self._nurseries.values()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from cloche.model import Limits, Struct
 
 State = Literal["running", "expired", "killed", "lost"]
+
+SHUT_DOWN = "its host shut down"  # why those are `killed` that nobody killed
 
 
 class SandboxRecord(Struct):
@@ -40,6 +42,9 @@ class Records(Protocol):
 
     async def list(self, owner: str) -> list[SandboxRecord]:
         """All that are kept for that owner, the newest first."""
+
+    async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
+        """The newest that have ended though nobody killed them, with such metadata; None is any value."""
 
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
         """Running sandboxes of instances that are not live become lost. How many there were."""

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloche import errors
+from cloche.model import MIB
 from cloche.telemetry import log
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 BUSY_MILLISECONDS = 10_000
+JOURNAL_BYTES = 64 * MIB  # that the write-ahead log keeps when it is empty
+SCRUB_MILLISECONDS = 100  # that it waits for others who read there: until then nothing else is done
+SCRUB_SECONDS = 60.0  # after which what was deleted is gone from it, too
 
 MIGRATIONS = (
     """
@@ -50,6 +54,108 @@ MIGRATIONS = (
         last_used_at REAL
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE files (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        filename TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL
+    ) WITHOUT ROWID;
+    CREATE INDEX files_by_owner ON files (owner, created_at);
+    CREATE TABLE container_files (
+        id TEXT PRIMARY KEY,
+        sandbox TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        path TEXT NOT NULL,
+        source TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        modified_at REAL NOT NULL,
+        kept INTEGER NOT NULL,
+        origin TEXT
+    ) WITHOUT ROWID;
+    CREATE UNIQUE INDEX container_files_by_path ON container_files (sandbox, path);
+    CREATE INDEX container_files_by_age ON container_files (created_at);
+    CREATE INDEX container_files_by_owner ON container_files (owner) WHERE kept;
+    CREATE TABLE responses (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        status TEXT NOT NULL,
+        previous TEXT,
+        container TEXT,
+        instance TEXT,
+        include TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        event_bytes INTEGER NOT NULL DEFAULT 0,
+        body TEXT NOT NULL,
+        input TEXT NOT NULL,
+        transcript TEXT NOT NULL
+    );
+    CREATE INDEX responses_by_age ON responses (created_at);
+    CREATE INDEX responses_by_owner ON responses (owner, created_at, bytes);
+    CREATE INDEX responses_running ON responses (instance) WHERE instance IS NOT NULL;
+    CREATE TABLE response_events (
+        response TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (response, number)
+    );
+    CREATE TABLE response_items (
+        owner TEXT NOT NULL,
+        id TEXT NOT NULL,
+        response TEXT NOT NULL,
+        PRIMARY KEY (owner, id)
+    ) WITHOUT ROWID;
+    CREATE INDEX response_items_by_response ON response_items (response);
+    CREATE TABLE conversations (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        used_at REAL NOT NULL,
+        container TEXT,
+        items INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        metadata TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX conversations_by_owner ON conversations (owner, bytes);
+    CREATE TABLE conversation_items (
+        conversation TEXT NOT NULL,
+        position INTEGER NOT NULL,
+        id TEXT NOT NULL,
+        minted INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (conversation, position)
+    );
+    CREATE UNIQUE INDEX conversation_items_by_id ON conversation_items (id, conversation);
+    CREATE INDEX conversations_by_use ON conversations (used_at);
+    CREATE TABLE chat_calls (
+        owner TEXT NOT NULL,
+        call TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        transcript BLOB NOT NULL,
+        PRIMARY KEY (owner, call)
+    ) WITHOUT ROWID;
+    CREATE TABLE steps (
+        id TEXT PRIMARY KEY,
+        request TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        parent TEXT,
+        started_at REAL NOT NULL,
+        seconds REAL NOT NULL,
+        outcome TEXT NOT NULL,
+        fields TEXT NOT NULL,
+        captured TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX steps_by_request ON steps (request);
+    CREATE INDEX steps_by_age ON steps (started_at);
+    CREATE INDEX steps_of_requests ON steps (started_at, id) WHERE kind = 'request';
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 
@@ -62,6 +168,8 @@ class Database:
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
+        self._scrubbing: asyncio.TimerHandle | None = None
+        self.closing = False  # what goes on by itself does not any more
 
     async def open(self) -> None:
         """Raises Unavailable if the file cannot be made, read or brought to this version."""
@@ -92,8 +200,20 @@ class Database:
 
         self._jobs.put(job)
 
+    def scrub_soon(self) -> None:
+        """What was deleted leaves the write-ahead log within a minute. Never waits."""
+        if self._scrubbing is None:
+            self._scrubbing = asyncio.get_running_loop().call_later(SCRUB_SECONDS, self.scrub)
+
+    def scrub(self) -> None:
+        """Empties the write-ahead log, unless another process reads there. Never waits."""
+        self._end_scrubbing()
+        self.do_later(_empty_log)
+
     async def aclose(self) -> None:
         """Closes after all work that was asked for."""
+        self._end_scrubbing()
+        self.closing = True
         if self._thread is not None:
             try:
                 await self.do(lambda db: db.close())
@@ -103,6 +223,11 @@ class Database:
     def _live_connection(self) -> sqlite3.Connection:
         assert self._connection is not None, "used before it was opened"
         return self._connection
+
+    def _end_scrubbing(self) -> None:
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            self._scrubbing = None
 
     def _end_thread(self) -> None:
         self._jobs.put(lambda: False)
@@ -152,8 +277,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("PRAGMA secure_delete = ON")  # what a client deletes is overwritten
+    db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
     _migrate(db)
     return db
+
+
+def _empty_log(db: sqlite3.Connection) -> None:
+    db.execute(f"PRAGMA busy_timeout = {SCRUB_MILLISECONDS}")
+    try:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
 
 
 def _migrate(db: sqlite3.Connection) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from cloche.store.base import SandboxRecord
+from cloche.store.base import SHUT_DOWN, SandboxRecord
 from cloche.store.database import Database, Work
 from cloche.telemetry import log
 
@@ -27,6 +27,8 @@ PRUNE_SECONDS = 3600.0
 _COLUMNS = SandboxRecord.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
+_ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
+    AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
 _JSON = ("metadata", "limits")
 
 
@@ -55,6 +57,10 @@ class SqliteRecords:
     async def list(self, owner: str) -> list[SandboxRecord]:
         query = f"{_GET} WHERE owner = ? ORDER BY created_at DESC"
         return [_record(row) for row in await self._do(lambda db: db.execute(query, (owner,)).fetchall())]
+
+    async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
+        asked = (owner, f'$."{label}"', value, limit)
+        return [_record(row) for row in await self._do(lambda db: db.execute(_ENDED, asked).fetchall())]
 
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
         return await self._do(lambda db: _mark_lost(db, is_live, at))

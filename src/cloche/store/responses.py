@@ -1,0 +1,387 @@
+"""Responses that are kept: what clients retrieve, what a next turn goes on from, what a stream is resumed from.
+
+Writes are done a moment later, when the answer has been sent; whoever reads finds them all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloche.model import GIB, MIB, Struct
+from cloche.store import named_items
+from cloche.store.database import Database, Work
+from cloche.store.lengths import is_longer
+from cloche.store.response_events import is_slim, slim, whole
+from cloche.telemetry import log
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+LATER_SECONDS = 0.01
+MAX_CHAIN = 1000  # responses that one can go on from
+MAX_CHAIN_BYTES = 64 * MIB
+MAX_BODY_BYTES = 64 * MIB  # of one: beyond that the outputs of its code are not kept
+MAX_EVENT_BYTES = 64 * MIB  # of one: beyond that its deltas are not kept
+MAX_RESPONSE_BYTES = 128 * MIB  # a larger one is not kept
+MAX_BYTES = 8 * GIB  # of all that are kept; the oldest of those go first who have most
+MAX_BYTES_OF_OWNER = 2 * GIB
+EVENTS_AT_ONCE = 1000
+REMOVED_AT_ONCE = 32 * MIB
+PRUNED_AFTER = 512 * MIB  # written: a busy server does not wait for the hour
+NOT_KEPT = {"type": "logs", "logs": "(the outputs of this response are too large: they were not kept)"}
+LOST = {"code": "server_error", "message": "The server ended while it worked on this response."}
+
+
+class StoredResponse(Struct):
+    """`body` is the Response object with the outputs of its code; `input` are its own input items, each with an id.
+
+    `transcript` is what the turn added in the upstream's language. `instance` is the host process that works on it
+    now: None once it has ended. `include` is what its client asked to see.
+    """
+
+    id: str
+    owner: str
+    created_at: float
+    status: str
+    body: Json
+    input: list[Json] = []
+    transcript: list[Json] = []
+    previous: str | None = None
+    container: str | None = None
+    instance: str | None = None
+    include: list[str] = []
+
+    @property
+    def output(self) -> list[Json]:
+        found: list[Json] = self.body.get("output") or []
+        return found
+
+
+class Chain(Struct):
+    """What went before. `missing` is the id of the first that is not there (any more), going back."""
+
+    transcripts: list[list[Json]] = []  # the oldest first
+    container: str | None = None  # the last that was used
+    missing: str | None = None
+    running: str | None = None  # the id of one that has not ended
+    too_long: bool = False
+
+
+_COLUMNS = StoredResponse.__struct_fields__
+_NAMES = ", ".join((*_COLUMNS, "bytes"))
+_MARKS = ", ".join("?" * (len(_COLUMNS) + 1))
+_INSERT = f"INSERT OR IGNORE INTO responses ({_NAMES}) VALUES ({_MARKS})"
+_UPDATE = f"UPDATE responses SET ({_NAMES}) = ({_MARKS}) WHERE id = ?"
+_READ = tuple(name for name in _COLUMNS if name not in ("input", "transcript"))
+_JSON = ("body", "input", "transcript", "include")
+
+
+class Responses:
+    def __init__(self, database: Database):
+        self._database = database
+        self._until_pruned = PRUNED_AFTER
+        self._unwritten: list[Work[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, response: StoredResponse, minted: Iterable[str] = ()) -> None:
+        """Never waits. Whoever asks next finds it. `minted` are the ids of its items that they got here."""
+        ids, small = list(minted), _small(response)
+        if small is not None:
+            self._later(lambda db: self._wrote(db, _put(db, small, ids)))
+
+    def change(self, response: StoredResponse, minted: Iterable[str] = ()) -> None:
+        """The same for one that was put before. Harmless if it was deleted: it does not come back."""
+        ids, small = list(minted), _small(response)
+        if small is not None:
+            self._later(lambda db: self._wrote(db, _change(db, small, ids)))
+
+    def add_events(self, response: str, events: Sequence[Json]) -> None:
+        """Keeps events of a stream, which have their numbers. Never waits. Harmless if the response was deleted."""
+        self._later(lambda db: self._wrote(db, _add_events(db, response, events)))
+
+    async def get(self, owner: str, id: str) -> StoredResponse | None:
+        """Without its input and its transcript, which are read on their own."""
+        return await self._do(lambda db: _get(db, owner, id))
+
+    async def input(self, owner: str, id: str) -> list[Json] | None:
+        """The input items of one."""
+        return await self._do(lambda db: _input(db, owner, id))
+
+    async def instance(self, owner: str, id: str) -> str | None:
+        """The host process that works on it; None if it has ended, or there is none."""
+        query = "SELECT instance FROM responses WHERE id = ? AND owner = ?"
+        row = await self._do(lambda db: db.execute(query, (id, owner)).fetchone())
+        return None if row is None else row[0]
+
+    async def events(self, id: str, after: int) -> list[Json]:
+        """The events with greater numbers, as many as are read at once."""
+        return await self._do(lambda db: _events(db, id, after))
+
+    async def chain(self, owner: str, id: str) -> Chain:
+        """That response and those that it went on from."""
+        return await self._do(lambda db: _chain(db, owner, id))
+
+    async def items(self, owner: str, ids: Iterable[str], *, strict: bool = True) -> dict[str, Json]:
+        """Those items of the owner's responses and conversations that are kept, with the outputs of code, by their ids.
+
+        Raises InvalidRequest if they are too large; if not `strict`, those are left out that would be too much.
+        """
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return {}
+        return await self._do(lambda db: named_items.found(db, owner, wanted, strict=strict))
+
+    async def delete(self, owner: str, id: str) -> bool:
+        """All of it. Whether there was one."""
+        deleted = await self._do(lambda db: _delete(db, owner, id))
+        self._database.scrub_soon()
+        return deleted
+
+    async def mark_lost(self, is_live: Callable[[str], bool]) -> int:
+        """Those that dead host processes worked on have failed. How many there were."""
+        return await self._do(lambda db: _mark_lost(db, is_live))
+
+    async def lose(self, id: str, instance: str | None) -> None:
+        """It has failed, if that host process still works on it: which is dead, or knows nothing of it."""
+        await self._do(lambda db: _lose(db, id, instance))
+
+    def prune(self, before: float) -> None:
+        """Removes what was made before, and what is too much. Never waits."""
+        self._database.do_later(lambda db: self._remove(db, _prunable(db, before)))
+
+    async def written(self) -> None:
+        """Waits until all that was put is in the file."""
+        await self._do(lambda db: None)
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        unwritten, self._unwritten = self._unwritten, []
+        for work in unwritten:
+            self._database.do_later(work)
+
+    def _later(self, work: Work[None]) -> None:
+        self._unwritten.append(work)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LATER_SECONDS, self.flush)
+
+    async def _do(self, work: Work[T]) -> T:
+        """Does `work` after all that was put before."""
+        self.flush()
+        return await self._database.do(work)
+
+    def _wrote(self, db: sqlite3.Connection, size: int) -> None:
+        self._until_pruned -= size
+        if self._until_pruned < 0:
+            self._until_pruned = PRUNED_AFTER
+            self._remove(db, _prunable(db, 0.0))
+
+    def _remove(self, db: sqlite3.Connection, sizes: dict[str, int]) -> None:
+        """Some at a time: others who need the store have their turn between."""
+        size, ids = 0, list[tuple[str]]()
+        while sizes and size < REMOVED_AT_ONCE and len(ids) < 1000:
+            id, bytes = sizes.popitem()
+            size += bytes
+            ids.append((id,))
+        _remove(db, ids)
+        if sizes and not self._database.closing:
+            self._database.do_later(lambda db: self._remove(db, sizes))
+
+
+def _put(db: sqlite3.Connection, response: StoredResponse, minted: Sequence[str]) -> int:
+    """How many bytes it has."""
+    row, size = _row(response)
+    with db:
+        db.execute(_INSERT, (*row, size))
+        _name(db, response, minted)
+    return size
+
+
+def _change(db: sqlite3.Connection, response: StoredResponse, minted: Sequence[str]) -> int:
+    row, size = _row(response)
+    with db:
+        if db.execute(_UPDATE, (*row, size, response.id)).rowcount == 0:
+            return 0
+        db.execute("UPDATE responses SET bytes = bytes + event_bytes WHERE id = ?", (response.id,))
+        _name(db, response, minted)
+    return size
+
+
+def _name(db: sqlite3.Connection, response: StoredResponse, minted: Sequence[str]) -> None:
+    rows = [(response.owner, id, response.id) for id in minted]
+    db.executemany("INSERT OR REPLACE INTO response_items (owner, id, response) VALUES (?, ?, ?)", rows)
+
+
+def _add_events(db: sqlite3.Connection, response: str, events: Sequence[Json]) -> int:
+    """How many bytes they have."""
+    with db:
+        known = db.execute("SELECT event_bytes FROM responses WHERE id = ?", (response,)).fetchone()
+        if known is None:
+            return 0
+        if known[0] > MAX_EVENT_BYTES:
+            events = [event for event in events if not str(event["type"]).endswith(".delta")]
+        texts = [msgspec.json.encode(slim(event)) for event in events]
+        size = sum(map(len, texts))
+        rows = [(response, event["sequence_number"], text.decode()) for event, text in zip(events, texts, strict=True)]
+        db.executemany("INSERT OR REPLACE INTO response_events (response, number, body) VALUES (?, ?, ?)", rows)
+        update = "UPDATE responses SET bytes = bytes + ?, event_bytes = event_bytes + ? WHERE id = ?"
+        db.execute(update, (size, size, response))
+    return size
+
+
+def _get(db: sqlite3.Connection, owner: str, id: str) -> StoredResponse | None:
+    query = f"SELECT {', '.join(_READ)} FROM responses WHERE id = ? AND owner = ?"
+    row = db.execute(query, (id, owner)).fetchone()
+    return None if row is None else _response(row)
+
+
+def _input(db: sqlite3.Connection, owner: str, id: str) -> list[Json] | None:
+    row = db.execute("SELECT input FROM responses WHERE id = ? AND owner = ?", (id, owner)).fetchone()
+    return None if row is None else msgspec.json.decode(row[0])
+
+
+def _events(db: sqlite3.Connection, id: str, after: int) -> list[Json]:
+    query = "SELECT body FROM response_events WHERE response = ? AND number > ? ORDER BY number LIMIT ?"
+    events = [msgspec.json.decode(text) for (text,) in db.execute(query, (id, after, EVENTS_AT_ONCE))]
+    if not any(map(is_slim, events)):
+        return events
+    row = db.execute("SELECT body, instance FROM responses WHERE id = ?", (id,)).fetchone()
+    return [] if row is None else whole(events, msgspec.json.decode(row[0]), ended=row[1] is None)
+
+
+def _chain(db: sqlite3.Connection, owner: str, id: str) -> Chain:
+    query = "SELECT previous, container, instance, transcript FROM responses WHERE id = ? AND owner = ?"
+    transcripts: list[list[Json]] = []
+    container: str | None = None
+    size, at = 0, id
+    while True:
+        row = db.execute(query, (at, owner)).fetchone()
+        if row is None:
+            return Chain(missing=at)
+        previous, used, instance, transcript = row
+        if instance is not None:
+            return Chain(running=at)
+        size += len(transcript)
+        if size > MAX_CHAIN_BYTES or len(transcripts) >= MAX_CHAIN:
+            return Chain(too_long=True)
+        transcripts.append(msgspec.json.decode(transcript))
+        container = container or used
+        if previous is None:
+            return Chain(transcripts=transcripts[::-1], container=container)
+        at = previous
+
+
+def _delete(db: sqlite3.Connection, owner: str, id: str) -> bool:
+    with db:
+        if db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (id, owner)).rowcount == 0:
+            return False
+        db.execute("DELETE FROM response_events WHERE response = ?", (id,))
+        db.execute("DELETE FROM response_items WHERE response = ?", (id,))
+        return True
+
+
+def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool]) -> int:
+    rows = db.execute("SELECT id, instance FROM responses WHERE instance IS NOT NULL").fetchall()
+    dead = [(id, instance) for id, instance in rows if not is_live(instance)]
+    for id, instance in dead:
+        _lose(db, id, instance)
+    return len(dead)
+
+
+def _lose(db: sqlite3.Connection, id: str, instance: str | None) -> None:
+    """Whoever looks and then loses may be late: it may have ended, or been deleted, between the two."""
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        row = db.execute("SELECT body FROM responses WHERE id = ? AND instance = ?", (id, instance)).fetchone()
+        if row is None:
+            return
+        failed = {"status": "failed", "error": LOST, "completed_at": int(time.time())}
+        body = {**msgspec.json.decode(row[0]), **failed}
+        update = "UPDATE responses SET status = 'failed', body = ?, instance = NULL WHERE id = ?"
+        db.execute(update, (_text(body), id))
+        last = "SELECT COALESCE(MAX(number), -1) FROM response_events WHERE response = ?"
+        number = db.execute(last, (id,)).fetchone()[0] + 1
+        event = {"type": "response.failed", "response": body, "sequence_number": number}
+        insert = "INSERT INTO response_events (response, number, body) VALUES (?, ?, ?)"
+        db.execute(insert, (id, number, _text(slim(event))))
+
+
+def _prunable(db: sqlite3.Connection, before: float) -> dict[str, int]:
+    """What is to go, by its ids, with its bytes."""
+    old = "SELECT id, bytes FROM responses WHERE created_at <= ? AND instance IS NULL"
+    found = dict(db.execute(old, (before,)).fetchall())
+    sizes = dict(db.execute("SELECT owner, SUM(bytes) FROM responses GROUP BY owner").fetchall())
+    most = share(list(sizes.values()))
+    for owner, size in sizes.items():
+        if size > most:
+            found |= _too_much(db, owner, most)
+    return found
+
+
+def share(sizes: Sequence[int]) -> int:
+    """How many bytes one owner may have, so that all have no more than there may be: whoever has little loses none."""
+    left = MAX_BYTES
+    for at, size in enumerate(sorted(sizes)):
+        equal = left // (len(sizes) - at)
+        if size > equal:
+            return min(equal, MAX_BYTES_OF_OWNER)
+        left -= size
+    return MAX_BYTES_OF_OWNER
+
+
+def _too_much(db: sqlite3.Connection, owner: str, most: int) -> dict[str, int]:
+    newest = "SUM(bytes) OVER (ORDER BY created_at DESC, rowid DESC)"
+    sizes = f"SELECT id, bytes, instance, {newest} AS size FROM responses WHERE owner = ?"
+    query = f"SELECT id, bytes FROM ({sizes}) WHERE size > ? AND instance IS NULL"
+    return dict(db.execute(query, (owner, most)).fetchall())
+
+
+def _remove(db: sqlite3.Connection, ids: Sequence[tuple[str]]) -> None:
+    with db:
+        db.executemany("DELETE FROM response_events WHERE response = ?", ids)
+        db.executemany("DELETE FROM response_items WHERE response = ?", ids)
+        db.executemany("DELETE FROM responses WHERE id = ?", ids)
+
+
+def _row(response: StoredResponse) -> tuple[tuple[object, ...], int]:
+    """The values of its columns, and their bytes."""
+    texts = {name: msgspec.json.encode(getattr(response, name)) for name in _JSON}
+    row = tuple(texts[name].decode() if name in texts else getattr(response, name) for name in _COLUMNS)
+    return row, sum(map(len, texts.values()))
+
+
+def _small(response: StoredResponse) -> StoredResponse | None:
+    """As it can be kept: without the outputs of its code if it is large, and not at all if it is very large."""
+    if is_longer(response.body, MAX_BODY_BYTES):
+        response = msgspec.structs.replace(response, body=_without_outputs(response.body))
+    if is_longer([response.body, response.input, response.transcript], MAX_RESPONSE_BYTES):
+        log.warning("response.not_kept", response=response.id, reason="too large")
+        return None
+    return response
+
+
+def _without_outputs(body: Json) -> Json:
+    """With a note in the place of what code printed and showed."""
+    items = [{**item, "outputs": [NOT_KEPT]} if item.get("outputs") else item for item in body["output"]]
+    return {**body, "output": items}
+
+
+def _response(row: Sequence[object]) -> StoredResponse:
+    fields = dict(zip(_READ, row, strict=True))
+    return StoredResponse(**{name: _value(name, each) for name, each in fields.items()})  # type: ignore[arg-type]
+
+
+def _value(name: str, value: object) -> object:
+    return msgspec.json.decode(str(value)) if name in _JSON else value
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
