@@ -1,0 +1,234 @@
+"""What a Chat Completions upstream answers, chunk by chunk, as happenings. Pure.
+
+    content, refusal                    a message              reasoning_content, reasoning       a reasoning item
+    tool_calls, function_call           a function_call each, or a custom_tool_call
+
+Servers differ: ids, indexes and types may be missing, arguments may come whole or as an object, all calls may have the
+index 0. All of it is read; of what makes no sense, what can be used is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from cloche import errors
+from cloche.gateway.chat_items import Call, Reasoning, Speech
+from cloche.gateway.happenings import Closed, DeltaKind, Finished, Happening, Opened, Status, Tokens
+from cloche.gateway.upstream_http import SAME, failure_of
+from cloche.gateway.upstreams import MAX_ITEMS
+
+MAX_CALLS = 128
+MAX_CHARACTERS = 32 * 1024 * 1024  # of everything that is said in one leg
+
+REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+FAILURES = frozenset({"error", "insufficient_system_resource"})
+
+
+class ChatAnswer:
+    """Feed it the chunks of a stream, or a whole completion; then `end` says how it ended."""
+
+    def __init__(self, custom_tools: frozenset[str] = frozenset(), secret: str = ""):
+        self._custom_tools = custom_tools
+        self._secret = secret
+        self._items = 0
+        self._characters = 0
+        self._speech: Speech | Reasoning | None = None  # the one that is being said
+        self._calls: list[Call] = []
+        self._by_index: dict[Any, Call] = {}
+        self._finish: str | None = None
+        self._tokens = Tokens()
+        self._model = ""
+        self._service_tier: str | None = None
+
+    def feed(self, chunk: dict[str, Any]) -> Iterator[Happening]:
+        """Raises UpstreamFailed if it tells of an error, or is too much."""
+        if chunk.get("error"):
+            raise self._error(chunk["error"])
+        self._note(chunk)
+        choice = _first(chunk.get("choices"))
+        if choice.get("index") in (None, 0):
+            said = choice.get("delta") or choice.get("message")
+            yield from self._said(_dict(said), _list(_dict(choice.get("logprobs")).get("content")))
+            self._finish = _text(choice.get("finish_reason")) or self._finish
+
+    def end(self) -> Iterator[Happening]:
+        """Raises UpstreamFailed if the answer did not end, but break off."""
+        if self._finish is None:
+            raise errors.UpstreamFailed("The upstream of this model broke off in the middle of its answer")
+        if self._finish in FAILURES:
+            raise errors.UpstreamFailed(f"The upstream of this model failed: it stopped with {self._finish!r}")
+        reason = REASONS.get(self._finish)
+        status: Status = "incomplete" if reason else "completed"
+        yield from self._end_speech(status)
+        for call in self._calls:
+            yield from call.close(cut_off=reason is not None and call is self._calls[-1])
+        yield Finished(
+            status=status,
+            reason=reason,
+            tokens=self._tokens,
+            model=self._model,
+            service_tier=self._service_tier,
+        )
+
+    # -- around what is said
+
+    def _note(self, chunk: dict[str, Any]) -> None:
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._tokens = tokens_of(usage)
+        self._model = _text(chunk.get("model"))[:200] or self._model
+        self._service_tier = _text(chunk.get("service_tier"))[:50] or self._service_tier
+
+    def _error(self, error: Any) -> errors.UpstreamFailed:
+        said = error if isinstance(error, dict) else {"message": error}
+        code = said.get("code")
+        return failure_of(said, status=code if isinstance(code, int) and code in SAME else 502, secret=self._secret)
+
+    def _count(self, text: str) -> None:
+        self._characters += len(text)
+        if self._characters > MAX_CHARACTERS:
+            raise errors.UpstreamFailed(f"The upstream's answer is over {MAX_CHARACTERS} characters")
+
+    def _new_index(self) -> int:
+        if self._items >= MAX_ITEMS:
+            raise errors.UpstreamFailed(f"The upstream's answer has over {MAX_ITEMS} items")
+        self._items += 1
+        return self._items - 1
+
+    # -- what is said
+
+    def _said(self, delta: dict[str, Any], logprobs: list[Any]) -> Iterator[Happening]:
+        thought, content = _thought_and_content(delta)
+        if thought:
+            yield from self._more("reasoning", thought)
+        if content:
+            yield from self._more("text", content, logprobs)
+        refusal = _text(delta.get("refusal"))
+        if refusal:
+            yield from self._more("refusal", refusal)
+        legacy = delta.get("function_call")
+        if isinstance(legacy, dict):
+            yield from self._call({"index": "legacy", "function": legacy})
+        for call in _list(delta.get("tool_calls")):
+            yield from self._call(_dict(call))
+
+    def _more(self, kind: DeltaKind, text: str, logprobs: list[Any] | None = None) -> Iterator[Happening]:
+        self._count(text)
+        wanted = Reasoning if kind == "reasoning" else Speech
+        if not isinstance(self._speech, wanted):
+            yield from self._end_speech("completed")
+            yield from self._end_whole_calls()
+            self._speech = wanted(self._new_index())
+            yield Opened(index=self._speech.index, item=self._speech.opening())
+        yield self._speech.add(kind, text, logprobs or [])
+
+    def _end_speech(self, status: Status) -> Iterator[Happening]:
+        if self._speech is not None:
+            speech, self._speech = self._speech, None
+            yield Closed(index=speech.index, item=speech.whole(status if not self._calls else "completed"))
+
+    # -- calls
+
+    def _call(self, delta: dict[str, Any]) -> Iterator[Happening]:
+        kind = "custom" if isinstance(delta.get("custom"), dict) else "function"
+        function = _dict(delta.get(kind))
+        name = _text(function.get("name"))
+        call = self._known(delta, name)
+        if call is None:
+            yield from self._end_speech("completed")
+            yield from self._end_whole_calls()
+            call = self._new_call(delta, custom=kind == "custom")
+        call.name_it(name, is_custom=name in self._custom_tools)
+        arguments = _arguments(function.get("arguments" if kind == "function" else "input"))
+        self._count(arguments)
+        yield from call.add(arguments)
+
+    def _known(self, delta: dict[str, Any], name: str) -> Call | None:
+        """The call that this is more of; None if a new one begins."""
+        index, id = delta.get("index"), _text(delta.get("id"))
+        if index is None:
+            same_id = [call for call in self._calls if id and call.given_id == id]
+            found = same_id[-1] if same_id else (self._calls[-1] if self._calls and not (id or name) else None)
+        else:
+            found = self._by_index.get(_key(index))
+        return None if found is None or _is_another(found, id, name) else found
+
+    def _new_call(self, delta: dict[str, Any], *, custom: bool) -> Call:
+        if len(self._calls) >= MAX_CALLS:
+            raise errors.UpstreamFailed(f"The upstream's model made over {MAX_CALLS} calls at once")
+        call = Call(self._new_index(), _text(delta.get("id"))[:200], raw_input=custom)
+        self._calls.append(call)
+        self._by_index[_key(delta.get("index"))] = call
+        return call
+
+    def _end_whole_calls(self) -> Iterator[Happening]:
+        """Closes those whose arguments are whole: nothing says so, but what follows lets it be seen."""
+        for call in self._calls:
+            if call.is_whole:
+                yield from call.close()
+
+
+def _is_another(call: Call, id: str, name: str) -> bool:
+    """Whether an id or a name begins another call, although the place is the same.
+
+    Some servers give every call the index 0, and send each whole. Others (vLLM, where a call is forced) repeat the
+    name and make up a new id with every piece: then what came so far is not whole.
+    """
+    if id and id == call.given_id:
+        return False
+    if name and call.name and name != call.name:
+        return True
+    return bool(id or name) and call.is_whole
+
+
+def tokens_of(usage: dict[str, Any]) -> Tokens:
+    read, wrote = _dict(usage.get("prompt_tokens_details")), _dict(usage.get("completion_tokens_details"))
+    return Tokens(
+        input=_count_of(usage.get("prompt_tokens")),
+        cached=_count_of(read.get("cached_tokens")) or _count_of(usage.get("prompt_cache_hit_tokens")),
+        cache_written=_count_of(read.get("cache_write_tokens")),
+        output=_count_of(usage.get("completion_tokens")),
+        reasoning=_count_of(wrote.get("reasoning_tokens")),
+    )
+
+
+def _thought_and_content(delta: dict[str, Any]) -> tuple[str, str]:
+    thought = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+    content = delta.get("content")
+    if not isinstance(content, list):
+        return thought, _text(content)
+    parts = [part for part in content if isinstance(part, dict)]  # Mistral's
+    texts = "".join(_text(part.get("text")) for part in parts)
+    thoughts = [_text(_dict(each).get("text")) for part in parts for each in _list(part.get("thinking"))]
+    return thought + "".join(thoughts), texts
+
+
+def _arguments(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else _text(value)
+
+
+def _key(index: Any) -> Any:
+    return index if isinstance(index, (int, str)) else None
+
+
+def _first(value: Any) -> dict[str, Any]:
+    return _dict(value[0]) if isinstance(value, list) and value else {}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count_of(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 1 << 53 else 0

@@ -1,0 +1,213 @@
+"""Containers: sandboxes as OpenAI's clients see them. They expire when nobody has used them for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from cloche import errors
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.engine.sandbox import Sandbox
+from cloche.gateway.asked import MemoryTier
+from cloche.gateway.wrapped_ids import unwrapped
+from cloche.model import GIB, Limits, SandboxInfo, SandboxSpec, Struct
+from cloche.store.base import SHUT_DOWN
+
+PREFIX = "cntr_"
+DELETED = "its container was deleted"
+NAME, MINUTES, SESSION = "openai.name", "openai.minutes", "openai.session"  # in a sandbox's metadata
+USUAL_MINUTES = 20  # of a sandbox that was not made as a container
+TIERS: dict[MemoryTier, int] = {"1g": GIB, "4g": 4 * GIB, "16g": 16 * GIB, "64g": 64 * GIB}
+
+
+class BadWish(errors.InvalidRequest):
+    """Something about a container that cannot be had. `param` and `reason` are OpenAI's words for what and how."""
+
+    status = 400
+
+    def __init__(self, message: str, param: str, reason: str = "invalid_value"):
+        super().__init__(message)
+        self.param = param
+        self.reason = reason
+
+
+class Wishes(Struct):
+    """What a new container should be."""
+
+    name: str = "auto"
+    minutes: int | None = None
+    memory: MemoryTier | None = None
+    session: str | None = None
+
+
+class Container:
+    """A live one."""
+
+    def __init__(self, sandbox: Sandbox):
+        self.sandbox = sandbox
+        self.id = PREFIX + sandbox.id
+
+    @property
+    def owner(self) -> str:
+        return self.sandbox.spec.owner
+
+    @property
+    def info(self) -> SandboxInfo:
+        return self.sandbox.info
+
+    @property
+    def ended(self) -> bool:
+        return self.sandbox.ending is not None
+
+    def touch(self, seconds: float = 0.0) -> None:
+        """It was used now, or will be for so long: it expires later, never earlier than it would have."""
+        self.sandbox.extend(minutes_of(self.info) * 60.0 + seconds)
+
+
+class Containers:
+    def __init__(self, engine: Engine, config: Config):
+        self._engine = engine
+        self._config = config
+        self._sessions: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def create(self, owner: str, wishes: Wishes) -> Container:
+        """Raises BadWish, and what `Engine.create` does."""
+        minutes = wishes.minutes or self._config.gateway.container_minutes
+        metadata = {NAME: wishes.name, MINUTES: str(minutes)}
+        if wishes.session is not None:
+            metadata[SESSION] = wishes.session
+        spec = SandboxSpec(
+            owner=owner, metadata=metadata, lifetime_seconds=minutes * 60.0, limits=await self.limits_of(wishes.memory)
+        )
+        return Container(await self._engine.create(spec))
+
+    async def get(self, owner: str, id: str) -> Container:
+        """A live one, which is in use from now on. Raises SandboxNotFound, and Gone for one that has expired."""
+        try:
+            container = Container(await self._engine.get(sandbox_id(id), owner))
+            container.touch()
+        except errors.SandboxNotFound:
+            raise _not_found(id) from None
+        except errors.SandboxKilled:
+            raise await self._ended(owner, id) from None
+        return container
+
+    async def describe(self, owner: str, id: str) -> SandboxInfo:
+        """Also of one that has expired. It counts as use. Raises SandboxNotFound."""
+        try:
+            return (await self.get(owner, id)).info
+        except errors.Gone:
+            return await self._engine.describe(sandbox_id(id), owner)
+
+    async def created_at(self, owner: str, id: str) -> float:
+        """Of any, also of one that was deleted. Raises SandboxNotFound."""
+        return (await self._engine.describe(sandbox_id(id), owner)).created_at
+
+    async def list(self, owner: str, name: str | None = None) -> Sequence[SandboxInfo]:
+        """The newest first: all sandboxes that run, and those made as containers that have expired."""
+        ended = await self._engine.history(owner, NAME, name)
+        running = [info for info in self._engine.list(owner) if name in (None, name_of(info))]
+        found = {info.id: info for info in (*ended, *running)}  # one that ended meanwhile is there once
+        return sorted(found.values(), key=age, reverse=True)
+
+    async def delete(self, owner: str, id: str) -> None:
+        """Also one that has expired. Raises SandboxNotFound."""
+        try:
+            container = await self.get(owner, id)
+        except errors.Gone:
+            await self._engine.disclaim(sandbox_id(id), owner, DELETED)
+        else:
+            await container.sandbox.kill(DELETED)
+
+    async def of_session(self, owner: str, wishes: Wishes) -> tuple[Container, bool]:
+        """The one of that session, and whether it was made now. Two at a time get the same."""
+        assert wishes.session is not None
+        lock = self._sessions.setdefault((owner, wishes.session), asyncio.Lock())  # there while somebody holds it
+        async with lock:
+            alive = await self.alive_of_session(owner, wishes.session)
+            return (alive, False) if alive is not None else (await self.create(owner, wishes), True)
+
+    async def alive_of_session(self, owner: str, session: str) -> Container | None:
+        for info in self._engine.list(owner):
+            if info.metadata.get(SESSION) == session and info.state == "running":
+                with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
+                    return await self.get(owner, PREFIX + info.id)
+        return None
+
+    async def last_of_session(self, owner: str, session: str) -> str | None:
+        """The id of the one that the session had, which has expired."""
+        ended = await self._engine.history(owner, SESSION, session, limit=1)
+        return PREFIX + ended[0].id if ended else None
+
+    async def limits_of(self, memory: MemoryTier | None) -> Limits | None:
+        """None for the usual ones. Raises BadWish for a tier that this host does not have."""
+        if memory is None:
+            return None
+        limits = _with_memory(await self._engine.limits_of(SandboxSpec().template), TIERS[memory])
+        try:
+            self._config.limits.check(limits)
+        except errors.InvalidRequest:
+            most = [tier for tier in TIERS if TIERS[tier] <= self._config.limits.maximum.memory_bytes]
+            offered = ", ".join(f"'{tier}'" for tier in most) or "none: leave memory_limit out"
+            message = f"This server does not have containers of '{memory}'. Supported values are: {offered}."
+            raise BadWish(message, "memory_limit") from None
+        return limits
+
+    async def _ended(self, owner: str, id: str) -> errors.ClocheError:
+        """A server that stops kills its sandboxes, and their owners see them expire; what they killed is no more."""
+        info = await self._engine.describe(sandbox_id(id), owner)
+        return errors.SandboxExpired("Container is expired.") if info.end_reason == SHUT_DOWN else _not_found(id)
+
+
+def _with_memory(limits: Limits, memory_bytes: int) -> Limits:
+    fields = {name: getattr(limits, name) for name in Limits.__struct_fields__}
+    return Limits(**{**fields, "memory_bytes": memory_bytes})
+
+
+def sandbox_id(id: str) -> str:
+    """Raises SandboxNotFound for what is no container's id."""
+    if not id.startswith(PREFIX):
+        raise _not_found(id)
+    return unwrapped(id).removeprefix(PREFIX)
+
+
+def _not_found(id: str) -> errors.SandboxNotFound:
+    return errors.SandboxNotFound(f"Container with id '{id[:100]}' not found.")
+
+
+def age(info: SandboxInfo) -> tuple[float, str]:
+    """By which containers are sorted."""
+    return info.created_at, info.id
+
+
+def name_of(info: SandboxInfo) -> str:
+    """A sandbox that another dialect made is called by its id."""
+    return info.metadata.get(NAME) or PREFIX + info.id
+
+
+def last_active_at(info: SandboxInfo) -> float:
+    """When it was used last. That is not written down: every use moves the deadline to so many minutes later.
+
+    A deadline that code in progress has moved further ahead makes it now, for as long as that code may take.
+    """
+    latest = info.ended_at if info.ended_at is not None else time.time()
+    if info.deadline_at is None:
+        return latest
+    return max(min(info.deadline_at - minutes_of(info) * 60.0, latest), info.created_at)
+
+
+def minutes_of(info: SandboxInfo) -> int:
+    """After how many idle minutes it expires."""
+    minutes = info.metadata.get(MINUTES, "")
+    # another dialect may have written anything there
+    is_number = minutes.isascii() and minutes.isdigit() and len(minutes) < 6
+    return max(int(minutes), 1) if is_number else USUAL_MINUTES
+
+
+def tier_of(info: SandboxInfo) -> MemoryTier:
+    """The largest tier that its memory holds."""
+    return max((tier for tier in TIERS if TIERS[tier] <= info.limits.memory_bytes), key=TIERS.__getitem__, default="1g")

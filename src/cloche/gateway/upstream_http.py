@@ -1,0 +1,338 @@
+"""An upstream's server, spoken to over HTTP: its key, its limits, and what its failures mean to our clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+from urllib.request import getproxies_environment, proxy_bypass
+
+import httpx2
+import msgspec
+
+from cloche import errors
+from cloche.config import Upstream as Settings
+from cloche.gateway.lean_http import LeanAnswer, LeanClient, Patience
+from cloche.gateway.leniency import decoded
+from cloche.gateway.sse import LONGEST_FIELD, ServerEvent, begins_stream, server_events
+from cloche.gateway.upstream_words import cause_of, concealed, secrets_in
+from cloche.model import MIB
+from cloche.telemetry import log
+
+CONNECT_SECONDS = 10.0
+WRITE_SECONDS = 60.0
+LIST_SECONDS = 5.0  # for the list of its models
+QUEUE_SECONDS = 30.0  # for a free connection
+MAX_CONNECTIONS = 1000
+IDLE_CONNECTIONS = 100
+IDLE_SECONDS = 60.0
+MAX_WHOLE_BYTES = 64 * MIB  # of an answer that is not streamed
+MAX_ERROR_BYTES = 64 * 1024
+LOOKS = 16  # pieces of an answer that may be blank before it is taken for a whole one
+MAX_MESSAGE = 500  # characters of what an upstream says that a client is shown
+
+OPERATORS = frozenset({401, 402, 403, 407})
+"""What an upstream answers to a key of ours that is wrong, or to an account that is empty: no client can mend it."""
+
+SAME = frozenset({400, 404, 408, 409, 413, 415, 422, 429, 502, 503, 504})
+"""What means the same to our client. Every other status becomes 502."""
+
+CANNOT_RETRY = "a redirect, which is not followed: it could carry the key elsewhere; set base_url to the real address"
+
+
+class UpstreamServer:
+    """One keep-alive pool of connections to one upstream. Whoever makes it closes it."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ):
+        """Raises InvalidConfig if a variable of the key or of a header is not set, or the URL or a header cannot be."""
+        self.secret = key_of(settings, environ)
+        headers = headers_of(settings, environ)
+        self._secrets = secrets_in([self.secret, *headers.values()])
+        try:
+            settings = msgspec.structs.replace(settings, headers=headers)
+            self._client = httpx2.AsyncClient(
+                base_url=settings.base_url.rstrip("/"),
+                headers=_headers(settings, self.secret),
+                timeout=httpx2.Timeout(
+                    connect=CONNECT_SECONDS, read=settings.timeout_seconds, write=WRITE_SECONDS, pool=QUEUE_SECONDS
+                ),
+                limits=httpx2.Limits(
+                    max_connections=MAX_CONNECTIONS,
+                    max_keepalive_connections=IDLE_CONNECTIONS,
+                    keepalive_expiry=IDLE_SECONDS,
+                ),
+                follow_redirects=False,
+            )
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise errors.InvalidConfig(f"[[upstream]] of {settings.models[0]}: {error}") from None
+        self._lean = None if _behind_proxy(self._client.base_url) else self._lean_client(settings)
+
+    def _lean_client(self, settings: Settings) -> LeanClient:
+        patience = Patience(
+            connect=CONNECT_SECONDS, read=settings.timeout_seconds, write=WRITE_SECONDS, queue=QUEUE_SECONDS
+        )
+        return LeanClient(
+            self._client.base_url,
+            _headers(settings, self.secret),
+            patience,
+            connections=MAX_CONNECTIONS,
+            idle=IDLE_CONNECTIONS,
+            idle_seconds=IDLE_SECONDS,
+        )
+
+    @contextlib.asynccontextmanager
+    async def post(self, path: str, body: dict[str, Any], request_id: str = "") -> AsyncGenerator[Answer, None]:
+        """The upstream's answer to a JSON body; what it says is read inside the block. Leaving it early hangs up.
+
+        Raises UpstreamFailed, inside the block too.
+        """
+        headers = {"content-type": "application/json"}
+        if request_id:
+            headers["x-client-request-id"] = request_id
+        content = msgspec.json.encode(body)
+        with _failures(self._client.base_url.host, self._secrets):
+            async with self._posted(path, content, headers) as response:
+                if response.status_code != 200:
+                    raise self._refused(response, await _beginning(response))
+                answer = Answer(response)
+                await answer.look()
+                yield answer
+
+    def _posted(
+        self, path: str, content: bytes, headers: dict[str, str]
+    ) -> contextlib.AbstractAsyncContextManager[httpx2.Response | LeanAnswer]:
+        if self._lean is not None:
+            return self._lean.post(path, content, headers)
+        return self._client.stream("POST", path, content=content, headers=headers)
+
+    async def models(self) -> dict[str, Any]:
+        """What it answers to `GET /models`. Raises UpstreamFailed."""
+        with _failures(self._client.base_url.host, self._secrets):
+            try:
+                async with self._client.stream("GET", "/models", timeout=LIST_SECONDS) as response:
+                    if response.status_code != 200:
+                        raise self._refused(response, await _beginning(response))
+                    return await Answer(response).whole()
+            except (UnicodeError, OverflowError) as error:  # of an address that cannot even be tried
+                raise httpx2.ConnectError(type(error).__name__) from error
+
+    def _refused(self, response: httpx2.Response | LeanAnswer, body: bytes) -> errors.UpstreamFailed:
+        status = response.status_code
+        log.warning("upstream.refused", host=self._client.base_url.host, status=status)
+        if status in OPERATORS:
+            return errors.UpstreamFailed(
+                f"The upstream of this model answered {status}: it does not accept this server's credentials. An "
+                "operator must correct api_key in its [[upstream]]",
+                reason="upstream_credentials",
+            )
+        if status < 400:
+            return errors.UpstreamFailed(f"The upstream of this model answered {status}: {CANNOT_RETRY}")
+        return self._said(status, body, response.headers.get("retry-after"))
+
+    def _said(self, status: int, body: bytes, retry_after: str | None) -> errors.UpstreamFailed:
+        said = error_in(body)
+        if status == 404 and said is None:
+            return errors.UpstreamFailed(
+                "The upstream of this model answered 404 Not Found: an operator must correct base_url in its "
+                "[[upstream]]"
+            )
+        return failure_of(
+            {"message": body.decode("utf-8", "replace")} if said is None else said,
+            status=status if status in SAME else 502,
+            retry_after=retry_after,
+            secret=self.secret,
+        )
+
+    async def aclose(self) -> None:
+        if self._lean is not None:
+            await self._lean.aclose()
+        await self._client.aclose()
+
+
+class Answer:
+    """A 200 of an upstream, before its body is read. `is_stream` holds after `look`."""
+
+    def __init__(self, response: httpx2.Response | LeanAnswer):
+        self._pieces = response.aiter_bytes()
+        self._begun = b""  # what was looked at
+        self.is_stream = "text/event-stream" in response.headers.get("content-type", "").lower()
+
+    async def look(self) -> None:
+        """Finds out whether it is a stream: some servers stream and call it something else, others answer whole."""
+        for _ in range(LOOKS):
+            if self.is_stream or len(self._begun.strip()) >= LONGEST_FIELD:
+                break
+            self._begun += await anext(self._pieces, b"")
+        self.is_stream = self.is_stream or begins_stream(self._begun)
+
+    def events(self) -> AsyncGenerator[ServerEvent, None]:
+        return server_events(self._bytes())
+
+    async def whole(self) -> dict[str, Any]:
+        """The JSON object that it is."""
+        pieces = []
+        async for piece in _bounded(self._bytes(), MAX_WHOLE_BYTES):
+            pieces.append(piece)
+        return json_object(b"".join(pieces))
+
+    async def _bytes(self) -> AsyncGenerator[bytes, None]:
+        begun, self._begun = self._begun, b""
+        if begun:
+            yield begun
+        async for piece in self._pieces:
+            yield piece
+
+
+def key_of(settings: Settings, environ: Mapping[str, str]) -> str:
+    """The upstream's key. Raises InvalidConfig if it should come from a variable that is not set."""
+    return _resolved(settings, "api_key", settings.api_key, environ)
+
+
+def headers_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The headers that it is sent with every request. Raises InvalidConfig, as `key_of` does."""
+    return {name: _resolved(settings, f"header {name}", value, environ) for name, value in settings.headers.items()}
+
+
+def _resolved(settings: Settings, what: str, value: str, environ: Mapping[str, str]) -> str:
+    """The value itself, or that of the variable which it names. Raises InvalidConfig if there is none."""
+    if not value.startswith("env:"):
+        return value.strip()
+    name = value.removeprefix("env:")
+    if not environ.get(name, "").strip():
+        raise errors.InvalidConfig(
+            f"[[upstream]] of {settings.models[0]}: {what} is {value!r}, and the environment variable {name} is not set"
+        )
+    return environ[name].strip()
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """Raises UpstreamFailed unless it is one. Halves of characters in it are replaced."""
+    try:
+        value = decoded(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise errors.UpstreamFailed("The upstream answered something that is no JSON") from None
+    if not isinstance(value, dict):
+        raise errors.UpstreamFailed("The upstream answered something that is no JSON object")
+    return value
+
+
+def error_in(content: bytes) -> dict[str, Any] | None:
+    """The error that a body tells of, in OpenAI's shape or one like it."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if isinstance(value, list) and value:
+        value = value[0]  # Google's
+    if not isinstance(value, dict):
+        return None
+    error = value.get("error", value)
+    if isinstance(error, str):
+        return {"message": error}
+    return error if isinstance(error, dict) and "message" in error else None
+
+
+def failure_of(
+    said: Mapping[str, Any], *, status: int = 502, retry_after: str | None = None, secret: str = ""
+) -> errors.UpstreamFailed:
+    """The failure that an upstream's error object tells of. `secret` is cut out of its words."""
+    message = _words(_flat(said.get("message")), MAX_MESSAGE, secret) or f"status {status}, without a word"
+    kind = _words(said.get("type"), 100, secret)
+    if not kind:
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+    return errors.UpstreamFailed(
+        f"The upstream of this model failed: {message}",
+        status=status,
+        kind=kind,
+        reason=_words(said.get("code"), 100, secret),
+        param=_words(said.get("param"), 200, secret),
+        retry_after=retry_after if retry_after and len(retry_after) < 50 else None,
+    )
+
+
+def _flat(message: Any) -> Any:
+    """Some servers put a list of what is wrong in its place."""
+    return json.dumps(message) if message and isinstance(message, (dict, list)) else message
+
+
+def _words(value: Any, most: int, secret: str) -> str | None:
+    if value is None or isinstance(value, (dict, list)):
+        return None
+    text = str(value).strip()
+    return (text.replace(secret, "***") if secret else text)[:most] or None
+
+
+def _headers(settings: Settings, key: str) -> dict[str, str]:
+    # An answer that is compressed would come in blocks, not word by word.
+    ours = {"user-agent": f"cloche/{version('cloche')}", "accept-encoding": "identity"}
+    if key:
+        ours["authorization"] = f"Bearer {key}"
+    given = {name.lower(): value for name, value in settings.headers.items()}
+    for name, value in {**ours, **given}.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise ValueError(f"the header {name!r}, or the key, has a character that no header can have")
+    return {**ours, **given}
+
+
+async def _beginning(response: httpx2.Response | LeanAnswer) -> bytes:
+    pieces, size = [], 0
+    with contextlib.suppress(httpx2.DecodingError):  # its status says enough
+        async for piece in response.aiter_bytes():
+            pieces.append(piece)
+            size += len(piece)
+            if size >= MAX_ERROR_BYTES:
+                break
+    return b"".join(pieces)[:MAX_ERROR_BYTES]
+
+
+async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise errors.UpstreamFailed(f"The upstream's answer is over {most} bytes")
+        yield piece
+
+
+def _behind_proxy(url: httpx2.URL) -> bool:
+    """Whether the environment says that this server is reached through a proxy."""
+    proxies = getproxies_environment()
+    return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.host)
+
+
+@contextlib.contextmanager
+def _failures(host: str, secrets: list[str]) -> Iterator[None]:
+    """Says what a broken connection means. What an upstream says is told without our secrets."""
+    try:
+        yield
+    except errors.UpstreamFailed as error:
+        _conceal(error, secrets)
+        raise
+    except httpx2.HTTPError as error:
+        log.warning("upstream.failed", host=host, error=type(error).__name__, cause=cause_of(error))
+        status, what = next(meaning for kind, meaning in _MEANINGS.items() if isinstance(error, kind))
+        if isinstance(error, httpx2.DecodingError):
+            what = f"{what}: {str(error)[:100]}"
+        raise errors.UpstreamFailed(f"The upstream of this model {what}", status=status) from None
+
+
+def _conceal(error: errors.UpstreamFailed, secrets: list[str]) -> None:
+    error.args = tuple(concealed(str(each), secrets) for each in error.args)
+    error.kind = concealed(error.kind, secrets)
+    error.reason = error.reason and concealed(error.reason, secrets)
+    error.param = error.param and concealed(error.param, secrets)
+
+
+_MEANINGS: dict[type[Exception], tuple[int, str]] = {
+    httpx2.PoolTimeout: (503, "has too many requests of this server to answer"),
+    httpx2.ConnectTimeout: (504, "took too long to be connected"),
+    httpx2.TimeoutException: (504, "took too long to answer"),
+    httpx2.ConnectError: (502, "cannot be reached"),
+    httpx2.DecodingError: (502, "answered in an encoding that was not asked for"),
+    httpx2.ProxyError: (502, "cannot be reached through the proxy"),
+    httpx2.HTTPError: (502, "broke the connection off"),
+}
+"""The first that fits."""

@@ -1,0 +1,274 @@
+"""Where a turn's code runs: a container, found or made when the first code comes, and what becomes of its files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from cloche import errors
+from cloche.config import Config
+from cloche.events import AnyEvent, Ended
+from cloche.gateway.asked import Asked, CodeTool
+from cloche.gateway.attachments import Attachment, Attachments
+from cloche.gateway.container_files import DATA, ContainerFiles, regular_file
+from cloche.gateway.containers import PREFIX, Container, Containers, Wishes, sandbox_id
+from cloche.gateway.items import Item
+from cloche.gateway.names import free_name
+from cloche.gateway.pictures import Picture
+from cloche.gateway.trace import Trace
+from cloche.gateway.wrapped_ids import unwrapped
+from cloche.model import Usage
+from cloche.store.container_files import ContainerFile
+from cloche.store.files import StoredFiles
+from cloche.telemetry import log
+
+RESET = (
+    "The container of this conversation has expired and was replaced: variables, and files that are not listed, are "
+    "lost. Load and define again what you need."
+)
+MAX_NOTED = 100  # files that the model is told of
+
+
+class Workplace:
+    """Of one turn of one owner. `prepare` before the first leg; `enter` at the first code."""
+
+    def __init__(
+        self,
+        containers: Containers,
+        files: ContainerFiles,
+        stored: StoredFiles,
+        config: Config,
+        owner: str,
+        asked: Asked,
+        trace: Trace,
+    ):
+        assert asked.code is not None
+        self._containers = containers
+        self._files = files
+        self._stored = stored
+        self._config = config
+        self._owner = owner
+        self._asked = asked
+        self._code: CodeTool = asked.code
+        self._trace = trace
+        self._container: Container | None = None
+        self._previous: str | None = None  # the sandbox of the container that is replaced
+        self._attachments = Attachments()
+        self._paths: dict[str, str] = {}  # of attachments, by their origin; theirs before they are there
+        self._sizes: dict[str, int] = {}  # of the files that the model is told of, by path
+        self._told = False
+        self._moved: list[str] = []  # where files are, of which the model was told something else
+        self._entered = False
+        self.reset = False  # whether the conversation's container was replaced, since it had expired
+
+    async def prepare(self) -> None:
+        """Finds the container that is named, or that the conversation used, and puts the request's files there.
+
+        So it does with those that came before, when no code ran. Makes none. Raises SandboxNotFound or Gone if the one
+        that is named cannot be used, FileNotFound for files that do not exist, InvalidRequest for those that cannot be
+        read, BadWish.
+        """
+        await self._containers.limits_of(self._code.memory)
+        asked = self._asked
+        await self._attachments.take(self._stored, self._owner, self._code.file_ids, asked.items, asked.history)
+        self._container = await self._find()
+        if self._container is not None:
+            await self._unpack(self._container)
+        else:
+            await self._plan()
+
+    def shown(self, items: list[Item]) -> list[Item]:
+        """The history and the items as a model gets them: with notes where files were."""
+        return self._attachments.shown(items, self._paths)
+
+    def notes(self) -> list[str]:
+        """What the model should know: which files are there, whether state was lost."""
+        listed = [f"{path} ({size} bytes)" for path, size in list(self._sizes.items())[:MAX_NOTED]]
+        notes = [RESET] if self.reset else []
+        return [*notes, f"Files that are there: {', '.join(listed)}."] if listed else notes
+
+    def prefaced(self, output: str | list[Item]) -> str | list[Item]:
+        """The result of an execution; the first one after a replacement says so, or that files are elsewhere."""
+        notes = [*self._moved] if self._told or not self.reset else [RESET, *self._moved]
+        if not notes:
+            return output
+        self._told, self._moved = True, []
+        note = "".join(f"[{each}]\n" for each in notes)
+        return note + output if isinstance(output, str) else [{"type": "input_text", "text": note}, *output]
+
+    async def enter(self) -> str:
+        """The container's id; it is made now where there is none, or if it has ended in this very turn.
+
+        Raises what `Engine.create` does, and Gone if a container that was named has ended.
+        """
+        if self._container is not None and self._container.ended:
+            self._leave(self._container)
+        elif self._container is not None:
+            self._container.touch()  # the model takes its time to write the code
+        if self._container is None:
+            with self._trace.step("container", how="replaced" if self.reset else "created") as step:
+                self._container, is_new = await self._make()
+                step.fields["container"] = self._container.id
+                await (self._furnish(self._container) if is_new else self._join(self._container))
+        elif not self._entered:
+            with self._trace.step("container", how="reused", container=self._container.id):
+                pass
+        self._entered = True
+        return self._container.id
+
+    async def run(self, code: str) -> AsyncGenerator[AnyEvent, None]:
+        """The events of an execution. Whoever stops before the end interrupts it.
+
+        Raises Gone if a container that was named has ended; another is replaced at the next code.
+        """
+        assert self._container is not None
+        seconds = self._config.gateway.execution_seconds
+        try:
+            self._container.touch(seconds)
+            context = self._container.sandbox.context()
+        except errors.Gone:
+            if self._code.container is not None:
+                raise
+            yield Ended(outcome="died", usage=Usage(), reason="the container has ended")
+            return
+        async with context.execute(code, timeout_seconds=seconds) as execution:
+            while events := await execution.next_events():
+                for event in events:
+                    yield event
+        self._files.look_again(self._container)
+        with contextlib.suppress(errors.Gone):
+            self._container.touch()
+
+    async def cite_link(self, path: str) -> Item | None:
+        """A citation of a file that the model links, without its place in the text; None if there is no such file."""
+        file = await self._linked(path)
+        return None if file is None else _citation(file)
+
+    async def cite_picture(self, picture: Picture) -> Item | None:
+        """A citation of a picture that code has shown; it becomes a file of the container. None if there is no room."""
+        assert self._container is not None
+        file = await self._files.show(self._container, picture)
+        return None if file is None else _citation(file)
+
+    async def _linked(self, path: str) -> ContainerFile | None:
+        if self._container is None:
+            return None if self._previous is None else await self._files.cite_kept(self._owner, self._previous, path)
+        try:
+            return await self._files.cite(self._container, path)
+        except errors.Gone:
+            return await self._files.cite_kept(self._owner, self._container.sandbox.id, path)
+
+    # -- finding and making
+
+    async def _find(self) -> Container | None:
+        if self._code.container is not None:
+            return await self._containers.get(self._owner, self._code.container)
+        if self._code.session is not None:
+            return await self._of_session(self._code.session)
+        known = self._asked.known_container
+        return None if known is None else await self._still_alive(known)
+
+    async def _of_session(self, session: str) -> Container | None:
+        alive = await self._containers.alive_of_session(self._owner, session)
+        last = await self._containers.last_of_session(self._owner, session) if alive is None else None
+        if last is not None:
+            self._replace(sandbox_id(last))
+        return alive
+
+    async def _still_alive(self, id: str) -> Container | None:
+        try:
+            return await self._containers.get(self._owner, id)
+        except (errors.Gone, errors.SandboxNotFound):
+            self._replace(unwrapped(id).removeprefix(PREFIX))
+            return None
+
+    def _leave(self, container: Container) -> None:
+        """It has ended in the middle of the turn."""
+        if self._code.container is not None:
+            container.sandbox.check_running()
+        self._container = None
+        self._replace(container.sandbox.id)
+
+    def _replace(self, sandbox: str) -> None:
+        self._previous, self.reset, self._told = sandbox, True, False
+
+    async def _make(self) -> tuple[Container, bool]:
+        """Whether it is new: two requests may begin a session at once."""
+        wishes = Wishes(memory=self._code.memory, session=self._code.session)
+        if wishes.session is not None:
+            return await self._containers.of_session(self._owner, wishes)
+        return await self._containers.create(self._owner, wishes), True
+
+    # -- files
+
+    async def _plan(self) -> None:
+        """Where files will be in a container that is not there yet: first what is restored, then what is new."""
+        kept = [] if self._previous is None else await self._files.list_kept(self._owner, self._previous)
+        restored = [file for file in kept if not file.shown]
+        self._sizes = {file.path: file.bytes for file in restored}
+        self._paths = {file.made_from: file.path for file in restored if file.made_from is not None}
+        for origin, attachment in self._attachments.all.items():
+            if origin not in self._paths:
+                self._paths[origin] = DATA + free_name(attachment.name, {each[len(DATA) :] for each in self._sizes})
+            self._sizes.setdefault(self._paths[origin], attachment.size_bytes)
+
+    async def _furnish(self, container: Container) -> None:
+        """A new container gets what the one before had, and what came with the request."""
+        told_of = (*self._sizes, *self._paths.values())
+        with self._files.claim(container, told_of):  # before anything is waited for: others may find it now
+            restored = [] if self._previous is None else await self._files.restore(self._previous, container)
+            there = {file.made_from for file in restored}
+            for origin, attachment in self._attachments.all.items():
+                if origin not in there and origin in self._paths:  # without a path: it did not fit before
+                    await self._place(container, self._paths[origin], origin, attachment)
+
+    async def _join(self, container: Container) -> None:
+        """Another request has made it meanwhile, and may have files of the same names: the model is told of others."""
+        told, self._sizes = self._paths, {}
+        await self._unpack(container)
+        moved = [path for origin, path in self._paths.items() if told.get(origin, path) != path]
+        self._moved = [f"Your files are at {', '.join(moved)}."] if moved else []
+
+    async def _unpack(self, container: Container) -> None:
+        """A container that is there gets what came with the request, unless it has it."""
+        attachments = self._attachments.all
+        if not attachments:
+            return
+        rows = await self._files.registered(container)
+        self._paths = {row.made_from: row.path for row in rows if row.made_from is not None}
+        for origin, attachment in attachments.items():
+            if not await self._has(container, origin):
+                async with self._files.new_path(container, attachment.name) as path:
+                    if await self._place(container, path, origin, attachment):
+                        self._paths[origin] = path
+            if origin in self._attachments.found:
+                self._sizes[self._paths[origin]] = attachment.size_bytes
+
+    async def _has(self, container: Container, origin: str) -> bool:
+        """What came before, and was there once, is not put there again: code has removed it."""
+        path = self._paths.get(origin)
+        if path is None or origin in self._attachments.earlier:
+            return path is not None
+        return await regular_file(container.sandbox, path) is not None
+
+    async def _place(self, container: Container, path: str, origin: str, attachment: Attachment) -> bool:
+        """Raises what writing raises, for what came with the request. What came before may be gone: False."""
+        try:
+            await self._files.place(container, path, attachment)
+        except (errors.FileError, errors.NotFound) as error:
+            if origin not in self._attachments.earlier:
+                raise
+            log.warning("file.not_placed", container=container.id, reason=error.code)
+            return False
+        return True
+
+
+def _citation(file: ContainerFile) -> Item:
+    return {
+        "type": "container_file_citation",
+        "container_id": PREFIX + file.sandbox,
+        "file_id": file.id,
+        "filename": file.name,
+        "start_index": 0,
+        "end_index": 0,
+    }
