@@ -9,11 +9,14 @@ from cloche.api.admin import Admin
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.e2b import E2b
 from cloche.api.native import NativeApi
+from cloche.api.openai import OpenAi
+from cloche.api.opensandbox import OpenSandbox
 from cloche.api.system import System, error_reply
 from cloche.api.traffic import Traffic
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.gateway.gateway import Gateway
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys
 
@@ -27,6 +30,7 @@ class Server:
     def __init__(
         self,
         engine: Engine,
+        gateway: Gateway,
         gatekeeper: Gatekeeper,
         config: Config,
         secret: bytes,
@@ -36,12 +40,16 @@ class Server:
     ):
         self._max_body_bytes = config.server.upload_bytes
         self._traffic = Traffic()
-        self.system = System(engine, health, self._traffic, gatekeeper, local=is_loopback(config.server.host))
+        self.system = System(
+            engine, gateway.tally, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
+        )
         self._e2b = E2b(engine, gatekeeper, config, secret)
         self._prefixes: dict[str, ASGIApp] = {
             "e2b": self._e2b,
             "api": NativeApi(engine, gatekeeper, config),
-            "admin": Admin(keys, gatekeeper),
+            "v1": OpenAi(engine, gateway, gatekeeper, config),
+            "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
+            "admin": Admin(keys, gateway.shelf.steps, gatekeeper),
             "health": self.system,
             "ready": self.system,
             "metrics": self.system,

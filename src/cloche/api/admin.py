@@ -1,4 +1,7 @@
-"""`/admin/keys`: who may use this server. For admins: with a key, or over the control socket."""
+"""`/admin`: keys, which say who may use this server, and what requests did.
+
+For admins: with a key, or over the control socket.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.admin_requests import AdminRequests
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Edge, whole_body
 from cloche.api.system import Routes, error_reply, json_reply
 from cloche.model import KIB, Struct
 from cloche.store.keys import KeyRecord, StoredKeys
+from cloche.store.steps import Steps
 
 MAX_ASKED_BYTES = 16 * KIB
 
@@ -27,7 +32,7 @@ class Asked(Struct, forbid_unknown_fields=True):
 
 
 class Admin:
-    def __init__(self, keys: StoredKeys, gatekeeper: Gatekeeper):
+    def __init__(self, keys: StoredKeys, steps: Steps, gatekeeper: Gatekeeper):
         self._keys = keys
         self._gatekeeper = gatekeeper
         self._routes = Routes(
@@ -36,6 +41,7 @@ class Admin:
                 Route("/admin/keys", Edge(self, self.add), methods=["POST"]),
                 Route("/admin/keys/{id}", Edge(self, self.revoke), methods=["DELETE"]),
                 Route("/admin/keys/{id}/rotate", Edge(self, self.rotate), methods=["POST"]),
+                *AdminRequests(self, steps, gatekeeper).routes,
             ]
         )
 

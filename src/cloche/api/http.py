@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +22,7 @@ from cloche import errors
 from cloche.model import MIB
 from cloche.telemetry import log
 
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
 
 MAX_JSON_BYTES = 64 * MIB
@@ -43,6 +44,7 @@ _STATUSES: dict[type[errors.ClocheError], int] = {
     errors.NoSpace: 507,
     errors.TemplateBuildFailed: 500,
     errors.Unavailable: 503,
+    errors.UpstreamFailed: 502,
     errors.ProtocolViolation: 502,
 }
 
@@ -86,8 +88,7 @@ class Edge:
         except errors.ClocheError as error:
             await self._fail(error, request, begun)
         except Exception as error:  # noqa: BLE001 - the dialect's edge
-            log.error("request.failed", request=request_id(request), error=type(error).__name__, where=_where(error))
-            await self._fail(Internal("a fault of Cloche's: the server's log has this request"), request, begun)
+            await self._fail(unforeseen(error, request_id(request)), request, begun)
 
     async def _fail(self, error: errors.ClocheError, request: Request, begun: _Begun) -> None:
         if begun.begun:
@@ -95,6 +96,12 @@ class Edge:
         response = self._dialect.render_error(_sayable(error), request)
         response.headers.setdefault(REQUEST_ID, request_id(request))
         await response(request.scope, request.receive, begun)
+
+
+def unforeseen(error: Exception, request: str) -> Internal:
+    """What a client is told of a fault of ours; the log has the rest."""
+    log.error("request.failed", request=request, error=type(error).__name__, where=_where(error))
+    return Internal("a fault of Cloche's: the server's log has this request")
 
 
 class _Begun:
@@ -223,7 +230,7 @@ class Stream(Response):
         media_type: str | None = None,
         at_once: bool = False,
         quiet_seconds: float | None = None,
-        keepalive: bytes = b"",
+        keepalive: bytes | Callable[[], bytes] = b"",
         until: Callable[[], Awaitable[None]] | None = None,
     ):
         self.status_code = status_code
@@ -278,7 +285,7 @@ class Stream(Response):
             coming = asyncio.ensure_future(anext(chunks, None))
             try:
                 while not (await asyncio.wait((coming,), timeout=self._quiet_seconds))[0]:
-                    yield self._keepalive
+                    yield self._keepalive if isinstance(self._keepalive, bytes) else self._keepalive()
                 following = coming.result()
             finally:
                 if not coming.done():
@@ -287,6 +294,24 @@ class Stream(Response):
             if following is None:
                 return
             yield following
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives, or raises. When the client leaves, it is cancelled. The body must have been read.
+
+    Raises ClientDisconnect.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_wait_for_leaving(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _wait_for_leaving(receive: Receive) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from cloche import errors
+
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would log bytes of what clients send
 
 MULTIPART_TYPE = "multipart/form-data"
 _PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')

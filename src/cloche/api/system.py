@@ -21,6 +21,7 @@ from cloche.api.http import Edge, status_of
 from cloche.api.traffic import Traffic
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.gateway.tally import Tally as GatewayTally
 from cloche.telemetry import Histogram
 
 
@@ -54,13 +55,22 @@ class System:
     Nothing here tells of a tenant. `/metrics` still says how busy a host is: over a network it takes an admin's key.
     """
 
-    def __init__(self, engine: Engine, health: Health, traffic: Traffic, gatekeeper: Gatekeeper, *, local: bool):
+    def __init__(
+        self,
+        engine: Engine,
+        gateway: GatewayTally,
+        health: Health,
+        traffic: Traffic,
+        gatekeeper: Gatekeeper,
+        *,
+        local: bool,
+    ):
         self.accepting = False  # from the first canary until the server is told to stop
         self._health = health
         self._gatekeeper = gatekeeper
         self._local = local  # bound to a loopback address
         self._registry = CollectorRegistry()
-        self._registry.register(_Counts(engine, health, traffic))
+        self._registry.register(_Counts(engine, gateway, health, traffic))
         ProcessCollector(registry=self._registry)
         self._routes = Routes(
             [
@@ -105,8 +115,9 @@ def error_reply(error: errors.ClocheError) -> Response:
 class _Counts(Collector):
     """Reads the numbers when they are asked for. Labels come from our own words only."""
 
-    def __init__(self, engine: Engine, health: Health, traffic: Traffic):
+    def __init__(self, engine: Engine, gateway: GatewayTally, health: Health, traffic: Traffic):
         self._engine = engine
+        self._gateway = gateway
         self._health = health
         self._traffic = traffic
 
@@ -114,6 +125,7 @@ class _Counts(Collector):
         yield from self._sandboxes()
         yield from self._executions()
         yield from self._requests()
+        yield from self._answers()
 
     def _sandboxes(self) -> Iterable[Metric]:
         tally = self._engine.tally
@@ -142,6 +154,13 @@ class _Counts(Collector):
         for dialect, histogram in sorted(traffic.seconds.items()):
             _filled(seconds, (dialect,), histogram)
         yield seconds
+
+    def _answers(self) -> Iterable[Metric]:
+        tally = self._gateway
+        yield _by("cloche_gateway_requests", "Requests for a model's answer, by outcome.", "status", tally.requests)
+        yield _by("cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls)
+        yield _by("cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions)
+        yield _by("cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens)
 
 
 def _by(name: str, help: str, label: str, counts: dict[str, int]) -> Metric:

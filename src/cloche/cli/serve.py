@@ -13,18 +13,16 @@ import uvloop
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_loopback
-from cloche.app import LOCAL_ADMIN, Server, Trusted
+from cloche.app import LOCAL_ADMIN, Server
 from cloche.cli import configuration
-from cloche.cli.listening import Listener, bind, check_tls, control_socket, reachable, silence_uvicorn, url_of
-from cloche.cli.progress import showing
+from cloche.cli.hosting import hosted
+from cloche.cli.listening import bind, check_tls, reachable, silence_uvicorn, url_of
 from cloche.cli.welcome import VARIABLE, preset_key, welcome
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
-from cloche.sdk.assembly import assemble
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
-from cloche.store.secret import server_secret
 from cloche.telemetry import log
 
 STOP_SECONDS = 30.0
@@ -70,7 +68,7 @@ def _warn(config: Config, no_auth: bool) -> None:
 
 
 async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
-    """Until a signal. What is entered last is left first: sandboxes end while their last words can still be sent."""
+    """Until a signal."""
     stop = _stop_signal()
     store = Path(config.data_dir)
     keys = StoredKeys(Database(store / "store.sqlite3"), preset)
@@ -78,24 +76,13 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
         bound = stack.enter_context(bind(config.server))
         await stack.enter_async_context(keys)
-        engine = assemble(config, stack.enter_context(showing("building the template")))
-        health = Health(engine, config.server.canary_seconds)
-        app = Server(engine, gatekeeper, config, server_secret(store / "secret"), keys=keys, health=health)
-        control = stack.enter_context(control_socket(engine.control_socket))
-        listeners = (Listener(app, bound, config.server), Listener(Trusted(app), control))
-        for listener in listeners:
-            stack.push_async_callback(listener.stop)
-        await stack.enter_async_context(engine)
-        for listener in listeners:
-            await listener.start()
+        host = await stack.enter_async_context(hosted(config, keys, gatekeeper, bound=bound))
         url = url_of(config.server, bound)
         if not no_auth:
             await welcome(keys, config.server.public_url or reachable(url))
-        started = await _started(stop, engine, health)
+        started = await _started(stop, host.engine, host.health)
         if started:
-            await _accept(stop, app, health, keys, url)
-        for listener in listeners:
-            listener.should_exit = True  # no new connections from here on
+            await _accept(stop, host.app, host.health, keys, url)
     if not started:
         os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed
 

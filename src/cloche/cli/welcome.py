@@ -50,6 +50,14 @@ E2B's SDKs for Python and JavaScript:
 
     export E2B_API_KEY={key} E2B_API_URL={url}/e2b E2B_SANDBOX_URL={url}/e2b
 
+OpenAI's SDKs (the code interpreter, containers, files; the model cloche/echo answers without any upstream):
+
+    export OPENAI_API_KEY={key} OPENAI_BASE_URL={url}/v1
+
+LiteLLM's interceptor, as its sandbox provider:
+
+    export OPEN_SANDBOX_API_KEY={key} OPEN_SANDBOX_API_BASE={url}/opensandbox/v1
+
 Cloche's own library and command line:
 
     export CLOCHE_API_KEY={key} CLOCHE_URL={url}

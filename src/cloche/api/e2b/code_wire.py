@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloche import errors
+from cloche.api.ascii_json import ascii_json
 from cloche.engine.context import Context
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
 from cloche.model import Struct
@@ -189,19 +189,8 @@ def unquoted(text: str) -> str:
 
 
 def line(fields: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(fields, allow_nan=False).encode() + b"\n"
-    except ValueError:  # a guest sent NaN, which JavaScript cannot read
-        return json.dumps(_finite(fields)).encode() + b"\n"
+    return ascii_json(fields) + b"\n"
 
 
 def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list) else value

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 from typing import Literal
+
+from cloche.api.tokens import same as same
+from cloche.api.tokens import token_of
 
 Operation = Literal["read", "write"]
 
@@ -25,12 +27,7 @@ class Tokens:
         return self._made("traffic", sandbox)
 
     def _made(self, purpose: str, sandbox: str) -> str:
-        return hmac.new(self._secret, f"e2b:{purpose}:{sandbox}".encode(), hashlib.sha256).hexdigest()
-
-
-def same(given: str | None, wanted: str) -> bool:
-    """Compares secrets in constant time."""
-    return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())
+        return token_of(self._secret, f"e2b:{purpose}", sandbox)
 
 
 def signature(path: str, operation: Operation, user: str, token: str, expiration: int | None = None) -> str:

@@ -1,0 +1,36 @@
+"""`/v1/models`: the names that a request may have as its `model`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cloche.api.http import Edge
+from cloche.api.openai.dialect import OpenAiErrors
+from cloche.api.openai.door import Door, json_reply
+from cloche.gateway.model_list import Model, ModelList
+
+
+class Models:
+    def __init__(self, door: Door, dialect: OpenAiErrors):
+        self._door = door
+        self._models = ModelList(door.gateway.upstreams)
+        self.routes = [
+            Route("/v1/models", Edge(dialect, self.list), methods=["GET"]),
+            Route("/v1/models/{model:path}", Edge(dialect, self.get), methods=["GET"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        self._door.owner_of(request)
+        return json_reply({"object": "list", "data": [model_object(each) for each in await self._models.all()]})
+
+    async def get(self, request: Request) -> Response:
+        self._door.owner_of(request)
+        return json_reply(model_object(await self._models.get(request.path_params["model"])))
+
+
+def model_object(model: Model) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owner}

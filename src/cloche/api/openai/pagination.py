@@ -1,0 +1,86 @@
+"""Lists that are asked for in pages: `limit`, `order`, and `after`, the id of the last one that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from cloche.api.openai.dialect import BadParameter
+from cloche.model import Struct
+
+T = TypeVar("T")
+Order = Literal["asc", "desc"]
+
+
+class PageAsked(Struct):
+    limit: int
+    order: Order
+    after: str | None = None
+
+
+def page_asked(query: Mapping[str, str], *, usual: int = 20, most: int = 100, order: Order = "desc") -> PageAsked:
+    """Raises InvalidRequest in OpenAI's words."""
+    return PageAsked(
+        limit=_limit(query.get("limit"), usual, most),
+        order=_order(query.get("order"), order),
+        after=query.get("after") or None,
+    )
+
+
+def page_of(items: Sequence[T], asked: PageAsked, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
+    """What comes after `after`, and whether there is more. `items` are all, in the order that is asked for.
+
+    Raises InvalidRequest if none of them has the id `after`.
+    """
+    start = 0
+    if asked.after is not None:
+        start = next((at + 1 for at, item in enumerate(items) if id_of(item) == asked.after), 0)
+        if not start:
+            raise BadParameter(f"Invalid 'after': there is no '{asked.after[:100]}' in this list.", "after")
+    return list(items[start : start + asked.limit]), len(items) > start + asked.limit
+
+
+def list_body(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
+
+
+def _limit(value: str | None, usual: int, most: int) -> int:
+    if value is None or value == "":
+        return usual
+    try:
+        limit = int(value[:20])
+    except ValueError:
+        raise BadParameter("Invalid type for 'limit': expected an integer.", "limit", "invalid_type") from None
+    return check_integer("limit", limit, 1, most)
+
+
+def check_integer(param: str, value: int, least: int, most: int) -> int:
+    """Raises InvalidRequest in OpenAI's words unless it is between the two."""
+    if value < least:
+        raise BadParameter(
+            f"Invalid '{param}': integer below minimum value. Expected a value >= {least}, but got {value} instead.",
+            param,
+            "integer_below_min_value",
+        )
+    if value > most:
+        raise BadParameter(
+            f"Invalid '{param}': integer above maximum value. Expected a value <= {most}, but got {value} instead.",
+            param,
+            "integer_above_max_value",
+        )
+    return value
+
+
+def _order(value: str | None, usual: Order) -> Order:
+    match value:
+        case None | "":
+            return usual
+        case "asc" | "desc":
+            return value
+    raise BadParameter(f"Invalid value: '{value[:100]}'. Supported values are: 'asc' and 'desc'.", "order")

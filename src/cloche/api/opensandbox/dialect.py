@@ -1,0 +1,54 @@
+"""The OpenSandbox dialect as one ASGI application."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from cloche.api.auth import Gatekeeper
+from cloche.api.opensandbox import absent, execd, lifecycle
+from cloche.api.opensandbox.desk import Desk
+from cloche.api.opensandbox.known import KnownSandboxes
+from cloche.api.opensandbox.replies import INVALID, NOT_SUPPORTED, error_reply
+from cloche.config import Config
+from cloche.engine.engine import Engine
+
+PREFIXES = ("/opensandbox/v1", "/opensandbox")
+
+
+class OpenSandbox:
+    """Serves requests under `/opensandbox`, with `/v1` behind it or without."""
+
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+        known = KnownSandboxes(engine, secret)
+        desk, plane = Desk(engine, gatekeeper, known, config), execd.Execd(engine, known)
+        routes = [*lifecycle.routes(desk), *execd.routes(plane), *absent.routes(desk, plane)]
+        self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            refusal = error_reply(501, NOT_SUPPORTED, "there is no WebSocket here yet" + absent.SEE)
+            await refusal(scope, receive, send)
+            return
+        strip_prefix(scope)
+        scope["app"] = self  # makes the router raise what it would else answer in its own words
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _missing(error, scope)(scope, receive, send)
+
+
+def strip_prefix(scope: Scope) -> None:
+    """Lets what is behind see the path as if it had the origin to itself."""
+    path: str = scope["path"]
+    prefix = next((each for each in PREFIXES if path == each or path.startswith(each + "/")), "")
+    scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
+
+
+def _missing(error: HTTPException, scope: Scope) -> Response:
+    what = "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
+    response = error_reply(error.status_code, INVALID, what + absent.SEE)
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,102 @@
+"""The lifecycle API: sandboxes are made, found, listed, renewed and ended."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from cloche import errors
+from cloche.api.opensandbox import lifecycle_replies as replies
+from cloche.api.opensandbox import lifecycle_wire as wire
+from cloche.api.opensandbox.desk import Desk
+from cloche.api.opensandbox.known import Known
+from cloche.api.opensandbox.replies import NotOffered, json_reply, timestamp
+from cloche.engine.sandbox import Sandbox
+from cloche.model import Limits, SandboxInfo, SandboxSpec
+
+
+def routes(desk: Desk) -> list[BaseRoute]:
+    plane = Lifecycle(desk)
+    return [
+        desk.route("POST", "/sandboxes", plane.create),
+        desk.route("GET", "/sandboxes", plane.list),
+        desk.route("GET", "/sandboxes/{id}", plane.get),
+        desk.route("DELETE", "/sandboxes/{id}", plane.delete),
+        desk.route("POST", "/sandboxes/{id}/renew-expiration", plane.renew),
+        desk.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.endpoint),
+    ]
+
+
+class Lifecycle:
+    def __init__(self, desk: Desk):
+        self._desk = desk
+
+    async def create(self, request: Request) -> Response:
+        owner = self._desk.owner(request)
+        wanted = wire.wanted(await self._desk.body(request))
+        sandbox = await self._make(owner, wanted)
+        known = Known(
+            image=wanted.template,
+            entrypoint=wanted.entrypoint,
+            extensions=wanted.extensions,
+            renew_seconds=wanted.renew_seconds,
+        )
+        self._desk.known.add(sandbox.id, known)
+        return json_reply(replies.created(sandbox.info, known), 202)
+
+    async def get(self, request: Request) -> Response:
+        sandbox = await self._desk.sandbox(request)
+        return json_reply(replies.detail(sandbox.info, self._desk.known.about(sandbox.id)))
+
+    async def delete(self, request: Request) -> Response:
+        await (await self._desk.sandbox(request)).kill()
+        return Response(status_code=204)
+
+    async def list(self, request: Request) -> Response:
+        owner, asked = self._desk.owner(request), wire.listing(request.query_params)
+        found = [each for each in reversed(self._desk.engine.list(owner)) if _matches(each, asked)]
+        items = [replies.detail(each, self._desk.known.about(each.id)) for each in found]
+        return json_reply(replies.page(items, page=asked.page, size=asked.size))
+
+    async def renew(self, request: Request) -> Response:
+        """To that moment, also an earlier one; at most to the end of the longest life that the host allows."""
+        sandbox = await self._desk.sandbox(request)
+        moment = wire.expiry(await self._desk.body(request))
+        left = moment - time.time()
+        if left <= 0:
+            raise errors.InvalidRequest(f"expiresAt: {timestamp(moment)} is past; give a time to come")
+        info = sandbox.renew(left)
+        assert info.deadline_at is not None
+        return json_reply({"expiresAt": timestamp(info.deadline_at)})
+
+    async def endpoint(self, request: Request) -> Response:
+        """The same with `use_server_proxy` and without: there is no other way in."""
+        sandbox = await self._desk.sandbox(request)
+        port = wire.port(request.path_params["port"])
+        if port != replies.EXECD_PORT:
+            raise NotOffered(f"port {port}: only execd's, {replies.EXECD_PORT}, can be reached by this API yet")
+        if "expires" in request.query_params:
+            raise NotOffered("expires: this server signs no endpoints; the token in the answer's headers opens it")
+        place = replies.place_of(self._desk.public_url, request.headers.get("host", ""))
+        return json_reply(replies.endpoint(sandbox.id, self._desk.known.token(sandbox.id), place))
+
+    async def _make(self, owner: str, wanted: wire.Wanted) -> Sandbox:
+        spec = SandboxSpec(
+            template=wanted.template,
+            env=wanted.env,
+            metadata=wanted.metadata,
+            limits=await self._limits(wanted),
+            lifetime_seconds=wanted.timeout_seconds or self._desk.max_seconds,
+            owner=owner,
+        )
+        return await self._desk.engine.create(spec)
+
+    async def _limits(self, wanted: wire.Wanted) -> Limits:
+        return wire.limited(await self._desk.engine.limits_of(wanted.template), wanted.limits)
+
+
+def _matches(info: SandboxInfo, asked: wire.Listing) -> bool:
+    return (not asked.states or "Running" in asked.states) and asked.metadata.items() <= info.metadata.items()

@@ -1,0 +1,272 @@
+"""What the lifecycle API is asked for, read from bytes and query strings. Pure; raises InvalidRequest.
+
+Fields that OpenSandbox has and we do not know are ignored, as it does. What this server cannot do is refused where it
+is asked for, and accepted where its value asks for what is so anyway.
+"""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from cloche import errors
+from cloche.api.opensandbox import quantities
+from cloche.api.opensandbox.known import IDLE_ENTRYPOINT
+from cloche.api.opensandbox.replies import Unsupported
+from cloche.model import Limits, Struct
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_PAGE = 200
+RENEWING = "access.renew.extend.seconds"
+RENEW_SECONDS = range(300, 86401)
+MAX_EXTENSIONS = 64 * 1024
+RESERVED = "opensandbox.io/"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+CODE_INTERPRETER = "/opt/code-interpreter/code-interpreter.sh"
+_IDLE = (IDLE_ENTRYPOINT, ("sleep", "infinity"))
+
+
+class Image(Struct):
+    uri: str
+    auth: dict[str, str] | None = None
+
+
+class Rule(Struct):
+    action: str = ""
+    target: str = ""
+
+
+class Network(Struct):
+    defaultAction: str | None = None
+    egress: list[Rule] | None = None
+
+
+class Platform(Struct):
+    os: str | None = None
+    arch: str | None = None
+
+
+class Switch(Struct):
+    enabled: bool = False
+
+
+class NewSandbox(Struct):
+    """The body of a creation. The names are OpenSandbox's."""
+
+    image: Image | None = None
+    snapshotId: str | None = None
+    templateId: str | None = None
+    entrypoint: list[str] | None = None
+    timeout: int | None = None
+    resourceLimits: dict[str, str] | None = None
+    resourceRequests: dict[str, str] | None = None
+    env: dict[str, str] | None = None
+    metadata: dict[str, str] | None = None
+    platform: Platform | None = None
+    networkPolicy: Network | None = None
+    credentialProxy: Switch | None = None
+    secureAccess: bool | None = None  # always so: execd takes the sandbox's token only
+    volumes: list[Any] | None = None
+    lifecycle: dict[str, Any] | None = None
+    extensions: dict[str, str] | None = None
+
+
+class Renewal(Struct):
+    expiresAt: str
+
+
+class Wanted(Struct):
+    """A sandbox that somebody wants."""
+
+    template: str
+    entrypoint: tuple[str, ...]
+    timeout_seconds: int | None
+    limits: dict[str, str]
+    env: dict[str, str]
+    metadata: dict[str, str]
+    extensions: dict[str, str]
+    renew_seconds: int
+
+
+class Listing(Struct):
+    """Which of an owner's sandboxes."""
+
+    states: tuple[str, ...] = ()
+    metadata: dict[str, str] = {}
+    page: int = 1
+    size: int = 20
+
+
+def decode(body: bytes, type: type[T]) -> T:
+    """A body that must be a JSON object."""
+    try:
+        return msgspec.json.decode(body.strip() or b"{}", type=type)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest(f"the request's body is not right: {_located(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
+    except RecursionError:  # in fields that nobody knows, too
+        raise errors.InvalidRequest("the request's body is nested too deeply") from None
+
+
+def wanted(body: bytes) -> Wanted:
+    """The sandbox that the body of `POST /sandboxes` asks for."""
+    asked = decode(body, NewSandbox)
+    _check_absent(asked)
+    _check_network(asked.networkPolicy)
+    _check_platform(asked.platform)
+    if asked.timeout is not None and asked.timeout < 1:
+        raise errors.InvalidRequest(f"timeout: it must be at least 1 s, not {asked.timeout}")
+    extensions, metadata = asked.extensions or {}, asked.metadata or {}
+    if sum(len(name) + len(value) for name, value in extensions.items()) > MAX_EXTENSIONS:
+        raise errors.InvalidRequest(f"extensions: they can have {MAX_EXTENSIONS} characters in all")
+    if any(name.startswith(RESERVED) for name in metadata):
+        raise errors.InvalidRequest(f"metadata: names that begin with {RESERVED} are reserved; choose another")
+    return Wanted(
+        template=_source(asked),
+        entrypoint=_entrypoint(asked.entrypoint),
+        timeout_seconds=asked.timeout,
+        limits=_limits(asked.resourceLimits or {}),
+        env=asked.env or {},
+        metadata=metadata,
+        extensions=extensions,
+        renew_seconds=_renewing(extensions.get(RENEWING)),
+    )
+
+
+def limited(limits: Limits, asked: dict[str, str]) -> Limits:
+    """Those limits with what was asked for. Raises InvalidRequest for amounts that make no sense."""
+    if "cpu" in asked:
+        limits = msgspec.structs.replace(limits, cpus=quantities.cpus(asked["cpu"]))
+    if "memory" in asked:
+        limits = msgspec.structs.replace(limits, memory_bytes=quantities.size_bytes(asked["memory"]))
+    return limits
+
+
+def expiry(body: bytes) -> float:
+    """The moment that a renewal asks for."""
+    given = decode(body, Renewal).expiresAt
+    try:
+        moment = datetime.fromisoformat(given)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise errors.InvalidRequest(
+            f"expiresAt: it must be a time like 2026-01-31T12:00:00Z, not {given[:80]!r}"
+        ) from None
+
+
+def listing(query: QueryParams) -> Listing:
+    return Listing(
+        states=tuple(query.getlist("state")),
+        metadata=_metadata(query.get("metadata", "")),
+        page=_number(query, "page", 1, most=1_000_000),
+        size=_number(query, "pageSize", 20, most=MAX_PAGE),
+    )
+
+
+def port(given: str) -> int:
+    if not (given.isascii() and given.isdigit() and 0 < int(given[:6]) < 1 << 16):
+        raise errors.InvalidRequest(f"there is no port {given[:80]!r}: give a number from 1 to 65535")
+    return int(given)
+
+
+def _source(asked: NewSandbox) -> str:
+    """The template's name or an alias of it: an image is a name here, and nothing is pulled."""
+    given = [each for each in (asked.image and asked.image.uri, asked.templateId) if each]
+    if len(given) != 1:
+        raise errors.InvalidRequest("a sandbox is made from one thing: give image.uri or templateId, and only one")
+    if asked.image is not None and asked.image.auth:
+        raise Unsupported("image.auth: images are names of this server's templates, nothing is pulled; leave it out")
+    return given[0]
+
+
+def _entrypoint(given: list[str] | None) -> tuple[str, ...]:
+    """What would only keep a container alive need not run. Anything else would, and cannot yet."""
+    words = tuple(given) if given else IDLE_ENTRYPOINT
+    if words not in _IDLE and words[0] != CODE_INTERPRETER:
+        raise Unsupported(
+            "entrypoint: this server runs none yet; leave it out, or send "
+            f"{' '.join(IDLE_ENTRYPOINT)!r} or {CODE_INTERPRETER!r}"
+        )
+    return words
+
+
+def _limits(given: dict[str, str]) -> dict[str, str]:
+    other = sorted(given.keys() - {"cpu", "memory"})
+    if other:
+        raise Unsupported(f"resourceLimits.{other[0][:80]}: this server limits cpu and memory; leave it out")
+    return given
+
+
+def _renewing(given: str | None) -> int:
+    if given is None:
+        return 0
+    if not (given.isascii() and given.isdigit() and len(given) < 8 and int(given) in RENEW_SECONDS):
+        raise errors.InvalidRequest(
+            f"extensions.{RENEWING}: it must be from {RENEW_SECONDS[0]} to {RENEW_SECONDS[-1]}, not {given[:80]!r}"
+        )
+    return int(given)
+
+
+def _check_absent(asked: NewSandbox) -> None:
+    if asked.snapshotId:
+        raise Unsupported("snapshotId: this server has no snapshots yet; give image.uri")
+    if asked.volumes:
+        raise Unsupported("volumes: this server has no volumes yet; leave it out, and write files instead")
+    if asked.lifecycle:
+        raise Unsupported("lifecycle: this server runs no hooks; leave it out")
+    if asked.credentialProxy is not None and asked.credentialProxy.enabled:
+        raise Unsupported("credentialProxy: this server has none; leave it out")
+    if "poolRef" in (asked.extensions or {}):
+        raise Unsupported("extensions.poolRef: this server keeps its own pools; give image.uri")
+
+
+def _check_network(policy: Network | None) -> None:
+    """Rules that only forbid are kept already: a sandbox reaches nothing but itself. Others cannot be."""
+    if policy is None:
+        return
+    actions = [policy.defaultAction or "deny", *(rule.action or "deny" for rule in policy.egress or ())]
+    for action in actions:
+        if action not in ("allow", "deny"):
+            raise errors.InvalidRequest(f"networkPolicy: an action is allow or deny, not {action[:80]!r}")
+        if action == "allow":
+            raise Unsupported(
+                "networkPolicy: a sandbox of this server has no network but loopback yet, so nothing can be allowed; "
+                'send {"defaultAction": "deny", "egress": []}, or leave it out, which means the same here'
+            )
+
+
+def _check_platform(asked: Platform | None) -> None:
+    machine = ARCHITECTURES.get(platform.machine(), platform.machine())
+    if asked is not None and (asked.os or "linux", asked.arch or machine) != ("linux", machine):
+        raise Unsupported(f"platform: this server has linux/{machine}; leave it out")
+
+
+def _metadata(text: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, strict_parsing=True)) if text else {}
+    except ValueError:
+        raise errors.InvalidRequest(f"metadata: it must be like name=value&other=value, not {text[:80]!r}") from None
+
+
+def _number(query: QueryParams, name: str, default: int, *, most: int) -> int:
+    given = query.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) < 8 and 1 <= int(given) <= most):
+        raise errors.InvalidRequest(f"{name}: it must be a number from 1 to {most}, not {given[:80]!r}")
+    return int(given)
+
+
+def _located(error: msgspec.ValidationError) -> str:
+    """msgspec says "Expected `str`, got `int` - at `$.metadata[...]`": the place first, in a client's words."""
+    what, _, where = str(error).partition(" - at `$")
+    place = where.rstrip("`").lstrip(".")
+    return f"{place}: {what}" if place else what
