@@ -105,7 +105,7 @@ class CommandLine(NamedTuple):
         """The arguments of a call. Without a server, none may be used that happens to run."""
         words = [str(Path(sys.executable).with_name("cloche")), "--data-dir", self.data_dir]
         for word in args:
-            words += [word, "--alone"] if self.alone and word in ("run", "shell") else [word]
+            words += [word, "--alone"] if self.alone and word in ("run", "shell", "chat") else [word]
         return words
 
 
@@ -119,7 +119,7 @@ def place_of_server(template: Template, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=["alone", "server"])
 def command_line(request: pytest.FixtureRequest, data_dir: str, template: Template) -> CommandLine:
-    """What is behind `cloche run` and `cloche shell` in a module's tests: a nursery of its own, then a server."""
+    """What is behind `cloche run`, `shell` and `chat` in a module's tests: a nursery of its own, then a server."""
     if request.param == "alone":
         return CommandLine(data_dir, alone=True)
     return CommandLine(request.getfixturevalue("place_of_server"), alone=False)

@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": "Serve sandboxes over HTTP, to the clients that people have.",
     "key": "Add, list, rotate and revoke the keys of the server.",
     "run": "Run Python code in a fresh sandbox.",
+    "chat": "Chat with a model that can run code, in the terminal.",
     "shell": "Open a prompt, Python or bash, in a sandbox.",
     "ps": "List the sandboxes of the running server.",
     "kill": "End sandboxes of the running server.",

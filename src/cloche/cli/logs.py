@@ -13,15 +13,23 @@ from cloche import errors
 from cloche.cli import configuration
 from cloche.cli.control import ask, connected, error_of, no_server
 from cloche.cli.ps import printable
+from cloche.cli.request_tree import show_request
 from cloche.protocol import told
 
 
 @click.command("logs")
 @click.argument("id", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
-def command(id: str | None, follow: bool) -> None:
+@click.option("--request", metavar="ID", help="Print what that request for a model's answer did, as a tree.")
+@click.option("--json", "as_json", is_flag=True, help="With --request: print JSON.")
+def command(id: str | None, follow: bool, request: str | None, as_json: bool) -> None:
     """Print the running server's own events, those of sandbox ID only if it is given: why it ended, what failed."""
     config = configuration()
+    if (id or follow) if request is not None else as_json:
+        raise click.UsageError("--request goes with --json only, and --json with --request")
+    if request is not None:
+        show_request(config, request, as_json=as_json)
+        return
     query = "?" + urlencode({"sandbox": id}) if id else ""
     with connected(config) as client:
         if client is None:

@@ -50,21 +50,23 @@ def _converse(runner: asyncio.Runner, box: Sandbox, config: Config) -> int:
     if not os.isatty(0):
         return _loop(runner, box, lines, lambda continues: runner.run(lines.next()))
     write(STDERR, f"Python in sandbox {box.id}. Ctrl-C interrupts, Ctrl-D leaves.\n")
-    with _history(Path(config.data_dir) / "shell_history"):
-        return _loop(runner, box, lines, _prompted)
+    with history(Path(config.data_dir) / "shell_history"):
+        return _loop(runner, box, lines, lambda continues: prompted("... " if continues else ">>> "))
 
 
-def _prompted(continues: bool) -> str | None:
+def prompted(text: str) -> str | None:
+    """What the user types after `text`; None at Ctrl-D. Raises KeyboardInterrupt, and SystemExit by a signal."""
     for each in ENDING_SIGNALS:
-        signal.signal(each, _leave)
+        signal.signal(each, leave)
     try:
-        return input("... " if continues else ">>> ")
+        return input(text)
     except EOFError:
         write(STDOUT, "\n")
         return None
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
+    """Ends us by a signal, in order."""
     raise SystemExit(128 + number)
 
 
@@ -112,7 +114,7 @@ async def _restart(context: Context) -> None:
 
 
 @contextlib.contextmanager
-def _history(path: Path) -> Iterator[None]:
+def history(path: Path) -> Iterator[None]:
     """Line editing, and what was typed in earlier sessions; without readline, plain lines."""
     try:
         import readline

@@ -1,0 +1,40 @@
+"""`cloche chat`: a chat with a model that runs code, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from cloche import errors
+from cloche.cli import configuration
+
+BROKEN_PIPE = 141
+INTERRUPTED = 130
+
+
+@click.command("chat")
+@click.option("--model", metavar="NAME", help="By default the first that is configured, else cloche/echo.")
+@click.option("--file", "files", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Attach a file.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Save images and files there.")
+@click.option("-c", "--message", metavar="TEXT", help="Say only this, and end with the answer.")
+@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+def command(model: str | None, files: tuple[Path, ...], out: Path | None, message: str | None, alone: bool) -> None:
+    """Chat with a model that can run code in a sandbox: through the server that runs on this machine, or without one.
+
+    Ctrl-C interrupts an answer, Ctrl-D leaves. /help lists what else can be typed.
+
+    Exit status of --message: 0 if it was answered, 1 if the model failed, 125 if Cloche did.
+    """
+    for each in files:
+        if not each.is_file():
+            raise errors.InvalidRequest(f"--file {each}: there is no such file")
+    try:
+        from cloche.cli.chat_session import chat  # it takes a while to import: not for `--help`
+
+        sys.exit(chat(configuration(), model=model, files=files, out=out, message=message, alone=alone))
+    except BrokenPipeError:
+        sys.exit(BROKEN_PIPE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
