@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.bench import load, memory, serving, starts, warm
+from cloche.bench import load, memory, serving, starts, turns, warm
 from cloche.bench.lab import Lab
 from cloche.model import Struct
 
@@ -172,6 +172,21 @@ SERVER_PARTS: Sequence[Part] = (
             Row(key="e2b_warm", title="E2B's client: `run_code('1+1')` in a live context", against=_WARM, bar=1),
             Row(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
             Row(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
+        ),
+    ),
+    Part(
+        title="turns of the gateway",
+        measure=turns.gateway_turns,
+        rows=(
+            Row(
+                key="gateway_turn",
+                title="`/v1/responses`: a turn with code `pass`, instant upstream, container from the pool",
+                against=("native_warm",),
+                bar=4,
+                limit=True,
+            ),
+            Row(key="gateway_echo", title="the same with `cloche/echo`", against=("native_warm",), limit=True),
+            Row(key="native_warm", title="`/api/v1`: run `pass` in a live context"),
         ),
     ),
 )

@@ -8,11 +8,13 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cloche.bench import ipykernel_peer, programs
+from cloche.bench import instant_model, ipykernel_peer, programs
 from cloche.bench.ipykernel_peer import TRANSPORTS, Kernel
 from cloche.bench.lab import SETTLE_SECONDS, Counts
 from cloche.bench.samples import Book, expect, shares
@@ -39,11 +41,12 @@ class ServerLab:
         self.peer = peer and not ipykernel_peer.missing()
         self._config = config
         self._key = "e2b_" + secrets.token_hex(20)
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> ServerLab:
         program = "from cloche.cli import main; main()"
         command = [sys.executable, "-c", program, "--data-dir", self._config.data_dir, "serve", "--port", "0"]
-        environ = {**os.environ, "CLOCHE_API_KEY": self._key}
+        environ = {**os.environ, "CLOCHE_API_KEY": self._key, "CLOCHE_CONFIG": self._configured()}
         self._process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self._url = next((line.split()[1] for line in self._process.stdout if line.startswith("ready ")), "")
@@ -56,6 +59,23 @@ class ServerLab:
     ) -> None:
         self._process.terminate()
         self._process.wait(STOP_SECONDS)
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self._key}"}
+
+    def _configured(self) -> str:
+        """A file that names an upstream which is as fast as none."""
+        place = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        url = self._stack.enter_context(instant_model.running())
+        file = place / "cloche.toml"
+        file.write_text(f'[[upstream]]\nmodels = ["{instant_model.MODEL}"]\nbase_url = "{url}"\n')
+        return str(file)
 
     def create(self) -> Any:
         from e2b_code_interpreter import Sandbox
