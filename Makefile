@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-10s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: $(STAMP) ## Create .venv with everything that is needed (Python 3.11 or newer is all that must be there)
@@ -64,11 +64,25 @@ e2b-suite: setup ## Run E2B's own suites: CI_REPO=checkout of code-interpreter, 
 	@test -n "$(CI_REPO)" -a -n "$(E2B_REPO)" || { echo "make e2b-suite CI_REPO=path/to/code-interpreter E2B_REPO=path/to/E2B" >&2; exit 1; }
 	$(BIN)/python tools/e2b_suite.py --ci-repo "$(CI_REPO)" --e2b-repo "$(E2B_REPO)" $(if $(SUITES),--suites $(SUITES)) $(if $(MATCH),--match "$(MATCH)")
 
+.PHONY: litellm-test
+litellm-test: setup .venv-litellm/.stamp ## Try LiteLLM with Cloche: as a client, an upstream, a proxy in front, an interceptor
+	LITELLM_ENV=$(CURDIR)/.venv-litellm $(BIN)/pytest tests/openai/test_litellm.py $(PYTEST_FLAGS)
+
+.venv-litellm/.stamp: tests/litellm/requirements.txt tests/litellm/overrides.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-litellm
+	@$(BIN)/uv pip install --quiet --python .venv-litellm/bin/python --override tests/litellm/overrides.txt -r tests/litellm/requirements.txt
+	@touch $@
+
+.PHONY: openai-suite
+openai-suite: setup ## Run public suites of OpenAI's API: OPENRESPONSES_REPO=checkout of openresponses
+	@test -n "$(OPENRESPONSES_REPO)" || { echo "make openai-suite OPENRESPONSES_REPO=path/to/openresponses" >&2; exit 1; }
+	$(BIN)/python tools/openai_suites.py --openresponses-repo "$(OPENRESPONSES_REPO)"
+
 .PHONY: bench
 bench: setup ## Measure against a plain ipykernel, in the same run
 	$(BIN)/cloche bench
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	rm -rf .venv .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-litellm .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
