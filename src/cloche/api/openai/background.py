@@ -80,7 +80,8 @@ class Run:
 
     def _add(self, batch: list[Event]) -> None:
         self._told += batch
-        if time.monotonic() - self._kept_at > FLUSH_SECONDS:
+        # The last ones are kept together with the end: who reads that it has ended reads no further.
+        if self.answer.events.ended or time.monotonic() - self._kept_at > FLUSH_SECONDS:
             self._flush()
         self._wake()
 
