@@ -38,6 +38,7 @@ MAX_OWNER_BYTES = 32 * GIB
 AT_ONCE_BYTES = 1 * MIB
 MAX_KEPT_ANEW_BYTES = 16 * MIB  # of a file that code has changed: larger ones are kept no more, until they are cited
 MAX_LOOKED_AT = 200
+LOOK_SECONDS = 0.1  # after a run
 MAX_DEPTH = 16
 MAX_LISTED = 5000
 _NOT_UTF8 = re.compile(r"\\udc[89a-f][0-9a-f]")  # how such bytes of a name are shown: nobody could ask for that file
@@ -248,6 +249,7 @@ class ContainerFiles:
 
     async def _look_again(self, sandbox: Sandbox) -> None:
         try:
+            await asyncio.sleep(LOOK_SECONDS)  # the turn goes on first, and often with more code
             rows = await self._rows.of_sandbox(sandbox.spec.owner, sandbox.id)
             self._looking.discard(sandbox.id)  # whoever runs code from here on is not seen any more
             for row in [row for row in rows if row.kept and not row.shown][:MAX_LOOKED_AT]:
