@@ -74,9 +74,9 @@ litellm-test: setup .venv-litellm/.stamp ## Try LiteLLM with Cloche: as a client
 	@touch $@
 
 .PHONY: openai-suite
-openai-suite: setup ## Run public suites of OpenAI's API: OPENRESPONSES_REPO=checkout of openresponses
-	@test -n "$(OPENRESPONSES_REPO)" || { echo "make openai-suite OPENRESPONSES_REPO=path/to/openresponses" >&2; exit 1; }
-	$(BIN)/python tools/openai_suites.py --openresponses-repo "$(OPENRESPONSES_REPO)"
+openai-suite: setup ## Run public suites of OpenAI's API: checkouts as OPENRESPONSES_REPO=, OPENAI_REPO=, LITELLM_REPO=
+	@test -n "$(OPENRESPONSES_REPO)$(OPENAI_REPO)$(LITELLM_REPO)" || { echo "make openai-suite [OPENRESPONSES_REPO=path/to/openresponses] [OPENAI_REPO=path/to/openai-python] [LITELLM_REPO=path/to/litellm]" >&2; exit 1; }
+	$(BIN)/python tools/openai_suites.py $(if $(OPENRESPONSES_REPO),--openresponses-repo "$(OPENRESPONSES_REPO)") $(if $(OPENAI_REPO),--openai-repo "$(OPENAI_REPO)") $(if $(LITELLM_REPO),--litellm-repo "$(LITELLM_REPO)")
 
 .PHONY: bench
 bench: setup ## Measure against a plain ipykernel, in the same run
