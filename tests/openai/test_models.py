@@ -67,6 +67,14 @@ async def test_a_name_that_its_upstream_does_not_list_is_not_there():
         await found.aclose()
 
 
+async def test_a_name_that_stands_for_another_is_there_whatever_its_upstream_lists():
+    with ScriptedUpstream() as upstream:
+        upstream.script("local", [])
+        found = upstreams_of(Upstream(models=("gpt-*",), base_url=upstream.url, model="local"))
+        assert (await ModelList(found).get("gpt-5")).name == "gpt-5"
+        await found.aclose()
+
+
 @pytest.mark.parametrize("body", [{}, {"data": None}, {"data": [None, 5, {"id": 7}, {"id": ""}, {"id": "x" * 1000}]}])
 def test_a_list_that_makes_no_sense_is_empty(body: dict):
     assert models_in(body) == []

@@ -75,7 +75,9 @@ class Gateway:
 
 def routes(config: Config) -> list[Route]:
     """`cloche/echo`, which is always there, whatever patterns match it; then those that are configured."""
-    configured = [Route(patterns=each.models, upstream=_upstream(each)) for each in config.upstream]
+    configured = [
+        Route(patterns=each.models, upstream=_upstream(each), renamed=bool(each.model)) for each in config.upstream
+    ]
     return [Route(patterns=(ECHO,), upstream=Echo()), *configured]
 
 

@@ -64,7 +64,7 @@ class ModelList:
 
 async def _listed(route: Route) -> list[Model]:
     """What an upstream says it has."""
-    if not any(_is_pattern(pattern) for pattern in route.patterns):
+    if route.renamed or not any(_is_pattern(pattern) for pattern in route.patterns):
         return []
     try:
         return models_in(await route.upstream.models())

@@ -51,6 +51,7 @@ class Route(Struct):
 
     patterns: tuple[str, ...]
     upstream: Any  # an Upstream
+    renamed: bool = False  # the upstream is sent another name, so its list says nothing of these
 
 
 class Upstreams:
