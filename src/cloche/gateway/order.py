@@ -29,10 +29,6 @@ class InOrder:
             self._take(await self._next())
         return self._ready.popleft()
 
-    async def aclose(self) -> None:
-        """Whoever stops before the end closes it: the upstream is not asked for the rest."""
-        await self._leg.aclose()
-
     async def drain(self) -> Finished:
         """Reads the leg to its end, for later. Raises what the leg raises."""
         while self.finished is None:

@@ -257,8 +257,9 @@ class _Leg:
         async for happening in self._source:
             if self._held is not None:
                 final = isinstance(happening, Finished) and not self._results
-                async for each in self._close_message(final=final):
-                    yield each
+                async with contextlib.aclosing(self._close_message(final=final)) as closing:
+                    async for each in closing:
+                        yield each
             if isinstance(happening, Finished):
                 self.finished = happening
                 continue

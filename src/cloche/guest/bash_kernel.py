@@ -21,6 +21,7 @@ import select
 import shlex
 import signal
 import subprocess
+import time
 
 from cloche.guest.channel import Channel
 from cloche.guest.interrupts import Interrupts
@@ -48,6 +49,7 @@ _RUN = f"{_EVALUATE} {_OPEN}; {_AFTER}"
 _RUN_OURS = f"{_EVALUATE}; {_AFTER}"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _INTERRUPTED = 128 + signal.SIGINT
+_SETTLE_SECONDS = 1.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -96,6 +98,7 @@ class Shell:
         if self.interrupted:
             self._signal()
         _, status, later = self._do(_RUN)
+        self._settle()
         if not self.interrupted:
             return status
         self.ask(":")  # a trap that has not run yet does so now, and not in the next cell
@@ -114,7 +117,7 @@ class Shell:
 
     def _signal(self) -> None:
         """Drops the cell, if the shell is in it. If not it says `_NO_CELL`."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one at a time
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one at a time
         try:
             os.kill(self.pid, signal.SIGSTOP)  # it goes on when it has got everything
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -123,7 +126,34 @@ class Shell:
             os.kill(self.pid, _DROP)
         finally:
             os.kill(self.pid, signal.SIGCONT)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _settle(self) -> None:
+        """Until what the cell left in the background ignores SIGINT, as bash has it: that is done after the fork.
+
+        An interrupt of the next cell would end it before. Nothing waits for long: a fork that is run does it at once.
+        """
+        until = time.monotonic() + _SETTLE_SECONDS
+        while any(map(self._minds_interrupts, self._children())) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _children(self) -> list:
+        try:
+            with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
+                return file.read().split()
+        except OSError:
+            return []
+
+    def _minds_interrupts(self, pid: str) -> bool:
+        """Whether it is a fork of the shell, of its group, that has done nothing yet."""
+        try:
+            if os.getpgid(int(pid)) != self.pid or not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{self.pid}/exe"):
+                return False
+            with open(f"/proc/{pid}/status") as file:
+                ignored = next((line.split()[1] for line in file if line.startswith("SigIgn:")), "0")
+        except OSError:
+            return False  # it has ended
+        return not int(ignored, 16) >> (signal.SIGINT - 1) & 1
 
     def _in_cell(self) -> bool:
         try:
