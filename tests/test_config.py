@@ -239,6 +239,11 @@ def test_the_configuration_is_printed_without_the_keys_of_upstreams(tmp_path, fl
         ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://user:secret@x/v1"', "password"),
         ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"a b" = "secret"}', "a b"),
         ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"a" = "secret\\n"}', "'a'"),
+        (
+            '[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"Content-Length" = "secret"}',
+            "Content-Length",
+        ),
+        ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"host" = "secret"}', "'host'"),
     ],
 )
 def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, text, said):

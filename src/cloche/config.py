@@ -36,6 +36,7 @@ NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCH
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+_OWN_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})  # each request has its own
 
 _UNITS = {"": 1, "b": 1} | {
     name: size
@@ -146,6 +147,10 @@ class Upstream(Struct, forbid_unknown_fields=True):
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 raise errors.InvalidRequest(f"upstream.headers has {name!r}, whose name or value no header can have")
+            if name.lower() in _OWN_HEADERS:
+                raise errors.InvalidRequest(
+                    f"upstream.headers has {name!r}, which each request has its own of: remove it"
+                )
         if not 0 < self.timeout_seconds < float("inf"):
             raise errors.InvalidRequest(
                 f"upstream.timeout_seconds must be a positive number, not {self.timeout_seconds}"

@@ -14,6 +14,15 @@ from tests.openai.conftest import CODE_INTERPRETER, client_of
 from tests.openai.test_store import OUTPUTS, fenced, logs
 from tests.openai.upstream import BreakOff, Code, Hang, HttpError, ScriptedUpstream, Text, WaitFor
 
+from cloche.api.openai.answering import Answer
+from cloche.api.openai.background import Run
+from cloche.api.openai.decoding import Wanted
+from cloche.config import Config, Pool
+from cloche.gateway.asked import Asked
+from cloche.gateway.gateway import Gateway
+from cloche.sdk.assembly import assemble
+from cloche.store.shelf import Shelf
+
 ENDLESS = "print('begun', flush=True)\nx = 7\nwhile True: pass"
 KEY = "e2b_" + "0" * 40
 Play = Callable[..., str]
@@ -75,6 +84,22 @@ def test_resuming_after_any_event_gives_exactly_the_rest(client: openai.OpenAI):
     for after in (0, 5, len(whole) - 2, len(whole) - 1, len(whole) + 9):
         rest = list(client.responses.retrieve(made.id, stream=True, starting_after=after))
         assert rest == whole[after + 1 :]
+
+
+async def test_its_first_events_are_kept_however_long_it_took_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cloche.api.openai.background.FLUSH_SECONDS", -1.0)  # it took longer
+    config = Config(data_dir=str(tmp_path), pool=Pool(ready=0))
+    async with assemble(config) as engine, Shelf(tmp_path, 30) as shelf:
+        gateway = Gateway(engine, config, shelf, shelf.steps.put)
+        wanted = Wanted(model="cloche/echo", input=[{"role": "user", "content": "?"}], background=True)
+        asked = Asked(model=wanted.model, items=wanted.input)
+        run = Run(Answer(gateway, gateway.trace("req", "me"), wanted, asked), gateway)
+        await run.begin()
+        told = [event async for batch in run.follow(-1) for event in batch]
+        kept = await shelf.responses.events(run.answer.events.id, -1)
+        await gateway.stop()
+    assert [event["type"] for event in kept] == [event["type"] for event in told]
+    assert kept[0]["type"] == "response.created"
 
 
 def test_the_sdk_follows_it_by_its_id(client: openai.OpenAI):

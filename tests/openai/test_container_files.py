@@ -202,6 +202,20 @@ def test_an_upload_that_code_changed_is_kept_as_it_is_now(client: OpenAI, expire
     client.containers.delete(container)
 
 
+def test_an_upload_that_code_made_too_large_to_be_kept_has_its_id_still(client: OpenAI, container: str, data_dir: str):
+    file = client.containers.files.create(container, file=("data.bin", b"small"))
+
+    def kept() -> int:
+        with contextlib.closing(sqlite3.connect(Path(data_dir) / "store.sqlite3")) as db:
+            return db.execute("SELECT kept FROM container_files WHERE id = ?", (file.id,)).fetchone()[0]
+
+    assert kept() == 1
+    run(client, container, "import os\nos.truncate('data.bin', 17 << 20)")
+    wait_until(lambda: kept() == 0)
+    assert client.containers.files.retrieve(file.id, container_id=container).bytes == 17 << 20
+    assert [each.id for each in client.containers.files.list(container)] == [file.id]
+
+
 def test_files_that_come_and_go_leave_nothing_known(client: OpenAI, container: str, data_dir: str):
     for number in range(3):
         run(
@@ -233,7 +247,17 @@ def test_an_upload_that_is_refused_in_the_end_leaves_nothing(
     assert answer.status_code == 400, answer.text
     assert client.containers.files.list(container).data == []
     assert run(client, container, "import os; print(os.listdir('.'))") == "[]\n"
-    assert set(blobs.glob("cfile_*")) <= before
+    # other tests use this directory at the same time: theirs are known, as files of other containers
+    wait_until(lambda: blobs_besides_others(data_dir, of=container) <= before)
+
+
+def blobs_besides_others(data_dir: str, *, of: str) -> set[Path]:
+    """Those that are of this container, or of none."""
+    blobs = set((Path(data_dir) / "blobs").glob("cfile_*"))
+    with contextlib.closing(sqlite3.connect(Path(data_dir) / "store.sqlite3")) as db:
+        query = "SELECT id FROM container_files WHERE sandbox != ?"
+        others = {id for (id,) in db.execute(query, (of.removeprefix("cntr_"),))}
+    return {blob for blob in blobs if blob.name not in others}
 
 
 def test_a_container_that_was_killed_elsewhere_can_have_its_files_forgotten(

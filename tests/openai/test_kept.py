@@ -51,6 +51,25 @@ def texts(items: list[Json]) -> list[str]:
     return [item["content"][0]["text"] for item in items]
 
 
+async def test_one_that_ended_too_large_is_not_kept(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    shelf.responses.put(stored("resp_1", [], instance="host"))
+    monkeypatch.setattr(responses, "MAX_RESPONSE_BYTES", 1000)
+    shelf.responses.change(stored("resp_1", [said("done")]))
+    assert await shelf.responses.get("me", "resp_1") is None  # it would look as if it went on
+
+
+async def test_old_conversations_go_some_at_a_time(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(conversations, "REMOVED_AT_ONCE", 1)
+    old = [await shelf.conversations.create("me", {}, [said("old")]) for _ in range(3)]
+    before = time.time()
+    new = await shelf.conversations.create("me", {}, [said("new")])
+    shelf.conversations.prune(before)
+    for _ in range(4):
+        await shelf.conversations.get("me", new.id)
+    assert [await shelf.conversations.get("me", each.id) for each in old] == [None] * 3
+    assert texts(await shelf.conversations.items(new.id)) == ["new"]
+
+
 async def test_one_that_ended_between_two_looks_at_it_has_not_failed(shelf: Shelf):
     shelf.responses.put(stored("resp_1", [], instance="host"))
     shelf.responses.change(stored("resp_1", [said("done")]))

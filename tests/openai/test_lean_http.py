@@ -108,6 +108,18 @@ async def test_a_request_has_all_that_it_needs():
     assert any(line.startswith(b"host: 127.0.0.1:") for line in lines)
 
 
+async def test_a_header_is_sent_once_however_it_is_written():
+    async with server([[CHUNKED]]) as place:
+        patience = Patience(connect=5.0, read=5.0, write=5.0, queue=5.0)
+        ours = {"Content-Type": "text/plain", "X-Ours": "1"}
+        client = LeanClient(httpx2.URL(place.url), ours, patience, connections=1, idle=1, idle_seconds=60.0)
+        async with client.post("/chat", b"{}", {"content-type": "application/json"}):
+            pass
+    names = [line.partition(b":")[0] for line in place.requests[0].split(b"\r\n")[1:-2]]
+    assert sorted(names) == [b"content-length", b"content-type", b"host", b"x-ours"]
+    assert b"content-type: application/json\r\n" in place.requests[0]
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -368,6 +380,14 @@ async def test_a_body_that_is_compressed_without_being_asked_for_is_read(
             pieces = [piece async for piece in heard.aiter_bytes()]
     assert b"".join(pieces) == plain
     assert max(map(len, pieces)) <= 64 * 1024
+
+
+async def test_what_comes_after_the_end_of_a_compressed_body_is_not_read():
+    head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n"
+    async with server([[head + gzip.compress(b"hello"), *[bytes(100_000)] * 10]]) as place:  # and it never ends
+        client = client_of(place)
+        assert (await posted(client))[2] == b"hello"
+        assert not client._idle and not client._busy
 
 
 @pytest.mark.parametrize(("encoding", "said"), [("br", "'br'"), ("gzip", "damaged")])

@@ -15,6 +15,7 @@ from tests.openai.upstream import HttpError
 
 from cloche import errors
 from cloche.config import Upstream
+from cloche.gateway import upstream_http
 from cloche.gateway.upstream_http import UpstreamServer, error_in, failure_of, key_of
 from cloche.gateway.upstream_words import concealed, secrets_in
 from cloche.telemetry import log
@@ -179,6 +180,27 @@ async def test_a_whole_answer_is_none(blank):
     async with answering(*blank, b'{"da', b'ta": 1}', content_type="x") as server, server.post("/x", {}) as answer:
         assert not answer.is_stream
         assert await answer.whole() == {"data": 1}
+
+
+async def test_an_error_whose_body_never_ends_is_told_with_what_has_come(monkeypatch):
+    monkeypatch.setattr(upstream_http, "ERROR_SECONDS", 0.1)
+    done = asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 429 Too Many\r\ncontent-length: 1000\r\n\r\nslow down")
+        await done.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+        server = UpstreamServer(Upstream(models=("m",), base_url=url))
+        with pytest.raises(errors.UpstreamFailed, match="slow down") as caught:
+            async with server.post("/chat", {}):
+                pass
+        assert caught.value.status == 429
+        done.set()
+        await server.aclose()
 
 
 async def test_what_is_compressed_is_read_or_its_encoding_is_named():

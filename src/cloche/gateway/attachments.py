@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -20,6 +21,8 @@ from cloche.store.files import StoredFile, StoredFiles, made_here
 MAX_ATTACHMENTS = 100
 MAX_INLINE_BYTES = 64 * MIB  # of all stored files that go to an upstream in one request, as often as they do
 MAX_INLINE_PARTS = 100
+AT_ONCE_CHARACTERS = 1 * MIB  # of an inline file; longer ones are decoded in a thread
+SLICE_CHARACTERS = 1 * MIB  # of base64: while one is decoded no other thread runs; a multiple of 4
 
 Place = tuple[int, int]  # of a part: the number of its item, and its own
 
@@ -102,7 +105,10 @@ class Attachments:
         return part if place not in self._pictures else _with_content(part, "", self._pictures[place])
 
     async def _take(self, part: Part, contents: InlineContents) -> None:
-        attachment = _of_part(part.content, part.where or "")
+        if _is_long(part.content):
+            attachment = await asyncio.to_thread(_of_part, part.content, part.where or "")
+        else:
+            attachment = _of_part(part.content, part.where or "")
         if attachment is None and part.file_id is not None:
             file = await contents.find(part.file_id)
             attachment = _stored(file)
@@ -237,6 +243,11 @@ def _stored(file: StoredFile) -> Attachment:
     return Attachment(name=plain_name(file.filename), origin=file.id, size_bytes=file.bytes, stored=file)
 
 
+def _is_long(part: Item) -> bool:
+    data = part.get("image_url" if part["type"] == "input_image" else "file_data")
+    return isinstance(data, str) and len(data) > AT_ONCE_CHARACTERS
+
+
 def _of_part(part: Item, where: str) -> Attachment | None:
     """What a part holds itself; None if that is elsewhere."""
     if part["type"] == "input_image":
@@ -275,8 +286,9 @@ def _picture(url: str) -> Attachment | None:
 
 
 def _inline(name: str, content: bytes) -> Attachment:
-    digest = hashlib.sha256(name.encode() + b"\0" + content).hexdigest()
-    return Attachment(name=name, origin=f"sha256:{digest}", size_bytes=len(content), content=content)
+    digest = hashlib.sha256(name.encode() + b"\0")
+    digest.update(content)
+    return Attachment(name=name, origin=f"sha256:{digest.hexdigest()}", size_bytes=len(content), content=content)
 
 
 def _decoded(data: Any, param: str) -> tuple[str, bytes]:
@@ -285,10 +297,19 @@ def _decoded(data: Any, param: str) -> tuple[str, bytes]:
         raise BadWish(f"Invalid type for '{param}': expected a string.", param, "invalid_type")
     header = _DATA_URL.match(data)
     try:
-        content = base64.b64decode(data[header.end() if header else 0 :], validate=True)
+        content = b"".join(_slices(data, header.end() if header else 0))
     except (binascii.Error, ValueError):
         raise BadWish(f"Invalid '{param}': expected base64, or a data URL with base64.", param) from None
     return (header[1] or "" if header else ""), content
+
+
+def _slices(data: str, start: int) -> Iterator[bytes]:
+    """What base64 says from there on. Raises ValueError."""
+    for at in range(start, len(data), SLICE_CHARACTERS):
+        content = base64.b64decode(data[at : at + SLICE_CHARACTERS], validate=True)
+        if at + SLICE_CHARACTERS < len(data) and len(content) != SLICE_CHARACTERS // 4 * 3:
+            raise ValueError("padding before the end")
+        yield content
 
 
 def _with_content(part: Item, name: str, url: str) -> Item:

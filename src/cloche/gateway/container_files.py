@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import posixpath
-import re
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Iterator, Sequence
@@ -23,25 +21,20 @@ from cloche.engine.reading import OpenFile
 from cloche.engine.sandbox import Sandbox
 from cloche.gateway.attachments import Attachment
 from cloche.gateway.containers import Container
-from cloche.gateway.names import free_name, plain_name
+from cloche.gateway.data_files import DATA, regular_file, regular_files, reserve
+from cloche.gateway.names import plain_name
 from cloche.gateway.pictures import Picture
-from cloche.model import GIB, MIB, FileInfo
+from cloche.gateway.room import Room
+from cloche.model import MIB, FileInfo
 from cloche.store.container_files import COPY, ContainerFile, Source, new_container_file_id
 from cloche.store.files import PREFIX as FILE
 from cloche.store.shelf import Shelf
 from cloche.telemetry import log
 
-DATA = "/mnt/data/"
-MAX_KEPT_FILE_BYTES = 128 * MIB
-MAX_KEPT_BYTES = 512 * MIB  # of one container
-MAX_OWNER_BYTES = 32 * GIB
 AT_ONCE_BYTES = 1 * MIB
 MAX_KEPT_ANEW_BYTES = 16 * MIB  # of a file that code has changed: larger ones are kept no more, until they are cited
 MAX_LOOKED_AT = 200
 LOOK_SECONDS = 0.1  # after a run
-MAX_DEPTH = 16
-MAX_LISTED = 5000
-_NOT_UTF8 = re.compile(r"\\udc[89a-f][0-9a-f]")  # how such bytes of a name are shown: nobody could ask for that file
 
 
 class ContainerFiles:
@@ -49,6 +42,7 @@ class ContainerFiles:
         self._files = shelf.files
         self._rows = shelf.container_files
         self._blobs = shelf.blobs
+        self._room = Room(shelf.container_files)
         self._copying: set[asyncio.Task[None]] = set()
         self._looking: set[str] = set()  # sandboxes in which that is about to begin
         self._reserved: dict[str, set[str]] = {}  # names of files that are being written, by sandbox
@@ -59,7 +53,7 @@ class ContainerFiles:
         """All, the oldest first. Raises FileError if there are too many."""
         rows = await self._rows.of_sandbox(container.owner, container.sandbox.id)
         known = {row.path: row for row in rows}
-        inside, is_all = await _regular_files(container.sandbox)
+        inside, is_all = await regular_files(container.sandbox)
         if is_all:
             await self._rows.lose(_gone(rows, inside))
         new = sorted((each for each in inside if each.path not in known), key=lambda each: each.modified_at)
@@ -110,11 +104,13 @@ class ContainerFiles:
     async def new_path(self, container: Container, name: str) -> AsyncGenerator[str, None]:
         """A path below /mnt/data for a new file of such a name; nobody else is given it within the block."""
         reserved = self._reserved.setdefault(container.sandbox.id, set())
-        free = await _reserve(container.sandbox, plain_name(name), reserved)
+        names: set[str] = set()
         try:
+            free = await reserve(container.sandbox, plain_name(name), reserved)
+            names.add(free)
             yield DATA + free
         finally:
-            self._release(container.sandbox.id, {free})
+            self._release(container.sandbox.id, names)
 
     @contextlib.contextmanager
     def claim(self, container: Container, paths: Iterable[str]) -> Iterator[None]:
@@ -128,8 +124,11 @@ class ContainerFiles:
             self._release(container.sandbox.id, names)
 
     def _release(self, sandbox: str, names: set[str]) -> None:
-        self._reserved[sandbox] -= names
-        if not self._reserved[sandbox]:
+        reserved = self._reserved.get(sandbox)
+        if reserved is None:
+            return  # somebody else was the last who had a name
+        reserved -= names
+        if not reserved:
             del self._reserved[sandbox]
 
     async def upload(self, container: Container, path: str, chunks: AsyncIterable[bytes]) -> ContainerFile:
@@ -145,24 +144,30 @@ class ContainerFiles:
         stored = attachment.stored
         content = attachment.content if stored is None else await self._files.chunks(stored)
         info = await container.sandbox.files.write(path, content)
-        row = msgspec.structs.replace(_row(container, info, source="user"), origin=attachment.origin)
-        row = msgspec.structs.replace(row, kept=await self._keep_attachment(container.sandbox, row.id, attachment))
+        row = msgspec.structs.replace(
+            _row(container, info, source="user"), origin=attachment.origin, bytes=attachment.size_bytes
+        )
+        if stored is not None:
+            return await self._put_link(container.sandbox, row, stored.id)
+        async with self._room.taking(container.sandbox, row.bytes) as fits:
+            kept = fits and await self._is_kept(row, self._blobs.put(row.id, _once(attachment.content), row.bytes))
+            return await self._put(row, kept)
+
+    async def _put_link(self, sandbox: Sandbox, row: ContainerFile, stored: str) -> ContainerFile:
+        fits = await self._room.has_for_link(sandbox, row.bytes)
+        return await self._put(row, fits and await self._is_kept(row, self._blobs.link(stored, row.id)))
+
+    async def _put(self, row: ContainerFile, kept: bool) -> ContainerFile:
+        row = msgspec.structs.replace(row, kept=kept)
         await self._rows.put(row)
         return row
 
-    async def _keep_attachment(self, sandbox: Sandbox, id: str, attachment: Attachment) -> bool:
-        """Whether there was room for it."""
+    async def _is_kept(self, row: ContainerFile, writing: Coroutine[None, None, object]) -> bool:
+        """Whether its content could be written."""
         try:
-            if attachment.stored is not None:
-                if not await self._has_room_for_link(sandbox, attachment.size_bytes):
-                    return False
-                await self._blobs.link(attachment.stored.id, id)
-            elif await self._has_room(sandbox, attachment.size_bytes):
-                await self._blobs.put(id, _once(attachment.content), attachment.size_bytes)
-            else:
-                return False
+            await writing
         except (errors.Unavailable, errors.FileNotFound, OSError) as error:
-            log.warning("file.not_kept", sandbox=sandbox.id, error=type(error).__name__)
+            log.warning("file.not_kept", sandbox=row.sandbox, error=type(error).__name__)
             return False
         return True
 
@@ -179,10 +184,9 @@ class ContainerFiles:
 
     async def _restore(self, old: ContainerFile, container: Container) -> ContainerFile:
         info = await container.sandbox.files.write(old.path, await self._blobs.chunks(old.id))
-        row = msgspec.structs.replace(_row(container, info, source=old.source), origin=old.origin, kept=True)
+        row = _row(container, info, source=old.source)
         await self._blobs.link(old.id, row.id)
-        await self._rows.put(row)
-        return row
+        return await self._put(msgspec.structs.replace(row, origin=old.origin, bytes=old.bytes), kept=True)
 
     # -- what is cited
 
@@ -203,13 +207,6 @@ class ContainerFiles:
     async def show(self, container: Container, picture: Picture) -> ContainerFile | None:
         """A picture becomes a file of the container, which programs inside do not see. None if it cannot be kept."""
         id, size = new_container_file_id(), len(picture.content)
-        if not await self._has_room(container.sandbox, size):
-            return None
-        try:
-            await self._blobs.put(id, _once(picture.content), size)
-        except (errors.Unavailable, OSError) as error:
-            log.error("file.not_kept", sandbox=container.sandbox.id, error=type(error).__name__)
-            return None
         row = ContainerFile(
             id=id,
             sandbox=container.sandbox.id,
@@ -220,7 +217,10 @@ class ContainerFiles:
             created_at=time.time(),
             kept=True,
         )
-        return (await self._rows.register([row]))[0]
+        async with self._room.taking(container.sandbox, size) as fits:
+            if not fits or not await self._is_kept(row, self._blobs.put(id, _once(picture.content), size)):
+                return None
+            return (await self._rows.register([row]))[0]
 
     # -- what goes
 
@@ -264,11 +264,10 @@ class ContainerFiles:
         if info is None:
             sandbox.check_running()  # what is not there since all has ended was not removed
             await self._rows.lose([row])
-        elif _changed(row, info):
-            if info.size_bytes > MAX_KEPT_ANEW_BYTES or not await self._has_room(sandbox, info.size_bytes):
-                await self._rows.lose([row])
-            else:
-                await self._keep(sandbox, row, info)
+        elif _changed(row, info) and (
+            info.size_bytes > MAX_KEPT_ANEW_BYTES or not await self._keep(sandbox, row, info)
+        ):
+            await self._rows.keep_no_more(row)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -276,82 +275,35 @@ class ContainerFiles:
         task.add_done_callback(self._copying.discard)
         return task
 
-    async def _has_room(self, sandbox: Sandbox, size: int) -> bool:
-        if size > MAX_KEPT_FILE_BYTES:
+    async def _keep(self, sandbox: Sandbox, row: ContainerFile, info: FileInfo) -> bool:
+        """Whether there is room for it."""
+        size = info.size_bytes
+        if row.kept and not _changed(row, info):
+            return True
+        if not await self._room.take(sandbox, size, instead_of=row.id):
             return False
-        of_owner, of_sandbox = await self._rows.kept_bytes(sandbox.spec.owner, sandbox.id)
-        return of_owner + size <= MAX_OWNER_BYTES and of_sandbox + size <= MAX_KEPT_BYTES
-
-    async def _has_room_for_link(self, sandbox: Sandbox, size: int) -> bool:
-        """It takes none, until the file is deleted that it is of."""
-        of_owner, _ = await self._rows.kept_bytes(sandbox.spec.owner, sandbox.id)
-        return of_owner + size <= MAX_OWNER_BYTES
-
-    async def _keep(self, sandbox: Sandbox, row: ContainerFile, info: FileInfo) -> None:
-        if (row.kept and not _changed(row, info)) or not await self._has_room(sandbox, info.size_bytes):
-            return
-        row = msgspec.structs.replace(
-            row, bytes=info.size_bytes, modified_at=info.modified_at, origin=_copied(row.origin)
-        )
-        try:
-            file = await sandbox.files.open(row.path)
-        except (errors.FileError, errors.NotFound, errors.Gone):
-            return  # a program was faster
-        copying = self._in_background(self._copy(file, row))
+        row = msgspec.structs.replace(row, bytes=size, modified_at=info.modified_at, origin=_copied(row.origin))
+        with contextlib.ExitStack() as held:
+            held.callback(self._room.release, sandbox, size)
+            try:
+                file = await sandbox.files.open(row.path)
+            except (errors.FileError, errors.NotFound, errors.Gone):
+                return True  # a program was faster
+            held.callback(file.close)
+            copying = self._in_background(self._copy(file, row, held.pop_all()))
         if file.size_bytes <= AT_ONCE_BYTES:
             await asyncio.shield(copying)
+        return True
 
-    async def _copy(self, file: OpenFile, row: ContainerFile) -> None:
-        try:
-            await self._blobs.put(row.id, file.until_read(), MAX_KEPT_FILE_BYTES)
-            if not await self._rows.mark_kept(row):
-                await self._blobs.remove(row.id)
-        except (errors.ClocheError, OSError, sqlite3.Error) as error:
-            log.warning("file.not_kept", sandbox=row.sandbox, error=type(error).__name__)
-        finally:
-            file.close()
-
-
-async def regular_file(sandbox: Sandbox, path: str) -> FileInfo | None:
-    """The file at a path below /mnt/data that leads through no symlink; None if there is none. Raises Gone."""
-    path = posixpath.normpath(path)
-    names = path.removeprefix(DATA).split("/")
-    if not path.startswith(DATA) or len(names) > MAX_DEPTH:
-        return None
-    try:
-        for depth in range(1, len(names)):
-            if (await sandbox.files.stat(DATA + "/".join(names[:depth]))).kind != "directory":
-                return None
-        info = await sandbox.files.stat(path)
-    except (errors.FileError, errors.NotFound, errors.InvalidPath):
-        return None
-    return info if info.kind == "file" else None
-
-
-async def _reserve(sandbox: Sandbox, name: str, reserved: set[str]) -> str:
-    """Such a name that neither a file has nor anybody else; it is added to `reserved`."""
-    taken: set[str] = set()
-    while True:
-        free = free_name(name, taken | reserved)
-        reserved.add(free)  # before looking: somebody else may ask meanwhile
-        try:
-            if not await sandbox.files.exists(DATA + free):
-                return free
-        except BaseException:
-            reserved.discard(free)
-            raise
-        reserved.discard(free)
-        taken.add(free)
-
-
-async def _regular_files(sandbox: Sandbox) -> tuple[list[FileInfo], bool]:
-    """Whether these are all."""
-    try:
-        found, is_all = await _listed(sandbox, MAX_DEPTH), True
-    except errors.FileError:  # too many: those in its subdirectories are left out
-        found, is_all = await _listed(sandbox, 1), False
-    files = [each for each in found if each.kind == "file" and not _NOT_UTF8.search(each.path)]
-    return files[:MAX_LISTED], is_all and len(files) <= MAX_LISTED
+    async def _copy(self, file: OpenFile, row: ContainerFile, held: contextlib.ExitStack) -> None:
+        """What has more than the sandbox said is not kept: there is room for that much only."""
+        with held:
+            try:
+                size = await self._blobs.put(row.id, file.until_read(), row.bytes)
+                if not await self._rows.mark_kept(msgspec.structs.replace(row, bytes=size)):
+                    await self._blobs.remove(row.id)
+            except (errors.ClocheError, OSError, sqlite3.Error) as error:
+                log.warning("file.not_kept", sandbox=row.sandbox, error=type(error).__name__)
 
 
 def _gone(rows: Sequence[ContainerFile], inside: Sequence[FileInfo]) -> list[ContainerFile]:
@@ -368,15 +320,6 @@ def _changed(row: ContainerFile, info: FileInfo) -> bool:
 def _copied(origin: str | None) -> str | None:
     """Of a content that is copied from inside: it is no link of a stored file any more."""
     return COPY + origin if origin is not None and origin.startswith(FILE) else origin
-
-
-async def _listed(sandbox: Sandbox, depth: int) -> list[FileInfo]:
-    try:
-        return await sandbox.files.list(DATA, depth=depth)
-    except errors.FileError:
-        raise errors.FileError(
-            "/mnt/data has more files than can be listed: let code remove some, or pack them"
-        ) from None
 
 
 def _row(container: Container, info: FileInfo, *, source: Source = "assistant") -> ContainerFile:

@@ -38,7 +38,7 @@ class LeanClient:
         self._port = base_url.port or (443 if base_url.scheme == "https" else 80)
         self._tls = httpx2.create_ssl_context() if base_url.scheme == "https" else None
         self._prefix = base_url.raw_path.rstrip(b"/")
-        self._headers = _lines({"host": base_url.netloc.decode("ascii"), **headers})
+        self._headers = {"host": base_url.netloc.decode("ascii"), **_lower(headers)}
         self._patience = patience
         self._free = asyncio.Semaphore(connections)
         self._idle: list[Connection] = []
@@ -50,9 +50,9 @@ class LeanClient:
     @contextlib.asynccontextmanager
     async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> AsyncGenerator[LeanAnswer, None]:
         """The answer, before its body is read. Leaving the block before its end hangs up. Raises httpx2.HTTPError."""
-        length = {"content-length": str(len(content))}
+        lines = _lines({**self._headers, **_lower(headers), "content-length": str(len(content))})
         head = b"POST %s%s HTTP/1.1\r\n" % (self._prefix, path.encode("ascii"))
-        request = b"".join((head, self._headers, _lines({**headers, **length}), b"\r\n", content))
+        request = b"".join((head, lines, b"\r\n", content))
         await self._wait_for_turn()
         try:
             connection = await self._asked(request)
@@ -151,6 +151,8 @@ class LeanAnswer:
                 continue
             for each in _decoded(decoder, piece):
                 yield each
+            if decoder.eof:
+                return  # it would collect what comes after its end
         if decoder is not None and not decoder.eof:
             raise httpx2.DecodingError("compressed, and cut off")
 
@@ -173,6 +175,10 @@ def _decoded(decoder: zlib._Decompress, piece: bytes) -> Iterator[bytes]:
             some = decoder.decompress(decoder.unconsumed_tail, DECODED_BYTES)
     except zlib.error:
         raise httpx2.DecodingError("compressed, and damaged") from None
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -31,6 +32,7 @@ IDLE_CONNECTIONS = 100
 IDLE_SECONDS = 60.0
 MAX_WHOLE_BYTES = 64 * MIB  # of an answer that is not streamed
 MAX_ERROR_BYTES = 64 * 1024
+ERROR_SECONDS = 5.0  # for the body of an error
 LOOKS = 16  # pieces of an answer that may be blank before it is taken for a whole one
 MAX_MESSAGE = 500  # characters of what an upstream says that a client is shown
 
@@ -278,13 +280,15 @@ def _headers(settings: Settings, key: str) -> dict[str, str]:
 
 
 async def _beginning(response: httpx2.Response | LeanAnswer) -> bytes:
+    """What comes of an error's body, soon and whole or not: its status says enough."""
     pieces, size = [], 0
-    with contextlib.suppress(httpx2.DecodingError):  # its status says enough
-        async for piece in response.aiter_bytes():
-            pieces.append(piece)
-            size += len(piece)
-            if size >= MAX_ERROR_BYTES:
-                break
+    with contextlib.suppress(TimeoutError, httpx2.HTTPError):
+        async with asyncio.timeout(ERROR_SECONDS):
+            async for piece in response.aiter_bytes():
+                pieces.append(piece)
+                size += len(piece)
+                if size >= MAX_ERROR_BYTES:
+                    break
     return b"".join(pieces)[:MAX_ERROR_BYTES]
 
 

@@ -10,8 +10,9 @@ from cloche.config import Config
 from cloche.events import AnyEvent, Ended
 from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.attachments import Attachment, Attachments
-from cloche.gateway.container_files import DATA, ContainerFiles, regular_file
+from cloche.gateway.container_files import ContainerFiles
 from cloche.gateway.containers import PREFIX, Container, Containers, Wishes, sandbox_id
+from cloche.gateway.data_files import DATA, regular_file
 from cloche.gateway.items import Item
 from cloche.gateway.names import free_name
 from cloche.gateway.pictures import Picture
@@ -121,23 +122,26 @@ class Workplace:
 
         Raises Gone if a container that was named has ended; another is replaced at the next code.
         """
-        assert self._container is not None
+        container = self._container
+        assert container is not None
         seconds = self._config.gateway.execution_seconds
         try:
-            self._container.touch(seconds)
-            context = self._container.sandbox.context()
+            container.touch(seconds)
+            context = container.sandbox.context()
         except errors.Gone:
             if self._code.container is not None:
                 raise
             yield Ended(outcome="died", usage=Usage(), reason="the container has ended")
             return
-        async with context.execute(code, timeout_seconds=seconds) as execution:
-            while events := await execution.next_events():
-                for event in events:
-                    yield event
-        self._files.look_again(self._container)
-        with contextlib.suppress(errors.Gone):
-            self._container.touch()
+        try:
+            async with context.execute(code, timeout_seconds=seconds) as execution:
+                while events := await execution.next_events():
+                    for event in events:
+                        yield event
+        finally:  # code that was interrupted has changed files, too
+            self._files.look_again(container)
+            with contextlib.suppress(errors.Gone):
+                container.touch()
 
     async def cite_link(self, path: str) -> Item | None:
         """A citation of a file that the model links, without its place in the text; None if there is no such file."""

@@ -25,6 +25,7 @@ MAX_TURNS = 1000  # of one owner
 MAX_OWNER_BYTES = 256 * MIB
 MAX_BYTES_IN_ALL = 4 * GIB  # the oldest go first
 PRUNED_AFTER = 256 * MIB  # written: a busy server does not wait for the hour
+REMOVED_AT_ONCE = 32 * MIB
 MAX_FOUND = 64  # turns that one request goes back to: the last
 MAX_FOUND_BYTES = 64 * MIB
 
@@ -38,9 +39,10 @@ _TOO_MUCH = (
     f"FROM chat_calls WHERE owner = ? WINDOW newest AS {_NEWEST}) WHERE number > ? OR size > ?"
 )
 _TOO_MUCH_IN_ALL = (
-    "SELECT owner, call FROM (SELECT owner, call, SUM(LENGTH(transcript)) OVER newest AS size "
-    f"FROM chat_calls WINDOW newest AS {_NEWEST}) WHERE size > ?"
+    "SELECT owner, call, bytes FROM (SELECT owner, call, LENGTH(transcript) AS bytes, "
+    f"SUM(LENGTH(transcript)) OVER newest AS size FROM chat_calls WINDOW newest AS {_NEWEST}) WHERE size > ?"
 )
+_OLD = "SELECT owner, call, LENGTH(transcript) FROM chat_calls WHERE created_at < ?"
 _FORGET = "DELETE FROM chat_calls WHERE owner = ? AND call = ?"
 
 
@@ -92,7 +94,19 @@ class ChatCalls:
         """Removes what is older than a day, and what is too much."""
         self._until_pruned = PRUNED_AFTER
         before = time.time() - KEPT_SECONDS
-        self._database.do_later(lambda db: _delete_before(db, before))
+        self._database.do_later(lambda db: self._remove(db, _prunable(db, before)))
+
+    def _remove(self, db: sqlite3.Connection, sizes: dict[tuple[str, str], int]) -> None:
+        """Some at a time: others who need the store have their turn between."""
+        size, keys = 0, list[tuple[str, str]]()
+        while sizes and size < REMOVED_AT_ONCE and len(keys) < 1000:
+            key, bytes = sizes.popitem()
+            size += bytes
+            keys.append(key)
+        with db:
+            db.executemany(_FORGET, keys)
+        if sizes and not self._database.closing:
+            self._database.do_later(lambda db: self._remove(db, sizes))
 
 
 def _put(db: sqlite3.Connection, owner: str, key: str, content: bytes) -> None:
@@ -116,8 +130,7 @@ def _get(db: sqlite3.Connection, owner: str, keys: Iterable[str]) -> dict[str, b
     return found
 
 
-def _delete_before(db: sqlite3.Connection, before: float) -> None:
-    with db:
-        db.execute("DELETE FROM chat_calls WHERE created_at < ?", (before,))
-        for owner, call in db.execute(_TOO_MUCH_IN_ALL, (MAX_BYTES_IN_ALL,)).fetchall():
-            db.execute(_FORGET, (owner, call))
+def _prunable(db: sqlite3.Connection, before: float) -> dict[tuple[str, str], int]:
+    """What is to go, by owner and key, with its bytes."""
+    rows = [*db.execute(_OLD, (before,)), *db.execute(_TOO_MUCH_IN_ALL, (MAX_BYTES_IN_ALL,))]
+    return {(owner, call): bytes for owner, call, bytes in rows}

@@ -94,9 +94,12 @@ class StoredContainerFiles:
         """Its content is in its blob now. False if it was removed meanwhile."""
         return await self._database.do(lambda db: _mark_kept(db, file))
 
-    async def kept_bytes(self, owner: str, sandbox: str) -> tuple[int, int]:
-        """Of that owner's contents, and of that sandbox's, as far as they are copies of their own."""
-        return await self._database.do(lambda db: _kept_bytes(db, owner, sandbox))
+    async def kept_bytes(self, owner: str, sandbox: str, *, without: str | None = None) -> tuple[int, int]:
+        """Of that owner's contents, and of that sandbox's, as far as they are copies of their own.
+
+        `without` is the id of a file that does not count.
+        """
+        return await self._database.do(lambda db: _kept_bytes(db, owner, sandbox, without))
 
     async def remove(self, files: Iterable[ContainerFile]) -> None:
         """Their rows, and what is kept of them."""
@@ -106,8 +109,13 @@ class StoredContainerFiles:
             if file.kept:
                 await self.blobs.remove(file.id)
 
+    async def keep_no_more(self, file: ContainerFile) -> None:
+        """Its content; its id stays, since the file is still there."""
+        await self._database.do(lambda db: _mark_not_kept(db, [file.id]))
+        await self.blobs.remove(file.id)
+
     async def lose(self, files: Iterable[ContainerFile]) -> None:
-        """Nothing is kept of them any more. Rows with an origin stay: what code removed is not to come again."""
+        """Of files that are gone nothing is kept. Rows with an origin stay: what code removed is not to come again."""
         gone = list(files)
         await self._database.do(lambda db: _mark_not_kept(db, [file.id for file in gone if file.origin is not None]))
         await self._database.do(lambda db: _remove(db, [file.id for file in gone if file.origin is None]))
@@ -136,11 +144,12 @@ def _put(db: sqlite3.Connection, file: ContainerFile) -> None:
         db.execute(_PUT, msgspec.structs.astuple(file))
 
 
-def _kept_bytes(db: sqlite3.Connection, owner: str, sandbox: str) -> tuple[int, int]:
+def _kept_bytes(db: sqlite3.Connection, owner: str, sandbox: str, without: str | None) -> tuple[int, int]:
     # A link takes no room while the file is there that it is of, which counts itself.
     query = """SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(bytes) FILTER (WHERE sandbox = ?), 0) FROM container_files
-        WHERE owner = ? AND kept AND (origin IS NULL OR NOT EXISTS (SELECT 1 FROM files WHERE files.id = origin))"""
-    all, own = db.execute(query, (sandbox, owner)).fetchone()
+        WHERE owner = ? AND kept AND id IS NOT ? AND
+        (origin IS NULL OR NOT EXISTS (SELECT 1 FROM files WHERE files.id = origin))"""
+    all, own = db.execute(query, (sandbox, owner, without)).fetchone()
     return int(all), int(own)
 
 

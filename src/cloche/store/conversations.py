@@ -22,6 +22,8 @@ MAX_BYTES = 64 * MIB
 MAX_CONVERSATIONS = 10_000  # of one owner
 MAX_BYTES_OF_OWNER = 1 * GIB
 MAX_GRAVES = 1000  # of one conversation
+REMOVED_AT_ONCE = 32 * MIB
+ITEM_BYTES = 256  # that removing one is worth, however small it is
 
 
 class Conversation(Struct):
@@ -111,7 +113,12 @@ class Conversations:
 
     def prune(self, before: float) -> None:
         """Removes those that were used before only. Never waits."""
-        self._database.do_later(lambda db: _prune(db, before))
+        self._database.do_later(lambda db: self._remove(db, before))
+
+    def _remove(self, db: sqlite3.Connection, before: float) -> None:
+        """Some at a time: others who need the store have their turn between."""
+        if _prune_some(db, before) and not self._database.closing:
+            self._database.do_later(lambda db: self._remove(db, before))
 
 
 def _get(db: sqlite3.Connection, id: str, owner: str) -> Conversation | None:
@@ -264,11 +271,19 @@ def _delete(db: sqlite3.Connection, id: str) -> None:
         db.execute("DELETE FROM conversations WHERE id = ?", (id,))
 
 
-def _prune(db: sqlite3.Connection, before: float) -> None:
-    old = "SELECT id FROM conversations WHERE used_at < ?"
+def _prune_some(db: sqlite3.Connection, before: float) -> bool:
+    """Whether there were any."""
+    query = "SELECT id, bytes + items * ? FROM conversations WHERE used_at < ? ORDER BY used_at LIMIT 1000"
+    ids, size = list[tuple[str]](), 0
+    for id, bytes in db.execute(query, (ITEM_BYTES, before)).fetchall():
+        if size >= REMOVED_AT_ONCE:
+            break
+        size += bytes
+        ids.append((id,))
     with db:
-        db.execute(f"DELETE FROM conversation_items WHERE conversation IN ({old})", (before,))
-        db.execute("DELETE FROM conversations WHERE used_at < ?", (before,))
+        db.executemany("DELETE FROM conversation_items WHERE conversation = ?", ids)
+        db.executemany("DELETE FROM conversations WHERE id = ?", ids)
+    return bool(ids)
 
 
 def _conversation(row: Sequence[object]) -> Conversation:

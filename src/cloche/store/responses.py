@@ -100,6 +100,8 @@ class Responses:
         ids, small = list(minted), _small(response)
         if small is not None:
             self._later(lambda db: self._wrote(db, _change(db, small, ids)))
+        else:  # what was put before would look as if it went on
+            self._later(lambda db: _remove(db, [(response.id,)]))
 
     def add_events(self, response: str, events: Sequence[Json]) -> None:
         """Keeps events of a stream, which have their numbers. Never waits. Harmless if the response was deleted."""

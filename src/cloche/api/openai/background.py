@@ -37,10 +37,10 @@ class Run:
         """The response as it is at first. Raises what can be known before the model is asked."""
         queued = self.answer.events.response
         told = self.answer.told()
-        self._add(await anext(told))
+        self._told += await anext(told)
         self.answer.begun = True
         self.answer.keep(instance=self._gateway.instance.name)
-        self._flush()
+        self._flush()  # not before: events of what is not kept are not kept either
         self._task = self._gateway.errands.start(self._go_on(told))
         return queued
 
