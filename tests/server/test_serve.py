@@ -104,6 +104,8 @@ def logged(template, data_dir, tmp_path_factory):
             httpx2.get(f"{server.url}/never-logged"),
             httpx2.get(f"{server.url}/e2b/never-logged"),
         ]
+        last = answers[-1].headers["x-request-id"]
+        wait_until(lambda: last in log.read_text())  # a request is logged once it is answered
         yield server, answers, log.read_text()
 
 
