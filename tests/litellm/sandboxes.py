@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 
+import httpx
+
 import litellm
 
 BASE, KEY = sys.argv[1:3]
@@ -35,7 +37,7 @@ async def main() -> None:
 async def failure(call) -> str:
     try:
         await call
-    except Exception as error:
+    except httpx.HTTPStatusError as error:
         return error.response.text
     return "it did not fail"
 

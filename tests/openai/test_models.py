@@ -8,10 +8,11 @@ from tests.conftest import RunningServer, free_port
 from tests.openai.upstream import ScriptedUpstream
 
 from cloche import errors
-from cloche.config import Config, Upstream
+from cloche.config import Config
 from cloche.gateway.gateway import routes
 from cloche.gateway.model_list import ModelList, models_in
 from cloche.gateway.upstreams import Upstreams
+from cloche.upstream_config import Upstream
 
 
 def upstreams_of(*configured: Upstream) -> Upstreams:
