@@ -174,7 +174,8 @@ def test_bash_is_a_real_terminal_that_follows_the_users_size(terminal):
     # The new size arrives by signals, here and in the sandbox; the shell waits for it, not we.
     box.type('until [ "$(stty size)" = "50 132" ]; do :; done; echo re"sized"\n')
     box.wait_for("resized\r\n")
-    box.type("while :; do :; done\n")
+    box.type('echo loo"ping"; while :; do :; done\n')
+    box.wait_for("looping\r\n")  # an interrupt also discards what was typed and is not read yet
     box.type("\x03")
     box.wait_for("^C")
     box.type("exit 9\n")
