@@ -169,7 +169,7 @@ def test_a_lifetime_can_be_given_and_renewed():
         ({"network": 7}, errors.InvalidRequest),
         ({"env": {"a\0": "b"}}, errors.InvalidRequest),
         ({"metadata": {"a": 1}}, errors.InvalidRequest),
-        ({"network": {"allow": ["pypi.org"]}}, errors.InvalidRequest),
+        ({"network": {"allow": ["https://pypi.org/"]}}, errors.InvalidRequest),
         ({"url": "ftp://x"}, errors.InvalidRequest),
         ({"url": "http://"}, errors.InvalidRequest),
         ({"url": "http://127.0.0.1:1", "api_key": "x"}, errors.Unavailable),

@@ -18,6 +18,7 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, KIB, MIB, Limits, Struct
+from cloche.network_config import Network, Packages
 from cloche.upstream_config import Upstream
 
 DEFAULT_ALIASES: Mapping[str, str] = {
@@ -144,6 +145,8 @@ class Config(Struct):
     lifetime: Lifetime = Lifetime()
     server: Server = Server()
     gateway: Gateway = Gateway()
+    network: Network = Network()
+    packages: Packages = Packages()
     upstream: tuple[Upstream, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
@@ -168,6 +171,14 @@ def refuse_found_upstreams(config: Config) -> None:
             f"a {LOCAL_FILE} that merely lies in this directory cannot say where models are, since your messages and a "
             f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_FILE} chat` to use it"
         )
+
+
+def for_oneself(config: Config) -> Config:
+    """For whoever runs sandboxes in their own process: their own operator, who may allow them whatever they ask for."""
+    if "network.allow" in config.origins:
+        return config
+    network = msgspec.structs.replace(config.network, allow=("*:*",))
+    return msgspec.structs.replace(config, network=network)
 
 
 class Setting(NamedTuple):
@@ -250,6 +261,8 @@ def _convert(setting: Setting) -> Any:
     key, value, origin = setting
     if key.endswith("_bytes") and isinstance(value, str):
         value = _bytes(setting)
+    if KEYS[key] == tuple[str, ...] and isinstance(value, str):  # of the environment: a file has lists
+        value = [each.strip() for each in value.split(",") if each.strip()]
     try:
         # Variables are always strings, and flags may be; a file has types and must use them.
         return msgspec.convert(value, KEYS[key], strict=origin.startswith("file "))

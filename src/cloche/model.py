@@ -6,11 +6,11 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, dataclass_transform, get_args
-
-import msgspec
+from typing import Any, Literal, get_args
 
 from cloche import errors
+from cloche.network_policy import NetworkPolicy
+from cloche.structs import Struct as Struct
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -36,11 +36,6 @@ def new_id(prefix: str = "i") -> str:
         number, digit = divmod(number, 36)
         letters.append(_ID_ALPHABET[digit])
     return prefix + "".join(letters)
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))  # for mypy
-class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of our values: immutable, keyword-only."""
 
 
 class Limits(Struct):
@@ -80,12 +75,6 @@ def _check_limit(name: str, value: Any) -> None:
         raise errors.InvalidRequest(f"limit {name} must be at least {in_words}, not {value!r}")
 
 
-class NetworkPolicy(Struct):
-    """Which hosts a sandbox may reach. The default, an empty list, is loopback only."""
-
-    allow: tuple[str, ...] = ()
-
-
 class Showing(Struct):
     """What an execution shows beside what a notebook would. By default nothing."""
 
@@ -103,7 +92,7 @@ class SandboxSpec(Struct):
     metadata: dict[str, str] = {}
     limits: Limits | None = None
     lifetime_seconds: float | None = None
-    network: NetworkPolicy = NetworkPolicy()
+    network: NetworkPolicy | None = None  # None: what this host gives those who ask for nothing
     user: User = "user"
     cwd: str = "/mnt/data"
     sudo: bool = False  # whether programs of `user` may run others as root
@@ -216,6 +205,7 @@ class Template(Struct):
     imports: tuple[str, ...] = ()  # what the zygote imports before it forks
     env: dict[str, str] = {}
     limits: Limits = Limits()
+    network: NetworkPolicy | None = None  # of sandboxes that ask for none
     created_at: float = 0.0
     size_bytes: int = 0
 

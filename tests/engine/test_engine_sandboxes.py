@@ -20,7 +20,8 @@ from cloche.engine.instance import Instance
 from cloche.engine.pool import Pool as CellPool
 from cloche.engine.pool import ReadyCell
 from cloche.engine.sandbox import Sandbox
-from cloche.model import Limits, NetworkPolicy, SandboxSpec
+from cloche.model import Limits, SandboxSpec
+from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord
 from cloche.store.records import SqliteRecords
 

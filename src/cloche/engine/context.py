@@ -142,6 +142,11 @@ class Context:
             kernel.kill()
             kernel.close()
 
+    def configure(self, env: dict[str, str]) -> None:
+        """Adds to the environment of its kernel, if it has one."""
+        if self._kernel is not None and self._kernel.alive:
+            self._kernel.configure(env, None, {})
+
     async def kernel(self) -> Kernel:
         """The live kernel; a new one where the last has died."""
         if self._kernel is not None and self._kernel.alive:

@@ -16,6 +16,7 @@ from cloche import errors
 from cloche.config import Config
 from cloche.engine.endings import gone, never
 from cloche.engine.instance import CONTROL_SOCKET, Instance
+from cloche.engine.networks import Networks
 from cloche.engine.nursery import LiveNursery
 from cloche.engine.pool import Pool
 from cloche.engine.sandbox import Sandbox, info_of
@@ -63,6 +64,7 @@ class Engine:
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
         self._odd_pools: set[tuple[str, CellSpec]] = set()
+        self.networks = Networks(config.network, config.packages)
         self._closing = False
         self.tally = Tally()
 
@@ -105,6 +107,7 @@ class Engine:
         template = await self._template(spec.template)
         limits = spec.limits or default_limits(self.config, template)
         self.config.limits.check(limits)
+        network = self.networks.policy_for(spec, template)
         ready = await self._pool(template, spec, limits).take()
         if self._closing:
             await ready.aclose()
@@ -115,6 +118,7 @@ class Engine:
                 ready,
                 spec,
                 record,
+                network=network,
                 max_lifetime_seconds=self.config.lifetime.max_seconds,
                 tally=self.tally if spec.owner else Tally(),
                 on_change=self._on_change,
@@ -124,6 +128,8 @@ class Engine:
             raise
         self._sandboxes[sandbox.id] = sandbox
         self._record(record)
+        if self.networks.wants_door(network):
+            await self.networks.open(sandbox)
         return sandbox
 
     async def get(self, id: str, owner: str) -> Sandbox:
@@ -245,6 +251,7 @@ class Engine:
         await asyncio.gather(*ending, *(pool.aclose() for pool in self._pools.values()))
         await asyncio.gather(*self._destroying)  # those that had ended just before
         await asyncio.gather(*(nursery.aclose() for nursery in self._nurseries.values()))
+        await self.networks.aclose()
         clean = await self._backend.aclose()
         await self._records.aclose()
         self._instance.close(keep=not clean)
@@ -257,8 +264,6 @@ class Engine:
     def _check(self, spec: SandboxSpec) -> None:
         if self._closing:
             raise _shutting_down()
-        if spec.network.allow:
-            raise errors.InvalidRequest("network access is not available yet: a sandbox has loopback only")
         most = self.config.lifetime.max_seconds
         if spec.lifetime_seconds is not None and spec.lifetime_seconds > most:
             raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")

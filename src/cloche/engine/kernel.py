@@ -123,7 +123,7 @@ class Kernel:
             raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
 
     def configure(self, env: dict[str, str], cwd: str | None, limits: dict[str, int]) -> None:
-        """Sets what a kernel that was started in advance could not know. Before the first execution."""
+        """Sets what a kernel could not know when it started. It takes it up between two executions."""
         self._channel.send({"do": "configure", "env": env, "cwd": cwd, "limits": limits})
 
     def execute(self, sink: Sink, header: Header, code: bytes) -> None:

@@ -16,12 +16,14 @@ from cloche.engine.endings import gone
 from cloche.engine.files import Files
 from cloche.engine.kernel import Kernel, start_kernel
 from cloche.engine.metrics import Meter, measured_inside
+from cloche.engine.network import PROXY_ENV, SandboxNetwork
 from cloche.engine.paths import sandbox_path
 from cloche.engine.pool import ReadyCell
 from cloche.engine.ports import connect_port
 from cloche.engine.queue import Bell
 from cloche.engine.tally import Tally
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_seconds, new_id
+from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord, State
 
 DEFAULT_CONTEXT = "default"
@@ -37,6 +39,7 @@ class Sandbox:
         spec: SandboxSpec,
         record: SandboxRecord,
         *,
+        network: NetworkPolicy,
         max_lifetime_seconds: float,
         tally: Tally,
         on_change: Callable[[Sandbox], None],
@@ -60,6 +63,7 @@ class Sandbox:
         self.commands = Commands(
             ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
         )
+        self.network = SandboxNetwork(ready.guest, network)
         self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
         self._configure(ready)
         self._arm_deadline()
@@ -130,6 +134,13 @@ class Sandbox:
         self.check_running()
         return await connect_port(self._guest, port)
 
+    def add_env(self, env: dict[str, str]) -> None:
+        """For all that starts from now on, and for kernels that run, from their next execution on."""
+        env = {**env, **self.spec.env}
+        self._guest.tell("configure", env=env)
+        for context in self._contexts.values():
+            context.configure(env)
+
     # -- contexts
 
     @property
@@ -198,9 +209,10 @@ class Sandbox:
         ready.set_limits(self.limits)
         own_limits = self._cell.limits_for_init(self.limits)
         cwd = self.spec.cwd if self.spec.cwd != SandboxSpec().cwd else None  # it started there
-        if self.spec.env or cwd or own_limits or self.spec.sudo:
-            self._guest.tell("configure", env=self.spec.env, cwd=cwd, sudo=self.spec.sudo, **own_limits)
-            ready.kernel.configure(self.spec.env, cwd, own_limits)
+        env = {**PROXY_ENV, **self.spec.env} if self.network.policy.allows_something else self.spec.env
+        if env or cwd or own_limits or self.spec.sudo:
+            self._guest.tell("configure", env=env, cwd=cwd, sudo=self.spec.sudo, **own_limits)
+            ready.kernel.configure(env, cwd, own_limits)
         self._guest.on_lost = self._on_lost
         first = Context(self, DEFAULT_CONTEXT, cwd=self.spec.cwd, kernel=ready.kernel)
         self._contexts[DEFAULT_CONTEXT] = first
@@ -227,6 +239,7 @@ class Sandbox:
         if self._deadline is not None:
             self._deadline.cancel()
         self.meter.close()
+        self.network.close()
         for context in self._contexts.values():
             context.stop(ending)
         self.commands.end_all(ending)

@@ -57,6 +57,7 @@ INIT (host <-> pid 1 of a sandbox)
     watch_collect                                   ok {}, after the events of all that was done before
     usage                                           ok {"memory_bytes","space_bytes","cpu_milliseconds"}, of all of it
     port_connect    port, six: bool                 ok {}, fds=[TCP socket, connected or about to be]
+    door_open       port                            ok {}, fds=[TCP socket that listens on loopback]
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from cloche import errors
-from cloche.config import Config, load
+from cloche.config import Config, for_oneself, load
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec
 from cloche.sdk import transport
@@ -56,7 +56,7 @@ class Embedded(LoopThread):
             self.stop()
 
     async def _open(self) -> None:
-        self._engine = await assemble(self._config, Announcement()).__aenter__()
+        self._engine = await assemble(for_oneself(self._config), Announcement()).__aenter__()
 
     async def _close(self) -> None:
         engine, self._engine = self._engine, None

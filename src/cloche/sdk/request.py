@@ -13,7 +13,8 @@ from cloche import errors
 from cloche.engine.answers import InputSource
 from cloche.engine.files import Chunk, Content
 from cloche.engine.paths import check_cwd
-from cloche.model import Limits, NetworkPolicy, SandboxSpec, check_command_size, check_env, check_line, check_user
+from cloche.model import Limits, SandboxSpec, check_command_size, check_env, check_line, check_user
+from cloche.network_policy import NetworkPolicy
 
 LimitsLike = Limits | Mapping[str, float] | None
 NetworkLike = NetworkPolicy | Mapping[str, Any] | None
@@ -115,16 +116,20 @@ def limits_of(limits: LimitsLike) -> Limits | None:
         raise errors.InvalidRequest(f"bad limits: {error}") from None
 
 
-def network_of(network: NetworkLike) -> NetworkPolicy:
-    if network is None:
-        return NetworkPolicy()
-    if not isinstance(network, (NetworkPolicy, Mapping)):
+def network_of(network: NetworkLike) -> NetworkPolicy | None:
+    """None where the caller leaves it to the host and the template."""
+    if network is None or isinstance(network, NetworkPolicy):
+        return network
+    if not isinstance(network, Mapping):
         raise errors.InvalidRequest(f"network must be a NetworkPolicy or a mapping, not {type(network).__name__}")
-    allow = network.allow if isinstance(network, NetworkPolicy) else network.get("allow", ())
-    unknown = () if isinstance(network, NetworkPolicy) else set(network) - {"allow"}
-    if allow or unknown:
-        raise errors.InvalidRequest("network access is not available yet: a sandbox has loopback only")
-    return NetworkPolicy()
+    unknown = set(network) - set(NetworkPolicy.__struct_fields__)
+    if unknown:
+        known = ", ".join(NetworkPolicy.__struct_fields__)
+        raise errors.InvalidRequest(f"a network policy has no {sorted(unknown)[0]!r}: it has {known}")
+    try:
+        return msgspec.convert(dict(network), NetworkPolicy)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest(f"bad network policy: {error}") from None
 
 
 def content_of(content: Content) -> Content:

@@ -1,0 +1,210 @@
+"""What a sandbox may reach beside itself: rules, and secrets that are added on the way out. Values, and their checks.
+
+A pattern is `HOST` or `HOST:PORTS`. HOST is a name (`pypi.org`), all names below one (`*.example.com`, which is not
+`example.com` itself), an address or a network (`192.0.2.7`, `2001:db8::/32`; with ports `[2001:db8::1]:443`), or `*`
+for everything. PORTS is a number, a span (`8000-8100`) or `*`. Without ports an allowing rule means 80 and 443, and a
+denying one all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Literal, NamedTuple
+
+from cloche import errors
+from cloche.structs import Struct
+
+Action = Literal["allow", "deny"]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MAX_RULES = 1000
+MAX_SECRETS = 100
+MAX_SECRET_BYTES = 16 << 10
+WEB_PORTS = ((80, 80), (443, 443))
+ALL_PORTS = ((1, 65535),)
+
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# Headers that say where a request goes, or where it ends: what is sent there is not a secret's to decide.
+_FRAMING = frozenset(
+    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
+)
+
+
+class Pattern(NamedTuple):
+    """A pattern, taken apart. Exactly one of `name` and `network` is given; `name` is "*" for everything."""
+
+    name: str | None
+    below: bool  # `*.name`: what is below it, and not it
+    network: Network | None
+    ports: tuple[tuple[int, int], ...] | None  # None: none were given
+
+
+def parse_pattern(text: object) -> Pattern:
+    """Raises InvalidRequest that says what is wrong with it."""
+    if not isinstance(text, str):
+        raise errors.InvalidRequest(f"a pattern of hosts must be a string such as 'pypi.org', not {text!r:.100}")
+    host, ports = _split(text.strip().lower())
+    if host == "*":
+        return Pattern("*", False, None, ports)
+    network = _network(host)
+    if network is not None:
+        return Pattern(None, False, network, ports)
+    below, name = host.startswith("*."), host.removeprefix("*.").removesuffix(".")
+    if not _NAME.fullmatch(name) or len(name) > 253 or name.rpartition(".")[2].isdigit():
+        raise errors.InvalidRequest(
+            f"{text[:300]!r} is not a pattern of hosts: use a name like pypi.org, *.example.com, an address or network "
+            "like 192.0.2.0/24, or * for all, with :PORT after it where it is not 80 or 443; no scheme and no path"
+        )
+    return Pattern(name, below, None, ports)
+
+
+def _split(text: str) -> tuple[str, tuple[tuple[int, int], ...] | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if bracket and (not rest or rest.startswith(":")):
+            return host, _ports(text, rest[1:]) if rest else None
+    if text.count(":") == 1:
+        host, _, ports = text.partition(":")
+        return host, _ports(text, ports)
+    return text, None
+
+
+def _ports(text: str, ports: str) -> tuple[tuple[int, int], ...]:
+    if ports == "*":
+        return ALL_PORTS
+    first, _, last = ports.partition("-")
+    spans = first.isdecimal() and (last or first).isdecimal() and len(ports) <= 11
+    if not spans or not 0 < int(first) <= int(last or first) < 65536:
+        raise errors.InvalidRequest(f"{text[:300]!r} has no ports that exist: use :443, :8000-8100 or :*")
+    return ((int(first), int(last or first)),)
+
+
+def _network(host: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(host, strict=False)
+    except ValueError:
+        return None
+
+
+class NetworkRule(Struct):
+    """Allows or denies what matches a pattern."""
+
+    action: Action
+    host: str  # a pattern
+
+    def __post_init__(self) -> None:
+        parse_pattern(self.host)
+
+
+class Secret(Struct):
+    """What the proxy adds to requests to `domain`, and no program inside ever sees.
+
+    With `header`, that header has `value` in every request. With `name`, the sandbox has an environment variable of
+    that name which holds a placeholder, `$NAME`, and where a request's headers hold the placeholder they get the value.
+    """
+
+    domain: str
+    value: str
+    header: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        pattern = parse_pattern(self.domain)
+        if pattern.name in (None, "*") or pattern.ports is not None:
+            raise errors.InvalidRequest(
+                f"a secret is for one domain such as api.example.com or *.example.com, not {self.domain[:300]!r}"
+            )
+        if (self.header is None) == (self.name is None):
+            raise errors.InvalidRequest(
+                f"the secret for {self.domain} needs either a header that it is sent in, or a name for its placeholder"
+            )
+        if self.header is not None and (not _HEADER.fullmatch(self.header) or self.header.lower() in _FRAMING):
+            raise errors.InvalidRequest(f"{self.header[:200]!r} cannot be the header of a secret")
+        if self.name is not None and not _VARIABLE.fullmatch(self.name):
+            raise errors.InvalidRequest(
+                f"{self.name[:200]!r} cannot be the name of a secret: use letters, digits and _"
+            )
+        _check_value(self.domain, self.value)
+
+    def __repr__(self) -> str:  # it ends up in logs and tracebacks
+        return f"Secret(domain={self.domain!r}, header={self.header!r}, name={self.name!r}, value=...)"
+
+
+def _check_value(domain: str, value: str) -> None:
+    fits = value.isascii() and all(" " <= letter <= "~" or letter == "\t" for letter in value)
+    if not value.strip() or not fits or len(value) > MAX_SECRET_BYTES:
+        raise errors.InvalidRequest(
+            f"the value of the secret for {domain} cannot be in a header: use 1 to {MAX_SECRET_BYTES} printable ASCII "
+            "characters, without line breaks"
+        )
+
+
+class NetworkPolicy(Struct):
+    """Which hosts a sandbox may reach. The default, nothing, is loopback only.
+
+    The first rule that matches decides, and where none does it is denied: `rules` in their order, then `deny`, then
+    `allow`.
+    """
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    rules: tuple[NetworkRule, ...] = ()
+    secrets: tuple[Secret, ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern in (*self.allow, *self.deny):
+            parse_pattern(pattern)
+        if len(self.allow) + len(self.deny) + len(self.rules) > MAX_RULES:
+            raise errors.InvalidRequest(f"a network policy can have {MAX_RULES} rules: use wildcards")
+        if len(self.secrets) > MAX_SECRETS:
+            raise errors.InvalidRequest(f"a network policy can have {MAX_SECRETS} secrets")
+
+    @property
+    def ordered(self) -> tuple[NetworkRule, ...]:
+        """All of its rules, the one that is asked first at the front."""
+        denied = (NetworkRule(action="deny", host=host) for host in self.deny)
+        return (*self.rules, *denied, *(NetworkRule(action="allow", host=host) for host in self.allow))
+
+    @property
+    def allows_something(self) -> bool:
+        return bool(self.allow) or any(rule.action == "allow" for rule in self.rules)
+
+
+def first_outside(policy: NetworkPolicy, bound: NetworkPolicy) -> str | None:
+    """The first pattern that `policy` allows though nothing of it is within `bound`."""
+    limits = [parse_pattern(rule.host) for rule in bound.ordered if rule.action == "allow"]
+    asked = (rule.host for rule in policy.ordered if rule.action == "allow")
+    return next((host for host in asked if not any(_overlap(parse_pattern(host), each) for each in limits)), None)
+
+
+def _overlap(one: Pattern, other: Pattern) -> bool:
+    if "*" in (one.name, other.name):
+        return True
+    if one.network is not None and other.network is not None:
+        return one.network.version == other.network.version and one.network.overlaps(other.network)
+    if one.name is None or other.name is None:
+        return False
+    return _covers(one, other) or _covers(other, one)
+
+
+def _covers(wide: Pattern, narrow: Pattern) -> bool:
+    same = wide.name == narrow.name and wide.below == narrow.below
+    return same or (wide.below and str(narrow.name).endswith(f".{wide.name}"))
+
+
+class NetworkEntry(Struct):
+    """One line of a sandbox's network log: something that a program tried, and what became of it."""
+
+    at: float
+    protocol: Literal["connect", "http", "socks", "package", "other"]
+    host: str  # as far as it was understood
+    port: int
+    verdict: Literal["allowed", "denied", "failed"]
+    reason: str = ""
+    sent_bytes: int = 0  # by the program
+    received_bytes: int = 0
+    seconds: float = 0.0
