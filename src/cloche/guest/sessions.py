@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+
+_KILL_SECONDS = 1.0
+_LOOK_SECONDS = 0.0005
 
 
 def reap() -> Iterator[tuple]:
@@ -35,16 +39,31 @@ def children_of(pid: int) -> list:
 
 
 def signal_session(session: int, number: int) -> None:
-    """Signals every process of a session. To kill, all are stopped first: a fork bomb outruns one-by-one.
+    """Signals every process of a session.
 
     The leader is one even if it has only just been forked and has not come to make its session.
     """
     if number == signal.SIGKILL:
-        stopped: set = set()
-        while (members := _members(session)) - stopped:
-            _signal_all(members - stopped, signal.SIGSTOP)
-            stopped |= members
-    _signal_all(_members(session), number)
+        _kill_session(session)
+    else:
+        _signal_all(_members(session), number)
+
+
+def _kill_session(session: int) -> None:
+    """All are stopped first: a fork bomb outruns one-by-one.
+
+    Who was in the middle of a fork when it was stopped finishes it, and its child comes after we have looked. So we
+    look until nobody is left; who cannot be ended within a second is in the kernel's hands, and ends there.
+    """
+    stopped: set = set()
+    while (members := _members(session)) - stopped:
+        _signal_all(members - stopped, signal.SIGSTOP)
+        stopped |= members
+    until = time.monotonic() + _KILL_SECONDS
+    while members and time.monotonic() < until:
+        _signal_all(members, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+        members = _members(session)
 
 
 def _members(session: int) -> set:
