@@ -336,3 +336,15 @@ async def test_only_the_dead_are_cleaned(tmp_path: Path):
     live.close()
     assert not looking.is_live(live.name) and not live.directory.exists()
     looking.close()
+
+
+async def test_nothing_shows_that_a_cell_of_the_pool_has_rehearsed(engine):
+    await engine.warm()
+    while not engine.waiting:
+        await asyncio.sleep(0.01)
+    sandbox = await engine.create(SandboxSpec())
+    seen = "print(In[:-1], Out, [_], [_i], [name for name in dir() if name[:2] == '_i' and name[2:].isdigit()])"
+    run = await sandbox.context().execute(seen).result()
+    assert run.stdout == "[''] {} [''] [''] ['_i1']\n"
+    assert (run.count, run.text, run.stderr) == (1, None, "")
+    await sandbox.kill()

@@ -142,6 +142,7 @@ class Pool:
                 continue
             cell.guest.on_lost = lambda why, cell=cell: self._on_lost(cell)
             self._ready.append(cell)
+            cell.kernel.rehearse()
         if self._expired:  # while the last one was made
             self._let_go()
 

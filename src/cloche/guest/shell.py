@@ -33,6 +33,7 @@ from cloche.guest.interrupts import Interrupts
 KEPT_CELLS = 4096  # sources of cells, for tracebacks, `In` and inspect.getsource
 
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
+_INPUT = re.compile(r"_i\d+")
 _WANTS_LOOP = ("create_task(", "ensure_future(", "get_running_loop(")
 _RUNS_LOOP = ("asyncio.run(", "run_until_complete(", "run_forever(", ".Runner(")
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
@@ -137,6 +138,17 @@ class Shell(InteractiveShell):
         finally:
             self._trigger("post_execute")
             self._trigger("post_run_cell", SimpleNamespace(info=info, execution_count=count))
+
+    def forget_cells(self) -> None:
+        """As if none had run, as far as a program can see."""
+        self.execution_count = 1
+        history = self.history_manager
+        history.input_hist_parsed[:] = history.input_hist_raw[:] = [""]
+        for name in [name for name in self.user_ns if _INPUT.fullmatch(name)]:
+            del self.user_ns[name]
+        self.user_ns.update({"_": "", "__": "", "___": "", "_i": "", "_ii": "", "_iii": ""})
+        for name in [name for name in linecache.cache if name.startswith(tracebacks.CELL)]:
+            del linecache.cache[name]
 
     def _trigger(self, event: str, *args: Any) -> None:
         if self.events.callbacks[event]:

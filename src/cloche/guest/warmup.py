@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import linecache
 import os
 import signal
 import socket
@@ -123,12 +122,7 @@ def _run(kernel: Kernel, theirs: socket.socket, code: str) -> None:
 def _forget(shell: Shell) -> None:
     """Removes what the warm-up left where a program could see it."""
     shell.reset(new_session=False)
-    shell.execution_count = 1
-    history = shell.history_manager
-    history.input_hist_parsed[:] = history.input_hist_raw[:] = [""]
-    shell.user_ns.update({"_": "", "__": "", "___": "", "_i": "", "_ii": "", "_iii": ""})
-    for name in [name for name in linecache.cache if name.startswith("Cell In[")]:
-        del linecache.cache[name]
+    shell.forget_cells()
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)

@@ -63,6 +63,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}
   host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
                                                                        before the first execution; no answer
+                  {"do":"rehearse"}                                    before the first execution: do as in one, and forget
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
                                                                        `cloche.model.Showing`
