@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 import cloche
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.native import NativeApi
-from cloche.bench.rows import ROWS, SERVER_ROWS
+from cloche.bench.rows import PACKAGE_ROWS, ROWS, SERVER_ROWS
 from cloche.cli import COMMANDS, main
 from cloche.config import KEYS, Config, bytes_of, load
 from cloche.model import Limits, Principal, Template
@@ -31,6 +32,7 @@ SPECIFICATION = REPOSITORY / "docs/SPECIFICATION.md"
 LIBRARY = REPOSITORY / "docs/library.md"
 CLI = REPOSITORY / "docs/cli.md"
 NATIVE = REPOSITORY / "docs/dialects/native.md"
+NETWORK = REPOSITORY / "docs/network.md"
 
 
 def text_of(page: Path) -> str:
@@ -129,9 +131,29 @@ def test_every_key_of_the_configuration_is_documented():
     assert known == list(KEYS)
 
 
+def test_every_limit_of_networks_is_documented_with_its_default():
+    listed = {row[0].strip("`"): row[1] for row in rows(NETWORK) if len(row) == 3 and row[0].startswith("`")}
+    defaults = Config(data_dir="/nowhere")
+    known = {
+        f"{part}.{name}": value
+        for part, values in (("network", defaults.network), ("packages", defaults.packages))
+        for name, value in msgspec.structs.asdict(values).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    assert {key: bytes_of(listed[key]) if key in listed else None for key in known} == known
+
+
+def test_the_settings_of_networks_in_the_docs_can_be_loaded(tmp_path: Path):
+    examples = blocks(NETWORK, "toml")
+    assert len(examples) >= 2
+    for example in examples:
+        (tmp_path / "cloche.toml").write_text(example)
+        assert load(tmp_path / "cloche.toml", {}).network.allow
+
+
 def test_the_bars_of_the_benchmark_are_those_of_the_specification():
     bars = re.findall(r"^\| `(\w+)` \|.*\| ([≥≤]) ([\d.]+)× \|$", text_of(SPECIFICATION), re.MULTILINE)
-    known = (*ROWS.values(), *SERVER_ROWS.values())
+    known = (*ROWS.values(), *SERVER_ROWS.values(), *PACKAGE_ROWS.values())
     wanted = {(row.key, "≤" if row.limit else "≥", row.bar) for row in known if row.bar is not None}
     assert {(key, sign, float(bar)) for key, sign, bar in bars} == wanted
 

@@ -15,10 +15,12 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from cloche import errors
 from cloche.events import Output
+from cloche.network_policy import NetworkPolicy
 from cloche.sdk import remote
 from cloche.sdk.remote_commands import RemoteCommands
 from cloche.sdk.remote_execution import RemoteContext
 from cloche.sdk.remote_files import RemoteFiles
+from cloche.sdk.remote_network import RemoteNetwork
 from cloche.sdk.remote_sandbox import DEFAULT_CONTEXT
 from cloche.sdk.remote_server import Server
 
@@ -83,6 +85,8 @@ ASKS: dict[str, Callable[[Server], Awaitable[object]]] = {
     "write": lambda server: RemoteFiles(server, "x").write("/a", b"content"),
     "kill": lambda server: RemoteCommands(server, "x").kill("p1"),
     "list": lambda server: RemoteCommands(server, "x").list(),
+    "network": lambda server: RemoteNetwork(server, "../x").policy(),
+    "set_network": lambda server: RemoteNetwork(server, "x").set(NetworkPolicy(), keep_secrets=True),
 }
 
 
@@ -213,3 +217,31 @@ def test_a_closed_connection_says_so_and_the_next_is_a_new_one():
     second = remote.remote("http://127.0.0.1:1", "closed")
     with pytest.raises(errors.Unavailable, match="does it run there"):
         second.call(lambda: second.connect("i1"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"allow": ["http://x/"], "deny": [], "rules": [], "secrets": []}',
+        b'{"allow": [], "deny": [], "rules": [{"action": "maybe", "host": "x"}], "secrets": []}',
+        b'{"allow": [], "deny": [], "rules": [], "secrets": [{"domain": "x", "header": "Host"}]}',
+    ],
+)
+def test_a_policy_that_is_none_is_said(body: bytes):
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("content-length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    async def ask(port: int) -> None:
+        async with contextlib.aclosing(Server(f"http://127.0.0.1:{port}", "key")) as server:
+            with pytest.raises(errors.Unavailable, match="is it Cloche"):
+                await RemoteNetwork(server, "x").policy()
+            with pytest.raises(errors.Unavailable, match="is it Cloche"):
+                await RemoteNetwork(server, "x").log()
+
+    with http_server(answer) as port:
+        asyncio.run(ask(port))

@@ -178,3 +178,37 @@ def test_a_tree_that_its_owner_may_not_look_into_is_removed(tmp_path: Path):
     closed.chmod(0)
     remove_tree(tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
+
+
+SECRETS = """
+import asyncio, os, pathlib, sys
+sys.path.insert(0, os.environ["HOME"])
+from far_server import ADDRESS, FarServer, own_trust
+from cloche.config import Config
+from cloche.model import SandboxSpec
+from cloche.network_config import Network
+from cloche.network_policy import NetworkPolicy, Secret
+from cloche.sdk.assembly import assemble
+
+async def main():
+    trust = own_trust(pathlib.Path(os.environ["HOME"]), ["api.test"])
+    os.environ["SSL_CERT_FILE"] = str(trust.bundle)
+    network = Network(allow=("*:*",), hosts={"api.test": ADDRESS}, internal=(ADDRESS,))
+    secret = Secret(domain="api.test", header="Authorization", value="Bearer of-one-identity")
+    config = Config(data_dir=os.environ["CLOCHE_DATA_DIR"], network=network)
+    policy = NetworkPolicy(allow=("api.test:*",), secrets=(secret,))
+    async with FarServer(trust) as far, assemble(config) as engine:
+        for user in ("user", "root"):
+            box = await engine.create(SandboxSpec(template="small", user=user, network=policy))
+            fetch = f"from urllib.request import urlopen as f; print(f('https://api.test:{far.port}/{user}').read().decode())"
+            print((await box.commands.run(["python", "-c", fetch])).stdout.strip())
+        print([seen.headers["authorization"] for seen in far.seen])
+
+asyncio.run(main())
+"""
+
+
+def test_secrets_are_added_for_both_names(user: User):
+    shutil.copy(REPOSITORY / "tests/network/far_server.py", user.home)
+    said = user.run([user.python, "-c", SECRETS])
+    assert said.splitlines() == ["GET /user", "GET /root", str(["Bearer of-one-identity"] * 2)]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cloche.model import Limits as Limits
     from cloche.model import SandboxInfo as SandboxInfo
     from cloche.model import Usage as Usage
+    from cloche.network_policy import NetworkEntry as NetworkEntry
+    from cloche.network_policy import NetworkPolicy as NetworkPolicy
     from cloche.sdk.aio import AsyncContext as AsyncContext
     from cloche.sdk.aio import AsyncSandbox as AsyncSandbox
     from cloche.sdk.aio import arun as arun
@@ -41,6 +43,8 @@ _PLACES = {
     "Limits": "cloche.model",
     "SandboxInfo": "cloche.model",
     "Usage": "cloche.model",
+    "NetworkEntry": "cloche.network_policy",
+    "NetworkPolicy": "cloche.network_policy",
     "AsyncContext": "cloche.sdk.aio",
     "AsyncSandbox": "cloche.sdk.aio",
     "arun": "cloche.sdk.aio",

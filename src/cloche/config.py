@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cloche import errors
+from cloche import errors, found_config
+from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
 from cloche.upstream_config import Upstream
@@ -31,9 +32,10 @@ DEFAULT_ALIASES: Mapping[str, str] = {
 }
 """Names that clients of other products send, and the template that they mean."""
 
-LOCAL_FILE = "cloche.toml"
-FOUND_FILE = f"file ./{LOCAL_FILE}"  # the origin of what comes from one that nobody named
 NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
+
+_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"})
+_FLAGS = {"packages.enabled": "--packages"}  # those that are not called as their key
 
 _UNITS = {"": 1, "b": 1} | {
     name: size
@@ -161,20 +163,12 @@ class Config(Struct):
             yield key, value, self.origins.get(key, "default")
 
 
-def refuse_found_upstreams(config: Config) -> None:
-    """For what sends prompts by itself. Raises InvalidConfig if upstreams come from a file that merely lies here.
-
-    It may have come with somebody's repository, and could send a key of the environment and all that is said to them.
-    """
-    if config.origins.get("upstream") == FOUND_FILE:
-        raise errors.InvalidConfig(
-            f"a {LOCAL_FILE} that merely lies in this directory cannot say where models are, since your messages and a "
-            f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_FILE} chat` to use it"
-        )
-
-
 def for_oneself(config: Config) -> Config:
-    """For whoever runs sandboxes in their own process: their own operator, who may allow them whatever they ask for."""
+    """For whoever runs sandboxes in their own process: their own operator, who may allow them whatever they ask for.
+
+    Raises as `refuse_networks` does.
+    """
+    found_config.refuse_networks(config.origins)
     if "network.allow" in config.origins:
         return config
     network = msgspec.structs.replace(config.network, allow=("*:*",))
@@ -200,7 +194,7 @@ def _leaves(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 KEYS: dict[str, Any] = dict(_leaves(Config))
 """Every key, dotted, and its type."""
 
-_VARIABLES = {"CLOCHE_" + key.upper().replace(".", "_"): key for key in KEYS}
+_VARIABLES = {variable_of(key): key for key in KEYS}
 
 
 def load(
@@ -222,7 +216,7 @@ def load(
 
 
 def _flag(key: str) -> str:
-    return "--" + key.rpartition(".")[2].replace("_", "-")
+    return _FLAGS.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
@@ -261,14 +255,23 @@ def _convert(setting: Setting) -> Any:
     key, value, origin = setting
     if key.endswith("_bytes") and isinstance(value, str):
         value = _bytes(setting)
-    if KEYS[key] == tuple[str, ...] and isinstance(value, str):  # of the environment: a file has lists
-        value = [each.strip() for each in value.split(",") if each.strip()]
+    if isinstance(value, str) and not origin.startswith("file "):
+        value = _listed(key, value)
     try:
         # Variables are always strings, and flags may be; a file has types and must use them.
         return msgspec.convert(value, KEYS[key], strict=origin.startswith("file "))
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        said = key if key == "upstream" else f"{key} = {value!r}"  # the one that may hold secrets
+        said = key if key in _MAY_HOLD_SECRETS else f"{key} = {value!r}"
         raise errors.InvalidConfig(f"{said} ({origin}): {error}{_as_tables(key, value)}") from None
+
+
+def _listed(key: str, text: str) -> Any:
+    """A list of the environment, which has strings only: with commas; hosts as `NAME=ADDRESS`, with spaces between."""
+    if KEYS[key] == tuple[str, ...]:
+        return [each.strip() for each in text.split(",") if each.strip()]
+    if key == "network.hosts":
+        return {name: address for name, _, address in (each.partition("=") for each in text.split())}
+    return text
 
 
 def _as_tables(key: str, value: Any) -> str:
@@ -305,31 +308,11 @@ def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
     if not named and not file.exists():
         return
     if not named:
-        _check_ownership(file)
+        found_config.check_ownership(file)
     for key, value in _flatten(_read(file)):
         if not named:
-            _check_harmless(file, key, value)
+            found_config.check_harmless(file, key, value)
         yield Setting(_known(key, str(file)), value, f"file {file}" if named else FOUND_FILE)
-
-
-def _check_harmless(file: Path, key: str, value: Any) -> None:
-    """A file that came with somebody's repository must not say what is mounted into sandboxes, nor take them away."""
-    if (key, value) == ("backend", "plain-unsafe"):
-        what, flag = "turn isolation off", "--backend, CLOCHE_BACKEND"
-    elif key == "data_dir":
-        what, flag = "choose data_dir, from which templates are taken", "--data-dir, CLOCHE_DATA_DIR"
-    else:
-        return
-    raise errors.InvalidConfig(
-        f"a {file} that merely lies in this directory cannot {what}: ask for it with {flag}, or a file that you name "
-        "with --config"
-    )
-
-
-def _check_ownership(file: Path) -> None:
-    """A file of somebody else's that merely lies in the current directory (say /tmp) must not steer us."""
-    if file.stat().st_uid not in (0, os.geteuid()):
-        raise errors.InvalidConfig(f"./{file} belongs to another user: remove it, or name it with --config to use it")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 from cloche import errors
 from cloche.network_policy import Network as AddressRange
@@ -22,6 +23,8 @@ class Network(Struct):
     hosts: dict[str, str] = {}  # name -> address, or addresses with commas between: as in /etc/hosts
     connections: int = 128  # of one sandbox at once
     connections_total: int = 2048  # of all of them
+    lookups: int = 8  # of names, of one sandbox at once
+    request_seconds: float = 30.0  # for a program to say what it wants, once it has connected
     connect_seconds: float = 15.0  # to resolve a name and connect
     idle_seconds: float = 300.0  # of a connection on which nothing moves
     connection_seconds: float = 3600.0
@@ -37,7 +40,7 @@ class Network(Struct):
             _check_host(name, addresses)
         for key in ("connections", "connections_total", "connect_seconds", "idle_seconds", "connection_seconds"):
             check_positive(f"network.{key}", getattr(self, key))
-        for key in ("sandbox_bytes", "log_entries"):
+        for key in ("sandbox_bytes", "log_entries", "lookups", "request_seconds"):
             check_positive(f"network.{key}", getattr(self, key))
 
     @property
@@ -56,8 +59,8 @@ class Packages(Struct):
     enabled: bool = False
     pypi: tuple[str, ...] = ()  # index URLs; none: those of this host's own pip configuration
     npm: str = ""  # the registry's URL; empty: that of this host's own npm configuration
-    allow: tuple[str, ...] = ("*",)  # names of packages, with * in them where wanted
-    deny: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ("*",)  # names of packages, with * where wanted; pypi:NAME and npm:NAME are of one kind
+    deny: tuple[str, ...] = ()  # comes before `allow`
     cache_bytes: int = 5 * GIB  # kept on this host and shared; what was used longest ago makes room
     file_bytes: int = 512 * MIB  # of one wheel or tarball
     index_seconds: float = 600.0  # for which an index page is not asked for again
@@ -67,9 +70,35 @@ class Packages(Struct):
     def __post_init__(self) -> None:
         for key in ("cache_bytes", "file_bytes", "requests_per_minute", "sandbox_bytes"):
             check_positive(f"packages.{key}", getattr(self, key))
+        if not 0 <= self.index_seconds < float("inf"):
+            raise errors.InvalidRequest(f"packages.index_seconds must be a number of seconds, not {self.index_seconds}")
         for url in (*self.pypi, *filter(None, (self.npm,))):
-            if not url.startswith(("https://", "http://")):
-                raise errors.InvalidRequest(f"packages: {url!r} is not the URL of an index: it begins with https://")
+            _check_index(url)
+        for pattern in (*self.allow, *self.deny):
+            _check_package(pattern)
+
+
+def _check_index(url: str) -> None:
+    """The URL is not repeated: it can have a password in it."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("https", "http") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        known = False
+    if not known:
+        raise errors.InvalidRequest(
+            "packages: the URL of an index begins with https:// and the name of a host, such as "
+            "https://pypi.org/simple/ for packages.pypi and https://registry.npmjs.org/ for packages.npm"
+        )
+
+
+def _check_package(pattern: str) -> None:
+    kind, colon, name = pattern.strip().rpartition(":")
+    if not name or " " in name or (colon and kind.lower() not in ("pypi", "npm")):
+        raise errors.InvalidRequest(
+            f"packages: {pattern[:200]!r} is not a pattern of packages: use a name, * for many, and pypi: or npm: "
+            "before it where only one kind is meant"
+        )
 
 
 def check_positive(key: str, value: float) -> None:

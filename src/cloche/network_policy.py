@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import time
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from cloche import errors
 from cloche.structs import Struct
@@ -21,6 +25,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MAX_RULES = 1000
 MAX_SECRETS = 100
 MAX_SECRET_BYTES = 16 << 10
+REDACTED = "***"  # stands for a secret's value wherever one is shown
 WEB_PORTS = ((80, 80), (443, 443))
 ALL_PORTS = ((1, 65535),)
 
@@ -28,9 +33,10 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-# Headers that say where a request goes, or where it ends: what is sent there is not a secret's to decide.
-_FRAMING = frozenset(
-    {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect"}
+# Headers that say where a request goes, where it ends, or how its answer comes: not a secret's to decide.
+FRAMING_HEADERS = frozenset(
+    "host content-length transfer-encoding connection keep-alive proxy-connection proxy-authorization upgrade te "
+    "trailer expect accept-encoding".split()
 )
 
 
@@ -47,7 +53,7 @@ def parse_pattern(text: object) -> Pattern:
     """Raises InvalidRequest that says what is wrong with it."""
     if not isinstance(text, str):
         raise errors.InvalidRequest(f"a pattern of hosts must be a string such as 'pypi.org', not {text!r:.100}")
-    host, ports = _split(text.strip().lower())
+    host, ports = _split(text.strip().lower()) if "://" not in text else (text, None)
     if host == "*":
         return Pattern("*", False, None, ports)
     network = _network(host)
@@ -122,16 +128,28 @@ class Secret(Struct):
             raise errors.InvalidRequest(
                 f"the secret for {self.domain} needs either a header that it is sent in, or a name for its placeholder"
             )
-        if self.header is not None and (not _HEADER.fullmatch(self.header) or self.header.lower() in _FRAMING):
-            raise errors.InvalidRequest(f"{self.header[:200]!r} cannot be the header of a secret")
+        # Neither is quoted: whoever mixes the fields up has the value in one of them.
+        if self.header is not None and (not _HEADER.fullmatch(self.header) or self.header.lower() in FRAMING_HEADERS):
+            raise errors.InvalidRequest(
+                f"the header of the secret for {self.domain} must be the name of one that a secret can be sent in, "
+                "such as Authorization"
+            )
         if self.name is not None and not _VARIABLE.fullmatch(self.name):
             raise errors.InvalidRequest(
-                f"{self.name[:200]!r} cannot be the name of a secret: use letters, digits and _"
+                f"the name of the secret for {self.domain} must be that of an environment variable: letters, digits, _"
             )
         _check_value(self.domain, self.value)
 
+    def is_for(self, host: str) -> bool:
+        """Whether the host of that name, in lower case, gets it."""
+        pattern = parse_pattern(self.domain)
+        return host.endswith(f".{pattern.name}") if pattern.below else host == pattern.name
+
     def __repr__(self) -> str:  # it ends up in logs and tracebacks
         return f"Secret(domain={self.domain!r}, header={self.header!r}, name={self.name!r}, value=...)"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:  # rich's tracebacks show it instead
+        return [("domain", self.domain), ("header", self.header), ("name", self.name)]
 
 
 def _check_value(domain: str, value: str) -> None:
@@ -141,6 +159,24 @@ def _check_value(domain: str, value: str) -> None:
             f"the value of the secret for {domain} cannot be in a header: use 1 to {MAX_SECRET_BYTES} printable ASCII "
             "characters, without line breaks"
         )
+
+
+def _check_ambiguous(secrets: tuple[Secret, ...]) -> None:
+    seen = set()
+    for secret in secrets:
+        where = f"header {secret.header}" if secret.header is not None else f"name {secret.name}"
+        key = (secret.domain.lower().removesuffix("."), where.lower() if secret.header is not None else where)
+        if key in seen:
+            raise errors.InvalidRequest(f"there are two secrets for {secret.domain} with the {where}: give one")
+        seen.add(key)
+
+
+def check_counts(rules: int, secrets: int) -> None:
+    """For whoever has many of them, before each is looked at. Raises InvalidRequest."""
+    if rules > MAX_RULES:
+        raise errors.InvalidRequest(f"a network policy can have {MAX_RULES} rules: use wildcards")
+    if secrets > MAX_SECRETS:
+        raise errors.InvalidRequest(f"a network policy can have {MAX_SECRETS} secrets")
 
 
 class NetworkPolicy(Struct):
@@ -156,12 +192,10 @@ class NetworkPolicy(Struct):
     secrets: tuple[Secret, ...] = ()
 
     def __post_init__(self) -> None:
+        check_counts(len(self.allow) + len(self.deny) + len(self.rules), len(self.secrets))
         for pattern in (*self.allow, *self.deny):
             parse_pattern(pattern)
-        if len(self.allow) + len(self.deny) + len(self.rules) > MAX_RULES:
-            raise errors.InvalidRequest(f"a network policy can have {MAX_RULES} rules: use wildcards")
-        if len(self.secrets) > MAX_SECRETS:
-            raise errors.InvalidRequest(f"a network policy can have {MAX_SECRETS} secrets")
+        _check_ambiguous(self.secrets)
 
     @property
     def ordered(self) -> tuple[NetworkRule, ...]:
@@ -173,12 +207,40 @@ class NetworkPolicy(Struct):
     def allows_something(self) -> bool:
         return bool(self.allow) or any(rule.action == "allow" for rule in self.rules)
 
+    def redacted(self) -> NetworkPolicy:
+        """The same without the values of its secrets: for whoever asks, and for what is kept."""
+        secrets = tuple(msgspec.structs.replace(each, value=REDACTED) for each in self.secrets)
+        return msgspec.structs.replace(self, secrets=secrets)
+
 
 def first_outside(policy: NetworkPolicy, bound: NetworkPolicy) -> str | None:
     """The first pattern that `policy` allows though nothing of it is within `bound`."""
-    limits = [parse_pattern(rule.host) for rule in bound.ordered if rule.action == "allow"]
+    limits = _allowed(bound)
     asked = (rule.host for rule in policy.ordered if rule.action == "allow")
-    return next((host for host in asked if not any(_overlap(parse_pattern(host), each) for each in limits)), None)
+    return next((host for host in asked if not _overlaps_one(host, limits)), None)
+
+
+def useless_secret(policy: NetworkPolicy) -> Secret | None:
+    """The first secret that `policy` has for a domain of which it allows nothing."""
+    allowed = _allowed(policy)
+    return next((each for each in policy.secrets if not _overlaps_one(each.domain, allowed)), None)
+
+
+def with_secrets(policy: NetworkPolicy, secrets: Iterable[Secret]) -> NetworkPolicy:
+    """The policy with those of another that are of use in it."""
+    allowed = _allowed(policy)
+    kept = tuple(each for each in secrets if _overlaps_one(each.domain, allowed))
+    return msgspec.structs.replace(policy, secrets=kept)
+
+
+def _allowed(policy: NetworkPolicy) -> list[Pattern]:
+    return [parse_pattern(rule.host) for rule in policy.ordered if rule.action == "allow"]
+
+
+def _overlaps_one(host: str, patterns: list[Pattern]) -> bool:
+    """Taking a pattern apart takes longer than comparing two: `host` is taken apart once."""
+    asked = parse_pattern(host)
+    return any(_overlap(asked, each) for each in patterns)
 
 
 def _overlap(one: Pattern, other: Pattern) -> bool:
@@ -208,3 +270,16 @@ class NetworkEntry(Struct):
     sent_bytes: int = 0  # by the program
     received_bytes: int = 0
     seconds: float = 0.0
+
+    def __str__(self) -> str:
+        when = time.strftime("%H:%M:%S", time.localtime(self.at))
+        moved = f"  sent {self.sent_bytes}, received {self.received_bytes} bytes in {self.seconds:.2f} s"
+        there = f"{self.host}:{self.port}" if self.port else self.host
+        why = f"  ({self.reason})" if self.reason else ""
+        end = f"{moved if self.verdict == 'allowed' else ''}{why}"
+        line = f"{when}  {self.verdict:<7}  {self.protocol:<7}  {there}{end}"
+        # A host may be named by a program's own words: they cannot steer a terminal.
+        return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)
+
+    def __repr__(self) -> str:
+        return f"<NetworkEntry {self}>"

@@ -7,6 +7,7 @@ Never code, output, file contents or keys. As a library it is silent below WARNI
 from __future__ import annotations
 
 import bisect
+import heapq
 import logging
 import sys
 import time
@@ -27,6 +28,9 @@ PRIVATE = frozenset({"code", "output", "stdout", "stderr", "text", "content", "p
 
 FREQUENT = frozenset({"request.ended"})
 """Events that are logged only: were they kept, they would push out those that say why something ended."""
+
+OF_NETWORKS = frozenset({"network.allowed", "network.denied", "network.failed"})
+"""Events that are kept apart, for the same reason: they are what an operator asks for by name."""
 
 KEPT_ENTRIES = 1000
 
@@ -52,8 +56,14 @@ class Log:
 
     def __init__(self) -> None:
         self.recent: deque[Entry] = deque(maxlen=KEPT_ENTRIES)  # the oldest first
+        self._of_networks: deque[Entry] = deque(maxlen=KEPT_ENTRIES)
         self.level: Level = "warning"
         self.format: Format = "console"
+
+    @property
+    def kept(self) -> list[Entry]:
+        """All that is kept, the oldest first."""
+        return list(heapq.merge(self.recent, self._of_networks, key=lambda entry: entry.at))
 
     def debug(self, event: str, **fields: Any) -> None:
         self._write("debug", event, fields)
@@ -72,7 +82,7 @@ class Log:
             fields = {name: value for name, value in fields.items() if name not in PRIVATE}
         entry = Entry(at=time.time(), level=level, event=event, fields=fields)
         if level != "debug" and event not in FREQUENT:
-            self.recent.append(entry)
+            (self._of_networks if event in OF_NETWORKS else self.recent).append(entry)
         if _NUMBERS[level] >= _NUMBERS[self.level]:
             _print(_FORMS[self.format](entry))
 

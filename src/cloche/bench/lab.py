@@ -40,6 +40,7 @@ class Counts(Struct):
     interrupts: int = 50
     transfers: int = 5
     transfer_bytes: int = 100_000_000
+    installs: int = 8  # first installations, each on a host that has nothing of it
 
 
 QUICK = Counts(
@@ -55,6 +56,7 @@ QUICK = Counts(
     load_seconds=1.5,
     interrupts=10,
     transfers=2,
+    installs=3,
 )
 
 

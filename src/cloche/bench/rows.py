@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.bench import load, memory, serving, starts, turns, warm
+from cloche.bench import installs, load, memory, serving, starts, turns, warm
 from cloche.bench.lab import Lab
 from cloche.model import Struct
 
-Measure = Callable[[Any], None]  # of a Lab, or of a ServerLab
+Measure = Callable[[Any], None]  # of a Lab, a ServerLab or an InstallLab
 
 
 class Row(Struct):
@@ -191,8 +191,29 @@ SERVER_PARTS: Sequence[Part] = (
     ),
 )
 
+PACKAGE_PARTS: Sequence[Part] = (
+    Part(
+        title="installations of packages",
+        measure=installs.installs,
+        rows=tuple(
+            row
+            for name, command in installs.COMMANDS.items()
+            for row in (
+                Row(
+                    key=f"{name}_second",
+                    title=f"`{command}` from the host's cache",
+                    against=(f"{name}_first",),
+                    bar=3 if name == "uv" else None,  # the others' own work takes longer than a near index
+                ),
+                Row(key=f"{name}_first", title=f"`{command}`, the first on this host"),
+            )
+        ),
+    ),
+)
+
 ROWS = {row.key: row for part in PARTS for row in part.rows}
 SERVER_ROWS = {row.key: row for part in SERVER_PARTS for row in part.rows}
+PACKAGE_ROWS = {row.key: row for part in PACKAGE_PARTS for row in part.rows}
 
 
 def chosen(keys: Sequence[str], among: Sequence[Part] = PARTS) -> list[Part]:

@@ -19,8 +19,11 @@ INTERRUPTED = 130
 @click.option("--file", "files", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Attach a file.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Save images and files there.")
 @click.option("-c", "--message", metavar="TEXT", help="Say only this, and end with the answer.")
+@click.option("--packages", is_flag=True, help="Let pip, uv and npm install, from this machine's own indexes.")
 @click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
-def command(model: str | None, files: tuple[Path, ...], out: Path | None, message: str | None, alone: bool) -> None:
+def command(
+    model: str | None, files: tuple[Path, ...], out: Path | None, message: str | None, packages: bool, alone: bool
+) -> None:
     """Chat with a model that can run code in a sandbox: through the server that runs on this machine, or without one.
 
     Ctrl-C interrupts an answer, Ctrl-D leaves. /help lists what else can be typed.
@@ -33,7 +36,9 @@ def command(model: str | None, files: tuple[Path, ...], out: Path | None, messag
     try:
         from cloche.cli.chat_session import chat  # it takes a while to import: not for `--help`
 
-        sys.exit(chat(configuration(), model=model, files=files, out=out, message=message, alone=alone))
+        config = configuration({"packages.enabled": packages or None})
+        alone = alone or packages  # which a server's own operator decides there
+        sys.exit(chat(config, model=model, files=files, out=out, message=message, alone=alone))
     except BrokenPipeError:
         sys.exit(BROKEN_PIPE)
     except KeyboardInterrupt:

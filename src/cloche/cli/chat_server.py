@@ -10,7 +10,8 @@ import httpx2
 import msgspec
 
 from cloche.cli.control import client_of, sockets
-from cloche.config import Config, Pool, refuse_found_upstreams
+from cloche.config import Config, Pool
+from cloche.found_config import refuse_networks, refuse_upstreams
 
 PRIVATE_SOCKET = "chat.sock"
 
@@ -23,7 +24,8 @@ def reached(config: Config, *, alone: bool = False) -> Iterator[httpx2.Client]:
         with client_of(found[0]) as client:
             yield client
         return
-    refuse_found_upstreams(config)
+    refuse_upstreams(config.origins)
+    refuse_networks(config.origins)
     with _own(config) as socket, client_of(socket) as client:
         yield client
 

@@ -16,7 +16,7 @@ HIDDEN = "***"
 @click.command("config")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """Print the configuration and where each value came from. Keys of upstreams are not printed."""
+    """Print the configuration and where each value came from. Keys and passwords are not printed."""
     rows = [(key, _printed(key, value), origin) for key, value, origin in configuration().items()]
     if as_json:
         click.echo(json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, indent=2))
@@ -28,7 +28,19 @@ def command(as_json: bool) -> None:
 
 def _printed(key: str, value: Any) -> Any:
     plain = msgspec.to_builtins(value)
-    return [_without_secrets(each) for each in plain] if key == "upstream" else plain
+    if key == "upstream":
+        return [_without_secrets(each) for each in plain]
+    if key == "packages.pypi":
+        return [_without_password(each) for each in plain]
+    return _without_password(plain) if key == "packages.npm" else plain
+
+
+def _without_password(url: str) -> str:
+    """Indexes may want one, in their URL."""
+    scheme, slashes, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    return f"{scheme}{slashes}{HIDDEN if user else ''}{at}{host}{slash}{path}"
 
 
 def _without_secrets(upstream: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def examine() -> list[Section]:
         Section(title=f"Isolation and limits (backend {config.backend})", checks=_isolation(config)),
         Section(title="Python interpreters", checks=_attempt("Python", _pythons)),
         Section(title="Templates", checks=_attempt("templates", lambda: _templates(config))),
+        Section(title="Networks of sandboxes", checks=_attempt("network", lambda: _networks(config))),
         Section(title="Places", checks=[*wrong, *_attempt("data directory", lambda: _places(config))]),
     ]
 
@@ -158,6 +159,12 @@ def _templates(config: Config) -> Iterable[Check]:
     if not any(each.name == "python" for each in built):
         advice = "the first sandbox builds it; or do it now: cloche template build python"
         yield Check(name="python", state="best effort", detail="not built yet", advice=advice)
+
+
+def _networks(config: Config) -> Iterable[Check]:
+    from cloche.cli.doctor_network import checks
+
+    return checks(config)
 
 
 def _places(config: Config) -> Iterable[Check]:

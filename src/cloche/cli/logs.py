@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
@@ -12,6 +12,7 @@ import httpx2
 from cloche import errors
 from cloche.cli import configuration
 from cloche.cli.control import ask, connected, error_of, no_server
+from cloche.cli.network_lines import of_events, of_sandbox, of_server
 from cloche.cli.ps import printable
 from cloche.cli.request_tree import show_request
 from cloche.protocol import told
@@ -20,12 +21,13 @@ from cloche.protocol import told
 @click.command("logs")
 @click.argument("id", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+@click.option("--network", is_flag=True, help="Only what sandboxes tried to reach, and what became of it.")
 @click.option("--request", metavar="ID", help="Print what that request for a model's answer did, as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="With --request: print JSON.")
-def command(id: str | None, follow: bool, request: str | None, as_json: bool) -> None:
+def command(id: str | None, follow: bool, network: bool, request: str | None, as_json: bool) -> None:
     """Print the running server's own events, those of sandbox ID only if it is given: why it ended, what failed."""
     config = configuration()
-    if (id or follow) if request is not None else as_json:
+    if (id or follow or network) if request is not None else as_json:
         raise click.UsageError("--request goes with --json only, and --json with --request")
     if request is not None:
         show_request(config, request, as_json=as_json)
@@ -34,15 +36,23 @@ def command(id: str | None, follow: bool, request: str | None, as_json: bool) ->
     with connected(config) as client:
         if client is None:
             raise no_server(config)
-        if not follow:
-            for each in ask(client, "GET", f"/api/v1/logs{query}"):
-                click.echo(line_of(told.decode(told.encode(each), told.Logged)))
-            return
-        try:
-            for entry in _followed(client, f"/api/v1/logs/follow{query}"):
-                click.echo(line_of(entry))
-        except KeyboardInterrupt:
-            pass
+        if follow:
+            entries = _followed(client, f"/api/v1/logs/follow{query}")
+            _print(of_events(entries) if network else map(line_of, entries))
+        elif network:
+            _print(of_sandbox(client, id) if id else of_server(client))
+        else:
+            found = ask(client, "GET", f"/api/v1/logs{query}")
+            _print(line_of(told.decode(told.encode(each), told.Logged)) for each in found)
+
+
+def _print(lines: Iterable[str]) -> None:
+    """Ctrl-C ends what goes on and on."""
+    try:
+        for line in lines:
+            click.echo(line)
+    except KeyboardInterrupt:
+        pass
 
 
 def _followed(client: httpx2.Client, path: str) -> Iterator[told.Logged]:

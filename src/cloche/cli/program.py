@@ -32,7 +32,9 @@ async def run(config: Config, ask: Ask) -> int:
     check_seconds("--timeout", ask.timeout_seconds)
     outbox = Outbox(ask.out) if ask.out else None
     with ending_by_signal():
-        async with sandbox(config, ask.template, env=ask.env, limits=ask.limits, alone=ask.alone) as box:
+        async with sandbox(
+            config, ask.template, env=ask.env, limits=ask.limits, network=ask.network, alone=ask.alone
+        ) as box:
             uploaded = [await _upload(box, path, place) for path, place in ask.uploads]
             view = _view(ask, outbox)
             status = await _execute(box, ask, view)

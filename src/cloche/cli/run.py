@@ -15,6 +15,7 @@ import msgspec
 
 from cloche import errors
 from cloche.cli import OUR_FAILURE, configuration
+from cloche.cli.network_options import NetworkAsk, network_options, taken
 from cloche.config import bytes_of
 
 INTERRUPTED = 130
@@ -34,6 +35,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None
     out: Path | None
     form: str  # "text", "json" or "events"
+    network: NetworkAsk
     alone: bool  # whether to leave a server that runs aside
 
 
@@ -91,6 +93,7 @@ def _upload(text: str) -> tuple[Path, str]:
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
 @click.option("--timeout", "timeout_seconds", type=float, metavar="SECONDS", help="Time limit.  [default: 300]")
 @click.option("--memory", metavar="SIZE", callback=_sized, help='Memory limit, like "512MiB".  [default: 2GiB]')
+@network_options
 @click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
 @click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
 @click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
@@ -109,6 +112,7 @@ def command(words: tuple[str, ...], code: str | None, memory: int | None, form: 
         reads_stdin=argv[0] != "-",
         form=form or "text",
         limits={"memory_bytes": memory} if memory else {},
+        network=taken(options),
         **options,
     )
     sys.exit(_status(ask))

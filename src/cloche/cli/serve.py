@@ -37,10 +37,20 @@ FORCED = 1  # exit status
 @click.option("--tls-key", type=click.Path(), help="Its private key, PEM.")
 @click.option("--public-url", help="Where clients reach the server, if a proxy stands before it.")
 @click.option("--domain", help="{port}-{sandbox}.DOMAIN reaches a port of a sandbox.")
+@click.option("--allow", metavar="HOST", multiple=True, help="What sandboxes may ask to reach; by default nothing.")
+@click.option("--deny", metavar="HOST", multiple=True, help="But not that, of what --allow allows.")
+@click.option("--packages", is_flag=True, default=None, help="Let pip, uv and npm in sandboxes install packages.")
 @click.option("--insecure-no-auth", is_flag=True, help="Serve every program on this machine without a key.")
-def command(insecure_no_auth: bool, **flags: str | int | None) -> None:
+def command(
+    insecure_no_auth: bool,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    packages: bool | None,
+    **flags: str | int | None,
+) -> None:
     """Serve sandboxes over HTTP, until SIGTERM or Ctrl-C."""
-    config = configuration({f"server.{name}": value for name, value in flags.items()})
+    network = {"network.allow": allow or None, "network.deny": deny or None, "packages.enabled": packages}
+    config = configuration({**{f"server.{name}": value for name, value in flags.items()}, **network})
     log.level = "debug" if log.level == "debug" else "info"
     silence_uvicorn()
     _warn(config, insecure_no_auth)

@@ -13,10 +13,12 @@ from types import FrameType
 import msgspec
 
 from cloche import errors
+from cloche.cli import network_options
 from cloche.cli.lines import Lines
+from cloche.cli.network_options import NetworkAsk
 from cloche.cli.progress import showing
 from cloche.cli.screen import View
-from cloche.config import Config, Pool
+from cloche.config import Config, Pool, for_oneself
 from cloche.engine.instance import live_control_sockets
 from cloche.events import Ended, Input
 from cloche.model import SandboxSpec
@@ -33,20 +35,25 @@ async def sandbox(
     *,
     env: Mapping[str, str] | None = None,
     limits: Mapping[str, float] | None = None,
+    network: NetworkAsk | None = None,
     alone: bool = False,
 ) -> AsyncIterator[Sandbox]:
     """A new sandbox: of a server that runs in the data directory, else, or if `alone`, of a nursery of its own.
 
     `limits` change the template's. Raises what `Engine.create` does.
     """
-    spec = SandboxSpec(template=template, env=dict(env or {}))  # refuses what makes no sense, wherever it is made
+    network = network or NetworkAsk()
+    policy = network_options.policy_of(network)
+    spec = SandboxSpec(template=template, env=dict(env or {}), network=policy)  # refuses what makes no sense, anywhere
+    alone = alone or _asks_for_backend(config) or network.packages  # which a server's own operator decides there
     async with contextlib.AsyncExitStack() as stack:
         box: Sandbox | None = None
-        servers = [] if alone or _asks_for_backend(config) else live_control_sockets(Path(config.data_dir) / "run")
+        servers = [] if alone else live_control_sockets(Path(config.data_dir) / "run")
         if servers:
             box = await stack.enter_async_context(_of_server(servers[0], spec, limits or {}))
         if box is None:
-            box = await stack.enter_async_context(_own(config, spec, limits or {}))
+            own = _with_packages(config) if network.packages else config
+            box = await stack.enter_async_context(_own(own, spec, limits or {}))
         yield box
 
 
@@ -55,15 +62,25 @@ def _asks_for_backend(config: Config) -> bool:
     return config.origins.get("backend", "").startswith("flag")
 
 
+def _with_packages(config: Config) -> Config:
+    return msgspec.structs.replace(config, packages=msgspec.structs.replace(config.packages, enabled=True))
+
+
 @contextlib.asynccontextmanager
 async def _of_server(socket: Path, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox | None]:
     """A sandbox of that server, which ends with us however we end; None where it does not answer."""
-    from cloche.protocol import asks  # here, and below: without a server, none of this is needed
+    from cloche.protocol import asks, networks  # here, and below: without a server, none of this is needed
     from cloche.sdk import remote_sandbox
     from cloche.sdk.remote_server import Server
 
     changed = asks.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
-    asked = asks.CreateSandbox(template=spec.template, env=spec.env, limits=changed)
+    asked = asks.CreateSandbox(
+        template=spec.template,
+        env=spec.env,
+        limits=changed,
+        network=None if spec.network is None else networks.asked_of(spec.network),
+        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
+    )
     async with contextlib.aclosing(Server(f"unix:{socket}", "")) as server:
         try:
             box = await remote_sandbox.create_as(server, asked)
@@ -113,14 +130,14 @@ async def _own(config: Config, spec: SandboxSpec, limits: Mapping[str, float]) -
     from cloche.sdk.near import NearSandbox
     from cloche.templates import Catalogue, ensure
 
-    alone = msgspec.structs.replace(config, pool=Pool(ready=0))  # one sandbox: none need wait in advance
+    alone = msgspec.structs.replace(for_oneself(config), pool=Pool(ready=0))  # one sandbox: none need wait in advance
     template = spec.template
     with showing(f"building {template}") as report:
         built = await asyncio.to_thread(ensure, Catalogue(config.data_dir, config.aliases), template, report)
     if limits:
         spec = msgspec.structs.replace(spec, limits=msgspec.structs.replace(default_limits(config, built), **limits))
     async with assemble(alone, preload=False) as engine:
-        yield NearSandbox(await engine.create(spec))
+        yield NearSandbox(await engine.create(spec), engine.networks)
 
 
 async def watch(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloche.cli import configuration
+from cloche.cli.network_options import NetworkAsk, network_options, taken
 from cloche.config import Config
 
 if TYPE_CHECKING:
@@ -23,28 +24,32 @@ INTERRUPTED = 130
 @click.argument("id", required=False)
 @click.option("--lang", type=click.Choice(["python", "bash"]), default="python", show_default=True)
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
+@network_options
 @click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
-def command(id: str | None, lang: str, template: str, alone: bool) -> None:
+def command(id: str | None, lang: str, template: str, alone: bool, **options: Any) -> None:
     """Open a prompt, Python or bash: in a fresh sandbox, of which nothing remains, or in the one ID of a server.
 
     Ctrl-D leaves it.
     """
+    network = taken(options)
+    if id is not None and network.given:
+        raise click.UsageError("--allow, --deny, --secret and --packages are for a fresh sandbox")
     try:
-        sys.exit(_prompt(configuration(), id, lang, template, alone))
+        sys.exit(_prompt(configuration(), id, lang, template, network, alone))
     except BrokenPipeError:
         sys.exit(BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _prompt(config: Config, id: str | None, lang: str, template: str, alone: bool) -> int:
+def _prompt(config: Config, id: str | None, lang: str, template: str, network: NetworkAsk, alone: bool) -> int:
     from cloche.cli import bridge, prompt, session  # these take a while to import: not for `--help`
 
     box: AbstractAsyncContextManager[Sandbox]
     if id is not None:
         box = session.attached(config, id)
     else:
-        box = session.sandbox(config, template, limits=_limits(config, lang), alone=alone)
+        box = session.sandbox(config, template, limits=_limits(config, lang), network=network, alone=alone)
     return prompt.serve(config, box) if lang == "python" else asyncio.run(bridge.bash(box))
 
 

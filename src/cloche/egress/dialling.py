@@ -3,51 +3,126 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+from collections.abc import Sequence
 
-from cloche.egress.destination import Destination
-from cloche.egress.door import BUFFER_BYTES, Door
+from cloche.egress.destination import Address, Destination
+from cloche.egress.door import Door
+from cloche.egress.refusal import OverLimit, Refusal
 from cloche.egress.resolver import Resolve, Unresolved
 from cloche.egress.rulebook import Denied
+from cloche.egress.streams import Streams as Streams
+from cloche.egress.streams import connected
+from cloche.egress.visit import Visit
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+MAX_ADDRESSES = 8  # of one name that are tried
 
 
-class Unreachable(Exception):
+class Unreachable(Refusal):
     """It is allowed, but nobody answers there."""
+
+    status, socks_code = 502, 4
+    verdict = "failed"
+
+
+class NobodyThere(Unreachable):
+    """The host is there, and refuses."""
+
+    socks_code = 5
+
+
+class TimedOut(Unreachable):
+    status = 504
 
 
 class Dialler:
     def __init__(self, resolve: Resolve):
         self._resolve = resolve
+        self._lookups: set[asyncio.Task[list[Address]]] = set()
 
-    async def connect(self, door: Door, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
-        """With `tls`, over TLS, and the server must prove to be that host. Raises Denied, Unreachable."""
-        door.rulebooks.check(asked)
+    async def connect(self, visit: Visit, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
+        """It ends with the visit. With `tls`, over TLS, and the server must prove to be that host.
+
+        Raises Denied, OverLimit, Unreachable.
+        """
+        self.check(visit, asked)
+        limit_seconds = visit.door.config.connect_seconds
         try:
-            async with asyncio.timeout(door.config.connect_seconds):
-                addresses = [asked.address] if asked.address is not None else await self._addresses(door, asked)
-                return await self._first(addresses, asked, tls)
+            async with asyncio.timeout(limit_seconds):
+                addresses = [asked.address] if asked.address is not None else await self._addresses(visit.door, asked)
+                return await self._first(visit, addresses[:MAX_ADDRESSES], asked, tls)
         except TimeoutError:
-            raise Unreachable(f"{asked} did not answer within {door.config.connect_seconds:g} s") from None
+            raise TimedOut(f"{asked} did not answer within {limit_seconds:g} s") from None
 
-    async def _addresses(self, door: Door, asked: Destination) -> list:  # type: ignore[type-arg]
+    def check(self, visit: Visit, asked: Destination) -> None:
+        """Whether it may be tried, before anything is looked up. Raises Denied, OverLimit."""
+        visit.attempt.asked = asked
+        visit.door.rulebooks.check(asked)
+        visit.set_out(asked)
+        most = visit.door.config.sandbox_bytes
+        if visit.door.moved_bytes >= most:
+            raise OverLimit(f"the sandbox has moved {most} bytes, which is all that it may")
+
+    async def _addresses(self, door: Door, asked: Destination) -> list[Address]:
+        """A lookup cannot be ended, so that one which is not waited for any more still counts."""
+        await door.lookups.acquire()
+        lookup = asyncio.ensure_future(self._resolve(asked.host))
+        self._lookups.add(lookup)
+        lookup.add_done_callback(lambda done: self._on_looked_up(door, done))
         try:
-            found = await self._resolve(asked.host)
+            found = await asyncio.shield(lookup)
         except Unresolved as error:
             raise Unreachable(str(error)) from None
         return door.rulebooks.reachable(asked, found)
 
-    async def _first(self, addresses: list, asked: Destination, tls: ssl.SSLContext | None) -> Streams:  # type: ignore[type-arg]
-        why = ""
+    def _on_looked_up(self, door: Door, lookup: asyncio.Task[list[Address]]) -> None:
+        door.lookups.release()
+        self._lookups.discard(lookup)
+        if not lookup.cancelled():
+            lookup.exception()  # somebody has seen it, even where nobody waits any more
+
+    async def _first(
+        self, visit: Visit, addresses: Sequence[Address], asked: Destination, tls: ssl.SSLContext | None
+    ) -> Streams:
+        """The first that answers. Each has its share of the time, so that a dead one leaves some for the others."""
+        share_seconds = visit.door.config.connect_seconds / len(addresses)
+        failed: Unreachable = Unreachable(f"{asked.host} has no address")
         for address in addresses:
             try:
-                return await asyncio.open_connection(
-                    str(address), asked.port, limit=BUFFER_BYTES, ssl=tls, server_hostname=asked.host if tls else None
-                )
+                async with asyncio.timeout(share_seconds):
+                    return await _open(visit, address, asked, tls)
+            except TimeoutError:
+                failed = TimedOut(f"{asked} did not answer within {share_seconds:g} s")
+            except ConnectionRefusedError:
+                failed = NobodyThere(f"{asked} refuses connections")
             except OSError as error:
-                why = error.strerror or str(error)
-        raise Unreachable(f"{asked} cannot be reached: {why}")
+                failed = Unreachable(f"{asked} cannot be reached: {_shown(error)}")
+        raise failed
+
+    async def aclose(self) -> None:
+        for lookup in self._lookups:
+            lookup.cancel()
 
 
-__all__ = ["Denied", "Dialler", "Unreachable"]
+async def _open(visit: Visit, address: Address, asked: Destination, tls: ssl.SSLContext | None) -> Streams:
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    visit.head_for(address)
+    try:
+        await asyncio.get_running_loop().sock_connect(connection, (str(address), asked.port))
+        reader, writer = await connected(connection, tls, asked.host)
+    except BaseException:
+        connection.close()
+        raise
+    visit.arrived(connection, writer)
+    return reader, writer
+
+
+def _shown(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not that host's: {error.verify_message}"
+    return error.strerror or type(error).__name__
+
+
+__all__ = ["Denied", "Dialler", "Streams", "TimedOut", "Unreachable"]

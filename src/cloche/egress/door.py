@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
-import struct
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
+from cloche.egress import refusal
 from cloche.egress.journal import Attempt, Journal
-from cloche.egress.rulebook import Rulebooks
+from cloche.egress.pace import Pace
+from cloche.egress.rulebook import Denied, Rulebooks, covers
+from cloche.egress.visit import Visit as Visit
 from cloche.network_config import Network
 from cloche.network_policy import NetworkPolicy, Secret
 
+if TYPE_CHECKING:  # loaded with the first sandbox that has secrets
+    from cloche.egress.authority import Authority
+
 ACCEPTED_AT_ONCE = 32
-BUFFER_BYTES = 64 << 10
-TOO_MANY = b"HTTP/1.1 503 Too many connections\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-_NO_LINGER = struct.pack("ii", 0, 0)
+PAUSE_SECONDS = 0.1
+# A program that does nothing else can connect thousands of times in a second, and all doors are one loop's.
+CONNECTS_AT_ONCE = 1000
+CONNECTS_PER_SECOND = 200.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Attend = Callable[[Visit], Awaitable[None]]
 
 
 class Crowd:
@@ -25,19 +36,6 @@ class Crowd:
     def __init__(self, most: int):
         self.most = most
         self.count = 0
-
-
-class Visit:
-    """One connection of a program: what it reads and writes, and its line in the log."""
-
-    def __init__(self, door: Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.door = door
-        self.reader = reader
-        self.writer = writer
-        self.attempt = Attempt(door.journal)
-
-
-Attend = Callable[[Visit], Awaitable[None]]
 
 
 class Door:
@@ -56,70 +54,123 @@ class Door:
         self.journal = journal
         self.policy = policy
         self.rulebooks = Rulebooks(policy, config.bound, config.internal_ranges)
+        self.lookups = asyncio.Semaphore(config.lookups)
         self.moved_bytes = 0
+        self.authority: Authority | None = None  # that vouches for the proxy, where the sandbox has secrets
         self._listener = listener
         self._crowd = crowd
+        self._pace = Pace(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
         self._attend = attend
-        self._visits: set[asyncio.Task[None]] = set()
+        self._visits: dict[asyncio.Task[None], Visit] = {}
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(listener, self._accept)
+        self._is_open = True
+        self._listen()
 
     def replace(self, policy: NetworkPolicy) -> None:
-        """From now on. What has been let through stays until it ends, unless it is not allowed any more."""
+        """From now on. What has been let through and is not allowed any more is ended."""
         self.policy = policy
         self.rulebooks.replace(policy)
+        for visit, task in [(visit, task) for task, visit in self._visits.items()]:
+            try:
+                visit.check_again()
+            except Denied as denied:
+                visit.attempt.end("denied", f"ended by a new policy: {denied}")
+                task.cancel()
+
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        return len(self._visits)
 
     @property
     def secrets(self) -> tuple[Secret, ...]:
         return self.policy.secrets
 
+    def secrets_for(self, host: str) -> tuple[Secret, ...]:
+        """Those for a host by that name. They are added over TLS only, where the host has proved who it is."""
+        return tuple(secret for secret in self.policy.secrets if covers(secret.domain, host))
+
     def close(self) -> None:
-        """Ends everything that goes through it."""
+        """Ends everything that goes through it. Each connection is written down at once."""
+        if not self._is_open:
+            return
+        self._is_open = False
         self._loop.remove_reader(self._listener)
         self._listener.close()
-        for visit in self._visits:
-            visit.cancel()
+        for task, visit in list(self._visits.items()):
+            visit.attempt.stop("the sandbox ended")
+            task.cancel()
+        self.journal.say_what_was_left_out()
+
+    async def aclose(self) -> None:
+        """As `close`, and nothing of it is left then."""
+        self.close()
+        if self._visits:
+            await asyncio.wait(list(self._visits))
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, _address = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:  # it would be called again at once, for ever
+                    self._pause()
+                return None
             self._admit(connection)
+            if not self._pace.take():
+                return self._pause()
+        return None
+
+    def _pause(self) -> None:
+        """Who connects meanwhile waits in the kernel's queue."""
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(PAUSE_SECONDS, self._listen)
 
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)  # a close never waits
-        if len(self._visits) >= self.config.connections or self._crowd.count >= self._crowd.most:
-            with connection:
-                Attempt(self.journal).end("denied", f"more than {self.config.connections} connections at once")
-                with contextlib.suppress(OSError):
-                    connection.send(TOO_MANY)
-            return
-        visit = self._loop.create_task(self._serve(connection))
-        self._visits.add(visit)
+        if len(self._visits) >= self.config.connections:
+            self._turn_away(connection, f"more than {self.config.connections} connections of the sandbox at once")
+        elif self._crowd.count >= self._crowd.most:
+            self._turn_away(connection, "too many connections of all sandboxes at once")
+        else:
+            self._let_in(Visit(self, connection))
+
+    def _turn_away(self, connection: socket.socket, why: str) -> None:
+        with connection, contextlib.suppress(OSError):
+            Attempt(self.journal).end("denied", why)
+            connection.send(refusal.answer(503, why))
+
+    def _let_in(self, visit: Visit) -> None:
+        task = self._loop.create_task(self._serve(visit))
+        self._visits[task] = visit
         self._crowd.count += 1
-        visit.add_done_callback(self._on_left)
+        task.add_done_callback(self._on_left)
 
-    def _on_left(self, visit: asyncio.Task[None]) -> None:
-        self._visits.discard(visit)
+    def _on_left(self, task: asyncio.Task[None]) -> None:
+        visit = self._visits.pop(task)
         self._crowd.count -= 1
+        visit.reset()  # nothing happens where it has left
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.journal.say_broken(error)
+            visit.attempt.stop("the proxy itself has failed")
+        visit.attempt.stop("the sandbox ended")
 
-    async def _serve(self, connection: socket.socket) -> None:
-        reader = asyncio.StreamReader(BUFFER_BYTES)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection)
-        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-        visit = Visit(self, reader, writer)
+    async def _serve(self, visit: Visit) -> None:
         try:
+            await visit.enter()
             async with asyncio.timeout(self.config.connection_seconds):
                 await self._attend(visit)
-            visit.attempt.end("failed", "it said nothing")
+            visit.attempt.stop("" if visit.attempt.let_through else "it said nothing")
+            await visit.leave()
         except TimeoutError:
-            visit.attempt.end("failed", f"it took longer than {self.config.connection_seconds:g} s")
-        except (OSError, asyncio.IncompleteReadError) as error:
-            visit.attempt.end("failed", str(error) or type(error).__name__)
-        finally:
-            visit.attempt.end("failed", "the sandbox ended")
-            transport.abort() if transport.get_write_buffer_size() > BUFFER_BYTES else transport.close()
+            visit.attempt.stop(f"it took longer than {self.config.connection_seconds:g} s")
+        except (OSError, EOFError) as error:
+            visit.attempt.stop(_shown(error))
+
+
+def _shown(error: OSError | EOFError) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__

@@ -10,9 +10,12 @@ from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
+from cloche.egress.refusal import Refusal
+
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 200
 MAX_CHUNK_LINE = 1024
+MAX_TRAILERS = 100
 CHUNK_BYTES = 64 << 10
 
 _TOKEN = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -25,8 +28,17 @@ HOP_BY_HOP = frozenset(
 )
 
 
-class BadRequest(Exception):
+class BadRequest(Refusal):
     """What came is not HTTP, or could be read in two ways."""
+
+    status, socks_code = 400, 1
+
+
+class BadAnswer(BadRequest):
+    """A server answered with what is not HTTP, or could be read in two ways."""
+
+    status, socks_code = 502, 1
+    verdict = "failed"
 
 
 class Head(NamedTuple):
@@ -60,64 +72,102 @@ class Head(NamedTuple):
     @property
     def body_length(self) -> int | None:
         """Of a request's body; None for one in chunks. Raises BadRequest where that can be read in two ways."""
-        codings, length = self.all("transfer-encoding"), self.one("content-length")
-        if codings and length is not None:
-            raise BadRequest("a body has either a length or chunks")
-        if codings:
-            if len(codings) > 1 or codings[0].lower() != "chunked":
-                raise BadRequest("the only transfer-encoding is chunked")
-            return None
-        if length is not None and not (length.isascii() and length.isdecimal() and len(length) < 16):
-            raise BadRequest("the content-length is no number")
-        return int(length or 0)
+        length = _length(self, BadRequest)
+        return 0 if length is UNTIL_CLOSED else length
+
+    @property
+    def answer_length(self) -> int | None:
+        """Of an answer's body, UNTIL_CLOSED where the connection's end is its end. Raises BadAnswer."""
+        return _length(self, BadAnswer)
+
+
+UNTIL_CLOSED = -1
+
+
+def _length(head: Head, bad: type[Refusal]) -> int | None:
+    codings, lengths = head.all("transfer-encoding"), head.all("content-length")
+    if codings and (lengths or "HTTP/1.0" in head.start):
+        raise bad("a body has either a length or chunks")
+    if codings:
+        if len(codings) > 1 or codings[0].lower() != "chunked":
+            raise bad("the only transfer-encoding is chunked")
+        return None
+    if len(lengths) > 1:
+        raise bad("a body has one length")
+    if not lengths:
+        return UNTIL_CLOSED
+    if not re.fullmatch(r"[0-9]{1,15}", lengths[0], re.ASCII):
+        raise bad("the content-length is no number")
+    return int(lengths[0])
 
 
 async def read_head(reader: StreamReader, first: bytes = b"") -> Head | None:
-    """A request's head; `first` is what was read of it already. None where nothing came. Raises BadRequest."""
-    try:
-        raw = first + await reader.readuntil(b"\r\n\r\n")
-    except IncompleteReadError as error:
-        if not first + error.partial:
-            return None
-        raise BadRequest("the request ends in the middle of its head") from None
-    except LimitOverrunError:
-        raise BadRequest(f"the head of a request can have {MAX_HEAD_BYTES} bytes") from None
-    start, *lines = raw[:-4].split(b"\r\n")
-    words = start.split(b" ")
+    """A request's head. `first` is what was read of its first line already. None where nothing came.
+
+    Raises BadRequest.
+    """
+    lines = await _lines(reader, first, BadRequest)
+    if not lines:
+        return None
+    words = lines[0].split(b" ")
     if len(words) != 3 or not _TOKEN.fullmatch(words[0]) or not _TARGET.fullmatch(words[1]):
         raise BadRequest("the first line is not METHOD TARGET VERSION")
     if words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise BadRequest("the version is not HTTP/1.1")
-    return Head((words[0].decode(), words[1].decode(), words[2].decode()), _headers(lines))
+    return Head((words[0].decode(), words[1].decode(), words[2].decode()), _headers(lines[1:], BadRequest))
 
 
 async def read_answer(reader: StreamReader) -> Head:
-    """An answer's head. Raises BadRequest."""
-    try:
-        raw = await reader.readuntil(b"\r\n\r\n")
-    except IncompleteReadError:
-        raise BadRequest("the server closed the connection before it answered") from None
-    except LimitOverrunError:
-        raise BadRequest("the server's answer has too many headers") from None
-    start, *lines = raw[:-4].split(b"\r\n")
-    version, _, rest = start.partition(b" ")
+    """An answer's head. Raises BadAnswer."""
+    lines = await _lines(reader, b"", BadAnswer)
+    if not lines:
+        raise BadAnswer("the server closed the connection before it answered")
+    version, _, rest = lines[0].partition(b" ")
     status, _, reason = rest.partition(b" ")
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not re.fullmatch(rb"[1-5][0-9][0-9]", status):
-        raise BadRequest("the server did not answer with HTTP/1")
+        raise BadAnswer("the server did not answer with HTTP/1")
     if not _VALUE.fullmatch(reason):
-        raise BadRequest("the server's answer has bytes in its first line that are none of a text")
-    return Head((version.decode(), status.decode(), reason.decode("latin-1")), _headers(lines))
+        raise BadAnswer("the server's answer has bytes in its first line that are none of a text")
+    return Head((version.decode(), status.decode(), reason.decode("latin-1")), _headers(lines[1:], BadAnswer))
 
 
-def _headers(lines: list[bytes]) -> tuple[tuple[str, str], ...]:
-    if len(lines) > MAX_HEADERS:
-        raise BadRequest(f"there can be {MAX_HEADERS} headers")
+async def _lines(reader: StreamReader, first: bytes, bad: type[Refusal]) -> list[bytes]:
+    """The lines of a head, without their ends, which must be CR LF: one that ends otherwise is refused as it comes.
+
+    None where nothing came at all.
+    """
+    lines: list[bytes] = []
+    left = MAX_HEAD_BYTES
+    while (line := await _line(reader, first, bad)) != b"\r\n":
+        if not line and not lines:
+            return []
+        left, first = left - len(line), b""
+        if left < 0 or len(lines) > MAX_HEADERS:
+            raise bad(f"a head can have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers")
+        if not line.endswith(b"\r\n"):
+            raise bad("a line of the head does not end with CR LF")
+        lines.append(line[:-2])
+    if not lines:
+        raise bad("the head begins with an empty line")
+    return lines
+
+
+async def _line(reader: StreamReader, first: bytes, bad: type[Refusal]) -> bytes:
+    try:
+        return first if first.endswith(b"\n") else first + await reader.readuntil(b"\n")
+    except IncompleteReadError as error:
+        return first + error.partial
+    except LimitOverrunError:
+        raise bad(f"a head can have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers") from None
+
+
+def _headers(lines: list[bytes], bad: type[Refusal]) -> tuple[tuple[str, str], ...]:
     headers = []
     for line in lines:
         name, colon, value = line.partition(b":")
         value = value.strip(b" \t")
         if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise BadRequest("a header is not NAME: VALUE")
+            raise bad("a header is not NAME: VALUE")
         headers.append((name.decode().lower(), value.decode("latin-1")))
     return tuple(headers)
 
@@ -134,38 +184,54 @@ def write_head(start: str, headers: Iterable[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-async def read_body(reader: StreamReader, length: int | None) -> AsyncIterator[bytes]:
-    """A body of that length, or in chunks, which come without their frames. Raises BadRequest where it breaks off."""
+async def read_body(reader: StreamReader, length: int | None, bad: type[Refusal] = BadRequest) -> AsyncIterator[bytes]:
+    """A body of that length, or with None in chunks, which come without their frames.
+
+    Raises `bad` where it breaks off, or its chunks can be read in two ways.
+    """
     try:
         if length is None:
-            async for part in _chunks(reader):
+            async for part in _chunks(reader, bad):
                 yield part
-            return
-        while length:
-            part = await reader.read(min(length, CHUNK_BYTES))
-            if not part:
-                raise BadRequest("the body is shorter than its length")
-            length -= len(part)
-            yield part
-    except (IncompleteReadError, LimitOverrunError):
-        raise BadRequest("the body breaks off") from None
+        else:
+            async for part in _exactly(reader, length, bad):
+                yield part
+    except IncompleteReadError:
+        raise bad("the body breaks off") from None
+    except LimitOverrunError:
+        raise bad("a line between the chunks of the body is too long") from None
 
 
-async def _chunks(reader: StreamReader) -> AsyncIterator[bytes]:
+async def _exactly(reader: StreamReader, length: int, bad: type[Refusal]) -> AsyncIterator[bytes]:
+    while length:
+        part = await reader.read(min(length, CHUNK_BYTES))
+        if not part:
+            raise bad("the body is shorter than its length")
+        length -= len(part)
+        yield part
+
+
+async def _chunks(reader: StreamReader, bad: type[Refusal]) -> AsyncIterator[bytes]:
     while True:
-        match = _CHUNK.fullmatch(await reader.readuntil(b"\r\n"))
-        if not match:
-            raise BadRequest("a chunk has no length")
-        left = int(match[1], 16)
-        if left == 0:
+        line = await reader.readuntil(b"\n")
+        match = _CHUNK.fullmatch(line)
+        if not match or len(line) > MAX_CHUNK_LINE:
+            raise bad("a chunk has no length")
+        length = int(match[1], 16)
+        if length == 0:
             break
-        while left:
-            part = await reader.read(min(left, CHUNK_BYTES))
-            if not part:
-                raise BadRequest("a chunk is shorter than its length")
-            left -= len(part)
+        async for part in _exactly(reader, length, bad):
             yield part
         if await reader.readexactly(2) != b"\r\n":
-            raise BadRequest("a chunk is longer than its length")
-    while (await reader.readuntil(b"\r\n")) != b"\r\n":
-        pass  # trailers are not passed on
+            raise bad("a chunk is longer than its length")
+    await _skip_trailers(reader, bad)
+
+
+async def _skip_trailers(reader: StreamReader, bad: type[Refusal]) -> None:
+    """They are not passed on: what comes after a body was decided without them."""
+    lines = []
+    while (line := await reader.readuntil(b"\n")) != b"\r\n":
+        lines.append(line[:-2])
+        if not line.endswith(b"\r\n") or len(lines) > MAX_TRAILERS:
+            raise bad("what follows on the last chunk are no trailers")
+    _headers(lines, bad)

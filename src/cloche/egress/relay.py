@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from cloche.egress.dialling import Streams
-from cloche.egress.door import Visit
+from cloche.egress.refusal import OverLimit, Refusal
+from cloche.egress.visit import Visit
 
-CHUNK_BYTES = 64 << 10
+CHUNK_BYTES = 32 << 10
+
+Count = Callable[[int], None]
 
 
-class OverLimit(Exception):
-    """Its text says over which."""
+class Stalled(Refusal):
+    """Nothing has moved for too long."""
+
+    status, socks_code = 504, 1
+    verdict = "failed"
 
 
 class Meter:
-    """Counts what moves for one visit, and ends what moves too much."""
+    """Counts what moves for one visit, and ends what moves too much, or no more."""
 
     def __init__(self, visit: Visit):
         self._visit = visit
+        self._loop = asyncio.get_running_loop()
+        self._limit: asyncio.Timeout | None = None
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Raises Stalled where nothing moves for too long, either way."""
+        idle_seconds = self._visit.door.config.idle_seconds
+        try:
+            async with asyncio.timeout(idle_seconds) as self._limit:
+                yield
+        except TimeoutError:
+            if self._limit is None or not self._limit.expired():
+                raise
+            raise Stalled(f"nothing moved for {idle_seconds:g} s") from None
+        finally:
+            self._limit = None
 
     def sent(self, count: int) -> None:
         self._visit.attempt.sent_bytes += count
@@ -33,36 +57,61 @@ class Meter:
         door.moved_bytes += count
         if door.moved_bytes > door.config.sandbox_bytes:
             raise OverLimit(f"the sandbox has moved more than {door.config.sandbox_bytes} bytes")
+        if self._limit is not None:
+            self._limit.reschedule(self._loop.time() + door.config.idle_seconds)
 
 
-async def relay(visit: Visit, far: Streams, first: bytes = b"") -> None:
-    """Until both sides have ended. `first` goes before what the program sends. Raises OverLimit."""
+async def relay(visit: Visit, far: Streams, opening: AsyncIterator[bytes]) -> None:
+    """Until both sides have ended; when one has, the other still can speak.
+
+    `opening` gives what was read of the program's first words. What the server says does not wait for that. Raises
+    OverLimit, and what `opening` raises.
+    """
     meter = Meter(visit)
     reader, writer = far
+
+    async def up() -> None:
+        async for part in opening:
+            await pass_on(part, writer, meter.sent)
+        await pump(visit.reader, writer, meter.sent)
+
     try:
-        if first:
-            meter.sent(len(first))
-            writer.write(first)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(_pump(visit.reader, writer, meter.sent, visit.door.config.idle_seconds))
-            group.create_task(_pump(reader, visit.writer, meter.received, visit.door.config.idle_seconds))
-    except* OverLimit as group_error:
-        raise group_error.exceptions[0] from None
-    except* (OSError, TimeoutError):
-        pass
+        async with meter.watching():
+            await both(up(), pump(reader, visit.writer, meter.received))
+    except OSError:
+        visit.attempt.stop(who_broke_off(visit, reader))
+        visit.reset()
+    except Stalled as stalled:
+        visit.attempt.stop(str(stalled))
+        visit.reset()
+
+
+def who_broke_off(visit: Visit, far: asyncio.StreamReader) -> str:
+    """Where a connection did not end but was reset, or got lost."""
+    if visit.reader.exception() is not None:
+        return "the program broke it off"
+    return "the server broke it off" if far.exception() is not None else "it broke off"
+
+
+async def both(one: Awaitable[None], other: Awaitable[None]) -> None:
+    """Until both have ended. Where one raises, the other is ended, and has ended."""
+    tasks = [asyncio.ensure_future(one), asyncio.ensure_future(other)]
+    try:
+        await asyncio.gather(*tasks)
     finally:
-        writer.transport.abort()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(reader, writer, count, idle_seconds: float) -> None:  # type: ignore[no-untyped-def]
-    while True:
-        async with asyncio.timeout(idle_seconds):
-            part = await reader.read(CHUNK_BYTES)
-        if not part:
-            break
-        count(len(part))
-        writer.write(part)
-        async with asyncio.timeout(idle_seconds):
-            await writer.drain()
-    if writer.can_write_eof():
-        writer.write_eof()
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Count) -> None:
+    while part := await reader.read(CHUNK_BYTES):
+        await pass_on(part, writer, count)
+    writer.write_eof()
+
+
+async def pass_on(part: bytes, writer: asyncio.StreamWriter, count: Count) -> None:
+    """Counted first: what is over a limit does not go out."""
+    count(len(part))
+    writer.write(part)
+    await writer.drain()

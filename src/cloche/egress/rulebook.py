@@ -8,12 +8,15 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import NamedTuple
 
-from cloche.egress.destination import Address, Destination
+from cloche.egress.destination import Address, Destination, plain
+from cloche.egress.refusal import Refusal
 from cloche.network_policy import ALL_PORTS, WEB_PORTS, Network, NetworkPolicy, NetworkRule, Pattern, parse_pattern
 
 
-class Denied(Exception):
-    """Its text says why, for the program and for the log."""
+class Denied(Refusal):
+    """A policy does not allow it, or nobody may go there."""
+
+    phrase = "Denied by network policy"
 
 
 class Rule(NamedTuple):
@@ -28,14 +31,22 @@ class Rule(NamedTuple):
         return any(first <= port <= last for first, last in self.ports)
 
     def has_name(self, name: str) -> bool:
-        wanted, below = self.pattern.name, self.pattern.below
-        if wanted is None:
-            return False
-        return wanted == "*" or (name.endswith("." + wanted) if below else name == wanted)
+        return _has_name(self.pattern, name)
 
     def has_address(self, address: Address) -> bool:
         network = self.pattern.network
         return network is not None and network.version == address.version and address in network
+
+
+def _has_name(pattern: Pattern, name: str) -> bool:
+    if pattern.name is None:
+        return False
+    return pattern.name == "*" or (name.endswith("." + pattern.name) if pattern.below else name == pattern.name)
+
+
+def covers(domain: str, host: str) -> bool:
+    """Whether a domain of a secret, `api.example.com` or `*.example.com`, is the host's."""
+    return _has_name(parse_pattern(domain), host)
 
 
 def _rule(rule: NetworkRule) -> Rule:
@@ -56,18 +67,18 @@ class Rulebook:
             if rule.has_port(asked.port) and self._matches(rule, asked):
                 if rule.allows:
                     return
-                raise Denied(f"denied by the {self._whose}: {rule.text}")
-        raise Denied(f"not allowed by the {self._whose}")
+                raise Denied(f"{asked} is denied by the {self._whose}: {rule.text}")
+        raise Denied(f"{asked} is not allowed by the {self._whose}")
 
     def check_address(self, asked: Destination, address: Address) -> None:
         """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises Denied."""
         for rule in self._rules:
             if not rule.has_port(asked.port):
                 continue
-            if rule.has_address(address) and not rule.allows:
-                raise Denied(f"{asked.host} leads to {address}, which is denied by the {self._whose}: {rule.text}")
-            if self._matches(rule, asked):
+            if self._matches(rule, asked) or (rule.allows and rule.has_address(address)):
                 return
+            if rule.has_address(address):
+                raise Denied(f"{asked.host} leads to what is denied by the {self._whose}: {rule.text}")
 
     def _matches(self, rule: Rule, asked: Destination) -> bool:
         if asked.address is None:
@@ -96,7 +107,7 @@ class Rulebooks:
     def reachable(self, asked: Destination, found: Iterable[Address]) -> list[Address]:
         """Those of a name's addresses that may be connected to. Raises Denied where none may be."""
         allowed, why = [], f"{asked.host} has no address"
-        for address in found:
+        for address in map(plain, found):
             try:
                 self._own.check_address(asked, address)
                 self._bound.check_address(asked, address)
@@ -109,13 +120,19 @@ class Rulebooks:
             raise Denied(why)
         return allowed
 
+    def check_again(self, asked: Destination, reached: Address | None) -> None:
+        """As both, for what was let through before. Raises Denied."""
+        self.check(asked)
+        if reached is not None and asked.address is None:
+            self.reachable(asked, [reached])
+
     def _check_place(self, asked: Destination, address: Address) -> None:
         if any(address.version == each.version and address in each for each in self._internal):
             return
         for network, reason in FORBIDDEN:
             if address.version == network.version and address in network:
-                leads = "is" if asked.address is not None else f"leads to {address}, which is"
-                raise Denied(f"{asked.host} {leads} not a public address: {reason}")
+                leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
+                raise Denied(f"{asked.host} {leads} no public address: {reason}")
 
 
 def _forbidden() -> list[tuple[Network, str]]:

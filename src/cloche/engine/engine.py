@@ -64,7 +64,8 @@ class Engine:
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
         self._odd_pools: set[tuple[str, CellSpec]] = set()
-        self.networks = Networks(config.network, config.packages)
+        kept = Path(config.data_dir, "cache", "packages")
+        self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
         self._closing = False
         self.tally = Tally()
 
@@ -297,7 +298,8 @@ class Engine:
         if cell != usual:
             keeps = len(self._odd_pools) < MAX_ODD_POOLS
             size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
-        pool = Pool(self._nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds)
+        door = self.networks.always_open
+        pool = Pool(self._nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds, door=door)
         if keeps:
             self._pools[key] = pool
             self._odd_pools |= {key} if cell != usual else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 from cloche import errors
 from cloche.engine.descriptors import only_fd
 from cloche.engine.guest import Guest
+from cloche.engine.trust import TRUST_ENV, write_bundle
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 if TYPE_CHECKING:  # loaded where a sandbox has a network: most have none
+    from cloche.egress.authority import Authority
     from cloche.egress.door import Door
     from cloche.egress.egress import Egress
 
@@ -26,13 +29,25 @@ PROXY_ENV = {
 }
 
 
-class SandboxNetwork:
-    """`reach` is a policy's way to say what it may: None, and there is no door and nothing to pay for."""
+def environment_of(policy: NetworkPolicy) -> dict[str, str]:
+    """What programs need to know of a network: where its door is, whom to trust, and the placeholders of secrets."""
+    if not policy.allows_something:
+        return {}
+    placeholders = {secret.name: f"${secret.name}" for secret in policy.secrets if secret.name is not None}
+    return {**placeholders, **PROXY_ENV, **TRUST_ENV}
 
-    def __init__(self, guest: Guest, policy: NetworkPolicy):
+
+class SandboxNetwork:
+    """Where the policy allows nothing there need be no door. `listener`: the door's, where it was made in advance."""
+
+    def __init__(self, guest: Guest, policy: NetworkPolicy, listener: socket.socket | None = None):
         self._guest = guest
         self._policy = policy
+        self._listener = listener
         self._door: Door | None = None
+        self._has_bundle = False
+        self._closed = False
+        self._opening = asyncio.Lock()
 
     @property
     def policy(self) -> NetworkPolicy:
@@ -44,20 +59,44 @@ class SandboxNetwork:
         return [] if self._door is None else self._door.journal.entries
 
     @property
+    def dropped(self) -> int:
+        """How many entries of the log made room for those that it has."""
+        return 0 if self._door is None else self._door.journal.dropped
+
+    @property
     def is_open(self) -> bool:
         return self._door is not None
 
     async def open(self, egress: Egress, *, sandbox: str, owner: str) -> None:
         """Raises InvalidRequest where a program inside has the door's port, Gone."""
-        if self._door is not None:
-            return
-        try:
-            reply = await self._guest.request("door_open", port=DOOR_PORT)
-        except errors.FileError:
-            raise errors.InvalidRequest(
-                f"a program in the sandbox listens on port {DOOR_PORT}, which its network needs: end it first"
-            ) from None
-        self._door = egress.open(_listener(only_fd(reply)), self._policy, sandbox=sandbox, owner=owner)
+        async with self._opening:
+            if self._door is not None:
+                return
+            listener = self._listener or await make_listener(self._guest)
+            self._listener = None
+            if self._closed:  # the sandbox ended while its init answered
+                listener.close()
+                raise errors.SandboxLost("the sandbox ended before its network was opened")
+            self._door = egress.open(listener, self._policy, sandbox=sandbox, owner=owner)
+        await self.vouch(self._policy)
+
+    async def vouch(self, policy: NetworkPolicy) -> None:
+        """Has programs trust whom they must for that policy: with secrets, also the proxy. Raises NoSpace, Gone."""
+        async with self._opening:
+            if self._door is None or self._door.authority is not None or not policy.allows_something:
+                return
+            if policy.secrets:
+                self._door.authority = await self._own_authority()
+            elif not self._has_bundle:
+                await write_bundle(self._guest)
+            self._has_bundle = True
+
+    async def _own_authority(self) -> Authority:
+        from cloche.egress.authority import Authority
+
+        authority = await asyncio.to_thread(Authority)
+        await write_bundle(self._guest, authority.certificate_pem)
+        return authority
 
     def replace(self, policy: NetworkPolicy) -> None:
         self._policy = policy
@@ -65,8 +104,22 @@ class SandboxNetwork:
             self._door.replace(policy)
 
     def close(self) -> None:
+        self._closed = True
+        if self._listener is not None:
+            self._listener.close()
         if self._door is not None:
             self._door.close()
+
+
+async def make_listener(guest: Guest) -> socket.socket:
+    """The listener of a sandbox's door, for us to accept on. Raises InvalidRequest where its port is taken, Gone."""
+    try:
+        reply = await guest.request("door_open", port=DOOR_PORT)
+    except errors.FileError:
+        raise errors.InvalidRequest(
+            f"a program in the sandbox listens on port {DOOR_PORT}, which its network needs: end it first"
+        ) from None
+    return _listener(only_fd(reply))
 
 
 def _listener(fd: int) -> socket.socket:

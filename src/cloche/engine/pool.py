@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 
 from cloche import errors
 from cloche.engine.guest import Guest
 from cloche.engine.kernel import Kernel, take_first_kernel
+from cloche.engine.network import make_listener
 from cloche.engine.nursery import LiveNursery
 from cloche.isolation.base import Cell, CellSpec
 from cloche.model import Limits
@@ -20,9 +22,10 @@ MAX_BACKOFF_SECONDS = 10.0
 
 
 class ReadyCell:
-    """A cell with a guest that answers and a kernel that waits."""
+    """A cell with a guest that answers and a kernel that waits; and a door to be, where every sandbox has one."""
 
-    def __init__(self, cell: Cell, guest: Guest, kernel: Kernel, limits: Limits):
+    def __init__(self, cell: Cell, guest: Guest, kernel: Kernel, limits: Limits, listener: socket.socket | None = None):
+        self.listener = listener
         self.cell = cell
         self.guest = guest
         self.kernel = kernel
@@ -38,30 +41,49 @@ class ReadyCell:
             self._limits = limits
 
     async def aclose(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
         self.kernel.close()
         self.guest.close()
         await self.cell.aclose()
 
 
-async def prepare(nursery: LiveNursery, spec: CellSpec, limits: Limits) -> ReadyCell:
-    """A new cell, ready. Raises NurseryFailed, IsolationUnavailable or SandboxLost."""
+async def prepare(nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False) -> ReadyCell:
+    """A new cell, ready; with its door's listener if `door`.
+
+    Raises NurseryFailed, IsolationUnavailable or SandboxLost.
+    """
     cell = await (await nursery.get()).spawn(spec)
     guest = Guest(cell)
     try:
         cell.set_limits(limits)
         kernel = await take_first_kernel(guest, cell.first_kernel)
+        listener = await make_listener(guest) if door else None
     except BaseException:
         guest.close()
         await cell.aclose()
         raise
-    return ReadyCell(cell, guest, kernel, limits)
+    return ReadyCell(cell, guest, kernel, limits, listener)
 
 
 class Pool:
-    """`size` ready cells of one template and spec. `keep_seconds` after the last checkout they are let go."""
+    """`size` ready cells of one template and spec. `keep_seconds` after the last checkout they are let go.
 
-    def __init__(self, nursery: LiveNursery, spec: CellSpec, limits: Limits, *, size: int, keep_seconds: float):
+    `door`: whether each of them will have one, so that it can be made before anybody waits for it.
+    """
+
+    def __init__(
+        self,
+        nursery: LiveNursery,
+        spec: CellSpec,
+        limits: Limits,
+        *,
+        size: int,
+        keep_seconds: float,
+        door: bool = False,
+    ):
         self._nursery = nursery
+        self._door = door
         self._spec = spec
         self._limits = limits
         self._size = size
@@ -124,7 +146,7 @@ class Pool:
         self._spawning += 1
         try:
             async with self._spawns:
-                return await prepare(self._nursery, self._spec, self._limits)
+                return await prepare(self._nursery, self._spec, self._limits, door=self._door)
         finally:
             self._spawning -= 1
             self.refill()
@@ -134,7 +156,7 @@ class Pool:
         while self._is_wanting:
             await self._calm()
             try:
-                cell = await prepare(self._nursery, self._spec, self._limits)
+                cell = await prepare(self._nursery, self._spec, self._limits, door=self._door)
             except errors.ClocheError as error:
                 log.warning("pool.refill_failed", template=self._nursery.template.ref, error=str(error))
                 backoff_seconds = min(backoff_seconds * 2, MAX_BACKOFF_SECONDS)

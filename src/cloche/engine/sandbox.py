@@ -16,13 +16,13 @@ from cloche.engine.endings import gone
 from cloche.engine.files import Files
 from cloche.engine.kernel import Kernel, start_kernel
 from cloche.engine.metrics import Meter, measured_inside
-from cloche.engine.network import PROXY_ENV, SandboxNetwork
+from cloche.engine.network import SandboxNetwork, environment_of
 from cloche.engine.paths import sandbox_path
 from cloche.engine.pool import ReadyCell
 from cloche.engine.ports import connect_port
 from cloche.engine.queue import Bell
 from cloche.engine.tally import Tally
-from cloche.model import Limits, SandboxInfo, SandboxSpec, check_seconds, new_id
+from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord, State
 
@@ -63,7 +63,7 @@ class Sandbox:
         self.commands = Commands(
             ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
         )
-        self.network = SandboxNetwork(ready.guest, network)
+        self.network = SandboxNetwork(ready.guest, network, ready.listener)
         self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
         self._configure(ready)
         self._arm_deadline()
@@ -78,6 +78,12 @@ class Sandbox:
         """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended."""
         if self.record.state != "running":
             raise gone(self.record)
+
+    def label(self, name: str, value: str) -> None:
+        """Changes one pair of its metadata. Raises InvalidRequest for what is too much."""
+        metadata = {**self.record.metadata, name: value}
+        check_metadata(metadata)
+        self._change(metadata=metadata)
 
     # -- how long it lives
 
@@ -209,7 +215,7 @@ class Sandbox:
         ready.set_limits(self.limits)
         own_limits = self._cell.limits_for_init(self.limits)
         cwd = self.spec.cwd if self.spec.cwd != SandboxSpec().cwd else None  # it started there
-        env = {**PROXY_ENV, **self.spec.env} if self.network.policy.allows_something else self.spec.env
+        env = {**environment_of(self.network.policy), **self.spec.env}
         if env or cwd or own_limits or self.spec.sudo:
             self._guest.tell("configure", env=env, cwd=cwd, sudo=self.spec.sudo, **own_limits)
             ready.kernel.configure(env, cwd, own_limits)

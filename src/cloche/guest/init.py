@@ -10,7 +10,20 @@ import os
 import select
 import socket
 
-from cloche.guest import door, elevation, failures, files, identity, memory, ports, processes, sessions, watches, wire
+from cloche.guest import (
+    door,
+    elevation,
+    failures,
+    files,
+    identity,
+    memory,
+    ports,
+    processes,
+    sessions,
+    trust,
+    watches,
+    wire,
+)
 from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
@@ -115,6 +128,7 @@ class Init:
             "configure": self._configure,
             "port_connect": ports.connect,
             "door_open": door.open_door,
+            "trust": trust.trust,
             "usage": lambda header, body: memory.usage(),
             **self._processes.verbs(),
             **self._files.verbs(),

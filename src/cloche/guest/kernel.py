@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedError
 
-from cloche.guest import figures, tracebacks
+from cloche.guest import figures, proxies, tracebacks
 from cloche.guest.channel import Channel
 from cloche.guest.display import Screen
 from cloche.guest.limits import limit_process
@@ -50,6 +50,7 @@ def get_ready(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> Ch
     """All of the start that needs neither a user nor a place: the first kernel does it before the walls stand."""
     diverge()
     gc.enable()
+    prepared[0].installed.follow()
     return Channel(channel_fd, stdout_fd, stderr_fd, token, prepared[0].interrupts)
 
 
@@ -84,6 +85,7 @@ class Kernel:
         self._shell = shell
         self._formatter = self._shell.display_formatter  # ours, whatever a program puts there
         self.interrupts = shell.interrupts
+        self.installed = shell.installed
         self._channel: Any = None
         self._written = Written()
         self._threads = Threads()
@@ -116,6 +118,7 @@ class Kernel:
         """Answers requests until the stream ends."""
         self.attach(channel)
         channel.send({"ev": "ready"})
+        self.installed.begin()
         while True:
             self._idle()
             frame = self._channel.receive()
@@ -130,6 +133,7 @@ class Kernel:
             self._execute(header, body)
         elif verb == "configure":
             os.environ.update(header.get("env") or {})
+            proxies.look_again(header.get("env") or {})
             _settle_in(header.get("cwd"))
             limit_process(**header.get("limits") or {})
         elif verb == "rehearse":

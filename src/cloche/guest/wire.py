@@ -58,12 +58,13 @@ INIT (host <-> pid 1 of a sandbox)
     usage                                           ok {"memory_bytes","space_bytes","cpu_milliseconds"}, of all of it
     port_connect    port, six: bool                 ok {}, fds=[TCP socket, connected or about to be]
     door_open       port                            ok {}, fds=[TCP socket that listens on loopback]
+    trust           path, system                    ok {}; body=certificates; see guest/trust.py
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}
   host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
                                                                        before the first execution; no answer
-                  {"do":"rehearse"}                                    before the first execution: do as in one, and forget
+                  {"do":"rehearse"}                                    before the first: do as in one, and forget it
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
                                                                        `cloche.model.Showing`

@@ -15,6 +15,7 @@ import time
 
 from cloche.guest import enclosure, init, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
+from cloche.guest.uv_warmup import UvWarmup
 from cloche.linux import hugepages, namespaces, syscalls
 
 _WALLS = (
@@ -38,7 +39,10 @@ def main(channel_fd: int) -> None:
     try:
         zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
         os.environ.update(order["env"])
+        asked = UvWarmup(order["env"]) if order["walls"] else None
         warmup.prepare(order["imports"])
+        if asked is not None:
+            asked.finish()
         zygote.settle()
     except BaseException as error:  # noqa: BLE001 - a template's code may raise anything
         wire.send(channel, {"ev": "failed", "message": f"{type(error).__name__}: {error}"})

@@ -91,6 +91,7 @@ class Check(Struct):
 
 class Backend(Protocol):
     name: str
+    seals_network: bool  # whether a cell reaches nothing but its own loopback, unless it is let through a door
 
     async def start(self, template: Template) -> Nursery:
         """A nursery for that template, imports done. Raises NurseryFailed or IsolationUnavailable."""

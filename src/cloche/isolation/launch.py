@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from cloche.linux import capabilities, mounts, namespaces, seccomp, syscalls
 
 ZYGOTE_FD = 3
+WARM = "/opt/cloche/warm"  # see guest/uv_warmup.py
 _BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.zygote import main; main(3)"
 
 
@@ -170,8 +171,8 @@ def _build_root(root: str, plan: dict[str, Any]) -> None:
     for name, target in plan["links"].items():
         os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
         os.symlink(target, f"{root}/{name}")
-    for name in plan["masks"]:
-        mounts.bind(f"{root}/opt/cloche/empty", f"{root}/{name}")
+    for name, source in plan["covers"].items():
+        mounts.bind(f"{root}/{source}", f"{root}/{name}")
     syscalls.mount("proc", f"{root}/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
     mounts.seal(root)
 
@@ -198,6 +199,8 @@ def _reaper(order: dict[str, Any], channel: int) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
     syscalls.mount("nursery", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=64m,nr_inodes=4096,mode=1777")
+    if os.path.isdir(WARM):
+        syscalls.mount("warm", WARM, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=1m,nr_inodes=256,mode=755")
     syscalls.set_hostname("nursery")
     # A zygote with the pid that kernels have in their own namespace would look to libraries as if no fork had happened.
     Path("/proc/sys/kernel/ns_last_pid").write_text("30000")

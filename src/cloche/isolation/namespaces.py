@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.isolation import ids, rootfs
+from cloche.isolation import ids, installers, rootfs
 from cloche.isolation.base import Cell, CellSpec, Check
 from cloche.isolation.nursery import Order, ZygoteNursery, bound_imports, start_process
 from cloche.isolation.probe import checks, refuse_unless_possible
@@ -23,8 +23,8 @@ from cloche.linux import cgroups, seccomp
 from cloche.model import Limits, Template
 
 _ENV = {
-    "PATH": "/opt/cloche/env/bin:/home/user/.local/bin:/opt/cloche/programs:/usr/local/sbin:/usr/local/bin:"
-    "/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": "/home/user/.local/bin:/opt/cloche/env/bin:/opt/cloche/programs:/usr/local/sbin:/usr/local/bin:"
+    "/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "SHELL": "/bin/bash",
     "MPLBACKEND": "Agg",
@@ -43,10 +43,22 @@ PID_NAMESPACES = 3  # the one that hides the host's, the nursery's, the cell's: 
 
 class NamespacesBackend:
     name = "namespaces"
+    seals_network = True
 
-    def __init__(self, run_dir: Path, instance: str, is_live: Callable[[str], bool] = lambda _: True):
-        """`run_dir` is this instance's own directory. `is_live(instance)` tells whether another one still runs."""
+    def __init__(
+        self,
+        run_dir: Path,
+        instance: str,
+        is_live: Callable[[str], bool] = lambda _: True,
+        *,
+        packages: bool = False,
+    ):
+        """`run_dir` is this instance's own directory. `is_live(instance)` tells whether another one still runs.
+
+        `packages`: whether installers inside find the host's package index.
+        """
         refuse_unless_possible()
+        self._packages = packages
         self._root = run_dir / "root"
         self._root.mkdir(parents=True, exist_ok=True)
         self._ids = ids.find()
@@ -77,12 +89,13 @@ class NamespacesBackend:
         return nursery
 
     def _order(self, template: Template) -> Order:
+        installers.compile_programs(template)
         env = {**_ENV, **rootfs.environment(template)}
         stdin: dict[str, Any] = {
             "host_pid": os.getpid(),
             "ids": self._ids.order(),
             "root": str(self._root),
-            "plan": msgspec.to_builtins(rootfs.plan(template)),
+            "plan": msgspec.to_builtins(rootfs.plan(template, packages=self._packages)),
             "open_files": 80 << 10,  # more than any sandbox may have
             "seccomp": self._programs["nursery"].hex(),
             "python": f"{rootfs.ENV}/bin/python3",

@@ -10,6 +10,7 @@ import glob
 import os
 from pathlib import Path
 
+from cloche.isolation import installers
 from cloche.model import Struct, Template
 
 PYTHON = "/opt/cloche/python"
@@ -47,7 +48,14 @@ _ETC_OWN = {
 }
 # Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/elevation.py.
 _SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.sudo import main; main()'
-_PROGRAMS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
+# Its own pip has nowhere to install to. See guest/uv.py.
+_UV = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.uv import main; main()'
+_UV_PIP = f'case " $* " in *" pip "*) exec {ENV}/bin/python -ISc \'{_UV}\' "$@" ;; esac'
+_PROGRAMS = {
+    "sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n",
+    "uv": f'#!/bin/sh\n{_UV_PIP}\nexec /{installers.UV} "$@"\n',
+    "uvx": f'#!/bin/sh\nexec /{installers.UV} tool run "$@"\n',
+}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DIRECTORIES = (
     "proc",
@@ -75,25 +83,25 @@ class Plan(Struct):
     programs: dict[str, str]  # files that can be executed
     links: dict[str, str]
     binds: list[tuple[str, str]]
-    masks: list[str]
+    covers: dict[str, str]  # what lies over what is there: path -> another path of the root
     devices: list[str]
 
 
-def plan(template: Template) -> Plan:
-    """The root for nurseries of `template` on this host."""
+def plan(template: Template, *, packages: bool = False) -> Plan:
+    """The root for nurseries of `template` on this host. `packages`: whether sandboxes have a package index."""
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
     links |= {"dev/stderr": "/proc/self/fd/2", "dev/ptmx": "pts/ptmx", "etc/mtab": "/proc/self/mounts"}
     links |= {"etc/os-release": "../usr/lib/os-release", "etc/localtime": "/usr/share/zoneinfo/Etc/UTC"}
     binds = [("/usr", "usr"), *_system_directories(links), *_etc_binds()]
-    binds += [(f"{template.root}/env", ENV[1:]), *_guest_code()]
+    binds += [(f"{template.root}/env", ENV[1:]), *_guest_code(), *installers.binds()]
     binds += _prefix(template, links)
     return Plan(
-        directories=list(_DIRECTORIES),
-        files={f"etc/{name}": text for name, text in _ETC_OWN.items()},
+        directories=[*_DIRECTORIES, *(["opt/cloche/warm"] if packages else [])],
+        files={f"etc/{name}": text for name, text in _ETC_OWN.items()} | installers.files(template, packages=packages),
         programs={f"{PROGRAMS[1:]}/{name}": text for name, text in _PROGRAMS.items()},
         links=links,
         binds=binds,
-        masks=_site_packages(template),
+        covers=dict.fromkeys(_site_packages(template), installers.SITE) | installers.covers(),
         devices=[f"/dev/{name}" for name in _DEVICES],
     )
 
@@ -135,7 +143,8 @@ def _prefix(template: Template, links: dict[str, str]) -> list[tuple[str, str]]:
 
 def environment(template: Template) -> dict[str, str]:
     """What programs need in their environment to find this root's parts."""
-    return {"LD_LIBRARY_PATH": SHARED} if _shared_libraries(os.path.realpath(template.python_prefix)) else {}
+    shared = _shared_libraries(os.path.realpath(template.python_prefix))
+    return {**installers.ENVIRONMENT, **({"LD_LIBRARY_PATH": SHARED} if shared else {})}
 
 
 def _shared_libraries(prefix: str) -> list[tuple[str, str]]:
@@ -152,7 +161,7 @@ def _shared_libraries(prefix: str) -> list[tuple[str, str]]:
 
 
 def _site_packages(template: Template) -> list[str]:
-    """Directories of the host's own Python packages: they are covered by an empty one."""
+    """Directories of the host's own Python packages: they are covered."""
     libraries = ("usr/lib", "usr/lib64", "usr/local/lib", "usr/local/lib64")
     patterns = [f"{library}/python3*/{kind}-packages" for library in libraries for kind in ("dist", "site")]
     found = [path for pattern in patterns for path in glob.glob(pattern, root_dir="/")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import dataclass_transform
+from typing import Literal, dataclass_transform
 
 import msgspec
 
@@ -27,14 +27,55 @@ class LimitsAsked(Ask):
     execution_seconds: float | None = None
 
 
+class RuleAsked(Ask):
+    """Allows or denies what matches a pattern such as `pypi.org`, `*.example.com:443` or `192.0.2.0/24`."""
+
+    action: Literal["allow", "deny"]
+    host: str
+
+
+class SecretAsked(Ask):
+    """`value` goes into `header` of requests to `domain`, or takes the place of the placeholder of that `name`."""
+
+    domain: str
+    value: str
+    header: str | None = None
+    name: str | None = None
+
+    def __repr__(self) -> str:  # it ends up in tracebacks
+        return f"SecretAsked(domain={self.domain!r}, value=...)"
+
+
+class NetworkAsked(Ask):
+    """The first rule that matches decides: `rules`, then `deny`, then `allow`. What none matches is denied."""
+
+    allow: list[str] = []
+    deny: list[str] = []
+    rules: list[RuleAsked] = []
+
+
+class SetNetwork(Ask):
+    """Replaces the policy. Without `secrets` those that there are stay where their domains are still allowed."""
+
+    allow: list[str] = []
+    deny: list[str] = []
+    rules: list[RuleAsked] = []
+    secrets: list[SecretAsked] | None = None
+
+
 class CreateSandbox(Ask):
-    """Without `timeout_seconds` it lives until it is killed, or as long as the server allows."""
+    """Without `timeout_seconds` it lives until it is killed, or as long as the server allows.
+
+    Without `network` it may reach what its template says, else what the server gives to all; `{}` is nothing.
+    """
 
     template: str = "python"
     env: dict[str, str] = {}
     metadata: dict[str, str] = {}
     limits: LimitsAsked | None = None
     timeout_seconds: float | None = None
+    network: NetworkAsked | None = None
+    secrets: list[SecretAsked] = []
 
 
 class Renew(Ask):

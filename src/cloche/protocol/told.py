@@ -30,6 +30,7 @@ from cloche.events import (
     Wrote,
 )
 from cloche.model import Limits, Struct
+from cloche.network_policy import NetworkEntry, NetworkRule
 
 T = TypeVar("T")
 
@@ -102,6 +103,30 @@ class Interrupted(Struct):
     interrupted: bool
 
 
+class SecretInfo(Struct):
+    """A secret, without its value."""
+
+    domain: str
+    header: str | None = None
+    name: str | None = None
+
+
+class NetworkInfo(Struct):
+    """What a sandbox may reach."""
+
+    allow: list[str]
+    deny: list[str]
+    rules: list[NetworkRule]
+    secrets: list[SecretInfo]
+
+
+class NetworkLogged(Struct):
+    """A sandbox's network log, the oldest first; `dropped` older entries made room for these."""
+
+    entries: list[NetworkEntry]
+    dropped: int = 0
+
+
 class TemplateInfo(Struct):
     name: str
     version: str
@@ -110,6 +135,7 @@ class TemplateInfo(Struct):
     limits: Limits
     created_at: float
     size_bytes: int
+    network: NetworkInfo | None = None  # what its sandboxes may reach that ask for nothing
 
 
 class About(Struct):

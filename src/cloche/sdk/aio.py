@@ -13,7 +13,9 @@ from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
 from cloche.sdk import seam
 from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
-from cloche.sdk.request import LimitsLike, NetworkLike, input_from_loop, refuse_later, run_env, sandbox_spec
+from cloche.sdk.network import AsyncNetwork
+from cloche.sdk.network_request import NetworkLike, SecretsLike
+from cloche.sdk.request import LimitsLike, input_from_loop, refuse_later, run_env, sandbox_spec
 from cloche.sdk.transport import Transport, transport_to
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
@@ -35,11 +37,12 @@ class AsyncSandbox:
         limits: LimitsLike = None,
         timeout: float | None = None,
         network: NetworkLike = None,
+        secrets: SecretsLike = None,
         url: str | None = None,
         api_key: str | None = None,
     ):
         self._server = (url, api_key)
-        self._spec = sandbox_spec(template, env, metadata, limits, timeout, network)
+        self._spec = sandbox_spec(template, env, metadata, limits, timeout, network, secrets)
         self._made: seam.Sandbox | None = None
 
     @classmethod
@@ -72,6 +75,7 @@ class AsyncSandbox:
         self._made = core
         self.files = AsyncFiles(transport, core)
         self.commands = AsyncCommands(transport, core)
+        self.network = AsyncNetwork(transport, core)
         self.contexts = AsyncContexts(transport, core)
 
     @property

@@ -73,4 +73,4 @@ def _backend(config: Config, instance: Instance) -> Backend:
         return PlainBackend(instance.directory, asked_for=config.backend)
     from cloche.isolation.namespaces import NamespacesBackend
 
-    return NamespacesBackend(instance.directory, instance.name, instance.is_live)
+    return NamespacesBackend(instance.directory, instance.name, instance.is_live, packages=config.packages.enabled)

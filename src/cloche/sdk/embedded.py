@@ -44,10 +44,10 @@ class Embedded(LoopThread):
         return super().usable and self._engine is not None
 
     async def create(self, spec: SandboxSpec) -> NearSandbox:
-        return NearSandbox(await self.engine.create(spec))
+        return NearSandbox(await self.engine.create(spec), self.engine.networks)
 
     async def connect(self, id: str) -> NearSandbox:
-        return NearSandbox(await self.engine.get(id, OWNER))
+        return NearSandbox(await self.engine.get(id, OWNER), self.engine.networks)
 
     def close(self) -> None:
         """Ends all sandboxes and the thread. Harmless when closed, and in a forked child."""

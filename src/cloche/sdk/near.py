@@ -9,20 +9,24 @@ from cloche.engine.answers import InputSource
 from cloche.engine.commands import Commands
 from cloche.engine.context import Context
 from cloche.engine.execution import Execution
+from cloche.engine.networks import Networks
 from cloche.engine.process import Process, ProcessResult
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Run
 from cloche.model import ProcessInfo, SandboxInfo, User
+from cloche.network_policy import NetworkPolicy, with_secrets
 from cloche.sdk import seam
+from cloche.sdk.network_log import NetworkLog
 
 
 class NearSandbox:
-    def __init__(self, core: Sandbox):
+    def __init__(self, core: Sandbox, networks: Networks):
         self._core = core
         self.id = core.id
         self.limits = core.limits
         self.files: seam.Files = core.files
         self.commands: seam.Commands = NearCommands(core.commands)
+        self.network: seam.Network = NearNetwork(core, networks)
 
     @property
     def ended(self) -> bool:
@@ -54,6 +58,24 @@ class NearSandbox:
 
     async def remove_context(self, id: str) -> None:
         self._core.remove_context(id)
+
+
+class NearNetwork:
+    def __init__(self, core: Sandbox, networks: Networks):
+        self._core = core
+        self._networks = networks
+
+    async def policy(self) -> NetworkPolicy:
+        return self._core.network.policy.redacted()
+
+    async def log(self) -> NetworkLog:
+        return NetworkLog(self._core.network.log, self._core.network.dropped)
+
+    async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
+        if keep_secrets:
+            policy = with_secrets(policy, self._core.network.policy.secrets)
+        await self._networks.replace(self._core, policy)
+        return await self.policy()
 
 
 class NearContext:

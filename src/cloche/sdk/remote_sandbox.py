@@ -10,11 +10,12 @@ import msgspec
 
 from cloche import errors
 from cloche.model import SandboxInfo, SandboxSpec, check_seconds
-from cloche.protocol import asks, told
+from cloche.protocol import asks, networks, told
 from cloche.sdk import seam
 from cloche.sdk.remote_commands import RemoteCommands
 from cloche.sdk.remote_execution import RemoteContext
 from cloche.sdk.remote_files import RemoteFiles
+from cloche.sdk.remote_network import RemoteNetwork
 from cloche.sdk.remote_server import Server
 
 DEFAULT_CONTEXT = told.ContextInfo(id="default", language="python", cwd="/mnt/data")
@@ -29,6 +30,8 @@ async def create(server: Server, spec: SandboxSpec) -> RemoteSandbox:
         metadata=spec.metadata,
         limits=limits,
         timeout_seconds=spec.lifetime_seconds,
+        network=None if spec.network is None else networks.asked_of(spec.network),
+        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
     )
     return await create_as(server, asked)
 
@@ -55,6 +58,7 @@ class RemoteSandbox:
         self.ended = False
         self.files: seam.Files = RemoteFiles(server, info.id)
         self.commands: seam.Commands = RemoteCommands(server, info.id)
+        self.network: seam.Network = RemoteNetwork(server, info.id)
 
     def check_running(self) -> None:
         """The server says so itself, and why."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -14,10 +13,9 @@ from cloche.engine.answers import InputSource
 from cloche.engine.files import Chunk, Content
 from cloche.engine.paths import check_cwd
 from cloche.model import Limits, SandboxSpec, check_command_size, check_env, check_line, check_user
-from cloche.network_policy import NetworkPolicy
+from cloche.sdk.network_request import NetworkLike, SecretsLike, network_of
 
 LimitsLike = Limits | Mapping[str, float] | None
-NetworkLike = NetworkPolicy | Mapping[str, Any] | None
 
 OWNER = "local"
 _END = object()
@@ -30,6 +28,7 @@ def sandbox_spec(
     limits: LimitsLike,
     timeout: float | None,
     network: NetworkLike,
+    secrets: SecretsLike,
 ) -> SandboxSpec:
     """Raises InvalidRequest, or TemplateNotFound for what cannot be a template's name."""
     if not isinstance(template, str):
@@ -40,7 +39,7 @@ def sandbox_spec(
         metadata=_metadata(metadata),
         limits=limits_of(limits),
         lifetime_seconds=timeout,
-        network=network_of(network),
+        network=network_of(network, secrets),
         owner=OWNER,
     )
 
@@ -114,22 +113,6 @@ def limits_of(limits: LimitsLike) -> Limits | None:
         return msgspec.convert(dict(limits), Limits)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"bad limits: {error}") from None
-
-
-def network_of(network: NetworkLike) -> NetworkPolicy | None:
-    """None where the caller leaves it to the host and the template."""
-    if network is None or isinstance(network, NetworkPolicy):
-        return network
-    if not isinstance(network, Mapping):
-        raise errors.InvalidRequest(f"network must be a NetworkPolicy or a mapping, not {type(network).__name__}")
-    unknown = set(network) - set(NetworkPolicy.__struct_fields__)
-    if unknown:
-        known = ", ".join(NetworkPolicy.__struct_fields__)
-        raise errors.InvalidRequest(f"a network policy has no {sorted(unknown)[0]!r}: it has {known}")
-    try:
-        return msgspec.convert(dict(network), NetworkPolicy)
-    except msgspec.ValidationError as error:
-        raise errors.InvalidRequest(f"bad network policy: {error}") from None
 
 
 def content_of(content: Content) -> Content:

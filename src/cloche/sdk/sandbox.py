@@ -10,8 +10,10 @@ from cloche.engine.answers import InputSource
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import SandboxInfo
 from cloche.sdk import seam
+from cloche.sdk.network import Network
+from cloche.sdk.network_request import NetworkLike, SecretsLike
 from cloche.sdk.parts import Commands, Files, Stream
-from cloche.sdk.request import LimitsLike, NetworkLike, refuse_later, run_env, sandbox_spec
+from cloche.sdk.request import LimitsLike, refuse_later, run_env, sandbox_spec
 from cloche.sdk.transport import Transport, transport_to
 
 OnEvent = Callable[[AnyEvent], object]
@@ -24,7 +26,10 @@ class Sandbox:
             box.run("x = 6 * 7")
             box.run("x").text            # '42': state lives on
 
-    `timeout` is its lifetime in seconds (by default until closed). With `url` and `api_key`, or CLOCHE_URL and
+    `timeout` is its lifetime in seconds (by default until closed). `network` says what it may reach, such as
+    `{"allow": ["pypi.org", "*.example.com"]}`: by default what the template and the host say, which is nothing unless
+    they were changed; False or `{}` is nothing in any case. `secrets`, each `{"domain", "header" or "name", "value"}`,
+    are added to its requests on their way out, and never seen inside. With `url` and `api_key`, or CLOCHE_URL and
     CLOCHE_API_KEY, it is on a server, else in this process, where the first use of the built-in template builds it.
     Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains), NurseryFailed,
     Unauthenticated, or Unavailable where there is no server.
@@ -39,10 +44,11 @@ class Sandbox:
         limits: LimitsLike = None,
         timeout: float | None = None,
         network: NetworkLike = None,
+        secrets: SecretsLike = None,
         url: str | None = None,
         api_key: str | None = None,
     ):
-        spec = sandbox_spec(template, env, metadata, limits, timeout, network)
+        spec = sandbox_spec(template, env, metadata, limits, timeout, network, secrets)
         transport = transport_to(url, api_key)
         self._attach(transport, transport.call(lambda: transport.create(spec)))
 
@@ -59,6 +65,7 @@ class Sandbox:
         self._core = core
         self.files = Files(transport, core)
         self.commands = Commands(transport, core)
+        self.network = Network(transport, core)
         self.contexts = Contexts(transport, core)
 
     def __enter__(self) -> Sandbox:

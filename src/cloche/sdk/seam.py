@@ -17,6 +17,8 @@ from cloche.engine.process import ProcessEvent, ProcessResult
 from cloche.engine.program import Exited
 from cloche.events import AnyEvent, Ended, Run
 from cloche.model import FileChange, FileInfo, Limits, ProcessInfo, SandboxInfo, User
+from cloche.network_policy import NetworkPolicy
+from cloche.sdk.network_log import NetworkLog
 
 Self = TypeVar("Self")
 
@@ -114,6 +116,15 @@ class Commands(Protocol):
     async def kill(self, id: str) -> None: ...
 
 
+class Network(Protocol):
+    async def policy(self) -> NetworkPolicy:
+        """What it may reach, without the values of secrets."""
+
+    async def log(self) -> NetworkLog: ...
+    async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
+        """Replaces the policy, and its secrets unless they are kept. Raises InvalidRequest."""
+
+
 class Context(Protocol):
     @property
     def id(self) -> str: ...
@@ -156,6 +167,8 @@ class Sandbox(Protocol):
     def files(self) -> Files: ...
     @property
     def commands(self) -> Commands: ...
+    @property
+    def network(self) -> Network: ...
     @property
     def ended(self) -> bool:
         """Whether it is known here that it has ended."""

@@ -122,6 +122,7 @@ def _describe(
         imports=recipe.imports,
         env=recipe.env,
         limits=recipe.limits,
+        network=recipe.network,
         created_at=time.time(),
         size_bytes=size_bytes,
     )

@@ -8,6 +8,8 @@ imports = ["shapely"]           # imported before the fork
 TZ = "UTC"
 [limits]
 memory_bytes = 4294967296
+[network]                       # what its sandboxes may reach where nobody asks for something else
+allow = ["*.example.com"]
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Limits, Struct, check_env
+from cloche.network_policy import NetworkPolicy, NetworkRule
 
 BUILT_IN = ("python",)
+_NETWORK_KEYS = ("allow", "deny", "rules")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -44,6 +48,7 @@ class Recipe(Struct, forbid_unknown_fields=True):
     imports: tuple[str, ...] = ()
     env: dict[str, str] = {}
     limits: Limits = Limits()
+    network: NetworkPolicy | None = None
 
 
 def parse(text: str, origin: str = "template.toml") -> Recipe:
@@ -85,7 +90,16 @@ def canonical(recipe: Recipe) -> str:
     lines += ["", "[env]", *(f"{_string(key)} = {_string(recipe.env[key])}" for key in sorted(recipe.env))]
     limits = msgspec.structs.asdict(recipe.limits)
     lines += ["", "[limits]", *(f"{key} = {value}" for key, value in limits.items())]
+    if recipe.network is not None:  # a recipe without one keeps the version that it had before there were any
+        lines += ["", "[network]", *_network(recipe.network)]
     return "\n".join(lines) + "\n"
+
+
+def _network(policy: NetworkPolicy) -> Iterable[str]:
+    for key, patterns in (("allow", policy.allow), ("deny", policy.deny)):
+        yield f"{key} = {_strings(sorted(set(patterns)))}"
+    rules = (f"{{action = {_string(each.action)}, host = {_string(each.host)}}}" for each in policy.rules)
+    yield f"rules = [{', '.join(rules)}]"
 
 
 def _string(value: str) -> str:
@@ -101,6 +115,17 @@ def _check_keys(origin: str, table: dict[str, Any]) -> None:
     _check_table(origin, "", table, Recipe.__struct_fields__)
     if isinstance(limits := table.get("limits"), dict):
         _check_table(origin, "limits.", limits, Limits.__struct_fields__)
+    if isinstance(network := table.get("network"), dict):
+        _check_network(origin, network)
+
+
+def _check_network(origin: str, network: dict[str, Any]) -> None:
+    if "secrets" in network:
+        raise errors.InvalidConfig(f"{origin}: a template has no secrets: give them when a sandbox is made")
+    _check_table(origin, "network.", network, _NETWORK_KEYS)
+    for rule in network.get("rules", ()):
+        if isinstance(rule, dict):
+            _check_table(origin, "network.rules.", rule, NetworkRule.__struct_fields__)
 
 
 def _check_table(origin: str, prefix: str, table: dict[str, Any], known: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from cloche.api.native.door import Door, reply
 from cloche.engine.context import LANGUAGES
 from cloche.model import Template
-from cloche.protocol import told
+from cloche.protocol import networks, told
 from cloche.templates import Catalogue
 
 
@@ -49,6 +49,7 @@ def _described(template: Template) -> told.TemplateInfo:
         python_version=template.python_version,
         packages=list(template.packages),
         limits=template.limits,
+        network=None if template.network is None else networks.info_of(template.network),
         created_at=template.created_at,
         size_bytes=template.size_bytes,
     )

@@ -25,7 +25,7 @@ class Logs:
 
     async def recent(self, request: Request) -> Response:
         sandbox = self._asked(request)
-        return reply([logged(each) for each in _about(sandbox, log.recent)])
+        return reply([logged(each) for each in _about(sandbox, log.kept)])
 
     async def follow(self, request: Request) -> Stream:
         return event_stream(request, self._follow(self._asked(request)))
@@ -38,7 +38,7 @@ class Logs:
         while not over:
             await asyncio.sleep(POLL_SECONDS if seen else 0)
             over = self._door.engine.closing
-            fresh = since(seen, list(log.recent))
+            fresh = since(seen, log.kept)
             for entry in _about(sandbox, fresh):
                 yield logged(entry)
             seen = fresh[-1] if fresh else seen

@@ -11,6 +11,7 @@ from cloche.api.native.commands import Commands
 from cloche.api.native.door import Door
 from cloche.api.native.files import Files
 from cloche.api.native.logs import Logs
+from cloche.api.native.network import Network
 from cloche.api.native.running import Running
 from cloche.api.native.sandboxes import Sandboxes
 from cloche.api.native.sockets import Talk
@@ -44,7 +45,8 @@ class SocketOperation(NamedTuple):
 
 def operations(door: Door) -> list[Operation]:
     """Paths are below the prefix."""
-    return [*_of_server(door), *_of_sandboxes(door), *_of_code(door), *_of_files(door), *_of_commands(door)]
+    parts = (_of_server, _of_sandboxes, _of_network, _of_code, _of_files, _of_commands)
+    return [each for part in parts for each in part(door)]
 
 
 def socket_operations() -> list[SocketOperation]:
@@ -93,6 +95,16 @@ def _of_sandboxes(door: Door) -> list[Operation]:
         Operation("POST", one + "/restart", here.restart_context, "A new kernel under the same id.", status=204),
         Operation("POST", one + "/interrupt", here.interrupt_context, "Interrupt it.", answer=told.Interrupted),
         Operation("DELETE", one, here.remove_context, "End a context.", status=204),
+    ]
+
+
+def _of_network(door: Door) -> list[Operation]:
+    here, network = Network(door), "/sandboxes/{id}/network"
+    asked, told_ = asks.SetNetwork, told.NetworkInfo
+    return [
+        Operation("GET", network, here.get, "What it may reach.", answer=told_),
+        Operation("PUT", network, here.replace, "Replace that, while it runs.", asked, answer=told_),
+        Operation("GET", network + "/log", here.log, "What its programs tried.", answer=told.NetworkLogged),
     ]
 
 

@@ -16,7 +16,8 @@ from cloche.engine.context import Context
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
-from cloche.protocol import asks, told
+from cloche.network_policy import NetworkPolicy
+from cloche.protocol import asks, networks, told
 
 
 class Sandboxes:
@@ -39,6 +40,7 @@ class Sandboxes:
             env=asked.env,
             metadata=asked.metadata,
             lifetime_seconds=asked.timeout_seconds or self._door.config.lifetime.max_seconds,
+            network=_network(asked),
             owner=owner,
         )
         if asked.limits is None:
@@ -102,6 +104,14 @@ class Sandboxes:
 
     async def _context(self, request: Request) -> Context:
         return (await self._door.sandbox(request)).context(request.path_params["context"])
+
+
+def _network(asked: asks.CreateSandbox) -> NetworkPolicy | None:
+    if asked.network is not None:
+        return networks.policy_asked(asked.network, asked.secrets)
+    if asked.secrets:
+        raise errors.InvalidRequest("secrets need a network that allows their domains: send network with allow, too")
+    return None
 
 
 async def _held(sandbox: Sandbox) -> AsyncGenerator[Event, None]:

@@ -1,0 +1,99 @@
+"""What `cloche run` and `cloche shell` let their sandbox reach: options, and the policy that they make."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from cloche import errors
+
+if TYPE_CHECKING:
+    from cloche.network_policy import NetworkPolicy, Secret
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_SECRET_FILE_BYTES = 64 << 10
+_SECRET = re.compile(r"(?P<domain>[^:=]+):(?P<where>[^=]+)=(?P<kind>env|file):(?P<source>.+)", re.DOTALL)
+
+
+class NetworkAsk(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line said about the network."""
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()  # DOMAIN:HEADER=env:NAME and such: where values are, never values
+    packages: bool = False
+
+    @property
+    def given(self) -> bool:
+        return self != NetworkAsk()
+
+
+def network_options(command: F) -> F:
+    """Adds the options, in a `network` argument."""
+    options = (
+        click.option("--allow", metavar="HOST", multiple=True, help="Let it reach pypi.org, *.example.com:8443, ..."),
+        click.option("--deny", metavar="HOST", multiple=True, help="But not that, of what --allow allows."),
+        click.option(
+            "--secret",
+            "secrets",
+            metavar="DOMAIN:HEADER=env:NAME",
+            multiple=True,
+            help="Add a header to its requests there, from a variable or a file (file:PATH). It never sees the value.",
+        ),
+        click.option("--packages", is_flag=True, help="Let pip, uv and npm install, from this machine's own indexes."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def taken(options: dict[str, Any]) -> NetworkAsk:
+    """Takes what `network_options` added out of a command's arguments."""
+    return NetworkAsk(**{name: options.pop(name) for name in ("allow", "deny", "secrets", "packages")})
+
+
+def policy_of(ask: NetworkAsk) -> NetworkPolicy | None:
+    """None where nothing was said. Raises InvalidRequest, which never has a secret's value in it."""
+    from cloche.network_policy import NetworkPolicy
+
+    if not ask.allow and (ask.deny or ask.secrets):
+        raise errors.InvalidRequest("--deny and --secret need an --allow: without one a sandbox reaches nothing")
+    if not ask.allow:
+        return None
+    return NetworkPolicy(allow=ask.allow, deny=ask.deny, secrets=tuple(map(_secret, ask.secrets)))
+
+
+def _secret(text: str) -> Secret:
+    from cloche.network_policy import Secret
+
+    match = _SECRET.fullmatch(text)
+    if match is None:  # it may be a value that somebody typed, so it is not said
+        raise errors.InvalidRequest(
+            "--secret must be DOMAIN:HEADER=env:NAME or DOMAIN:HEADER=file:PATH, with $NAME instead of HEADER for a "
+            "placeholder: everybody on this machine can read command lines, so a value itself is not taken"
+        )
+    value = _of_environment(match["source"]) if match["kind"] == "env" else _of_file(match["source"])
+    where = {"name": match["where"][1:]} if match["where"].startswith("$") else {"header": match["where"]}
+    return Secret(domain=match["domain"], value=value, **where)
+
+
+def _of_environment(name: str) -> str:
+    if not os.environ.get(name):
+        raise errors.InvalidRequest(f"--secret: there is no environment variable {name}")
+    return os.environ[name]
+
+
+def _of_file(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return file.read(MAX_SECRET_FILE_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise errors.InvalidRequest(f"--secret: cannot read {path}: {why}") from None

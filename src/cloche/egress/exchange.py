@@ -1,0 +1,256 @@
+"""Requests of a program to one host that gets secrets, one after the other, and the answers to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from cloche.egress import forward, http1
+from cloche.egress.destination import Destination
+from cloche.egress.dialling import Dialler, Streams
+from cloche.egress.http1 import UNTIL_CLOSED, BadAnswer, BadRequest, Head
+from cloche.egress.masking import Mask, MaskedStream
+from cloche.egress.placeholders import with_secrets
+from cloche.egress.refusal import Refusal, in_http
+from cloche.egress.relay import CHUNK_BYTES, Meter, pump
+from cloche.egress.tls import TlsEnd
+from cloche.egress.visit import Visit
+from cloche.network_policy import FRAMING_HEADERS
+
+MAX_REQUESTS = 1000  # of one connection
+KEPT_SECONDS = 2.0  # servers close what is idle, some after 5 s: a request must not meet that
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+WEBSOCKET = "websocket"
+# With them frames would be compressed, and nobody could look into them.
+_EXTENSIONS = "sec-websocket-extensions"
+
+
+class NotPassedOn(Refusal):
+    """TRACE has a request echoed, with all that was added to it."""
+
+    status = 405
+
+
+class NotHttp(Refusal):
+    """Only what is understood can be rewritten, and looked into."""
+
+    status = 501
+
+
+class Exchanges:
+    """`trust` says whom the far server must be vouched for by."""
+
+    def __init__(self, visit: Visit, asked: Destination, end: TlsEnd, dialler: Dialler, trust: ssl.SSLContext):
+        self._visit = visit
+        self._asked = asked
+        self._end = end
+        self._dialler = dialler
+        self._trust = trust
+        self._meter = Meter(visit)
+        self._far: Streams | None = None  # kept from one request to the next
+        self._used_at = 0.0
+        self._answering = False  # whether something of an answer has been passed on
+
+    async def serve(self) -> None:
+        """Until there are no more. Whatever is refused is said to the program, and is the last."""
+        try:
+            async with self._meter.watching():
+                await self._serve()
+            self._visit.attempt.end("allowed")
+        except Refusal as refusal:
+            await self._refuse(refusal)
+        except OSError as error:
+            await self._refuse(BadAnswer(f"the connection to {self._asked} broke: {_why(error)}"))
+
+    async def _serve(self) -> None:
+        for _ in range(MAX_REQUESTS):
+            self._answering = False
+            head = await http1.read_head(self._end.reader)
+            if head is None or not await self._exchange(head):
+                return
+
+    async def _exchange(self, head: Head) -> bool:
+        """False where no other request can follow."""
+        self._check(head)
+        self._meter.sent(len(http1.write_head(" ".join(head.start), head.headers)))
+        mask = Mask(each.value for each in self._visit.door.secrets_for(self._asked.host))
+        far = await self._connected()
+        far[1].write(self._rewritten(head))
+        if head.body_length == 0:
+            return await self._answer(head, mask, far)
+        if head.one("expect") is not None:
+            await self._end.write(CONTINUE)
+        return await self._with_body(head, mask, far)
+
+    async def _with_body(self, head: Head, mask: Mask, far: Streams) -> bool:
+        """The body goes while the answer comes: a server may well answer before it has read all of it."""
+        async with _at_once(self._send_body(head, far[1]), self._answer(head, mask, far)) as (up, down):
+            await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+            if up.done() and not down.done():
+                up.result()
+            return bool(await down) and up.done()
+
+    # -- the request
+
+    def _check(self, head: Head) -> None:
+        """Raises Refusal; Denied, too, where the policy has changed meanwhile."""
+        self._visit.door.rulebooks.check(self._asked)
+        if head.method in ("TRACE", "CONNECT"):
+            raise NotPassedOn(f"{head.method} is not passed on to hosts that get secrets")
+        if not head.target.startswith("/") and (head.method, head.target) != ("OPTIONS", "*"):
+            raise BadRequest("what is asked of a host that gets secrets begins with /")
+        forward.check_host(head, self._asked)
+        if (head.one("expect") or "100-continue").lower() != "100-continue":
+            raise forward.NotExpected("the only expectation is 100-continue")
+        if "upgrade" in _words(head, "connection") and not _is_websocket(head):
+            raise NotHttp("with hosts that get secrets only HTTP/1.1 and WebSockets are spoken")
+
+    def _rewritten(self, head: Head) -> bytes:
+        """The request's head as it goes on."""
+        own = http1.end_to_end(head, without=(*FRAMING_HEADERS, _EXTENSIONS))
+        secrets = self._visit.door.secrets_for(self._asked.host)
+        host = str(self._asked).removesuffix(":443")
+        headers = [("host", host), *with_secrets(own, secrets), ("accept-encoding", "identity"), *_framing(head)]
+        return http1.write_head(f"{head.method} {head.target} HTTP/1.1", headers)
+
+    async def _connected(self) -> Streams:
+        """The connection of the request before, where it is still good."""
+        far = self._far
+        if far is not None and not far[0].at_eof() and not far[1].is_closing():
+            if time.monotonic() - self._used_at < KEPT_SECONDS:
+                return far
+            far[1].transport.abort()
+        self._far = far = await self._dialler.connect(self._visit, self._asked, self._trust)
+        return far
+
+    async def _send_body(self, head: Head, writer: asyncio.StreamWriter) -> None:
+        chunked = head.body_length is None
+        async for part in http1.read_body(self._end.reader, head.body_length):
+            self._meter.sent(len(part))
+            try:
+                writer.write(_framed(part, chunked))
+                await writer.drain()
+            except OSError:
+                return  # its answer says why, if it has sent one
+        if chunked:
+            writer.write(b"0\r\n\r\n")
+
+    # -- the answer
+
+    async def _answer(self, head: Head, mask: Mask, far: Streams) -> bool:
+        """False where no other request can follow."""
+        answer = await self._final_answer(head, far[0])
+        if answer.status == 101:
+            return await self._become_websocket(answer, mask, far)
+        length = 0 if head.method == "HEAD" or answer.status in (204, 304) else answer.answer_length
+        if length != 0 and any(each.lower() not in ("", "identity") for each in answer.all("content-encoding")):
+            raise BadAnswer(f"{self._asked} answered in an encoding, though asked for none")
+        modern, endless = head.start[2] == "HTTP/1.1", length in (None, UNTIL_CLOSED)
+        goes_on = modern and "close" not in _words(head, "connection")
+        framing = [("transfer-encoding", "chunked")] if modern and endless else []
+        framing.append(("connection", "keep-alive" if goes_on else "close"))
+        await self._pass_on_head(answer, mask, framing)
+        if length != 0:
+            await self._pass_on_body(_body(far[0], length), MaskedStream(mask), modern and endless)
+        if length == UNTIL_CLOSED or answer.start[0] != "HTTP/1.1" or "close" in _words(answer, "connection"):
+            far[1].transport.abort()
+        self._used_at = time.monotonic()
+        return goes_on
+
+    async def _final_answer(self, head: Head, reader: asyncio.StreamReader) -> Head:
+        """Past those that only announce one. Raises BadAnswer."""
+        for _ in range(forward.MAX_INTERIM_ANSWERS):
+            answer = await http1.read_answer(reader)
+            if answer.status == 101 and not (_is_websocket(head) and _is_websocket(answer)):
+                raise BadAnswer(f"{self._asked} wants to speak something else than HTTP")
+            if answer.status >= 200 or answer.status == 101:
+                return answer
+        raise BadAnswer(f"{self._asked} announces an answer and never gives one")
+
+    async def _pass_on_head(self, answer: Head, mask: Mask, framing: list[tuple[str, str]]) -> None:
+        own = http1.end_to_end(answer, without=("transfer-encoding",))
+        headers = [*((name, mask.text(value)) for name, value in own), *framing]
+        raw = http1.write_head(f"HTTP/1.1 {answer.status} {mask.text(answer.start[2])}", headers)
+        self._meter.received(len(raw))
+        self._answering = True
+        await self._end.write(raw)
+
+    async def _pass_on_body(self, body: AsyncIterator[bytes], masked: MaskedStream, chunked: bool) -> None:
+        async for part in body:
+            self._meter.received(len(part))
+            await self._end.write(_framed(masked.feed(part), chunked))
+        await self._end.write(_framed(masked.end(), chunked))
+        if chunked:
+            await self._end.write(b"0\r\n\r\n")
+
+    async def _become_websocket(self, answer: Head, mask: Mask, far: Streams) -> bool:
+        """What the server says is looked into as in a body: its frames are neither compressed nor masked."""
+        if answer.all(_EXTENSIONS):
+            raise BadAnswer(f"{self._asked} uses extensions of WebSockets that were not asked for")
+        await self._pass_on_head(answer, mask, [("connection", "Upgrade"), ("upgrade", WEBSOCKET)])
+        down = self._pass_on_body(_until_closed(far[0]), MaskedStream(mask), False)
+        async with _at_once(pump(self._end.reader, far[1], self._meter.sent), down) as both:
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        return False  # who ends, ends both: half of a WebSocket is none
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        """In the place of an answer. Where one has begun already, breaking off is all that can be said."""
+        self._visit.attempt.end(refusal.verdict, str(refusal))
+        if self._answering:
+            self._visit.reset()
+            return
+        with contextlib.suppress(OSError):
+            await self._end.write(in_http(refusal))
+
+
+@contextlib.asynccontextmanager
+async def _at_once(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Whatever has not ended by itself is ended, and has ended, when the block is left."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _body(reader: asyncio.StreamReader, length: int | None) -> AsyncIterator[bytes]:
+    return _until_closed(reader) if length == UNTIL_CLOSED else http1.read_body(reader, length, BadAnswer)
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while part := await reader.read(CHUNK_BYTES):
+        yield part
+
+
+def _framed(part: bytes, chunked: bool) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(part), part) if chunked and part else part
+
+
+def _words(head: Head, name: str) -> set[str]:
+    return {word.strip().lower() for value in head.all(name) for word in value.split(",")}
+
+
+def _is_websocket(head: Head) -> bool:
+    asked = "upgrade" in _words(head, "connection") and _words(head, "upgrade") == {WEBSOCKET}
+    return asked and (head.method == "GET" or head.start[1] == "101") and head.body_length == 0
+
+
+def _framing(head: Head) -> list[tuple[str, str]]:
+    """What says where the request ends, and what becomes of its connection."""
+    if _is_websocket(head):
+        return [("connection", "Upgrade"), ("upgrade", WEBSOCKET)]
+    if head.body_length is None:
+        return [("transfer-encoding", "chunked")]
+    return [("content-length", str(head.body_length))] if head.all("content-length") else []
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or type(error).__name__

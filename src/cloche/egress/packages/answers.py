@@ -1,0 +1,152 @@
+"""One request of a program to the package index, and what it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from cloche.egress import http1
+from cloche.egress.packages.allowance import Allowance, Exceeded
+from cloche.egress.packages.files import CHUNK_BYTES, Body
+from cloche.egress.visit import Visit
+
+MAX_BODY_BYTES = 4 << 20  # of what npm says about itself, which nobody reads
+MAX_SEGMENTS = 8
+REASONS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
+           416: "Range Not Satisfiable", 429: "Too Many Requests", 502: "Bad Gateway"}  # fmt: skip
+
+_SEGMENT = re.compile(rb"[\x20-\x7e]{1,300}")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9a-fA-F:]{2,45}\](:[0-9]{1,5})?")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+
+
+class Span(NamedTuple):
+    start: int
+    stop: int
+
+
+def segments(target: str) -> list[str] | None:
+    """Of a path, each decoded once: a slash in one does not make two of it. None where it is no path of ours."""
+    parts = [unquote_to_bytes(part) for part in target.partition("?")[0].split("/")[1:]]
+    if parts and parts[-1] == b"":
+        parts.pop()
+    if len(parts) > MAX_SEGMENTS or not all(_SEGMENT.fullmatch(part) and part not in (b".", b"..") for part in parts):
+        return None
+    return [part.decode() for part in parts]
+
+
+class Exchange:
+    """`keeps` says whether the connection can have another request after it."""
+
+    def __init__(self, visit: Visit, head: http1.Head, allowance: Allowance):
+        self.visit = visit
+        self.head = head
+        self.allowance = allowance
+        self.has_begun = False
+        asked = {word.strip().lower() for value in head.all("connection") for word in value.split(",")}
+        self.keeps = head.start[2] == "HTTP/1.1" and "close" not in asked
+
+    @property
+    def accept(self) -> str:
+        return ", ".join(self.head.all("accept"))
+
+    @property
+    def base(self) -> str:
+        """Where the program thinks that we are. Raises BadRequest."""
+        host = self.head.one("host") or ""
+        if not _HOST.fullmatch(host):
+            raise http1.BadRequest("the header host names none")
+        return f"http://{host}"
+
+    async def skip_body(self) -> None:
+        """Reads and forgets what comes with the request. Raises BadRequest."""
+        left = MAX_BODY_BYTES
+        async for part in http1.read_body(self.visit.reader, self.head.body_length):
+            left -= len(part)
+            if left < 0:
+                raise http1.BadRequest(f"a request to the package index can have {MAX_BODY_BYTES} bytes")
+
+    async def text(self, status: int, why: str) -> None:
+        """A few words, which are on the house."""
+        body = f"Cloche: {why}\n".encode()
+        self._begin(status, len(body), [("content-type", "text/plain; charset=utf-8")])
+        if self.head.method != "HEAD":
+            self.visit.writer.write(body)
+            await self._drain()
+
+    async def content(self, content_type: str, body: bytes) -> None:
+        """Raises Exceeded."""
+        headers = [("content-type", content_type), ("cache-control", "no-cache"), ("vary", "accept")]
+        self.allowance.check(len(body))
+        self._begin(200, len(body), headers)
+        if self.head.method != "HEAD":
+            view = memoryview(body)
+            for start in range(0, len(body), CHUNK_BYTES):
+                await self._send(view[start : start + CHUNK_BYTES])
+
+    async def file(self, body: Body, tag: str) -> None:
+        """Or the part of it that was asked for. Not to be kept inside: the host has it.
+
+        Raises Exceeded, UpstreamError.
+        """
+        headers = [("content-type", "application/octet-stream"), ("cache-control", "no-store"), ("etag", f'"{tag}"')]
+        span = self._span(body, tag)
+        if span is None:
+            self._begin(416, 0, [("content-range", f"bytes */{body.size}")])
+            return
+        if body.has_ranges:
+            headers.append(("accept-ranges", "bytes"))
+        is_part = span != (0, body.size)
+        if is_part:
+            headers.append(("content-range", f"bytes {span.start}-{span.stop - 1}/{body.size}"))
+        await self._send_file(body, span, 206 if is_part else 200, headers)
+
+    async def _send_file(self, body: Body, span: Span, status: int, headers: list[tuple[str, str]]) -> None:
+        if self.head.method == "HEAD":
+            self._begin(status, span.stop - span.start, headers)
+            return
+        self.allowance.check(span.stop - span.start)
+        if not body.is_here:
+            self.allowance.take(body.size - (span.stop - span.start))
+        async for part in body.parts(*span):
+            if not self.has_begun:  # only now: before its first bytes were checked there may be an error to tell
+                self._begin(status, span.stop - span.start, headers)
+            await self._send(part)
+        if not self.has_begun:
+            self._begin(status, 0, headers)
+
+    def _span(self, body: Body, tag: str) -> Span | None:
+        """None where there is no such part."""
+        whole = Span(0, body.size)
+        match = _RANGE.fullmatch(self.head.one("range") or "")
+        only_if = self.head.one("if-range")
+        if match is None or not body.has_ranges or only_if not in (None, f'"{tag}"'):
+            return whole
+        first, last = match[1], match[2]
+        if not first:
+            return Span(max(0, body.size - int(last)), body.size) if last and int(last) and body.size else None
+        stop = min(int(last) + 1, body.size) if last else body.size
+        return Span(int(first), stop) if int(first) < stop else None
+
+    def _begin(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.has_begun = True
+        self.visit.attempt.let_through = status < 300
+        said = [*headers, ("content-length", str(length)), ("connection", "keep-alive" if self.keeps else "close")]
+        self.visit.writer.write(http1.write_head(f"HTTP/1.1 {status} {REASONS[status]}", said))
+
+    async def _send(self, part: bytes | memoryview) -> None:
+        """Raises Exceeded."""
+        self.visit.attempt.received_bytes += len(part)
+        self.allowance.take(len(part))
+        self.visit.writer.write(part)
+        await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self.visit.door.config.idle_seconds):
+                await self.visit.writer.drain()
+        except TimeoutError:
+            raise Exceeded("the program does not read what it asked for", 408) from None

@@ -1,0 +1,151 @@
+"""What was fetched, kept in a directory that several processes of this host can share, within a limit.
+
+A file appears under its name only when it is whole: it is written beside it, and renamed. What was used longest ago
+makes room; what is being read while it is removed can be read on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+FREE_BYTES = 1 << 30  # of the disk, which packages do not take
+MAX_FILES = 50_000
+ABANDONED_SECONDS = 24 * 3600.0  # of a temporary file that nobody writes to
+ROUNDING = 100  # the directory is looked through when a hundredth of the limit was added
+TARGET = 0.9  # of the limit, so that not every file has to make room for itself
+STRONG = frozenset({"sha256", "sha384", "sha512"})
+
+
+class Digest(NamedTuple):
+    algorithm: str
+    hex: str
+
+    def new(self) -> hashlib._Hash:
+        return hashlib.new(self.algorithm, usedforsecurity=False)
+
+
+def file_key(url: str, digest: Digest | None) -> str:
+    """Files with one good hash are one file, whoever has them. Others are what their URL says."""
+    if digest is not None and digest.algorithm in STRONG:
+        return f"{digest.algorithm}-{digest.hex}"
+    return url_key(url)
+
+
+def url_key(url: str) -> str:
+    return "url-" + hashlib.sha256(url.encode()).hexdigest()
+
+
+class Cache:
+    """All of it blocks: call it in threads."""
+
+    def __init__(self, directory: Path, limit_bytes: int):
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._added_bytes = limit_bytes  # unknown: look with the first file
+
+    def open(self, key: str, max_age_seconds: float | None = None) -> int | None:
+        """A descriptor of what is kept under it, which is now the last that was used."""
+        try:
+            fd = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        status = os.fstat(fd)
+        if max_age_seconds is not None and not 0 <= time.time() - status.st_mtime < max_age_seconds:
+            os.close(fd)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(fd, ns=(time.time_ns(), status.st_mtime_ns))
+        return fd
+
+    def read(self, key: str) -> bytes | None:
+        fd = self.open(key)
+        if fd is None:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read()
+
+    def write(self, key: str, content: bytes) -> None:
+        """Where there is room. It is no error if there is none: it is a cache."""
+        if not self.has_room(len(content)):
+            return
+        with contextlib.suppress(OSError), self.temporary() as (fd, path):
+            _write_all(fd, content)
+            self.keep(path, key, len(content))
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether that many bytes can be kept, and the disk has some left."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            free_bytes = shutil.disk_usage(self._directory).free
+        except OSError:
+            return False
+        return size_bytes <= self._limit_bytes and free_bytes - size_bytes > FREE_BYTES
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[tuple[int, Path]]:
+        """A new file to be written and then kept; if it is not kept, it is gone after the block. Raises OSError."""
+        fd, path = self.create()
+        try:
+            yield fd, path
+        finally:
+            os.close(fd)
+            self.discard(path)
+
+    def create(self) -> tuple[int, Path]:
+        """As `temporary`, for who closes and discards it. Raises OSError."""
+        path = self._directory / f"tmp-{os.getpid()}-{secrets.token_hex(8)}"
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), path
+
+    def discard(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    def keep(self, path: Path, key: str, size_bytes: int) -> None:
+        """Raises OSError."""
+        target = self._path(key)
+        target.parent.mkdir(exist_ok=True, mode=0o700)
+        os.replace(path, target)
+        self._added_bytes += size_bytes
+        if self._added_bytes * ROUNDING >= self._limit_bytes:
+            self.make_room()
+
+    def make_room(self) -> None:
+        """Removes what was used longest ago, until the rest is within the limit."""
+        self._added_bytes = 0
+        kept = sorted(self._kept())
+        total_bytes = sum(size for _, size, _ in kept)
+        if total_bytes <= self._limit_bytes and len(kept) <= MAX_FILES:
+            return
+        surplus_files = len(kept) - int(MAX_FILES * TARGET)
+        for number, (_, size_bytes, path) in enumerate(kept):
+            if total_bytes <= self._limit_bytes * TARGET and number >= surplus_files:
+                break
+            self.discard(path)
+            total_bytes -= size_bytes
+
+    def _kept(self) -> Iterator[tuple[float, int, Path]]:
+        """When it was used, its size and where it is. Another process may be removing them meanwhile."""
+        for path in [*self._directory.glob("*/*"), *self._directory.glob("tmp-*")]:
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if not path.name.startswith("tmp-"):
+                    yield status.st_atime, status.st_size, path
+                elif time.time() - status.st_mtime > ABANDONED_SECONDS:
+                    self.discard(path)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / hashlib.sha256(key.encode()).hexdigest()[:2] / key
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]

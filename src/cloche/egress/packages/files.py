@@ -1,0 +1,311 @@
+"""Files of packages: fetched once for all who ask at the same time, checked, kept, and read while they arrive.
+
+Who asks for a file that is just being fetched reads what has arrived already. Its last bytes are held back until all
+of it was checked: nobody ever gets the whole of a file that is not what its index says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import NamedTuple
+
+from cloche.egress.packages.cache import Cache, Digest, file_key
+from cloche.egress.packages.problems import HashMismatch, NoRoom, UpstreamError
+from cloche.egress.packages.saying import Seldom
+from cloche.egress.packages.threads import Threads
+from cloche.egress.packages.upstream import Answer, Upstream
+from cloche.egress.packages.urls import origin
+
+CHUNK_BYTES = 256 << 10
+HELD_BYTES = 64 << 10
+FILE_SECONDS = 1800.0  # to fetch one
+HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "cloche"}
+
+
+class Reference(NamedTuple):
+    """A file as a page of an index names it."""
+
+    url: str
+    digest: Digest | None
+
+    @property
+    def key(self) -> str:
+        return file_key(self.url, self.digest)
+
+
+class Body(ABC):
+    """A file that is there, or arrives. `size` is known from the beginning."""
+
+    def __init__(self, size: int, threads: Threads):
+        self.size = size
+        self.threads = threads
+
+    @abstractmethod
+    def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        """Raises UpstreamError where it breaks off, or is not what it should be."""
+
+    @property
+    def has_ranges(self) -> bool:
+        return True
+
+    @property
+    def is_here(self) -> bool:
+        """Or has to be fetched, whatever little of it is asked for."""
+        return False
+
+
+class Kept(Body):
+    """In the cache, whole."""
+
+    def __init__(self, fd: int, threads: Threads):
+        super().__init__(os.fstat(fd).st_size, threads)
+        self._fd = fd
+
+    @property
+    def is_here(self) -> bool:
+        return True
+
+    async def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        while start < stop:
+            part = await self.threads.run(os.pread, self._fd, min(CHUNK_BYTES, stop - start), start)
+            if not part:
+                raise UpstreamError("the file was cut short on this host")
+            start += len(part)
+            yield part
+
+
+class Passing(Body):
+    """Through this host and not kept, since there is no room for it."""
+
+    def __init__(self, answer: Answer, digest: Digest | None, limit_bytes: int, threads: Threads):
+        if answer.length is None:
+            raise UpstreamError("this host has no room for a file whose length its index does not say")
+        super().__init__(answer.length, threads)
+        self._answer = answer
+        self._check = Check(digest, answer.length, limit_bytes)
+
+    @property
+    def has_ranges(self) -> bool:
+        return False
+
+    async def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        held = b""
+        async for part in self._answer.raw(CHUNK_BYTES):
+            await self.threads.run(self._check.add, part)
+            if held:
+                yield held
+            held = part
+        self._check.finish()
+        yield held
+
+
+class Check:
+    """Whether what arrives is what an index said."""
+
+    def __init__(self, digest: Digest | None, length: int | None, limit_bytes: int):
+        self._digest = digest
+        self._hash = digest.new() if digest is not None else None
+        self._length = length
+        self._limit_bytes = limit_bytes
+        self._arrived_bytes = 0
+        if (length or 0) > limit_bytes:
+            raise self._too_large()
+
+    def add(self, part: bytes) -> None:
+        """Raises UpstreamError."""
+        self._arrived_bytes += len(part)
+        if self._arrived_bytes > self._limit_bytes:
+            raise self._too_large()
+        if self._hash is not None:
+            self._hash.update(part)
+
+    def finish(self) -> None:
+        """Raises UpstreamError."""
+        if self._length is not None and self._arrived_bytes != self._length:
+            raise UpstreamError(f"the index broke off after {self._arrived_bytes} of {self._length} bytes")
+        if self._hash is not None and self._digest is not None and self._hash.hexdigest() != self._digest.hex:
+            raise HashMismatch(
+                f"the file is not the one that its index describes: its {self._digest.algorithm} is another, so it is "
+                "not passed on"
+            )
+
+    def _too_large(self) -> UpstreamError:
+        return UpstreamError(
+            f"the file is over {self._limit_bytes} bytes, the limit of this host (packages.file_bytes)"
+        )
+
+
+class Arriving(Body):
+    """Being fetched into a file beside those that are kept, for as long as anybody reads it."""
+
+    def __init__(self, fd: int, path: Path, threads: Threads):
+        super().__init__(0, threads)
+        self.fd = fd
+        self.path = path
+        self.readers = 0
+        self._written = 0
+        self._has_size = False
+        self._ended = False
+        self._failure: UpstreamError | None = None
+        self._moved = asyncio.Event()
+
+    async def ready(self) -> None:
+        """Until its size is known. Raises UpstreamError."""
+        while not self._has_size:
+            if self._failure is not None:
+                raise self._failure
+            await self._moved.wait()
+
+    def set_size(self, size: int) -> None:
+        self.size, self._has_size = size, True
+        self._move()
+
+    def wrote(self, count: int) -> None:
+        self._written += count
+        self._move()
+
+    def end(self, failure: UpstreamError | None = None) -> None:
+        self._ended, self._failure = failure is None, failure
+        if not self._has_size and failure is None:
+            self.set_size(self._written)
+        self._move()
+
+    async def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        while start < stop:
+            readable = self._written if self._ended else self._written - HELD_BYTES
+            if start < readable:
+                count = min(CHUNK_BYTES, readable - start, stop - start)
+                part = await self.threads.run(os.pread, self.fd, count, start)
+                start += len(part)
+                yield part
+            elif self._failure is not None:
+                raise self._failure
+            elif self._ended:
+                raise UpstreamError("the file is shorter than was said")
+            else:
+                await self._moved.wait()
+
+    def _move(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+class Files:
+    """Whoever makes it closes it."""
+
+    def __init__(self, cache: Cache, threads: Threads, limit_bytes: int, unhashed_seconds: float):
+        self._threads = threads
+        self._cache = cache
+        self._limit_bytes = limit_bytes
+        self._unhashed_seconds = unhashed_seconds
+        self._seldom = Seldom()
+        self._arriving: dict[str, tuple[Arriving, asyncio.Task[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def open(self, upstream: Upstream, reference: Reference) -> AsyncGenerator[Body, None]:
+        """From the cache, else from the index. Raises UpstreamError, also while it is read."""
+        async with contextlib.AsyncExitStack() as stack:
+            kept = await self._threads.run(self._kept, stack, reference)
+            yield kept or await self._fetched(stack, upstream, reference)
+
+    def _kept(self, stack: contextlib.AsyncExitStack, reference: Reference) -> Kept | None:
+        """In a thread, that has given the descriptor to the stack before anybody can be cancelled."""
+        age_seconds = self._unhashed_seconds if reference.key.startswith("url-") else None
+        fd = self._cache.open(reference.key, age_seconds)
+        if fd is None:
+            return None
+        stack.callback(os.close, fd)
+        return Kept(fd, self._threads)
+
+    async def _fetched(self, stack: contextlib.AsyncExitStack, upstream: Upstream, reference: Reference) -> Body:
+        try:
+            body = await stack.enter_async_context(self._shared(upstream, reference))
+            await body.ready()
+            return body
+        except NoRoom:
+            self._seldom.warn("packages.not_kept", reason="there is no room for it on this host")
+        answer = await stack.enter_async_context(upstream.get(reference.url, HEADERS))
+        return Passing(answer, reference.digest, self._limit_bytes, self._threads)
+
+    @contextlib.asynccontextmanager
+    async def _shared(self, upstream: Upstream, reference: Reference) -> AsyncGenerator[Arriving, None]:
+        """The one fetch of a file. When the last who wanted it has left, it ends."""
+        if reference.key not in self._arriving:
+            self._begin(upstream, reference)
+        body, task = self._arriving[reference.key]
+        body.readers += 1
+        try:
+            yield body
+        finally:
+            body.readers -= 1
+            if not body.readers:
+                self._forget(reference.key, body)  # at once: nobody may join what is being closed
+                await _ended(task)
+                os.close(body.fd)
+
+    def _forget(self, key: str, body: Arriving) -> None:
+        if self._arriving.get(key, (None,))[0] is body:
+            del self._arriving[key]
+
+    def _begin(self, upstream: Upstream, reference: Reference) -> None:
+        if not self._cache.has_room(0):
+            raise NoRoom("there is no room on this host")
+        try:
+            body = Arriving(*self._cache.create(), self._threads)
+        except OSError:
+            raise NoRoom("there is no room on this host") from None
+        task = asyncio.get_running_loop().create_task(self._fetch(upstream, reference, body))
+        self._arriving[reference.key] = body, task
+
+    async def _fetch(self, upstream: Upstream, reference: Reference, body: Arriving) -> None:
+        failure: UpstreamError | None = UpstreamError("it was given up")
+        try:
+            async with asyncio.timeout(FILE_SECONDS), upstream.get(reference.url, HEADERS) as answer:
+                await self._take(answer, reference, body)
+            failure = None
+        except HashMismatch as error:
+            self._seldom.warn("packages.hash_mismatch", host=origin(reference.url).host)
+            failure = error
+        except UpstreamError as error:
+            failure = error
+        except TimeoutError:
+            failure = UpstreamError(f"the file did not arrive within {FILE_SECONDS:g} s")
+        except OSError as error:
+            failure = UpstreamError(f"the file cannot be kept on this host: {error.strerror}")
+        finally:
+            self._forget(reference.key, body)
+            self._cache.discard(body.path)
+            body.end(failure)
+
+    async def _take(self, answer: Answer, reference: Reference, body: Arriving) -> None:
+        check = Check(reference.digest, answer.length, self._limit_bytes)
+        if not self._cache.has_room(answer.length or 0):
+            raise NoRoom("there is no room on this host")
+        if answer.length is not None:
+            body.set_size(answer.length)
+        async for part in answer.raw(CHUNK_BYTES):
+            body.wrote(await self._threads.run(_store, body.fd, part, check))
+        check.finish()
+        await self._threads.run(self._cache.keep, body.path, reference.key, os.fstat(body.fd).st_size)
+
+    async def aclose(self) -> None:
+        for _, task in list(self._arriving.values()):
+            await _ended(task)
+
+
+def _store(fd: int, part: bytes, check: Check) -> int:
+    check.add(part)
+    view = memoryview(part)
+    while view:
+        view = view[os.write(fd, view) :]
+    return len(part)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait({task})

@@ -1,0 +1,181 @@
+"""What goes through after CONNECT and SOCKS: any protocol, but what names a host must name the one that was allowed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from cloche.egress import forward, http1, refusal
+from cloche.egress.client_hello import Hello, after_hello, looks_like_tls, read_hello
+from cloche.egress.destination import Destination
+from cloche.egress.dialling import Dialler, Streams
+from cloche.egress.refusal import Refusal
+from cloche.egress.relay import relay
+from cloche.egress.rulebook import Denied
+from cloche.egress.visit import Visit
+from cloche.egress.waiting import patience
+
+TLS_PORT = 443
+MAX_METHOD_BYTES = 32
+MAX_LINE_BYTES = 16 << 10
+_LINE_END = 10
+_BEFORE = b"\r\n\t "
+_METHOD = frozenset(range(0x21, 0x7F))
+_SPACES = b"\t\v\f \x1c\x1d\x1e\x1f\x85\xa0"  # what some language or other takes for white space
+
+
+Intercept = Callable[[Visit, Destination, bytes], Awaitable[None]]
+
+
+class _SpeaksHttp(Exception):
+    """It is not raised for an error, but to end what goes on beside."""
+
+    def __init__(self, line: bytes):
+        self.line = line
+
+
+class _SpeaksTls(Exception):
+    """To a host that has secrets."""
+
+    def __init__(self, hello: Hello):
+        self.hello = hello
+
+
+class Tunnel:
+    """`established` is what the program is told when it may speak. `intercept` is for hosts that get secrets."""
+
+    def __init__(self, visit: Visit, asked: Destination, dialler: Dialler, intercept: Intercept, established: bytes):
+        self._visit = visit
+        self._asked = asked
+        self._dialler = dialler
+        self._intercepted = intercept
+        self._established = established
+        self._has_secrets = bool(visit.door.secrets_for(asked.host))
+
+    async def run(self) -> None:
+        """Raises Refusal."""
+        if self._asked.port != TLS_PORT:
+            await self._any()
+        elif self._has_secrets:
+            self._dialler.check(self._visit, self._asked)
+            await self._intercept(await self._hello_of_tls())
+        else:
+            far = await self._dialler.connect(self._visit, self._asked)
+            hello = await self._hello_of_tls()
+            if hello is not None:
+                await relay(self._visit, far, self._handshake(hello))
+
+    def _welcome(self) -> None:
+        self._visit.writer.write(self._established)
+        self._visit.say_no = refusal.in_silence
+
+    async def _hello_of_tls(self) -> Hello | None:
+        """None where nothing was said."""
+        self._welcome()
+        async with patience(self._visit):
+            first = await self._visit.reader.read(1)
+            return await self._hello(first) if first else None
+
+    async def _hello(self, first: bytes) -> Hello:
+        self._visit.say_no = refusal.in_tls
+        hello = await read_hello(self._visit.reader, first)
+        self._check_name(hello)
+        return hello
+
+    def _check_name(self, hello: Hello) -> None:
+        wanted = self._asked.host if self._asked.address is None else None
+        if hello.name != wanted:
+            named = f"names {hello.name}" if hello.name is not None else "names no server"
+            raise Denied(f"the connection is for {self._asked.host}, and its TLS handshake {named}"[:400])
+
+    async def _handshake(self, hello: Hello) -> AsyncIterator[bytes]:
+        yield hello.raw
+        async for part in after_hello(self._visit.reader, hello, self._check_name):
+            yield part
+        self._visit.say_no = refusal.in_silence
+
+    async def _intercept(self, hello: Hello | None) -> None:
+        if hello is not None:
+            await self._intercepted(self._visit, self._asked, hello.raw)
+
+    async def _any(self) -> None:
+        """What is said first decides; until then the server may speak, as those of SSH and SMTP do."""
+        far = await self._dialler.connect(self._visit, self._asked)
+        self._welcome()
+        try:
+            await relay(self._visit, far, self._opening())
+        except _SpeaksTls as spoken:
+            far[1].transport.abort()  # it is spoken to over TLS of our own
+            await self._intercept(spoken.hello)
+        except _SpeaksHttp as spoken:
+            await self._http(far, spoken.line)
+
+    async def _opening(self) -> AsyncIterator[bytes]:
+        """What was read of the program's first words, where they may go on as they are."""
+        first = await self._visit.reader.read(1)
+        said = await self._first_said(first) if first else first
+        if isinstance(said, bytes):
+            yield said
+        elif self._has_secrets:
+            raise _SpeaksTls(said)
+        else:
+            async for part in self._handshake(said):
+                yield part
+
+    async def _first_said(self, first: bytes) -> bytes | Hello:
+        async with patience(self._visit):
+            if first != b"\x16":
+                return await self._text(first)
+            first += await self._visit.reader.read(1)
+            return await self._hello(first) if looks_like_tls(first) else first
+
+    async def _text(self, first: bytes) -> bytes:
+        """What is said first, up to where it cannot be the first line of HTTP any more, or is one.
+
+        Of HTTP's first line not even a part may go on before it is known to be for the host that was allowed.
+        """
+        line = FirstLine()
+        byte = first
+        while byte and line.takes(byte[0]):
+            byte = await self._visit.reader.read(1)
+        if line.is_http:
+            raise _SpeaksHttp(bytes(line.said))
+        return bytes(line.said)
+
+    async def _http(self, far: Streams, line: bytes) -> None:
+        visit, asked = self._visit, self._asked
+        visit.say_no = refusal.in_http
+        async with patience(visit):
+            head = await http1.read_head(visit.reader, line)
+        if head is None or visit.attempt.received_bytes:
+            raise Refusal(f"{asked} spoke before it was asked, which no server of HTTP does")
+        forward.check_host(head, asked)
+        if not head.target.startswith("/"):
+            raise http1.BadRequest("what is asked for inside of a tunnel begins with /")
+        await forward.Exchange(visit, head, asked, far, upgrades=True).run(head.target)
+
+
+class FirstLine:
+    """What a program says first, byte by byte, until it is clear whether it is HTTP, as a lenient server would read it:
+    empty lines may come before, any word can be a method, and much can separate."""
+
+    def __init__(self) -> None:
+        self.said = bytearray()
+        self._word_bytes = 0
+        self._has_space = False
+
+    def takes(self, byte: int) -> bool:
+        """Whether it takes one more to know. Raises BadRequest where it is too long to ever know."""
+        self.said.append(byte)
+        if len(self.said) > MAX_LINE_BYTES:
+            raise http1.BadRequest(f"the first line of what could be HTTP has more than {MAX_LINE_BYTES} bytes")
+        if self._has_space:
+            return byte != _LINE_END
+        if not self._word_bytes and byte in _BEFORE:
+            return True
+        self._has_space = byte in _SPACES
+        self._word_bytes += 1
+        return self._has_space or (byte in _METHOD and self._word_bytes <= MAX_METHOD_BYTES)
+
+    @property
+    def is_http(self) -> bool:
+        return self._has_space and self.said.endswith(b"\n") and b"HTTP/" in self.said.upper()

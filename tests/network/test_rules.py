@@ -1,0 +1,208 @@
+"""What policies say: the first rule that matches decides, both policies must agree, and some addresses are nobody's."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cloche.egress.destination import parse
+from cloche.egress.rulebook import FORBIDDEN, Denied, Rulebooks
+from cloche.network_policy import NetworkPolicy, NetworkRule
+
+EVERYTHING = NetworkPolicy(allow=("*:*",))
+
+
+def rulebooks(bound: NetworkPolicy = EVERYTHING, internal: tuple[str, ...] = (), **own) -> Rulebooks:
+    return Rulebooks(NetworkPolicy(**own), bound, [ipaddress.ip_network(each) for each in internal])
+
+
+def allows(books: Rulebooks, host: str, port: int = 443) -> bool:
+    try:
+        books.check(parse(host, port))
+    except Denied:
+        return False
+    return True
+
+
+def leads(books: Rulebooks, host: str, *addresses: str) -> list[str]:
+    found = [ipaddress.ip_address(each) for each in addresses]
+    return [str(each) for each in books.reachable(parse(host, 443), found)]
+
+
+def test_nothing_is_allowed_that_no_rule_allows() -> None:
+    assert not allows(rulebooks(), "example.com")
+    assert not allows(rulebooks(allow=("example.com",)), "example.org")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "matches"),
+    [
+        ("example.com", "example.com", True),
+        ("example.com", "EXAMPLE.com.", True),
+        ("example.com", "a.example.com", False),
+        ("example.com", "notexample.com", False),
+        ("*.example.com", "a.example.com", True),
+        ("*.example.com", "a.b.example.com", True),
+        ("*.example.com", "example.com", False),
+        ("*.example.com", "notexample.com", False),
+        ("*.example.com", "example.com.evil.org", False),
+        ("*", "anything.at.all", True),
+        ("*", "192.0.2.1", True),
+        ("192.0.2.0/24", "192.0.2.77", True),
+        ("192.0.2.0/24", "3221226061", True),  # 192.0.2.77
+        ("192.0.2.0/24", "192.0.3.1", False),
+        ("192.0.2.0/24", "::ffff:192.0.2.77", True),
+        ("192.0.2.0/24", "example.com", False),  # a name is not looked up for that
+        ("2001:db8::/32", "2001:db8::1", True),
+        ("2001:db8::/32", "192.0.2.1", False),
+    ],
+)
+def test_what_a_pattern_matches(pattern: str, host: str, matches: bool) -> None:
+    assert allows(rulebooks(allow=(pattern,)), host) is matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "port", "matches"),
+    [
+        ("example.com", 443, True),
+        ("example.com", 80, True),
+        ("example.com", 22, False),
+        ("example.com:22", 22, True),
+        ("example.com:22", 443, False),
+        ("example.com:8000-8100", 8100, True),
+        ("example.com:8000-8100", 8101, False),
+        ("example.com:*", 1, True),
+    ],
+)
+def test_which_ports_a_rule_is_for(pattern: str, port: int, matches: bool) -> None:
+    assert allows(rulebooks(allow=(pattern,)), "example.com", port) is matches
+
+
+def test_a_denial_without_ports_is_for_all_of_them() -> None:
+    assert not allows(rulebooks(allow=("*:*",), deny=("example.com",)), "example.com", 22)
+
+
+def test_deny_comes_before_allow() -> None:
+    books = rulebooks(allow=("*.example.com",), deny=("secret.example.com",))
+    assert allows(books, "a.example.com")
+    assert not allows(books, "secret.example.com")
+
+
+def test_the_first_rule_that_matches_decides() -> None:
+    open_first = (
+        NetworkRule(action="allow", host="a.example.com"),
+        NetworkRule(action="deny", host="*.example.com"),
+        NetworkRule(action="allow", host="*"),
+    )
+    assert allows(rulebooks(rules=open_first), "a.example.com")
+    assert not allows(rulebooks(rules=open_first), "b.example.com")
+    assert allows(rulebooks(rules=open_first), "example.org")
+    assert not allows(rulebooks(rules=open_first[::-1], deny=("example.org",)), "x.y", 22)
+
+
+def test_the_operator_bounds_what_a_sandbox_may() -> None:
+    bound = NetworkPolicy(allow=("*.example.com",), deny=("internal.example.com",))
+    books = rulebooks(bound, allow=("*",))
+    assert allows(books, "a.example.com")
+    assert not allows(books, "internal.example.com")
+    assert not allows(books, "example.org")
+    with pytest.raises(Denied, match="operator's"):
+        books.check(parse("example.org", 443))
+
+
+def test_a_policy_can_be_replaced() -> None:
+    books = rulebooks(allow=("example.com",))
+    books.replace(NetworkPolicy(allow=("example.org",)))
+    assert allows(books, "example.org")
+    assert not allows(books, "example.com")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "127.255.255.254",
+        "0.0.0.0",
+        "10.0.0.1",
+        "100.64.0.1",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "::7f00:1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::1",
+        "2002:7f00:1::",
+        "2002:a9fe:a9fe::1",
+        "2001:0:7f00:1::",
+        "fd00:ec2::254",
+        "fe80::1",
+        "fec0::1",
+        "ff02::1",
+    ],
+)
+def test_addresses_near_the_host_are_nobodys(address: str) -> None:
+    books = rulebooks(allow=("*:*",))
+    assert not allows(books, address)
+    with pytest.raises(Denied, match="no public address"):
+        leads(books, "rebound.example.com", address)
+
+
+def test_an_allowed_private_network_is_still_refused_unless_the_operator_says_so() -> None:
+    assert not allows(rulebooks(allow=("10.0.0.0/8",)), "10.1.2.3")
+    assert allows(rulebooks(allow=("10.0.0.0/8",), internal=("10.1.0.0/16",)), "10.1.2.3")
+    assert not allows(rulebooks(allow=("10.0.0.0/8",), internal=("10.1.0.0/16",)), "10.2.2.3")
+
+
+def test_what_is_internal_is_not_thereby_allowed() -> None:
+    assert not allows(rulebooks(allow=("example.com",), internal=("10.0.0.0/8",)), "10.1.2.3")
+
+
+def test_of_several_addresses_the_public_ones_are_used() -> None:
+    books = rulebooks(allow=("example.com",))
+    assert leads(books, "example.com", "10.0.0.1", "192.0.2.1", "::1", "2001:db8::1") == ["192.0.2.1", "2001:db8::1"]
+    with pytest.raises(Denied):
+        leads(books, "example.com", "10.0.0.1", "127.0.0.1")
+    with pytest.raises(Denied, match="has no address"):
+        leads(books, "example.com")
+
+
+def test_a_name_may_not_lead_into_a_network_that_is_denied() -> None:
+    books = rulebooks(allow=("example.com",), deny=("192.0.2.0/24",))
+    assert leads(books, "example.com", "192.0.2.1", "198.51.100.1") == ["198.51.100.1"]
+    assert leads(rulebooks(NetworkPolicy(allow=("*",), deny=("192.0.2.0/24",)), allow=("*",)), "a.b", "198.51.100.1")
+    with pytest.raises(Denied, match="operator's"):
+        leads(rulebooks(NetworkPolicy(allow=("*",), deny=("192.0.2.0/24",)), allow=("*",)), "a.b", "192.0.2.1")
+
+
+def test_a_name_that_is_allowed_first_may_lead_into_a_network_that_is_denied_after() -> None:
+    rules = (
+        NetworkRule(action="allow", host="example.com"),
+        NetworkRule(action="deny", host="192.0.2.0/24"),
+        NetworkRule(action="allow", host="*"),
+    )
+    assert leads(rulebooks(rules=rules), "example.com", "192.0.2.1") == ["192.0.2.1"]
+    with pytest.raises(Denied):
+        leads(rulebooks(rules=rules), "example.org", "192.0.2.1")
+
+
+@given(st.ip_addresses())
+def test_no_address_is_public_that_python_knows_to_be_private(address) -> None:
+    """Ours is a list with reasons; the standard library's is another's. Neither may know one that the other forgot."""
+    documentation = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "198.18.0.0/15", "2001:db8::/32")
+    known = [ipaddress.ip_network(each) for each in documentation]
+    if any(address.version == each.version and address in each for each in known):
+        return
+    forbidden = any(address.version == each.version and address in each for each, _ in FORBIDDEN)
+    private = address.is_private or address.is_loopback or address.is_link_local or address.is_multicast
+    assert forbidden or not (private or address.is_unspecified or address.is_reserved)
