@@ -64,6 +64,12 @@ e2b-suite: setup ## Run E2B's own suites: CI_REPO=checkout of code-interpreter, 
 	@test -n "$(CI_REPO)" -a -n "$(E2B_REPO)" || { echo "make e2b-suite CI_REPO=path/to/code-interpreter E2B_REPO=path/to/E2B" >&2; exit 1; }
 	$(BIN)/python tools/e2b_suite.py --ci-repo "$(CI_REPO)" --e2b-repo "$(E2B_REPO)" $(if $(SUITES),--suites $(SUITES)) $(if $(MATCH),--match "$(MATCH)")
 
+.PHONY: e2b-network
+e2b-network: setup ## Run E2B's own tests of a sandbox's network, as root, in a little internet: E2B_REPO=checkout of E2B
+	@test -n "$(E2B_REPO)" || { echo "make e2b-network E2B_REPO=path/to/E2B" >&2; exit 1; }
+	$(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --prepare
+	$(BIN)/python tools/e2b_world.py --port 8140 $(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --port 8140 --files network internet_access internetAccess host
+
 .PHONY: litellm-test
 litellm-test: setup .venv-litellm/.stamp ## Try LiteLLM with Cloche: as a client, an upstream, a proxy in front, an interceptor
 	LITELLM_ENV=$(CURDIR)/.venv-litellm $(BIN)/pytest tests/openai/test_litellm.py $(PYTEST_FLAGS)

@@ -1,6 +1,7 @@
 """Runs E2B's own test suites, from checkouts that you give, against a `cloche serve` of this checkout.
 
     make e2b-suite CI_REPO=path/to/code-interpreter E2B_REPO=path/to/E2B [SUITES="S1 S2 S3 S4"] [MATCH=expression]
+    make e2b-network E2B_REPO=path/to/E2B    S3's and S4's tests of the network, in a little internet: e2b_world.py
 
 S1 code-interpreter Python, S2 code-interpreter JavaScript (with the released clients), S3 python-sdk (with the client
 of the same commit), S4 js-sdk's live files (with the released client). Nothing of theirs is changed: JavaScript tests
@@ -70,6 +71,8 @@ def main() -> None:
     lines = []
     for name in asked.suites:
         suite = SUITES[name](asked)
+        if asked.prepare:
+            continue
         offline = _offline(suite, asked)
         with _server(asked) as environment:
             outcome = _run(suite, environment)
@@ -80,11 +83,14 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--ci-repo", type=Path, required=True, help="a checkout of code-interpreter")
+    parser.add_argument("--ci-repo", type=Path, help="a checkout of code-interpreter")
     parser.add_argument("--e2b-repo", type=Path, required=True, help="a checkout of E2B")
     parser.add_argument("--work", type=Path, default=HERE / ".suites", help="where environments are made")
     parser.add_argument("--suites", nargs="+", default=["S1", "S2", "S3", "S4"], choices=["S1", "S2", "S3", "S4"])
     parser.add_argument("--match", default="", help="only tests whose names match (pytest's -k, vitest's -t)")
+    parser.add_argument("--files", nargs="+", default=[], help="only files of tests that have one of these words")
+    parser.add_argument("--prepare", action="store_true", help="make environments, and run nothing")
+    parser.add_argument("--port", type=int, help="where its server listens")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--url", help="a server that runs already, with CLOCHE_API_KEY set to its key")
     return parser.parse_args()
@@ -100,8 +106,15 @@ def _code_interpreter_python(asked: argparse.Namespace) -> Suite:
 
 def _python_sdk(asked: argparse.Namespace) -> Suite:
     python = _python_environment(asked.work / "same-commit", SAME_COMMIT)
-    paths = ["tests/sync", "tests/async", "tests/shared/git"]
-    return _pytest("S3", python, asked.e2b_repo / "packages/python-sdk", asked, paths)
+    directory, paths = asked.e2b_repo / "packages/python-sdk", ["tests/sync", "tests/async", "tests/shared/git"]
+    return _pytest("S3", python, directory, asked, _chosen(directory, paths, asked.files))
+
+
+def _chosen(directory: Path, paths: list[str], words: list[str]) -> list[str]:
+    """The files below those paths that have one of the words in their name; the paths where there are no words."""
+    found = (file for path in paths for file in sorted((directory / path).rglob("test_*.py")))
+    chosen = [str(file.relative_to(directory)) for file in found if any(word in file.name for word in words)]
+    return chosen if words else paths
 
 
 def _pytest(name: str, python: Path, directory: Path, asked: argparse.Namespace, paths: Sequence[str]) -> Suite:
@@ -128,7 +141,7 @@ def _vitest(name: str, directory: Path, asked: argparse.Namespace) -> Suite:
     report = asked.work / f"{name}.xml"
     match = ["-t", asked.match] if asked.match else []
     reporters = ["--reporter=default", "--reporter=junit", f"--outputFile.junit={report}"]
-    command = ["npx", "vitest", "run", f"--maxWorkers={asked.workers}", *reporters, *match]
+    command = ["npx", "vitest", "run", f"--maxWorkers={asked.workers}", *reporters, *match, *asked.files]
     return Suite(name, directory, command, report)
 
 
@@ -164,7 +177,7 @@ def _offline(suite: Suite, asked: argparse.Namespace) -> set[str]:
     """Tests that pass with nothing behind the address."""
     kept = asked.work / f"{suite.name}.offline.json"
     if not kept.exists():
-        if asked.match:
+        if asked.match or asked.files:
             return set()
         outcome = _run(suite, _environment(f"http://127.0.0.1:{_free_port()}", "e2b_" + "0" * 40))
         kept.write_text(json.dumps(sorted(outcome.passed)))
@@ -203,7 +216,7 @@ def _server(asked: argparse.Namespace) -> Iterator[dict[str, str]]:
         yield _environment(asked.url, os.environ["CLOCHE_API_KEY"])
         return
     key = "e2b_" + secrets.token_hex(20)
-    command = [str(BIN / "cloche"), "serve", "--port", str(_free_port())]
+    command = [str(BIN / "cloche"), "serve", "--port", str(asked.port or _free_port())]
     process = subprocess.Popen(command, env={**os.environ, "CLOCHE_API_KEY": key}, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -215,7 +228,8 @@ def _server(asked: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 
 def _environment(url: str, key: str) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "CLOCHE_"))}
+    kept = ("E2B_DOMAIN",)  # of a little internet
+    own = {name: text for name, text in os.environ.items() if name in kept or not name.startswith(("E2B_", "CLOCHE_"))}
     names = ("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL")
     return {
         **own,

@@ -104,15 +104,8 @@ def test_an_unknown_template_is_a_404_that_names_what_exists(server):
 def test_what_is_not_offered_is_refused_and_says_so(server):
     with pytest.raises(SandboxException, match="autoPause: this server cannot pause"):
         Sandbox.create(lifecycle={"on_timeout": "pause"}, **server.e2b)
-    with pytest.raises(SandboxException, match=r"network\.allowOut is not possible"):
-        Sandbox.create(network={"allow_out": ["1.1.1.1"]}, **server.e2b)
-
-
-def test_internet_access_may_be_asked_for_or_declined_and_is_not_there(server):
-    for asked in (True, False):
-        box = Sandbox.create(allow_internet_access=asked, **server.e2b)
-        assert Sandbox.get_info(box.sandbox_id, **server.e2b).allow_internet_access is False
-        box.kill()
+    with pytest.raises(SandboxException, match=r"network\.dnsServers is not possible"):
+        Sandbox.create(network={"dns_servers": ["1.1.1.1"]}, **server.e2b)
 
 
 def test_an_mcp_gateway_that_does_not_exist_fails_as_in_e2b(server):

@@ -181,11 +181,5 @@ def test_a_snapshot_that_never_was_cannot_be_deleted(server):
     assert Sandbox.delete_snapshot("team/snap1:default", **server.e2b) is False
 
 
-def test_rules_that_only_forbid_are_taken_and_others_refused(box):
-    box.update_network({"deny_out": ["0.0.0.0/0"]})
-    with pytest.raises(SandboxException, match=r"network\.allowOut is not possible"):
-        box.update_network({"allow_out": ["1.1.1.1"]})
-
-
 def test_what_is_not_offered_is_no_secret_but_needs_a_key(server):
     assert httpx.get(f"{server.url}/e2b/volumes").status_code == 401

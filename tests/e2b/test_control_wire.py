@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from cloche import errors
 from cloche.api.e2b.control_wire import (
     Lifespan,
-    Network,
-    check_network,
     decode,
     listing,
     metadata_filter,
@@ -115,7 +113,7 @@ def test_traffic_can_be_private_only_where_tokens_exist():
         (b'{"templateID":"base","autoResume":{"enabled":true}}', "autoResume"),
         (b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt"}]}', "volumeMounts"),
         (b'{"templateID":"base","iam":{"tokens":{"aws":{}}}}', "iam"),
-        (b'{"templateID":"base","network":{"allowOut":["1.1.1.1"]}}', "allowOut"),
+        (b'{"templateID":"base","network":{"egressProxy":{"address":"a:1080"}}}', "egressProxy"),
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body, field):
@@ -128,19 +126,6 @@ def test_what_is_not_offered_may_be_declined():
         b'{"templateID":"base","autoPause":false,"autoResume":{"enabled":false},"volumeMounts":[],"iam":{"tokens":{}}}'
     )
     assert wanted(body, version=2).template == "base"
-
-
-def test_rules_that_only_forbid_are_kept_already():
-    check_network(decode(b'{"denyOut":["0.0.0.0/0"],"allowOut":[],"rules":{}}', Network))
-    check_network(None)
-
-
-@pytest.mark.parametrize("name", ["allowOut", "dnsServers", "egressProxy", "maskRequestHost", "httpsPorts", "rules"])
-def test_rules_that_open_the_network_are_refused_by_name(name):
-    values = {"egressProxy": '{"address":"a"}', "rules": '{"a":[]}', "maskRequestHost": '"a"', "httpsPorts": "[443]"}
-    body = f'{{"{name}":{values.get(name, """["a"]""")}}}'.encode()
-    with pytest.raises(NotOffered, match=name):
-        check_network(decode(body, Network))
 
 
 def test_an_empty_body_is_an_empty_object():

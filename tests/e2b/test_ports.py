@@ -108,7 +108,7 @@ def test_a_port_is_reached_by_host_name(server, box):
     host = f"3000-{box.sandbox_id}.sandboxes.test"
     answer = httpx.get(f"{server.url}/by/name", headers={"Host": host})
     assert answer.json()["path"] == "/by/name"
-    assert answer.json()["headers"]["host"] == host
+    assert answer.json()["headers"]["Host"] == host
 
 
 @pytest.mark.parametrize("message", ["text", b"bytes \x00\xff", "x" * 5000])

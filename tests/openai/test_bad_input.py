@@ -83,11 +83,12 @@ def test_a_container_that_is_not_there_is_not_found(client: openai.OpenAI, conta
     assert "not found" in caught.value.message
 
 
-def test_an_allow_list_of_hosts_is_refused_until_there_is_a_network(client: openai.OpenAI):
+def test_an_allow_list_of_hosts_is_refused_where_the_operator_allows_no_network(client: openai.OpenAI):
     policy = {"type": "allowlist", "allowed_domains": ["pypi.org"]}
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(tools=[{**CODE_TOOL, "container": {"type": "auto", "network_policy": policy}}], **GOOD)
-    assert "network" in caught.value.message
+    assert caught.value.param == "network_policy"
+    assert "network.allow" in caught.value.message
 
 
 # -- bodies that are no requests
@@ -228,7 +229,11 @@ BODIES: dict[str, dict[str, Any]] = {
         "expires_after": {"anchor": "last_active_at", "minutes": 1},
         "file_ids": [],
         "memory_limit": "1g",
-        "network_policy": {"type": "disabled"},
+        "network_policy": {
+            "type": "disabled",
+            "allowed_domains": [],
+            "domain_secrets": [{"domain": "x.org", "name": "A", "value": "v"}],
+        },
     },
     "/v1/conversations": {"items": [{"role": "user", "content": "Hello"}], "metadata": {}},
     "/v1/responses/input_tokens": GOOD,

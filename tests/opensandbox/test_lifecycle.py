@@ -105,8 +105,8 @@ def test_a_deadline_moves_both_ways(lifecycle: Lifecycle, sandbox: str):
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        ({"networkPolicy": {"defaultAction": "allow"}}, "nothing can be allowed"),
-        ({"networkPolicy": {"egress": [{"action": "allow", "target": "pypi.org"}]}}, "nothing can be allowed"),
+        ({"networkPolicy": {"defaultAction": "allow"}}, "network.allow"),
+        ({"networkPolicy": {"egress": [{"action": "allow", "target": "pypi.org"}]}}, "network.allow"),
         ({"networkPolicy": {"defaultAction": "perhaps"}}, "allow or deny"),
         ({"image": {"uri": "no-such"}}, "no template 'no-such'"),
         ({"image": {"uri": "ubuntu:24.04", "auth": {"username": "me"}}}, "nothing is pulled"),
@@ -159,7 +159,7 @@ def test_every_answer_has_the_id_of_its_request(lifecycle: Lifecycle):
     [
         ("POST", "/sandboxes/{id}/pause", 501),
         ("PATCH", "/sandboxes/{id}/metadata", 501),
-        ("GET", "/sandboxes/{id}/networkpolicy", 501),
+        ("GET", "/sandboxes/{id}/proxy/18080/no-such", 501),
         ("GET", "/sandboxes/{id}/endpoints/8080", 501),
         ("GET", "/sandboxes/{id}/endpoints/44772?expires=1", 501),
         ("GET", "/sandboxes/{id}/endpoints/none", 400),

@@ -31,10 +31,13 @@ class Outward:
         self._is_key = is_key
 
     def headers(self, scope: Scope) -> RawHeaders:
-        """With who asked for it, and under which name."""
+        """With who asked for it, and under which name; `state["host"]` is what the program is told for a Host."""
         own = [pair for pair in scope["headers"] if pair[0] not in self._withheld and not self._has_key(*pair)]
         client = (scope.get("client") or ("", 0))[0]
         host = next((value for name, value in own if name == b"host"), b"")
+        mask = scope["state"].get("host")
+        if mask is not None:
+            own = [(b"host", mask.encode()), *(pair for pair in own if pair[0] != b"host")]
         return [
             *(pair for pair in own if not pair[0].startswith(b"x-forwarded-")),
             (b"x-forwarded-for", client.encode()),

@@ -62,6 +62,7 @@ def _head(scope: Scope, headers: RawHeaders) -> h11.Request:
     if b"transfer-encoding" in names and b"content-length" not in names:
         headers.append((b"transfer-encoding", b"chunked"))
     headers.append((b"connection", b"close"))
+    headers = [(b"Host" if name == b"host" else name, value) for name, value in headers]  # some look for it so
     try:
         return h11.Request(method=scope["method"], target=target_of(scope), headers=headers)
     except h11.LocalProtocolError as error:

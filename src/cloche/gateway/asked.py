@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from cloche.gateway.items import Item
 from cloche.model import Struct
+from cloche.network_policy import NetworkPolicy
 
 MemoryTier = Literal["1g", "4g", "16g", "64g"]
 
@@ -16,6 +17,7 @@ class CodeTool(Struct):
     container: str | None = None  # explicit: "cntr_.."
     file_ids: tuple[str, ...] = ()
     memory: MemoryTier | None = None
+    network: NetworkPolicy | None = None  # None: nothing is said about it
     session: str | None = None  # of chats: the container of that session, made at its first use
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from weakref import WeakValueDictionary
 
 from cloche import errors
@@ -13,8 +13,10 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.gateway.asked import MemoryTier
+from cloche.gateway.container_network import NETWORK, label_of, remembered
 from cloche.gateway.wrapped_ids import unwrapped
 from cloche.model import GIB, Limits, SandboxInfo, SandboxSpec, Struct
+from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SHUT_DOWN
 
 PREFIX = "cntr_"
@@ -41,6 +43,7 @@ class Wishes(Struct):
     name: str = "auto"
     minutes: int | None = None
     memory: MemoryTier | None = None
+    network: NetworkPolicy | None = None
     session: str | None = None
 
 
@@ -73,6 +76,7 @@ class Containers:
         self._engine = engine
         self._config = config
         self._sessions: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._policies: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by sandbox
 
     async def create(self, owner: str, wishes: Wishes) -> Container:
         """Raises BadWish, and what `Engine.create` does."""
@@ -80,8 +84,15 @@ class Containers:
         metadata = {NAME: wishes.name, MINUTES: str(minutes)}
         if wishes.session is not None:
             metadata[SESSION] = wishes.session
+        if wishes.network is not None:
+            self.check_network(wishes.network)
+            metadata[NETWORK] = label_of(wishes.network)
         spec = SandboxSpec(
-            owner=owner, metadata=metadata, lifetime_seconds=minutes * 60.0, limits=await self.limits_of(wishes.memory)
+            owner=owner,
+            metadata=metadata,
+            lifetime_seconds=minutes * 60.0,
+            limits=await self.limits_of(wishes.memory),
+            network=wishes.network,
         )
         return Container(await self._engine.create(spec))
 
@@ -142,6 +153,62 @@ class Containers:
         """The id of the one that the session had, which has expired."""
         ended = await self._engine.history(owner, SESSION, session, limit=1)
         return PREFIX + ended[0].id if ended else None
+
+    # -- what they may reach
+
+    def check_network(self, policy: NetworkPolicy) -> None:
+        """Raises BadWish for what the operator of this host allows to nobody."""
+        try:
+            self._engine.networks.check(policy)
+        except errors.InvalidRequest as error:
+            raise BadWish(str(error), "network_policy") from None
+
+    async def network_of(self, info: SandboxInfo) -> NetworkPolicy:
+        """What a container may reach, or what was asked for one that has expired."""
+        if info.state == "running":
+            with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
+                return (await self._engine.find(info.id)).network.policy
+        return remembered(info) or NetworkPolicy()
+
+    async def usual_network(self) -> NetworkPolicy:
+        """What a container may reach for which nothing is asked."""
+        networks, usual = self._engine.networks, SandboxSpec()
+        if not networks.bound.allow:
+            return NetworkPolicy()
+        return networks.policy_for(usual, await self._engine.template(usual.template))
+
+    async def remembered_network(self, owner: str, sandbox: str) -> NetworkPolicy | None:
+        """What was asked for one that has expired, without its secrets. Nothing, if that is allowed no more."""
+        try:
+            policy = remembered(await self._engine.describe(sandbox, owner))
+            if policy is not None:
+                self.check_network(policy)
+        except errors.SandboxNotFound:
+            return None
+        except BadWish:
+            return NetworkPolicy()
+        return policy
+
+    @contextlib.asynccontextmanager
+    async def under(self, container: Container, policy: NetworkPolicy | None) -> AsyncGenerator[None, None]:
+        """In the block the container may reach what `policy` says, whoever else asks for another; None asks for none.
+
+        It stays so afterwards. Raises Gone, BadWish, and InvalidRequest where a program inside is in the way.
+        """
+        if policy is None:
+            yield
+            return
+        lock = self._policies.setdefault(container.sandbox.id, asyncio.Lock())  # there while somebody holds it
+        async with lock:
+            await self._set_network(container.sandbox, policy)
+            yield
+
+    async def _set_network(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:
+        if sandbox.network.policy == policy:
+            return
+        self.check_network(policy)
+        await self._engine.networks.replace(sandbox, policy)
+        sandbox.label(NETWORK, label_of(policy))
 
     async def limits_of(self, memory: MemoryTier | None) -> Limits | None:
         """None for the usual ones. Raises BadWish for a tier that this host does not have."""

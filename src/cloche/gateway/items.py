@@ -69,11 +69,22 @@ def without_credentials(item: Item, depth: int = 3) -> Item:
     """A tool, or an item that brings tools along, without what lets a model's server into others: that is not kept."""
     if item.get("type") == "mcp":
         item = {name: value for name, value in item.items() if name not in ("authorization", "headers")}
+    if item.get("type") == "code_interpreter":
+        item = _without_secrets(item)
     tools = item.get("tools")
     if not isinstance(tools, list):
         return item
     known = [each for each in tools if isinstance(each, dict)] if depth else []
     return {**item, "tools": [without_credentials(each, depth - 1) for each in known]}
+
+
+def _without_secrets(tool: Item) -> Item:
+    container = tool.get("container")
+    policy = container.get("network_policy") if isinstance(container, dict) else None
+    if not isinstance(container, dict) or not isinstance(policy, dict) or "domain_secrets" not in policy:
+        return tool
+    harmless = {name: value for name, value in policy.items() if name != "domain_secrets"}
+    return {**tool, "container": {**container, "network_policy": harmless}}
 
 
 def text_of(item: Item) -> str:

@@ -33,7 +33,7 @@ OTHER_NAMES = frozenset({"python", "code_interpreter", "ipython", "python_interp
 DESCRIPTION = """\
 Runs Python in a sandbox and gives back what it printed, the value of its last expression and the pictures it showed. \
 State lasts between calls, as in a notebook. Files are below /mnt/data, the working directory: save there what the \
-user should get, and link it in your answer as [name](sandbox:/mnt/data/name). There is no internet access."""
+user should get, and link it in your answer as [name](sandbox:/mnt/data/name)."""
 
 PARAMETERS: Item = {
     "type": "object",

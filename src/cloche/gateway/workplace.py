@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator
 
 from cloche import errors
 from cloche.config import Config
+from cloche.engine.context import Context
 from cloche.events import AnyEvent, Ended
 from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.attachments import Attachment, Attachments
 from cloche.gateway.container_files import ContainerFiles
+from cloche.gateway.container_network import told
 from cloche.gateway.containers import PREFIX, Container, Containers, Wishes, sandbox_id
 from cloche.gateway.data_files import DATA, regular_file
 from cloche.gateway.items import Item
@@ -19,6 +21,7 @@ from cloche.gateway.pictures import Picture
 from cloche.gateway.trace import Trace
 from cloche.gateway.wrapped_ids import unwrapped
 from cloche.model import Usage
+from cloche.network_policy import NetworkPolicy
 from cloche.store.container_files import ContainerFile
 from cloche.store.files import StoredFiles
 from cloche.telemetry import log
@@ -60,6 +63,7 @@ class Workplace:
         self._told = False
         self._moved: list[str] = []  # where files are, of which the model was told something else
         self._entered = False
+        self._network = NetworkPolicy()  # what code may reach
         self.reset = False  # whether the conversation's container was replaced, since it had expired
 
     async def prepare(self) -> None:
@@ -70,6 +74,8 @@ class Workplace:
         read, BadWish.
         """
         await self._containers.limits_of(self._code.memory)
+        if self._code.network is not None:
+            self._containers.check_network(self._code.network)
         asked = self._asked
         await self._attachments.take(self._stored, self._owner, self._code.file_ids, asked.items, asked.history)
         self._container = await self._find()
@@ -77,15 +83,16 @@ class Workplace:
             await self._unpack(self._container)
         else:
             await self._plan()
+        self._network = await self._wanted_network() or await self._containers.usual_network()
 
     def shown(self, items: list[Item]) -> list[Item]:
         """The history and the items as a model gets them: with notes where files were."""
         return self._attachments.shown(items, self._paths)
 
     def notes(self) -> list[str]:
-        """What the model should know: which files are there, whether state was lost."""
+        """What the model should know: what code can reach, which files are there, whether state was lost."""
         listed = [f"{path} ({size} bytes)" for path, size in list(self._sizes.items())[:MAX_NOTED]]
-        notes = [RESET] if self.reset else []
+        notes = [told(self._network, packages=self._config.packages.enabled), *([RESET] if self.reset else [])]
         return [*notes, f"Files that are there: {', '.join(listed)}."] if listed else notes
 
     def prefaced(self, output: str | list[Item]) -> str | list[Item]:
@@ -124,15 +131,22 @@ class Workplace:
         """
         container = self._container
         assert container is not None
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                container.touch(self._config.gateway.execution_seconds)
+                await stack.enter_async_context(self._containers.under(container, self._code.network))
+                context = container.sandbox.context()
+            except errors.Gone:
+                if self._code.container is not None:
+                    raise
+                yield Ended(outcome="died", usage=Usage(), reason="the container has ended")
+                return
+            async with contextlib.aclosing(self._events(container, context, code)) as events:
+                async for event in events:
+                    yield event
+
+    async def _events(self, container: Container, context: Context, code: str) -> AsyncGenerator[AnyEvent, None]:
         seconds = self._config.gateway.execution_seconds
-        try:
-            container.touch(seconds)
-            context = container.sandbox.context()
-        except errors.Gone:
-            if self._code.container is not None:
-                raise
-            yield Ended(outcome="died", usage=Usage(), reason="the container has ended")
-            return
         try:
             async with context.execute(code, timeout_seconds=seconds) as execution:
                 while events := await execution.next_events():
@@ -198,10 +212,19 @@ class Workplace:
 
     async def _make(self) -> tuple[Container, bool]:
         """Whether it is new: two requests may begin a session at once."""
-        wishes = Wishes(memory=self._code.memory, session=self._code.session)
+        network = await self._wanted_network()
+        wishes = Wishes(memory=self._code.memory, network=network, session=self._code.session)
         if wishes.session is not None:
             return await self._containers.of_session(self._owner, wishes)
         return await self._containers.create(self._owner, wishes), True
+
+    async def _wanted_network(self) -> NetworkPolicy | None:
+        """What is asked for, else what the container has, or had that is replaced. None where there was none."""
+        if self._code.network is not None:
+            return self._code.network
+        if self._container is not None:
+            return self._container.sandbox.network.policy
+        return await self._containers.remembered_network(self._owner, self._previous) if self._previous else None
 
     # -- files
 

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.e2b import control_absent, control_reports, control_templates, control_time
+from cloche.api.e2b import control_absent, control_network, control_reports, control_templates, control_time
 from cloche.api.e2b.control_replies import created, detail, listed
 from cloche.api.e2b.control_wire import Listing, Wanted, listing, metadata_filter, page_token, wanted
 from cloche.api.e2b.desk import Desk
@@ -28,6 +28,7 @@ def routes(engine: Engine, gatekeeper: Gatekeeper, residents: Residents, config:
         *control_reports.routes(desk),  # first, as `/sandboxes/metrics` could be an id as well
         *_routes(desk),
         *control_time.routes(desk),
+        *control_network.routes(desk),
         *control_templates.routes(desk, config),
         *control_absent.routes(desk),
     ]
@@ -88,6 +89,7 @@ class Control:
             env={**wanted.env, **own},
             metadata=wanted.metadata,
             lifetime_seconds=wanted.timeout_seconds,
+            network=control_network.policy_for(wanted.egress, template, self._desk.engine.networks),
             user="root",
             sudo=True,
             cwd="/home/user",
@@ -95,7 +97,11 @@ class Control:
         )
         sandbox = await self._desk.engine.create(spec, id=id)
         return self._desk.residents.add(
-            sandbox, alias=wanted.template, secure=wanted.secure, public_traffic=wanted.public_traffic
+            sandbox,
+            alias=wanted.template,
+            secure=wanted.secure,
+            public_traffic=wanted.public_traffic,
+            host_mask=wanted.host_mask,
         )
 
     async def _template(self, ref: str) -> Template:

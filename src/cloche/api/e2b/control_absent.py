@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cloche.api.e2b.control_wire import Network, check_network, decode
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.replies import NotOffered
 
@@ -17,7 +16,7 @@ FORK = "this server cannot fork sandboxes yet; create another one"
 SNAPSHOT = "this server has no snapshots yet; copy files out to keep them"
 BUILD = "templates are built with `cloche template build` on the server's machine, not over this API"
 VOLUME = "this server has no volumes yet; write files into the sandbox instead"
-SECRET = "this server keeps no secrets yet; hand them to a sandbox as environment variables"
+SECRET = "this server keeps no secrets; give their values with a sandbox's network.rules, where programs never see them"
 TEAM = "this server has no teams: a key belongs to an owner; `cloche key list` on the server's machine shows them"
 
 _OF_A_SANDBOX = (
@@ -48,7 +47,6 @@ _OF_NOBODY = (
 def routes(desk: Desk) -> list[BaseRoute]:
     plane = ControlAbsent(desk)
     return [
-        desk.route("PUT", "/sandboxes/{id}/network", plane.set_network),
         *(desk.route(method, path, partial(plane.of_a_sandbox, why=why)) for method, path, why in _OF_A_SANDBOX),
         *(desk.route(method, path, partial(plane.of_nobody, why=why)) for method, path, why in _OF_NOBODY),
     ]
@@ -65,9 +63,3 @@ class ControlAbsent:
     async def of_nobody(self, request: Request, *, why: str) -> Response:
         self._desk.owner(request)
         raise NotOffered(why)
-
-    async def set_network(self, request: Request) -> Response:
-        """Rules that only forbid are kept already."""
-        await self._desk.sandbox(request)
-        check_network(decode(await self._desk.body(request), Network))
-        return Response(status_code=204)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cloche.api.e2b.network_wire import has_internet, shown
 from cloche.api.e2b.replies import microseconds, timestamp
 from cloche.api.e2b.residents import Resident
 from cloche.engine.metrics import Sample
@@ -35,10 +36,15 @@ def detail(resident: Resident, domain: str) -> Json:
         **listed(resident.sandbox.info, resident.alias),
         "envdAccessToken": resident.access_token,
         "domain": domain or None,
-        "allowInternetAccess": False,
-        "network": {"allowPublicTraffic": resident.public_traffic},
+        "allowInternetAccess": has_internet(resident.sandbox.network.policy),
+        "network": _network(resident),
         "lifecycle": {"autoResume": False, "onTimeout": "kill"},
     }
+
+
+def _network(resident: Resident) -> Json:
+    mask = {} if resident.host_mask is None else {"maskRequestHost": resident.host_mask}
+    return {"allowPublicTraffic": resident.public_traffic, **mask, **shown(resident.sandbox.network.policy)}
 
 
 def listed(info: SandboxInfo, alias: str) -> Json:

@@ -16,6 +16,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from cloche import errors
+from cloche.api.e2b.network_wire import Egress, Network, egress, host_mask
 from cloche.api.e2b.replies import NotOffered, microseconds
 from cloche.model import Struct
 
@@ -30,20 +31,6 @@ _MAX_MICROSECONDS = 1 << 53
 
 class AutoResume(Struct):
     enabled: bool = False
-
-
-class Network(Struct):
-    """The names are E2B's."""
-
-    allowPublicTraffic: bool | None = None
-    allowOut: list[str] | None = None
-    denyOut: list[str] | None = None
-    dnsServers: list[str] | None = None
-    egressProxy: dict[str, Any] | None = None
-    maskRequestHost: str | None = None
-    httpsPorts: list[int] | None = None
-    rules: dict[str, Any] | None = None
-    allow_internet_access: bool | None = None
 
 
 class Iam(Struct):
@@ -87,6 +74,8 @@ class Wanted(Struct):
     public_traffic: bool
     metadata: dict[str, str]
     env: dict[str, str]
+    egress: Egress
+    host_mask: str | None
 
 
 def decode(body: bytes, type: type[T]) -> T:
@@ -106,7 +95,6 @@ def wanted(body: bytes, *, version: int) -> Wanted:
     asked = decode(body, NewSandbox)
     _check_lifecycle(asked)
     _check_attachments(asked)
-    check_network(asked.network)
     secure = version >= 2 or bool(asked.secure)
     public = asked.network is None or asked.network.allowPublicTraffic is not False
     if not public and not secure:
@@ -118,18 +106,9 @@ def wanted(body: bytes, *, version: int) -> Wanted:
         public_traffic=public,
         metadata=asked.metadata or {},
         env=asked.envVars or {},
+        egress=egress(asked.network, asked.allow_internet_access),
+        host_mask=host_mask(asked.network),
     )
-
-
-def check_network(network: Network | None) -> None:
-    """Rules that only forbid are kept already: a sandbox reaches nothing but itself. Others cannot be."""
-    if network is None:
-        return
-    for name in ("allowOut", "dnsServers", "egressProxy", "maskRequestHost", "httpsPorts", "rules"):
-        if getattr(network, name):
-            raise NotOffered(
-                f"network.{name} is not possible on this server: a sandbox has no network but loopback; leave it out"
-            )
 
 
 def _check_lifecycle(asked: NewSandbox) -> None:

@@ -88,7 +88,9 @@ class E2b:
             strip_prefix(connection.scope)
         resident = await self.residents.find(target.sandbox)
         require_entrance(connection, resident, target.port)
-        connection.scope["state"].update(resident=resident, sandbox=resident.sandbox, port=target.port)
+        connection.scope["state"].update(
+            resident=resident, sandbox=resident.sandbox, port=target.port, host=resident.host_for(target.port)
+        )
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only programs inside sandboxes speak WebSocket in this dialect."""

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.e2b.network_wire import PORT_VARIABLE
 from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.tokens import Operation, Tokens, same, signature
 from cloche.engine.engine import Engine
@@ -28,16 +29,22 @@ class Resident:
         alias: str = "",
         secure: bool = True,
         public_traffic: bool = True,
+        host_mask: str | None = None,
     ):
         self.sandbox = sandbox
         self.alias = alias or template_name(sandbox.record.template)
         self.public_traffic = public_traffic
+        self.host_mask = host_mask
         self.access_token = tokens.access(sandbox.id) if secure else None
         self.traffic_token = tokens.traffic(sandbox.id)
 
     @property
     def id(self) -> str:
         return self.sandbox.id
+
+    def host_for(self, port: int) -> str | None:
+        """What the program on that port is told for a Host; None: what the client said."""
+        return None if self.host_mask is None else self.host_mask.replace(PORT_VARIABLE, str(port))
 
 
 class Residents:
@@ -48,10 +55,14 @@ class Residents:
         self._engine = engine
         self._known: dict[str, Resident] = {}
 
-    def add(self, sandbox: Sandbox, *, alias: str, secure: bool, public_traffic: bool) -> Resident:
+    def add(
+        self, sandbox: Sandbox, *, alias: str, secure: bool, public_traffic: bool, host_mask: str | None
+    ) -> Resident:
         """A sandbox that was just made by this dialect."""
         self._forget_ended()
-        resident = Resident(sandbox, self.tokens, alias=alias, secure=secure, public_traffic=public_traffic)
+        resident = Resident(
+            sandbox, self.tokens, alias=alias, secure=secure, public_traffic=public_traffic, host_mask=host_mask
+        )
         self._known[sandbox.id] = resident
         return resident
 

@@ -13,15 +13,9 @@ import msgspec
 
 from cloche.api.openai.chat_messages import Message, items_of, messages_of, turn_of
 from cloche.api.openai.checks import MAX_TOOLS, check_length, check_lengths, check_model
-from cloche.api.openai.decoding import (
-    check_network,
-    file_ids_of,
-    json_object,
-    memory_tier,
-    missing,
-    typed,
-)
+from cloche.api.openai.decoding import file_ids_of, json_object, memory_tier, missing, typed
 from cloche.api.openai.dialect import BadParameter
+from cloche.api.openai.network import network_of
 from cloche.gateway import history
 from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.items import Item
@@ -254,10 +248,10 @@ def _container(container: Any, param: str, session: str | None) -> CodeTool:
         return CodeTool(session=session)
     if not isinstance(container, dict) or container.get("type") != "auto":
         raise BadParameter(f"Invalid value for '{param}': expected a container's id, or type 'auto'.", param)
-    check_network(container.get("network_policy"), f"{param}.network_policy")
     return CodeTool(
         file_ids=file_ids_of(container.get("file_ids"), f"{param}.file_ids"),
         memory=memory_tier(container.get("memory_limit"), f"{param}.memory_limit"),
+        network=network_of(container.get("network_policy"), f"{param}.network_policy"),
         session=session,
     )
 

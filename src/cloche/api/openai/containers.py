@@ -12,9 +12,10 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.http import Edge, whole_body
-from cloche.api.openai.decoding import check_network, file_ids_of, json_object, memory_tier, missing, typed
+from cloche.api.openai.decoding import file_ids_of, json_object, memory_tier, missing, typed
 from cloche.api.openai.dialect import BadParameter, OpenAiErrors
 from cloche.api.openai.door import Door, json_reply
+from cloche.api.openai.network import network_body, network_of
 from cloche.api.openai.pagination import PageAsked, check_integer, list_body, page_asked
 from cloche.gateway.attachments import Attachments
 from cloche.gateway.containers import (
@@ -28,6 +29,7 @@ from cloche.gateway.containers import (
     tier_of,
 )
 from cloche.model import SandboxInfo
+from cloche.network_policy import NetworkPolicy
 
 MAX_NAME = 512
 
@@ -57,18 +59,18 @@ class Containers:
         except BaseException:
             await self._delete(owner, container.id)
             raise
-        return json_reply(container_body(container.info))
+        return json_reply(await self._body(container.info))
 
     async def list(self, request: Request) -> Response:
         owner = self._door.owner_of(request)
         asked = page_asked(request.query_params)
         found = await self._containers.list(owner, request.query_params.get("name") or None)
         page, has_more = await self._page(owner, found, asked)
-        return json_reply(list_body([container_body(info) for info in page], has_more=has_more))
+        return json_reply(list_body([await self._body(info) for info in page], has_more=has_more))
 
     async def get(self, request: Request) -> Response:
         owner = self._door.owner_of(request)
-        return json_reply(container_body(await self._containers.describe(owner, request.path_params["container"])))
+        return json_reply(await self._body(await self._containers.describe(owner, request.path_params["container"])))
 
     async def delete(self, request: Request) -> Response:
         owner, id = self._door.owner_of(request), request.path_params["container"]
@@ -83,6 +85,9 @@ class Containers:
             await self._files.forget(owner, sandbox_id(id))
             raise
         await self._files.forget(owner, sandbox_id(id))
+
+    async def _body(self, info: SandboxInfo) -> dict[str, Any]:
+        return container_body(info, await self._containers.network_of(info))
 
     async def _page(
         self, owner: str, newest_first: Sequence[SandboxInfo], asked: PageAsked
@@ -124,11 +129,11 @@ def decode(body: bytes, max_minutes: int) -> tuple[Wishes, tuple[str, ...]]:
         raise BadParameter(f"Invalid 'name': {MAX_NAME} characters at most.", "name", "string_above_max_length")
     if fields.skills:
         raise BadParameter("This server has no skills: leave 'skills' out.", "skills")
-    check_network(fields.network_policy, "network_policy")
     wishes = Wishes(
         name=fields.name,
         minutes=None if fields.expires_after is None else _minutes(fields.expires_after, max_minutes),
         memory=memory_tier(fields.memory_limit, "memory_limit"),
+        network=network_of(fields.network_policy, "network_policy"),
     )
     return wishes, file_ids_of(fields.file_ids, "file_ids")
 
@@ -142,7 +147,7 @@ def _minutes(expiry: _Expiry, most: int) -> int:
     return check_integer("expires_after.minutes", expiry.minutes, 1, most)
 
 
-def container_body(info: SandboxInfo) -> dict[str, Any]:
+def container_body(info: SandboxInfo, network: NetworkPolicy) -> dict[str, Any]:
     return {
         "id": PREFIX + info.id,
         "object": "container",
@@ -152,5 +157,5 @@ def container_body(info: SandboxInfo) -> dict[str, Any]:
         "last_active_at": int(last_active_at(info)),
         "memory_limit": tier_of(info),
         "name": name_of(info),
-        "network_policy": {"type": "disabled"},
+        "network_policy": network_body(network),
     }

@@ -20,6 +20,7 @@ from cloche.api.openai.checks import (
 from cloche.api.openai.checks import missing as missing
 from cloche.api.openai.checks import typed as typed
 from cloche.api.openai.dialect import BadParameter
+from cloche.api.openai.network import network_of
 from cloche.gateway.asked import CodeTool, MemoryTier
 from cloche.gateway.items import Item
 from cloche.model import Struct
@@ -268,10 +269,10 @@ def _code_tool(at: int, tool: Item) -> CodeTool:
         return CodeTool(container=container)
     if not isinstance(container, dict) or container.get("type") != "auto":
         raise BadParameter(f"Invalid value for '{param}': expected a container's id, or type 'auto'.", param)
-    check_network(container.get("network_policy"), f"{param}.network_policy")
     return CodeTool(
         file_ids=file_ids_of(container.get("file_ids"), f"{param}.file_ids"),
         memory=memory_tier(container.get("memory_limit"), f"{param}.memory_limit"),
+        network=network_of(container.get("network_policy"), f"{param}.network_policy"),
     )
 
 
@@ -294,13 +295,3 @@ def memory_tier(value: Any, param: str) -> MemoryTier | None:
         raise BadParameter(f"Invalid value: {str(value)[:100]!r}. Supported values are: {names}.", param)
     tier: MemoryTier = value
     return tier
-
-
-def check_network(value: Any, param: str) -> None:
-    """Raises InvalidRequest for all but `disabled`."""
-    if value is None:
-        return
-    if not isinstance(value, dict) or value.get("type") not in ("disabled", "allowlist"):
-        raise BadParameter(f"Invalid value for '{param}': type must be 'disabled' or 'allowlist'.", param)
-    if value["type"] == "allowlist":
-        raise BadParameter("This server gives containers no network: use the type 'disabled'.", param)

@@ -17,20 +17,18 @@ from cloche.api.opensandbox.replies import NotOffered
 SEE = "; docs/dialects/opensandbox.md says what there is"
 PAUSE = "this server cannot pause sandboxes yet; give them a longer timeout instead"
 SNAPSHOT = "this server has no snapshots yet; copy files out to keep them"
-NETWORK = "a sandbox of this server has no network but loopback; there is no policy to read or change yet"
 TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
 METADATA = "metadata cannot be changed yet; give them when a sandbox is made"
 DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
 POOL = "this server keeps its own pools, sized by pool.ready in its configuration"
 EXECD = "of execd there are code and contexts only yet" + SEE
-PORT = "only execd's port can be reached by this API yet" + SEE
+PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE
 OTHER = "not offered yet" + SEE
 
 _PATHS = (
     ("/sandboxes/{id}/pause", PAUSE),
     ("/sandboxes/{id}/resume", PAUSE),
     ("/sandboxes/{id}/metadata", METADATA),
-    ("/sandboxes/{id}/networkpolicy", NETWORK),
     ("/sandboxes/{id}/snapshots", SNAPSHOT),
     ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
     ("/snapshots", SNAPSHOT),

@@ -11,10 +11,12 @@ from cloche.api.auth import Gatekeeper, key_of
 from cloche.api.http import Edge, Handler, status_of, whole_body
 from cloche.api.opensandbox.known import KnownSandboxes
 from cloche.api.opensandbox.replies import (
+    CONFLICT,
     INVALID,
     NOT_FOUND,
     NOT_SUPPORTED,
     UNKNOWN,
+    Conflict,
     NotOffered,
     Unsupported,
     error_reply,
@@ -64,6 +66,8 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return 501, NOT_SUPPORTED
         case Unsupported():
             return 400, NOT_SUPPORTED
+        case Conflict():
+            return 409, CONFLICT
         case errors.TemplateNotFound():
             return 400, INVALID
         case errors.NotFound() | errors.Gone():

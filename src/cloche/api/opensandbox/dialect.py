@@ -8,7 +8,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
-from cloche.api.opensandbox import absent, execd, lifecycle
+from cloche.api.opensandbox import absent, egress, execd, lifecycle
 from cloche.api.opensandbox.desk import Desk
 from cloche.api.opensandbox.known import KnownSandboxes
 from cloche.api.opensandbox.replies import INVALID, NOT_SUPPORTED, error_reply
@@ -24,7 +24,7 @@ class OpenSandbox:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         known = KnownSandboxes(engine, secret)
         desk, plane = Desk(engine, gatekeeper, known, config), execd.Execd(engine, known)
-        routes = [*lifecycle.routes(desk), *execd.routes(plane), *absent.routes(desk, plane)]
+        routes = [*lifecycle.routes(desk), *execd.routes(plane), *egress.routes(desk), *absent.routes(desk, plane)]
         self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from cloche.api.opensandbox.vault_wire import Vault
 from cloche.api.tokens import token_of
 from cloche.engine.context import Context
 from cloche.engine.engine import Engine
 from cloche.engine.execution import Execution
 from cloche.engine.sandbox import DEFAULT_CONTEXT
+
+Plane = Literal["execd", "egress"]
 
 IDLE_ENTRYPOINT = ("tail", "-f", "/dev/null")
 
@@ -26,6 +31,7 @@ class Known:
         self.entrypoint = entrypoint
         self.extensions = extensions or {}
         self.renew_seconds = renew_seconds  # how long it lives, at least, after each use
+        self.vault: Vault | None = None
         self._used: set[str] = set()  # default contexts
         self._waiting: dict[Execution, Context] = {}
         self._interrupted: set[Execution] = set()
@@ -85,6 +91,6 @@ class KnownSandboxes:
         """The same, of one that is only looked at."""
         return self._known.get(id) or Known()
 
-    def token(self, id: str) -> str:
-        """What opens execd of that sandbox."""
-        return token_of(self._secret, "opensandbox:execd", id)
+    def token(self, id: str, plane: Plane = "execd") -> str:
+        """What opens that plane of that sandbox."""
+        return token_of(self._secret, f"opensandbox:{plane}", id)

@@ -13,6 +13,7 @@ from cloche.api.opensandbox import lifecycle_replies as replies
 from cloche.api.opensandbox import lifecycle_wire as wire
 from cloche.api.opensandbox.desk import Desk
 from cloche.api.opensandbox.known import Known
+from cloche.api.opensandbox.network_wire import policy_unasked
 from cloche.api.opensandbox.replies import NotOffered, json_reply, timestamp
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec
@@ -76,12 +77,16 @@ class Lifecycle:
         """The same with `use_server_proxy` and without: there is no other way in."""
         sandbox = await self._desk.sandbox(request)
         port = wire.port(request.path_params["port"])
-        if port != replies.EXECD_PORT:
-            raise NotOffered(f"port {port}: only execd's, {replies.EXECD_PORT}, can be reached by this API yet")
+        if port not in replies.TOKEN_HEADERS:
+            raise NotOffered(
+                f"port {port}: only execd's, {replies.EXECD_PORT}, and that of the network policy, "
+                f"{replies.EGRESS_PORT}, can be reached by this API yet"
+            )
         if "expires" in request.query_params:
             raise NotOffered("expires: this server signs no endpoints; the token in the answer's headers opens it")
         place = replies.place_of(self._desk.public_url, request.headers.get("host", ""))
-        return json_reply(replies.endpoint(sandbox.id, self._desk.known.token(sandbox.id), place))
+        token = self._desk.known.token(sandbox.id, "execd" if port == replies.EXECD_PORT else "egress")
+        return json_reply(replies.endpoint(sandbox.id, port, token, place))
 
     async def _make(self, owner: str, wanted: wire.Wanted) -> Sandbox:
         spec = SandboxSpec(
@@ -90,6 +95,7 @@ class Lifecycle:
             metadata=wanted.metadata,
             limits=await self._limits(wanted),
             lifetime_seconds=wanted.timeout_seconds or self._desk.max_seconds,
+            network=wanted.network or policy_unasked(self._desk.engine.networks.bound),
             owner=owner,
         )
         return await self._desk.engine.create(spec)

@@ -10,7 +10,10 @@ from cloche.api.opensandbox.replies import Json, timestamp
 from cloche.model import SandboxInfo
 
 EXECD_PORT = 44772
+EGRESS_PORT = 18080
 TOKEN_HEADER = "X-EXECD-ACCESS-TOKEN"
+EGRESS_HEADER = "OPENSANDBOX-EGRESS-AUTH"
+TOKEN_HEADERS = {EXECD_PORT: TOKEN_HEADER, EGRESS_PORT: EGRESS_HEADER}
 PREFIX = "/opensandbox/v1"
 
 
@@ -47,11 +50,11 @@ def page(items: Sequence[Json], *, page: int, size: int) -> Json:
     }
 
 
-def endpoint(id: str, token: str, place: str) -> Json:
+def endpoint(id: str, port: int, token: str, place: str) -> Json:
     """Without a scheme: clients take that of the lifecycle API."""
     return {
-        "endpoint": f"{place}{PREFIX}/sandboxes/{id}/proxy/{EXECD_PORT}",
-        "headers": {TOKEN_HEADER: token},
+        "endpoint": f"{place}{PREFIX}/sandboxes/{id}/proxy/{port}",
+        "headers": {TOKEN_HEADERS[port]: token},
     }
 
 

@@ -17,10 +17,12 @@ from starlette.datastructures import QueryParams
 from cloche import errors
 from cloche.api.opensandbox import quantities
 from cloche.api.opensandbox.known import IDLE_ENTRYPOINT
+from cloche.api.opensandbox.network_wire import Network, policy_of
 from cloche.api.opensandbox.replies import Unsupported
 from cloche.model import Limits, Struct
+from cloche.network_policy import NetworkPolicy
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 MAX_PAGE = 200
 RENEWING = "access.renew.extend.seconds"
@@ -36,16 +38,6 @@ _IDLE = (IDLE_ENTRYPOINT, ("sleep", "infinity"))
 class Image(Struct):
     uri: str
     auth: dict[str, str] | None = None
-
-
-class Rule(Struct):
-    action: str = ""
-    target: str = ""
-
-
-class Network(Struct):
-    defaultAction: str | None = None
-    egress: list[Rule] | None = None
 
 
 class Platform(Struct):
@@ -71,7 +63,7 @@ class NewSandbox(Struct):
     metadata: dict[str, str] | None = None
     platform: Platform | None = None
     networkPolicy: Network | None = None
-    credentialProxy: Switch | None = None
+    credentialProxy: Switch | None = None  # there is always one
     secureAccess: bool | None = None  # always so: execd takes the sandbox's token only
     volumes: list[Any] | None = None
     lifecycle: dict[str, Any] | None = None
@@ -93,6 +85,7 @@ class Wanted(Struct):
     metadata: dict[str, str]
     extensions: dict[str, str]
     renew_seconds: int
+    network: NetworkPolicy | None  # None: nothing was said about it
 
 
 class Listing(Struct):
@@ -105,7 +98,7 @@ class Listing(Struct):
 
 
 def decode(body: bytes, type: type[T]) -> T:
-    """A body that must be a JSON object."""
+    """A body that must be JSON of that type; an empty one is an empty object."""
     try:
         return msgspec.json.decode(body.strip() or b"{}", type=type)
     except msgspec.ValidationError as error:
@@ -120,7 +113,6 @@ def wanted(body: bytes) -> Wanted:
     """The sandbox that the body of `POST /sandboxes` asks for."""
     asked = decode(body, NewSandbox)
     _check_absent(asked)
-    _check_network(asked.networkPolicy)
     _check_platform(asked.platform)
     if asked.timeout is not None and asked.timeout < 1:
         raise errors.InvalidRequest(f"timeout: it must be at least 1 s, not {asked.timeout}")
@@ -138,6 +130,7 @@ def wanted(body: bytes) -> Wanted:
         metadata=metadata,
         extensions=extensions,
         renew_seconds=_renewing(extensions.get(RENEWING)),
+        network=None if asked.networkPolicy is None else policy_of(asked.networkPolicy),
     )
 
 
@@ -222,25 +215,8 @@ def _check_absent(asked: NewSandbox) -> None:
         raise Unsupported("volumes: this server has no volumes yet; leave it out, and write files instead")
     if asked.lifecycle:
         raise Unsupported("lifecycle: this server runs no hooks; leave it out")
-    if asked.credentialProxy is not None and asked.credentialProxy.enabled:
-        raise Unsupported("credentialProxy: this server has none; leave it out")
     if "poolRef" in (asked.extensions or {}):
         raise Unsupported("extensions.poolRef: this server keeps its own pools; give image.uri")
-
-
-def _check_network(policy: Network | None) -> None:
-    """Rules that only forbid are kept already: a sandbox reaches nothing but itself. Others cannot be."""
-    if policy is None:
-        return
-    actions = [policy.defaultAction or "deny", *(rule.action or "deny" for rule in policy.egress or ())]
-    for action in actions:
-        if action not in ("allow", "deny"):
-            raise errors.InvalidRequest(f"networkPolicy: an action is allow or deny, not {action[:80]!r}")
-        if action == "allow":
-            raise Unsupported(
-                "networkPolicy: a sandbox of this server has no network but loopback yet, so nothing can be allowed; "
-                'send {"defaultAction": "deny", "egress": []}, or leave it out, which means the same here'
-            )
 
 
 def _check_platform(asked: Platform | None) -> None:

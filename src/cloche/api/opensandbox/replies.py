@@ -13,6 +13,7 @@ from cloche import errors
 INVALID = "SANDBOX::INVALID_PARAMETER"
 NOT_SUPPORTED = "SANDBOX::API_NOT_SUPPORTED"
 NOT_FOUND = "SANDBOX::SANDBOX_NOT_FOUND"
+CONFLICT = "SANDBOX::CONFLICT"
 UNKNOWN = "SANDBOX::UNKNOWN_ERROR"
 
 Json = dict[str, Any]
@@ -28,6 +29,12 @@ class Unsupported(errors.InvalidRequest):
     """A request that is right but for a field that asks for what this server does not have."""
 
     code = "not_offered"
+
+
+class Conflict(errors.ClocheError):
+    """What is asked for does not fit what is there by now."""
+
+    code = "conflict"
 
 
 def json_reply(body: Any, status: int = 200) -> Response:
