@@ -39,6 +39,11 @@ def text_of(page: Path) -> str:
     return page.read_text("utf-8")
 
 
+def test_the_design_lists_every_module_of_the_proxy():
+    listed = set(re.findall(r"[a-z0-9_]+\.py", text_of(REPOSITORY / "docs/design.md")))
+    assert {path.name for path in (PACKAGE / "egress").glob("*.py")} - {"__init__.py"} <= listed
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
 

@@ -242,7 +242,14 @@ def _assemble(settings: list[Setting]) -> Config:
     try:
         return msgspec.convert({**tree, "origins": origins}, Config)
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        raise errors.InvalidConfig(str(error)) from None
+        raise errors.InvalidConfig(_with_origin(str(error), origins)) from None
+
+
+def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
+    """A problem that names its key, with where that came from; without the place in a tree that nobody wrote."""
+    said = re.sub(r" - at `\$[^`]*`$", "", problem)
+    named = [key for key in origins if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", said)]
+    return f"{said} ({origins[named[0]]})" if named else said
 
 
 def _fill_limits(limits: dict[str, Any]) -> None:
@@ -275,7 +282,9 @@ def _listed(key: str, text: str) -> Any:
 
 
 def _as_tables(key: str, value: Any) -> str:
-    return ": write [[upstream]], with two brackets" if key == "upstream" and isinstance(value, dict) else ""
+    if key == "upstream" and isinstance(value, dict):
+        return ": write [[upstream]], with two brackets"
+    return f": write a list, [{value!r}]" if KEYS[key] == tuple[str, ...] and isinstance(value, str) else ""
 
 
 def _bytes(setting: Setting) -> int:

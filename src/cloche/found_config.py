@@ -12,7 +12,8 @@ from cloche import errors
 LOCAL_FILE = "cloche.toml"
 FOUND_FILE = f"file ./{LOCAL_FILE}"  # the origin of what comes from such a file
 
-_NETWORKS = ("network.", "packages.")
+# What says where sandboxes may go. Everything else of these tables denies, or limits.
+_WIDENING = frozenset({"network.allow", "network.default", "packages.enabled", "packages.allow"})
 _WAYS_IN = frozenset({"network.internal", "network.hosts", "packages.pypi", "packages.npm"})
 
 
@@ -58,9 +59,9 @@ def refuse_upstreams(origins: Mapping[str, str]) -> None:
 def refuse_networks(origins: Mapping[str, str]) -> None:
     """For whoever is their own operator. Raises InvalidConfig if such a file says what sandboxes may reach.
 
-    It would let out what is meant to stay in.
+    It would let out what is meant to stay in. What only denies or limits is taken.
     """
-    found = [key for key, origin in origins.items() if origin == FOUND_FILE and key.startswith(_NETWORKS)]
+    found = [key for key, origin in origins.items() if origin == FOUND_FILE and key in _WIDENING | _WAYS_IN]
     if found:
         raise errors.InvalidConfig(
             f"a {LOCAL_FILE} that merely lies in this directory cannot set {found[0]} here, since it would say what "

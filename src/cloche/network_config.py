@@ -32,8 +32,8 @@ class Network(Struct):
     log_entries: int = 1000  # of a sandbox's network log; the oldest make room
 
     def __post_init__(self) -> None:
-        for pattern in (*self.allow, *self.deny, *self.default):
-            parse_pattern(pattern)
+        for key in ("allow", "deny", "default"):
+            _check_patterns(f"network.{key}", getattr(self, key))
         for pattern in self.internal:
             _range("network.internal", pattern)
         for name, addresses in self.hosts.items():
@@ -104,6 +104,16 @@ def _check_package(pattern: str) -> None:
 def check_positive(key: str, value: float) -> None:
     if not 0 < value < float("inf"):
         raise errors.InvalidRequest(f"{key} must be a positive number, not {value}")
+
+
+def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
+    if isinstance(patterns, str):  # a list of letters to Python, and never what is meant
+        raise errors.InvalidRequest(f"{key} is a list of patterns: write [{patterns[:300]!r}]")
+    for pattern in patterns:
+        try:
+            parse_pattern(pattern)
+        except errors.InvalidRequest as error:
+            raise errors.InvalidRequest(f"{key}: {error}") from None
 
 
 def _range(key: str, text: str) -> AddressRange:

@@ -21,18 +21,26 @@ from cloche.structs import Struct
 
 Action = Literal["allow", "deny"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Ports = tuple[tuple[int, int], ...]
 
 MAX_RULES = 1000
 MAX_SECRETS = 100
 MAX_SECRET_BYTES = 16 << 10
+MAX_SECRETS_BYTES = 64 << 10  # all of a policy: whatever comes back is searched for each of them
 REDACTED = "***"  # stands for a secret's value wherever one is shown
-WEB_PORTS = ((80, 80), (443, 443))
-ALL_PORTS = ((1, 65535),)
+WEB_PORTS: Ports = ((80, 80), (443, 443))
+ALL_PORTS: Ports = ((1, 65535),)
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# Variables by which programs find themselves, each other, the proxy, and whom to trust.
+_STEERING = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|TERM|TZ|LANG|LANGUAGE|TMPDIR|TEMP|TMP|IFS|ENV|CDPATH|EDITOR|PAGER"
+    r"|NODE_(OPTIONS|PATH|EXTRA_CA_CERTS|USE_ENV_PROXY|TLS_REJECT_UNAUTHORIZED)|(SSL|REQUESTS|CURL)_C(ERT|A)_\w+"
+    r"|PIP_CERT|AWS_CA_BUNDLE|GIT_SSL_\w+|\w+_PROXY|(LD|LC|XDG|BASH|PYTHON|CLOCHE)_\w*|PYTHON\w*|BASH\w*|VIRTUAL_ENV"
+)
 # Headers that say where a request goes, where it ends, or how its answer comes: not a secret's to decide.
 FRAMING_HEADERS = frozenset(
     "host content-length transfer-encoding connection keep-alive proxy-connection proxy-authorization upgrade te "
@@ -46,7 +54,7 @@ class Pattern(NamedTuple):
     name: str | None
     below: bool  # `*.name`: what is below it, and not it
     network: Network | None
-    ports: tuple[tuple[int, int], ...] | None  # None: none were given
+    ports: Ports | None  # None: none were given
 
 
 def parse_pattern(text: object) -> Pattern:
@@ -68,7 +76,7 @@ def parse_pattern(text: object) -> Pattern:
     return Pattern(name, below, None, ports)
 
 
-def _split(text: str) -> tuple[str, tuple[tuple[int, int], ...] | None]:
+def _split(text: str) -> tuple[str, Ports | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if bracket and (not rest or rest.startswith(":")):
@@ -79,7 +87,7 @@ def _split(text: str) -> tuple[str, tuple[tuple[int, int], ...] | None]:
     return text, None
 
 
-def _ports(text: str, ports: str) -> tuple[tuple[int, int], ...]:
+def _ports(text: str, ports: str) -> Ports:
     if ports == "*":
         return ALL_PORTS
     first, _, last = ports.partition("-")
@@ -91,9 +99,18 @@ def _ports(text: str, ports: str) -> tuple[tuple[int, int], ...]:
 
 def _network(host: str) -> Network | None:
     try:
-        return ipaddress.ip_network(host, strict=False)
+        found = ipaddress.ip_network(host, strict=False)
     except ValueError:
         return None
+    return _plain(found) if isinstance(found, ipaddress.IPv6Network) else found
+
+
+def _plain(network: ipaddress.IPv6Network) -> Network:
+    """IPv4 that is written as IPv6 is IPv4: so are the addresses that it is compared with."""
+    mapped = network.network_address.ipv4_mapped
+    if mapped is None or network.prefixlen < 96:
+        return network
+    return ipaddress.IPv4Network((mapped, network.prefixlen - 96))
 
 
 class NetworkRule(Struct):
@@ -138,6 +155,11 @@ class Secret(Struct):
             raise errors.InvalidRequest(
                 f"the name of the secret for {self.domain} must be that of an environment variable: letters, digits, _"
             )
+        if self.name is not None and _STEERING.fullmatch(self.name.upper()):
+            raise errors.InvalidRequest(
+                f"the name of the secret for {self.domain} is that of a variable which says how programs run, or whom "
+                "they trust, such as PATH: use another, such as API_TOKEN"
+            )
         _check_value(self.domain, self.value)
 
     def is_for(self, host: str) -> bool:
@@ -171,12 +193,26 @@ def _check_ambiguous(secrets: tuple[Secret, ...]) -> None:
         seen.add(key)
 
 
+def _check_size(secrets: tuple[Secret, ...]) -> None:
+    if sum(len(value) for value in {secret.value for secret in secrets}) > MAX_SECRETS_BYTES:
+        raise errors.InvalidRequest(
+            f"the values of a policy's secrets can have {MAX_SECRETS_BYTES} bytes in all: give fewer, or shorter ones"
+        )
+
+
 def check_counts(rules: int, secrets: int) -> None:
     """For whoever has many of them, before each is looked at. Raises InvalidRequest."""
     if rules > MAX_RULES:
         raise errors.InvalidRequest(f"a network policy can have {MAX_RULES} rules: use wildcards")
     if secrets > MAX_SECRETS:
         raise errors.InvalidRequest(f"a network policy can have {MAX_SECRETS} secrets")
+
+
+def check_lists(allow: object, deny: object) -> None:
+    """A string is a list of letters to Python, and never what is meant. Raises InvalidRequest."""
+    for name, given in (("allow", allow), ("deny", deny)):
+        if isinstance(given, str):
+            raise errors.InvalidRequest(f"{name} is a list of patterns: write {name}=[{given[:300]!r}]")
 
 
 class NetworkPolicy(Struct):
@@ -192,10 +228,12 @@ class NetworkPolicy(Struct):
     secrets: tuple[Secret, ...] = ()
 
     def __post_init__(self) -> None:
+        check_lists(self.allow, self.deny)
         check_counts(len(self.allow) + len(self.deny) + len(self.rules), len(self.secrets))
         for pattern in (*self.allow, *self.deny):
             parse_pattern(pattern)
         _check_ambiguous(self.secrets)
+        _check_size(self.secrets)
 
     @property
     def ordered(self) -> tuple[NetworkRule, ...]:
@@ -214,10 +252,37 @@ class NetworkPolicy(Struct):
 
 
 def first_outside(policy: NetworkPolicy, bound: NetworkPolicy) -> str | None:
-    """The first pattern that `policy` allows though nothing of it is within `bound`."""
-    limits = _allowed(bound)
+    """The first pattern that `policy` allows though nothing of it is within `bound`, which has no `rules`."""
+    allowed, denied = _allowed(bound), [parse_pattern(host) for host in bound.deny]
     asked = (rule.host for rule in policy.ordered if rule.action == "allow")
-    return next((host for host in asked if not _overlaps_one(host, limits)), None)
+    return next((host for host in asked if not _is_within(parse_pattern(host), allowed, denied)), None)
+
+
+def _is_within(asked: Pattern, allowed: list[Pattern], denied: list[Pattern]) -> bool:
+    for each in allowed:
+        narrow = _narrower(asked, each)
+        if narrow is None:
+            continue
+        ports = _common_ports(asked.ports or WEB_PORTS, each.ports or WEB_PORTS)
+        for denial in denied:
+            if _contains(denial, narrow):
+                ports = _without_ports(ports, denial.ports or ALL_PORTS)
+        if ports:
+            return True
+    return False
+
+
+def _common_ports(some: Ports, others: Ports) -> Ports:
+    spans = ((max(one[0], two[0]), min(one[1], two[1])) for one in some for two in others)
+    return tuple(span for span in spans if span[0] <= span[1])
+
+
+def _without_ports(some: Ports, others: Ports) -> Ports:
+    for first, last in others:
+        before = ((one, min(end, first - 1)) for one, end in some)
+        after = ((max(one, last + 1), end) for one, end in some)
+        some = tuple(span for span in (*before, *after) if span[0] <= span[1])
+    return some
 
 
 def useless_secret(policy: NetworkPolicy) -> Secret | None:
@@ -244,28 +309,47 @@ def _overlaps_one(host: str, patterns: list[Pattern]) -> bool:
 
 
 def _overlap(one: Pattern, other: Pattern) -> bool:
-    if "*" in (one.name, other.name):
+    return _narrower(one, other) is not None
+
+
+def _narrower(one: Pattern, other: Pattern) -> Pattern | None:
+    """What hosts of both match: of two patterns that have some in common, one has all of the other's."""
+    if _contains(one, other):
+        return other
+    return one if _contains(other, one) else None
+
+
+def _contains(wide: Pattern, narrow: Pattern) -> bool:
+    if wide.name == "*":
         return True
-    if one.network is not None and other.network is not None:
-        return one.network.version == other.network.version and one.network.overlaps(other.network)
-    if one.name is None or other.name is None:
+    if wide.network is not None and narrow.network is not None:
+        return _has_network(wide.network, narrow.network)
+    if wide.name is None or narrow.name in (None, "*"):
         return False
-    return _covers(one, other) or _covers(other, one)
-
-
-def _covers(wide: Pattern, narrow: Pattern) -> bool:
     same = wide.name == narrow.name and wide.below == narrow.below
     return same or (wide.below and str(narrow.name).endswith(f".{wide.name}"))
 
 
+def _has_network(wide: Network, narrow: Network) -> bool:
+    if wide.version != narrow.version or wide.prefixlen > narrow.prefixlen:
+        return False
+    return narrow.network_address in wide
+
+
+EntryVerdict = Literal["allowed", "denied", "failed", "open"]
+
+
 class NetworkEntry(Struct):
-    """One line of a sandbox's network log: something that a program tried, and what became of it."""
+    """One line of a sandbox's network log: something that a program tried, and what became of it.
+
+    `open` is what goes on: its numbers are those of this moment.
+    """
 
     at: float
     protocol: Literal["connect", "http", "socks", "package", "other"]
     host: str  # as far as it was understood
     port: int
-    verdict: Literal["allowed", "denied", "failed"]
+    verdict: EntryVerdict
     reason: str = ""
     sent_bytes: int = 0  # by the program
     received_bytes: int = 0
@@ -276,7 +360,7 @@ class NetworkEntry(Struct):
         moved = f"  sent {self.sent_bytes}, received {self.received_bytes} bytes in {self.seconds:.2f} s"
         there = f"{self.host}:{self.port}" if self.port else self.host
         why = f"  ({self.reason})" if self.reason else ""
-        end = f"{moved if self.verdict == 'allowed' else ''}{why}"
+        end = f"{moved if self.verdict in ('allowed', 'open') else ''}{why}"
         line = f"{when}  {self.verdict:<7}  {self.protocol:<7}  {there}{end}"
         # A host may be named by a program's own words: they cannot steer a terminal.
         return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line)

@@ -29,7 +29,7 @@ PRIVATE = frozenset({"code", "output", "stdout", "stderr", "text", "content", "p
 FREQUENT = frozenset({"request.ended"})
 """Events that are logged only: were they kept, they would push out those that say why something ended."""
 
-OF_NETWORKS = frozenset({"network.allowed", "network.denied", "network.failed"})
+OF_NETWORKS = frozenset({"network.allowed", "network.denied", "network.failed", "network.left_out"})
 """Events that are kept apart, for the same reason: they are what an operator asks for by name."""
 
 KEPT_ENTRIES = 1000

@@ -109,20 +109,25 @@ Opening = Callable[..., Doorway]
 @pytest_asyncio.fixture
 async def opening() -> AsyncIterator[Opening]:
     """Opens doors: `opening(allow=..., deny=..., rules=...)`, with settings of [network] and a resolver if wanted,
-    or `beside` another, as two sandboxes of one host are."""
+    or `beside` another, as two sandboxes of one host are, of one `owner` or of two."""
     opened: list[Doorway] = []
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
 
     def open_one(
-        *, beside: Doorway | None = None, resolve: Resolve | None = None, settings: Any = None, **rules: Any
+        *,
+        beside: Doorway | None = None,
+        owner: str = "somebody",
+        resolve: Resolve | None = None,
+        settings: Any = None,
+        **rules: Any,
     ) -> Doorway:
         chosen = {"allow": ("*:*",), "internal": ("127.100.0.0/14",), "hosts": HOSTS, **(settings or {})}
         egress = beside.egress if beside else Egress(Network(**chosen), Packages(), resolve=resolve)
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        door = egress.open(listener, NetworkPolicy(**rules), sandbox="sbx", owner="somebody")
+        door = egress.open(listener, NetworkPolicy(**rules), sandbox="sbx", owner=owner)
         opened.append(Doorway(egress, door, port))
         return opened[-1]
 

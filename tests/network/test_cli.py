@@ -181,11 +181,43 @@ def test_logs_show_what_a_sandbox_tried_also_when_it_has_ended(call: Call, runni
     assert there.at("www.api.test") in ended and "denied" in ended
 
 
+def test_the_log_of_one_that_has_ended_has_every_host_that_it_reached(
+    call: Call, running: RunningServer, there: Neighbour
+):
+    """Also where it spoke to others so often that the server's log did not have a line for each."""
+    network = {"allow": [there.at("api.test"), there.at("www.api.test")]}
+    with cloche.Sandbox(network=network, url=running.url, api_key=running.key) as box:
+        often = f"for _ in range(150): urllib.request.urlopen({there.url('api.test')!r}).read()\n"
+        box.run(f"import urllib.request\n{often}{there.fetch('www.api.test')}\n{often}")
+    lines = call("logs", "--network", box.id).stdout.splitlines()
+    (found,) = [line for line in lines if there.at("www.api.test") in line]
+    assert f"{box.id}  allowed" in found
+    assert there.at("api.test") in lines[-1] and "more connections" in lines[-1] and "received" in lines[-1]
+    shown = [line for line in lines if there.at(" api.test") in line]
+    more = sum(int(line.split(" more connections")[0].rsplit("  ", 1)[1]) for line in shown if " more con" in line)
+    assert more + len([line for line in shown if " more con" not in line]) == 300
+
+
+def test_logs_show_what_is_still_open(call: Call, running: RunningServer, there: Neighbour):
+    code = (
+        "import socket\n"
+        "held = socket.create_connection(('127.0.0.1', 49980))\n"
+        f"held.sendall(b'CONNECT {there.at('api.test')} HTTP/1.1\\r\\n\\r\\n')\n"
+        "print(held.recv(99)[:12])"
+    )
+    with cloche.Sandbox(network={"allow": [there.at("api.test")]}, url=running.url, api_key=running.key) as box:
+        assert box.run(code).stdout == "b'HTTP/1.1 200'\n"
+        (line,) = call("logs", "--network", box.id).stdout.splitlines()
+        assert line.split()[1:4] == ["open", "connect", there.at("api.test")]
+        assert [each.verdict for each in box.network.log()] == ["open"]
+
+
 def test_doctor_says_what_is_in_force(within: Callable[..., Result], data_dir: str):
     indexes = {"CLOCHE_PACKAGES_ENABLED": "1", "CLOCHE_PACKAGES_PYPI": "https://me:hush@index.example.com/x/simple"}
     bound = {"CLOCHE_NETWORK_ALLOW": "pypi.org,*.example.com", "CLOCHE_NETWORK_DENY": "x.example.com"}
     said = within("doctor", **indexes, **bound).output
     assert "pypi.org, *.example.com; never x.example.com" in said
+    assert "who does not ask gets nothing, and clients of E2B and OpenSandbox that do not ask get all of it" in said
     assert "install from index.example.com (as configured), npm from" in said and "hush" not in said
     checks = {each.name: each for each in doctor_network.checks(Config(data_dir=data_dir))}
     assert {name: each.state for name, each in checks.items()} == dict.fromkeys(
@@ -213,6 +245,9 @@ def test_config_prints_lists_of_the_environment_and_no_password_of_an_index(with
     ("env", "said"),
     [
         ({"CLOCHE_NETWORK_ALLOW": "http://x"}, "no scheme"),
+        ({"CLOCHE_NETWORK_DENY": "a.test,b c"}, "network.deny: 'b c' is not"),
+        ({"CLOCHE_NETWORK_DEFAULT": "b c"}, "(environment variable CLOCHE_NETWORK_DEFAULT)"),
+        ({"CLOCHE_NETWORK_CONNECTIONS": "0"}, "(environment variable CLOCHE_NETWORK_CONNECTIONS)"),
         ({"CLOCHE_NETWORK_HOSTS": "a.test"}, "network.hosts"),
         ({"CLOCHE_NETWORK_INTERNAL": "all"}, "network.internal"),
         ({"CLOCHE_PACKAGES_PYPI": "ftp://me:hush@x/"}, "packages"),
@@ -220,4 +255,10 @@ def test_config_prints_lists_of_the_environment_and_no_password_of_an_index(with
 )
 def test_a_bad_setting_is_said(within: Callable[..., Result], env: dict[str, str], said: str):
     done = within("config", **env)
-    assert done.exit_code == 125 and said in done.stderr and "hush" not in done.stderr
+    assert done.exit_code == 125 and said in done.stderr and "hush" not in done.stderr and "$." not in done.stderr
+
+
+def test_a_string_in_the_place_of_a_list_is_said_with_its_key(within: Callable[..., Result], tmp_path: Path):
+    (tmp_path / "cloche.toml").write_text('[network]\ndeny = "pypi.org"\n')
+    done = within("config")
+    assert done.exit_code == 125 and "network.deny" in done.stderr and "write a list, ['pypi.org']" in done.stderr

@@ -24,6 +24,11 @@ def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLo
     return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
 
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        pass
+
+
 async def refused(door: Doorway, said: bytes, reason: str, *, ends: bool = False) -> bytes:
     """What was answered to what must be denied, and logged so."""
     answer = await door.say(said, ends=ends)
@@ -203,8 +208,46 @@ async def test_a_second_hello_names_the_same_server(opening: Opening, name: str,
     assert (await door.line()).verdict == ("allowed" if name == "good.test" else "denied")
 
 
+@pytest.mark.parametrize("length", [64 << 10, 131_396])
+@pytest.mark.parametrize("first", [1, 3, 16_000])
+async def test_a_second_hello_that_is_too_large_is_refused(opening: Opening, length: int, first: int) -> None:
+    """Servers would read it, and go by the name in it."""
+    door = opening(allow=("good.test:*",))
+    second = b"\x01" + length.to_bytes(3, "big") + bytes(20_000)
+    said = real_hello("good.test")
+    async with serving_at(echo) as server:
+        reader, writer = await door.connect(f"good.test:{server.port}")
+        writer.write(said)
+        assert await reader.readexactly(len(said)) == said
+        writer.write(records(second[:first]) + records(second[first:]))
+        writer.write_eof()
+        assert await read_all(reader) == ALERT
+        writer.close()
+        assert server.heard == said
+    line = await door.line()
+    assert line.verdict == "denied" and "a ClientHello can have" in line.reason
+
+
+async def test_records_without_end_before_a_second_hello_are_refused(opening: Opening) -> None:
+    door = opening(allow=("good.test:*",))
+    async with serving_at(silent) as server:
+        reader, writer = await door.connect(f"good.test:{server.port}")
+        writer.write(real_hello("good.test") + b"\x15\x03\x03\x00\x02\x01\x5a" * 2000)
+        assert await read_all(reader) == ALERT
+        writer.close()
+    assert "too much follows on the ClientHello" in (await door.line()).reason
+
+
 @pytest.mark.parametrize(
-    "rest", [b"", b"\x16\x03", b"\x16\x03\x03\x00\x20\x10\x00\x00\x1cx", b"\x17\x03\x03\x00\x02hi", b"\x14\x03"]
+    "rest",
+    [
+        b"",
+        b"\x16\x03",
+        b"\x16\x03\x03\x00\x20\x10\x00\x00\x1cx",
+        b"\x17\x03\x03\x00\x02hi",
+        b"\x14\x03",
+        b"\x16\x03\x03\x00\x28\x01\x7f" + bytes(38),
+    ],
 )
 async def test_what_follows_on_a_hello_goes_on_as_it_is(opening: Opening, rest: bytes) -> None:
     door = opening(allow=("good.test:*",))
@@ -278,6 +321,11 @@ async def test_an_honest_client_says_why_it_was_refused(opening: Opening, client
         b"GET /\x80\x00\x01 HTTP/1.1\r\nHost: other.test\r\n\r\n",
         b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: other.test\r\n\r\n",
         b"CONNECT other.test:80 HTTP/1.1\r\nHost: good.test:{p}\r\n\r\n",
+        b"A" * 33 + b" / HTTP/1.1\r\nHost: other.test\r\n\r\n",
+        b"A" * 10_000 + b" / HTTP/1.1\r\nHost: other.test\r\n\r\n",
+        b"A" * 20_000,
+        b"\r\n" * 10_000,
+        b"GET\r/\rHTTP/1.1\r\nHost: other.test\r\n\r\n",
     ],
 )
 async def test_http_in_a_tunnel_is_for_the_host_of_the_tunnel(opening: Opening, said: bytes) -> None:

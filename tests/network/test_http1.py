@@ -12,6 +12,7 @@ from cloche.egress import http1
 from cloche.egress.destination import BadDestination, parse_authority
 from cloche.egress.forward import check_host, split_target
 from cloche.egress.http1 import BadAnswer, BadRequest, Head
+from cloche.egress.tunnel import MAX_LINE_BYTES, FirstLine
 
 
 def reader_of(raw: bytes) -> asyncio.StreamReader:
@@ -22,12 +23,12 @@ def reader_of(raw: bytes) -> asyncio.StreamReader:
 
 
 def run(awaited):
-    """What is there already needs no loop."""
+    """What is there already needs no loop, though it may let others have their turn."""
     try:
-        awaited.send(None)
+        while True:
+            assert awaited.send(None) is None, "it waits"
     except StopIteration as done:
         return done.value
-    raise AssertionError("it waits")
 
 
 def head_of(raw: bytes) -> Head:
@@ -145,6 +146,59 @@ def test_chunks_are_read() -> None:
     assert body_of(b'5\r\nhello\r\n6;a="b"\r\n world\r\n0\r\nX: y\r\n\r\n', None) == b"hello world"
     assert body_of(b"0\r\n\r\nGET / HTTP/1.1", None) == b""
     assert body_of(b"hello and more", 5) == b"hello"
+
+
+def parts_of(raw: bytes) -> list[bytes]:
+    async def read() -> list[bytes]:
+        return [part async for part in http1.read_body(reader_of(raw), None)]
+
+    return run(read())
+
+
+def test_chunks_that_are_there_together_come_as_one() -> None:
+    """Each costs an `await` that does not wait: a body of small ones would keep everybody else waiting."""
+    parts = parts_of(b"14\r\n01234567890123456789\r\n" * 1000 + b"0\r\n\r\n")
+    assert b"".join(parts) == b"01234567890123456789" * 1000
+    assert len(parts) == -(-1000 // http1.CHUNKS_AT_ONCE)
+
+
+def test_others_have_their_turn_between_chunks() -> None:
+    async def read() -> list[bytes]:
+        raw = b"14\r\n01234567890123456789\r\n" * 1000 + b"0\r\n\r\n"
+        return [part async for part in http1.read_body(reader_of(raw), None)]
+
+    reading, turns = read(), 0
+    with pytest.raises(StopIteration):
+        while True:
+            reading.send(None)
+            turns += 1
+    assert turns >= 1000 // http1.CHUNKS_AT_ONCE
+
+
+@pytest.mark.parametrize("bad", [BadRequest, BadAnswer])
+def test_a_body_of_crumbs_is_refused(bad: type[BadRequest]) -> None:
+    async def read(raw: bytes) -> bytes:
+        return b"".join([part async for part in http1.read_body(reader_of(raw), None, bad)])
+
+    some = b"1\r\na\r\n" * http1.MAX_CRUMBS
+    assert run(read(some + b"0\r\n\r\n")) == b"a" * http1.MAX_CRUMBS
+    with pytest.raises(bad, match="chunks of less than 16 bytes"):
+        run(read(some + b"1\r\na\r\n0\r\n\r\n"))
+
+
+async def test_what_is_said_letter_by_letter_is_heard() -> None:
+    reader = asyncio.StreamReader()
+    said = bytearray()
+    reader.feed_data(b"1\r\na\r\n")
+    async for part in http1.read_body(reader, None):
+        said += part
+        reader.feed_data(b"1\r\na\r\n" if len(said) < 3000 else b"0\r\n\r\n")
+    assert said == b"a" * 3000
+
+
+def test_trailers_have_an_end() -> None:
+    with pytest.raises(BadRequest, match="no trailers"):
+        body_of(b"0\r\n" + (b"A: " + b"b" * 2000 + b"\r\n") * 50 + b"\r\n", None)
 
 
 @pytest.mark.parametrize(
@@ -309,3 +363,22 @@ def leniently(raw: str) -> list[tuple[str, str]]:
     lines = raw.replace("\r\n", "\n").replace("\r", "\n").split("\n\n")[0].split("\n")[1:]
     parts = (line.partition(":") for line in lines if line.strip())
     return [(name.strip().lower(), value.strip()) for name, _, value in parts]
+
+
+@given(st.text("AG /\r\n\t\v\0HTP1", max_size=40).map(str.encode), st.integers(0, 40))
+def test_the_first_line_is_the_same_in_any_portions(said: bytes, at: int) -> None:
+    lines = FirstLine(), FirstLine(), FirstLine()
+    portions = [said], [said[:at], said[at:]], [bytes([each]) for each in said]
+    for line, parts in zip(lines, portions, strict=True):
+        for part in parts:
+            if not line.is_over:
+                line.take(part)
+    assert len({(bytes(line.said), line.is_over, line.is_http) for line in lines}) == 1
+
+
+def test_what_follows_on_the_first_line_is_left() -> None:
+    line = FirstLine()
+    assert line.take(b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n") == 16
+    assert line.is_over and line.is_http and line.said == b"GET / HTTP/1.1\r\n"
+    with pytest.raises(BadRequest):
+        FirstLine().take(b"A" * (MAX_LINE_BYTES + 1))

@@ -6,6 +6,7 @@ What is installed is the sandbox's own, comes before what its template has, and 
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def index(place: Path) -> Iterator[None]:
     for host in ("pypi.org", "registry.npmjs.org"):
         if not _is_reachable(host):
             pytest.skip(f"{host} cannot be reached from here")
-    host = embedded.Embedded(Config(data_dir=str(place), packages=Packages(enabled=True)))
+    host = embedded.Embedded(Config(data_dir=str(place), packages=Packages(enabled=True, deny=("forbidden-*",))))
     host.open()
     try:
         with embedded.using(host):
@@ -91,7 +92,7 @@ def test_uv_installs_and_fetches_nothing_that_the_template_has(box: cloche.Sandb
     assert box.run("import mdurl").error is None
     assert [line for line in ok(box, f"ls {USER_SITE}").split() if not line.startswith("mdurl")] == []
     assert "numpy" in ok(box, "uv pip list") and "mdurl" in ok(box, "pip list")
-    ok(box, "uv pip uninstall mdurl")
+    ok(box, "uv pip uninstall mdurl && uv pip check && uv pip tree")
     assert ok(box, f"ls {USER_SITE}") == ""
 
 
@@ -131,6 +132,8 @@ def test_another_version_comes_before_that_of_the_template(box: cloche.Sandbox) 
         assert box.run("import importlib, tabulate; importlib.reload(tabulate).__version__").text == "'0.8.10'"
         ok(box, f"{installer} uninstall tabulate" + (" -y" if installer == "pip" else ""))
         assert ok(box, version).strip() == own
+    ok(box, f"uv pip install --reinstall tabulate=={own}")
+    assert "tabulate/__init__.py" in ok(box, f"cat {USER_SITE}/tabulate-*/RECORD")
 
 
 def test_another_version_of_what_is_imported_already_is_there_after_a_restart(box: cloche.Sandbox) -> None:
@@ -202,10 +205,53 @@ def test_installations_are_measured(index: None, place: Path) -> None:
     assert "from the host's cache" in table.markdown(PACKAGE_PARTS, lab.book, {})
 
 
+PYPI = "pypi.org and files.pythonhosted.org"
+INSTALLERS = {
+    "pip install mdurl": PYPI,
+    "uv pip install mdurl": PYPI,
+    "uvx ruff": PYPI,
+    "npm install left-pad": "registry.npmjs.org",
+}
+
+
+def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_long(place: Path) -> None:
+    with embedding(str(place)), cloche.Sandbox(network={"allow": ["example.invalid"]}) as box:
+        for command, hosts in INSTALLERS.items():
+            done = box.commands.run(command)
+            assert done.exit_code != 0 and f"does not allow {hosts}, so nothing" in done.stderr, done
+            assert done.stderr.count("Retrying") <= 1 and "2 retries" not in done.stderr
+        tried = Counter((each.host, each.verdict) for each in box.network.log())
+        assert set(tried) == {(host, "denied") for host in f"{PYPI} and registry.npmjs.org".split(" and ")}
+        assert "Cloche" not in box.commands.run("pip install --no-index mdurl").stderr
+
+
+def test_what_uv_runs_gets_its_signals_and_its_status_is_passed_on(place: Path) -> None:
+    with embedding(str(place)), cloche.Sandbox() as box:
+        done = box.commands.run("uv run --no-project sh -c 'exit 7'")
+        assert (done.exit_code, "Cloche" in done.stderr) == (7, False)
+        box.files.write(
+            "/tmp/program.sh", b"trap 'echo asked to end; exit 3' TERM; echo up; while :; do sleep 0.05; done\n"
+        )
+        done = box.commands.run(
+            "uv run --no-project sh /tmp/program.sh > /tmp/said & until grep -q up /tmp/said; do sleep 0.05; done; "
+            "kill $!; wait $!; echo $?; cat /tmp/said"
+        )
+        assert done.stdout.split("\n")[:3] == ["3", "up", "asked to end"], done
+
+
+@pytest.mark.parametrize("installer", ["pip", "uv pip", "npm"])
+def test_what_the_operator_does_not_allow_is_said(box: cloche.Sandbox, installer: str) -> None:
+    done = box.commands.run(f"{installer} install forbidden-thing")
+    assert done.exit_code != 0 and "does not allow the package forbidden-thing" in done.stderr, done
+    done = box.commands.run(f"{installer} install no-such-thing-{'x' * 60}")
+    assert done.exit_code != 0 and "does not allow" not in done.stderr, done
+
+
 def test_without_an_index_installers_give_up_at_once_and_say_why(place: Path) -> None:
     with embedding(str(place)), cloche.Sandbox() as box:
-        for command in ("pip install mdurl", "uv pip install mdurl", "npm install left-pad"):
+        for command in INSTALLERS:
             done = box.commands.run(command)
             assert done.exit_code != 0 and "no network and no package index" in done.stderr, done
-            assert "Retrying" not in done.stderr
+            assert f"a network policy with {INSTALLERS[command]}." in done.stderr
+            assert "Retrying" not in done.stderr and "retries" not in done.stderr
         assert "no network" not in box.commands.run("pip install numpy").stderr  # it is there

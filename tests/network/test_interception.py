@@ -289,6 +289,8 @@ async def test_what_a_sandbox_may_move_in_all_counts_here_too(far: FarServer) ->
 
 # -- WebSockets
 
+SAID = ("hello", VALUE[:9], "two\nlines\n", "", "x" * 100_000)  # each is answered before the next is said
+
 
 async def test_a_websocket_gets_the_secret_and_what_it_echoes_is_covered(entrance: Entrance) -> None:
     asked: list[str] = []
@@ -297,14 +299,18 @@ async def test_a_websocket_gets_the_secret_and_what_it_echoes_is_covered(entranc
         assert socket.request is not None
         asked.append(socket.request.headers["authorization"])
         await socket.send(f"you are {asked[0]}")
+        await socket.send([asked[0][:9], asked[0][9:20], "", asked[0][20:]])  # in several frames
+        await socket.ping(asked[0])
         async for text in socket:
-            await socket.send(f"heard {len(text)}")
+            await socket.send(f"heard {len(text)}: {text[:40]!s}")
 
     async with serve(answer, ADDRESS, 0, ssl=entrance.far.tls) as server:
         port = server.sockets[0].getsockname()[1]
         heard = await asyncio.to_thread(_by_websocket, entrance, port)
     assert asked == [VALUE]
-    assert heard == ["you are " + "*" * len(VALUE), "heard 5", "heard 100000"]
+    stars = "*" * len(VALUE)
+    assert heard[:2] == [f"you are {stars}", stars]
+    assert heard[2:] == [f"heard {len(text)}: {text[:40]}" for text in SAID]
 
 
 def _by_websocket(entrance: Entrance, port: int) -> list[str]:
@@ -312,14 +318,60 @@ def _by_websocket(entrance: Entrance, port: int) -> list[str]:
         plain.sendall(f"CONNECT api.test:{port} HTTP/1.1\r\nHost: api.test:{port}\r\n\r\n".encode())
         assert plain.recv(4096).startswith(b"HTTP/1.1 200")
         with connect(f"wss://api.test:{port}/ws", sock=plain, ssl=entrance.client_tls()) as ws:
-            heard = [ws.recv(20)]
-            for text in ("hello", "x" * 100_000):
+            heard = [ws.recv(20), ws.recv(20)]
+            for text in SAID:
                 ws.send(text)
                 heard.append(ws.recv(20))
     return [str(each) for each in heard]
 
 
+async def test_a_websocket_that_could_be_read_in_two_ways_is_broken_off(entrance: Entrance) -> None:
+    """Frames that are compressed or masked, one message within another, and a control frame that is not whole."""
+    for frame in (
+        b"\xc1\x01a",
+        b"\x81\x81\0\0\0\0a",
+        b"\x80\x01a",
+        b"\x01\x01a\x81\x01b",
+        b"\x09\x00",
+        b"\x81\x09half",
+    ):
+        before, said = entrance.door.journal.count, await _after_upgrade(entrance, frame)
+        assert said.startswith(b"HTTP/1.1 101 ") and said.partition(b"\r\n\r\n")[2] == b""
+        assert (await entrance.entry(before)).verdict == "failed"
+
+
+async def _after_upgrade(entrance: Entrance, frames: bytes) -> bytes:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 OK\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + frames)
+        writer.close()
+
+    server = await asyncio.start_server(answer, ADDRESS, 0, ssl=entrance.far.tls)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        there = entrance._replace(far=_At(port))  # type: ignore[arg-type]
+        return await there.speak(get("/ws", "Connection: Upgrade", "Upgrade: websocket", close=False))
+
+
+class _At(NamedTuple):
+    port: int
+
+
 # -- a policy that changes
+
+
+async def test_a_head_that_its_placeholders_would_make_too_long_is_refused(entrance: Entrance) -> None:
+    long = Secret(domain="api.test", name="A", value="v" * 16_384)
+    entrance.door.replace(NetworkPolicy(allow=POLICY.allow, secrets=(*POLICY.secrets, long)))
+    try:
+        asked = len(entrance.far.seen)
+        answer = await entrance.speak(get("/filled", "X-A: " + "$A" * 9))
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"with its secrets" in answer
+        assert len(entrance.far.seen) == asked
+        await entrance.speak(get("/filled", "X-A: $A$A"))
+        assert entrance.far.asked("/filled").headers["x-a"] == "v" * 32_768
+    finally:
+        entrance.door.replace(POLICY)
 
 
 async def test_a_secret_that_was_taken_away_is_not_added_any_more(entrance: Entrance) -> None:

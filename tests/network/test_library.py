@@ -12,7 +12,7 @@ from tests.network.neighbour import Neighbour, living_next_door
 import cloche
 from cloche import errors
 from cloche.config import Config
-from cloche.network_policy import NetworkEntry, NetworkPolicy, NetworkRule
+from cloche.network_policy import NetworkEntry, NetworkPolicy, NetworkRule, Secret
 from cloche.sdk import embedded
 from cloche.sdk.network_log import NetworkLog
 
@@ -107,6 +107,34 @@ def test_a_sandbox_without_a_network_can_be_given_one(there: Neighbour):
         assert box.commands.run(["python3", "-c", there.fetch("api.test")]).stdout == "hello"
 
 
+@pytest.mark.parametrize("used", [False, True])
+def test_kernels_of_every_language_that_were_there_before_find_a_network_that_comes_later(there: Neighbour, used: bool):
+    url = there.url("api.test")
+    fetches = {
+        "bash": f"curl -sS {url}",
+        "javascript": f"process.stdout.write(await (await fetch('{url}')).text())",
+        "python": there.fetch("api.test"),
+    }
+    with cloche.Sandbox(env={"OWN": "stays"}) as box:
+        contexts = {language: box.contexts.create(language=language) for language in fetches}
+        for language in fetches if used else ():
+            contexts[language].run({"bash": "kept='a b'", "javascript": "kept = 1", "python": "kept = 1"}[language])
+        box.network.set({"allow": [there.at("api.test")]})
+        said = {language: contexts[language].run(code) for language, code in fetches.items()}
+        assert {language: each.stdout for language, each in said.items()} == dict.fromkeys(fetches, "hello"), said
+        told = contexts["bash"].run('echo "$OWN,$kept,$HTTPS_PROXY,$(alias)"').stdout
+        assert told == f"stays,{'a b' if used else ''},http://127.0.0.1:49980,\n"
+
+
+def test_a_variable_of_a_secret_is_data_to_a_shell_that_runs(there: Neighbour):
+    with cloche.Sandbox() as box:
+        bash = box.contexts.create(language="bash")
+        bash.run("builtin() { echo caught; }; export() { echo caught; }; set -u")
+        secrets = [{"domain": "api.test", "name": "API_KEY", "value": "hush"}]
+        box.network.set({"allow": ["api.test"]}, secrets=secrets)
+        assert bash.run("printenv API_KEY").stdout == "$API_KEY\n"
+
+
 def test_values_of_secrets_are_never_shown(there: Neighbour):
     with cloche.Sandbox(network={"allow": ["api.test"]}, secrets=[SECRET]) as box:
         policy = box.network.policy
@@ -145,6 +173,8 @@ def test_a_shown_policy_can_be_set_again_and_secrets_stay_until_they_are_replace
         ({"network": {"allow": ["api.test"]}, "secrets": [{**SECRET, "value": "hush\nX: y"}]}, "line breaks"),
         ({"network": {"allow": ["api.test"]}, "secrets": [{**SECRET, "name": "BOTH"}]}, "either"),
         ({"network": {"allow": ["api.test"]}, "secrets": SECRET}, "list"),
+        ({"network": {"allow": "api.test"}}, r"list of patterns: write allow=\['api.test'\]"),
+        ({"network": {"allow": ["api.test"], "deny": "x.test"}}, r"write deny=\['x.test'\]"),
         ({"network": {"allow": ["api.test"]}, "secrets": ["hush"]}, "mapping"),
     ],
 )
@@ -152,6 +182,20 @@ def test_bad_policies_and_secrets_are_refused_without_their_values(given, said):
     with pytest.raises(errors.InvalidRequest, match=said) as refused:
         cloche.Sandbox(**given)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["PATH", "HOME", "LD_PRELOAD", "PYTHONPATH", "https_proxy", "SSL_CERT_FILE", "NODE_OPTIONS", "BASH_ENV"]
+)
+def test_a_secret_is_not_named_as_what_programs_are_steered_by(name: str):
+    with pytest.raises(errors.InvalidRequest, match="use another"):
+        Secret(domain="api.test", value="hush", name=name)
+    assert Secret(domain="api.test", value="hush", name=f"MY_{name}_TOKEN").name
+
+
+def test_a_policy_of_a_string_is_refused():
+    with pytest.raises(errors.InvalidRequest, match="list of patterns"):
+        NetworkPolicy(allow="pypi.org")  # type: ignore[arg-type]
 
 
 def test_a_bad_change_changes_nothing(there: Neighbour):

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
+import socket
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import uvloop
 from tests.network.conftest import GOOD, Opening, answering, echo, read_all, serving_at
 
+from cloche.egress import journal
+from cloche.egress.dialling import LOOKUPS_EACH
 from cloche.egress.journal import LINES_AT_ONCE
+from cloche.egress.left_out import FIRST_LINES, MAX_PLACES
+from cloche.egress.resolver import Unresolved
 from cloche.network_policy import NetworkPolicy
 from cloche.telemetry import log
 
@@ -56,17 +62,97 @@ async def test_one_connection_too_many_is_told_so(opening: Opening) -> None:
 
 
 async def test_all_sandboxes_together_have_a_limit_too(opening: Opening) -> None:
-    one = opening(allow=("good.test:*",), settings={"connections": 3, "connections_total": 4})
+    one = opening(allow=("good.test:*",), settings={"connections": 3, "connections_total": 6})
+    two = opening(allow=("good.test:*",), beside=one, owner="somebody else")
+    three = opening(allow=("good.test:*",), beside=one, owner="a third")
+    async with serving_at(echo) as server:
+        there = f"good.test:{server.port}"
+        held = [await each.connect(there) for each in (one, two) for _ in range(3)]
+        answer = await three.say(f"CONNECT {there} HTTP/1.1\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 503 ") and b"of all sandboxes at once" in answer
+        for _, writer in held:
+            writer.close()
+        await one.lines(3)
+        await two.lines(3)
+
+
+async def test_the_sandboxes_of_one_owner_leave_room_for_others(opening: Opening) -> None:
+    one = opening(allow=("good.test:*",), settings={"connections": 3, "connections_total": 8})
     two = opening(allow=("good.test:*",), beside=one)
+    others = opening(allow=("good.test:*",), beside=one, owner="somebody else")
     async with serving_at(echo) as server:
         there = f"good.test:{server.port}"
         held = [await one.connect(there) for _ in range(3)] + [await two.connect(there)]
         answer = await two.say(f"CONNECT {there} HTTP/1.1\r\n\r\n".encode())
-        assert answer.startswith(b"HTTP/1.1 503 ") and b"of all sandboxes" in answer
+        assert (
+            answer.startswith(b"HTTP/1.1 503 ") and b"more than 4 connections of all sandboxes of one owner" in answer
+        )
+        held.append(await others.connect(there))
         for _, writer in held:
             writer.close()
-        await one.lines(3)
+        await others.lines(1)
         await two.lines(2)
+        assert await leaves(lambda: not one.egress.connections)
+        held = [await two.connect(there) for _ in range(3)]
+        for _, writer in held:
+            writer.close()
+
+
+async def leaves(is_so: Callable[[], bool]) -> bool:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.002)
+    return True
+
+
+async def test_lookups_that_never_end_are_one_owners_loss(opening: Opening) -> None:
+    never = asyncio.Event()
+    asked = []
+
+    async def resolve(name: str):
+        asked.append(name)
+        if name == "hangs.test":
+            await never.wait()
+        return [ipaddress.ip_address(GOOD)]
+
+    settings = {"connect_seconds": 0.8, "lookups": LOOKUPS_EACH}
+    one = opening(allow=("*:*",), resolve=resolve, settings=settings)
+    two = opening(allow=("*:*",), beside=one)
+    others = opening(allow=("*:*",), beside=one, owner="somebody else")
+    hanging = [one.say(b"CONNECT hangs.test:80 HTTP/1.1\r\n\r\n") for _ in range(LOOKUPS_EACH)]
+    assert all(answer.startswith(b"HTTP/1.1 504 ") for answer in await asyncio.gather(*hanging))
+    async with serving_at(answering(OK)) as server:
+        there = f"good.test:{server.port}"
+        fetch = f"GET http://{there}/ HTTP/1.1\r\nHost: {there}\r\n\r\n".encode()
+        assert (await others.say(fetch)).endswith(b"hello")
+        answer = await two.say(fetch)
+        assert answer.startswith(b"HTTP/1.1 504 Too many lookups") and b"for its owner" in answer
+        assert len(asked) == LOOKUPS_EACH + 1
+        never.set()
+        await asyncio.sleep(0)
+        assert (await two.say(fetch)).endswith(b"hello")
+
+
+async def test_a_listener_that_was_made_to_wait_does_not_stop_the_loop(opening: Opening) -> None:
+    """Whoever has a copy of it could: it has the flags of all copies."""
+    door = opening(allow=("good.test:*",))
+    copy = socket.socket(fileno=os.dup(door.door._listener.fileno()))
+    os.set_blocking(copy.fileno(), True)
+
+    def outside() -> bool:
+        """In a thread of its own, which frees the loop where it hangs."""
+        with socket.create_connection(("127.0.0.1", door.port), timeout=10) as client:
+            try:
+                client.sendall(b"GET http://other.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n")
+                return client.recv(100).startswith(b"HTTP/1.1 403 ")
+            except TimeoutError:
+                os.set_blocking(copy.fileno(), False)
+                socket.create_connection(("127.0.0.1", door.port)).close()
+                return False
+
+    door.visits += 1
+    with copy:
+        assert await asyncio.to_thread(outside)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +303,31 @@ async def test_who_does_not_read_makes_the_other_wait(opening: Opening, way: str
     assert (await door.line()).verdict == "allowed"
 
 
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("nowhere.test:80", b"502 Host not found: nowhere.test"),
+        ("good.test:1", b"502 Host refuses connections: good.test"),
+        ("slow.test:80", b"504 Host does not answer: slow.test"),
+        ("evil.test:80", b"403 Denied by network policy: evil.test"),
+        ("127.0.0.1:80", b"403 Denied by network policy: 127.0.0.1"),
+        ("evil\\name:80", b"400 Bad Request"),
+    ],
+)
+async def test_the_line_that_clients_show_says_why_and_which_host(opening: Opening, host: str, said: bytes) -> None:
+    async def resolve(name: str):
+        if name == "nowhere.test":
+            raise Unresolved("nowhere.test is not known")
+        if name == "slow.test":
+            await asyncio.sleep(60)
+        return [ipaddress.ip_address(GOOD)]
+
+    allow = ("nowhere.test", "good.test:*", "slow.test", "127.0.0.1")
+    door = opening(allow=allow, resolve=resolve, settings={"connect_seconds": 0.2})
+    answer = await door.say(f"CONNECT {host} HTTP/1.1\r\n\r\n".encode())
+    assert answer.split(b"\r\n")[0] == b"HTTP/1.1 " + said
+
+
 async def test_the_log_keeps_the_last_and_counts_all(opening: Opening) -> None:
     door = opening(allow=("good.test",), settings={"log_entries": 10})
     for number in range(30):
@@ -226,17 +337,90 @@ async def test_the_log_keeps_the_last_and_counts_all(opening: Opening) -> None:
     assert (journal.count, journal.dropped) == (30, 20)
 
 
-async def test_a_flood_of_denials_does_not_flood_the_servers_log(opening: Opening) -> None:
-    door = opening(allow=("good.test",))
+def said_of_networks() -> list[tuple[str, str, dict]]:
+    return [(each.event, each.fields.get("host", ""), each.fields) for each in log.kept if "network." in each.event]
+
+
+@pytest.fixture
+def clean_log() -> None:
     log.recent.clear()
+    log._of_networks.clear()
+
+
+async def test_a_flood_of_denials_does_not_flood_the_servers_log(opening: Opening, clean_log: None) -> None:
+    door = opening(allow=("good.test",))
     count = LINES_AT_ONCE * 3
     for _ in range(count):
         await door.say(b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n")
     door.door.close()
-    said = [each for each in log.recent if each.event == "network.left_out"]
-    left_out = sum(each.fields["lines"] for each in said)
-    assert left_out >= LINES_AT_ONCE
-    assert door.door.journal.count == count
+    sums = [fields for event, _, fields in said_of_networks() if event == "network.left_out"]
+    lines = [event for event, _, _ in said_of_networks() if event == "network.denied"]
+    assert {(each["verdict"], each["host"], each["port"]) for each in sums} == {("denied", "evil.test", 80)}
+    assert len(lines) + sum(each["lines"] for each in sums) == door.door.journal.count == count
+    assert len(sums) < 5 and sum(each["lines"] for each in sums) >= LINES_AT_ONCE
+
+
+async def test_nor_do_hosts_that_nobody_has_heard_of(opening: Opening, clean_log: None) -> None:
+    door = opening(allow=("good.test",))
+    count = 700
+    for number in range(count):
+        await door.say(f"CONNECT host{number}.test:80 HTTP/1.1\r\n\r\n".encode())
+    door.door.close()
+    said = said_of_networks()
+    lines = sum(fields.get("lines", 1) for _, _, fields in said)
+    assert lines == count and len(said) < FIRST_LINES["denied"] + MAX_PLACES + LINES_AT_ONCE + 100
+    assert [host for _, host, _ in said].count("others") == 1
+
+
+async def test_no_host_that_was_reached_hides_among_many(opening: Opening, clean_log: None) -> None:
+    """What is said of others, and however often, does not take its line."""
+    door = opening(allow=("good.test:*", "api.good.test:*"))
+    async with serving_at(answering(OK)) as server:
+
+        async def get(host: str) -> bytes:
+            there = f"{host}:{server.port}"
+            return await door.say(f"GET http://{there}/ HTTP/1.1\r\nHost: {there}\r\n\r\n".encode())
+
+        for number in range(150):
+            await get("good.test")
+            await door.say(f"CONNECT host{number}.test:80 HTTP/1.1\r\n\r\n".encode())
+        assert b"200 OK" in await get("api.good.test")
+        (found,) = [fields for event, host, fields in said_of_networks() if host == "api.good.test"]
+        assert (found["sandbox"], found["owner"]) == ("sbx", "somebody")
+        for _ in range(20):
+            await get("api.good.test")
+    door.door.close()
+    rest = [fields for event, host, fields in said_of_networks() if host == "api.good.test"]
+    assert sum(each["received_bytes"] for each in rest) == 21 * found["received_bytes"]
+
+
+async def test_what_was_left_out_is_said_before_the_sandbox_ends(
+    opening: Opening, clean_log: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SUMMING_SECONDS", 0.05)
+    door = opening(allow=("good.test",))
+    for _ in range(LINES_AT_ONCE + 20):
+        await door.say(b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(20):
+        while not any(event == "network.left_out" for event, _, _ in said_of_networks()):
+            await asyncio.sleep(0.02)
+
+
+async def test_the_log_has_what_is_open_after_what_has_ended(opening: Opening) -> None:
+    door = opening(allow=("good.test:*",))
+    async with serving_at(echo) as server:
+        there = f"good.test:{server.port}"
+        reader, writer = await door.connect(there)
+        writer.write(b"\0data")
+        await reader.readexactly(5)
+        await door.say(b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n")
+        ended, going_on = door.door.log
+        assert (ended.verdict, going_on.verdict) == ("denied", "open") and going_on.at < ended.at
+        assert (going_on.host, going_on.port, going_on.sent_bytes) == ("good.test", server.port, 5)
+        assert going_on.received_bytes == 5 and "sent 5, received 5" in str(going_on)
+        writer.close()
+        await door.lines(2)
+    assert [each.verdict for each in door.door.log] == ["allowed", "denied"]  # in the order in which they began
 
 
 def descriptors() -> int:

@@ -9,6 +9,8 @@ import pytest
 from tests.conftest import RunningServer, serving
 from tests.network.neighbour import Neighbour, living_next_door
 
+from cloche.engine.network import DOOR_PORT
+
 SECRET = {"domain": "api.test", "header": "Authorization", "value": "Bearer hush-hush"}
 
 
@@ -130,6 +132,20 @@ def test_another_owner_sees_neither_policy_nor_log(api: httpx2.Client, box: str,
     for method, path in (("GET", "network"), ("PUT", "network"), ("GET", "network/log")):
         answer = api.request(method, f"sandboxes/{box}/{path}", headers=foreign, content=b"{}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "sandbox_not_found")
+
+
+@pytest.mark.parametrize("port", [DOOR_PORT, 3000])
+def test_the_door_does_not_open_from_outside(running: RunningServer, api: httpx2.Client, box: str, port: int):
+    """Whoever reaches a port of a sandbox need not be its owner, and would speak in its name there."""
+    routed = {"E2b-Sandbox-Id": box, "E2b-Sandbox-Port": str(port)}
+    code = f"import socket; s = socket.socket(); s.settimeout(5); print(s.connect_ex(('127.0.0.1', {DOOR_PORT})))"
+    assert said(api, box, code) == "0\n"
+    with httpx2.Client(headers=routed, timeout=60, trust_env=False) as outsider:
+        answers = [outsider.get(f"{running.url}/e2b{path}") for path in ("/", "/pypi/simple/six/")]
+    assert [answer.status_code for answer in answers] == [502, 502]
+    assert all("port is not open" in answer.text for answer in answers)
+    lines = api.get(f"sandboxes/{box}/network/log").json()["entries"]
+    assert not [line for line in lines if line["protocol"] == "package"]
 
 
 def test_the_document_describes_it(api: httpx2.Client):

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 from tests.conftest import RunningServer, serving
 from tests.network.neighbour import Neighbour, living_next_door
@@ -16,7 +17,7 @@ from tests.network.neighbour import Neighbour, living_next_door
 import cloche
 from cloche import config, errors
 from cloche.model import SandboxSpec, Template
-from cloche.network_policy import NetworkPolicy
+from cloche.network_policy import NetworkPolicy, first_outside
 from cloche.sdk.assembly import assemble
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
@@ -46,11 +47,40 @@ def test_a_server_allows_nothing_unless_its_operator_does(server: RunningServer)
         assert box.network.policy == NetworkPolicy(deny=("*",))
 
 
-def test_what_is_outside_of_the_bound_is_refused_by_its_name(bounded: dict[str, str]):
+def test_what_is_outside_of_the_bound_is_refused_by_its_name(bounded: dict[str, str], there: Neighbour):
     with pytest.raises(errors.InvalidRequest, match=r"other\.test.*network\.allow"):
-        cloche.Sandbox(network={"allow": ["api.test", "other.test"]}, **bounded)
+        cloche.Sandbox(network={"allow": [there.at("api.test"), there.at("other.test")]}, **bounded)
+    with pytest.raises(errors.InvalidRequest, match=r"api\.test.*80 and 443"):
+        cloche.Sandbox(network={"allow": ["api.test"]}, **bounded)
     with cloche.Sandbox(network={}, **bounded) as box, pytest.raises(errors.InvalidRequest, match=r"192\.0\.2\.1"):
         box.network.set({"allow": ["192.0.2.1"]})
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "asked", "is_outside"),
+    [
+        (["a.test"], [], "a.test", False),
+        (["a.test"], [], "a.test:443", False),
+        (["a.test"], [], "a.test:8443", True),
+        (["a.test:8443"], [], "a.test", True),
+        (["a.test:8000-8100"], [], "*:8100-9000", False),
+        (["*"], ["a.test"], "a.test", True),
+        (["*"], ["*.test"], "a.test:80", True),
+        (["*"], ["*.test"], "*.a.test", True),
+        (["*"], ["a.test"], "*.test", False),
+        (["a.test"], ["a.test"], "*", True),
+        (["*:*"], ["a.test:443"], "a.test", False),
+        (["*:*"], ["a.test:443", "a.test:1-100"], "a.test", True),
+        (["*:*"], ["*:25"], "a.test:25", True),
+        (["*:*"], ["*:25"], "a.test:20-30", False),
+        (["*"], ["10.0.0.0/8"], "10.1.0.0/16", True),
+        (["*"], ["10.1.0.0/16"], "10.0.0.0/8", False),
+        (["2001:db8::/32"], [], "10.0.0.0/8", True),
+    ],
+)
+def test_ports_and_denials_of_the_bound_count_too(allow: list[str], deny: list[str], asked: str, is_outside: bool):
+    bound = NetworkPolicy(allow=tuple(allow), deny=tuple(deny))
+    assert first_outside(NetworkPolicy(allow=(asked,)), bound) == (asked if is_outside else None)
 
 
 def test_what_is_wider_than_the_bound_is_cut_to_it(bounded: dict[str, str], there: Neighbour):
@@ -67,6 +97,29 @@ def test_who_asks_for_nothing_gets_the_default_and_who_wants_nothing_gets_nothin
         assert box.run(there.fetch("www.api.test") + there.fetch("api.test")).stdout == "hellorefused"
     with cloche.Sandbox(network=False, **bounded) as box:
         assert box.run(there.fetch("www.api.test")).stdout == "refused"
+
+
+def test_what_makes_networks_is_not_loaded_before_there_is_one(data_dir: str, template: Template):
+    program = (
+        "import sys, cloche\n"
+        "import cloche.api.system\n"
+        "with cloche.Sandbox() as box: box.run('1')\n"
+        "print([name for name in sys.modules if name.startswith('cloche.egress')])"
+    )
+    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=90)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_metrics_say_what_went_through_the_doors(bounded: dict[str, str], there: Neighbour):
+    with cloche.Sandbox(network={"allow": [there.at("api.test")]}, **bounded) as box:
+        box.run(there.fetch("api.test") + there.fetch("other.test"))
+    told = httpx2.get(f"{bounded['url']}/metrics", trust_env=False).text
+    counts = dict(line.rsplit(" ", 1) for line in told.splitlines() if line.startswith("cloche_network_"))
+    assert float(counts['cloche_network_connections_total{protocol="http",verdict="allowed"}']) >= 1
+    assert float(counts['cloche_network_connections_total{protocol="http",verdict="denied"}']) >= 1
+    assert float(counts['cloche_network_bytes_total{direction="received"}']) >= len("hello")
+    assert counts["cloche_network_open"] == "0.0"
 
 
 def test_in_ones_own_process_the_bound_is_what_one_set(data_dir: str):
@@ -99,9 +152,9 @@ def test_plain_unsafe_takes_no_policy_that_allows_something(data_dir: str, templ
 
 WIDER = {
     "allow": '[network]\nallow = ["*"]\n',
-    "deny": '[network]\ndeny = ["x.test"]\n',
     "default": '[network]\ndefault = ["*"]\n',
     "packages": "[packages]\nenabled = true\n",
+    "names": '[packages]\nallow = ["*"]\n',
 }
 ELSEWHERE = {
     "network.internal": '[network]\ninternal = ["10.0.0.0/8"]\n',
@@ -124,6 +177,15 @@ def test_a_found_file_is_heard_by_serve_but_not_where_one_is_ones_own_operator(h
     with pytest.raises(errors.InvalidConfig, match=r"merely lies.*--config \./cloche\.toml"):
         config.for_oneself(found)
     config.for_oneself(config.load("./cloche.toml", environ={}))
+
+
+def test_a_found_file_can_deny_and_limit(here: Path):
+    (here / "cloche.toml").write_text(
+        '[network]\ndeny = ["x.test"]\nconnections = 3\n[packages]\ndeny = ["left-pad"]\nfile_bytes = "1MiB"\n'
+    )
+    own = config.for_oneself(config.load(environ={}))
+    assert (own.network.allow, own.network.deny, own.network.connections) == (("*:*",), ("x.test",), 3)
+    assert (own.packages.deny, own.packages.file_bytes) == (("left-pad",), 1 << 20)
 
 
 @pytest.mark.parametrize(("key", "text"), ELSEWHERE.items(), ids=ELSEWHERE)

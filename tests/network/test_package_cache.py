@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx2
@@ -17,6 +18,8 @@ from tests.network.index_server import IndexServer, Told, index_door, index_door
 
 from cloche.egress.packages import cache as cache_module
 from cloche.egress.packages.cache import Cache, Digest, file_key
+from cloche.egress.packages.memory import Memory
+from cloche.egress.packages.problems import NoRoom
 from cloche.telemetry import log
 
 WHEEL = "demo-1.0-py3-none-any.whl"
@@ -192,6 +195,54 @@ async def test_a_file_that_does_not_fit_is_passed_on_and_not_kept(index: IndexSe
     assert all(each.stat().st_size < 200_000 for each in kept_files(tmp_path))
 
 
+async def test_what_arrives_is_within_the_limit_too(index: IndexServer, tmp_path: Path) -> None:
+    gate, limit_bytes = threading.Event(), 3 << 20
+    names = [f"demo-{number}.tar.gz" for number in range(5)]
+    for number, name in enumerate(names):
+        index.told[index.add_file("demo", name, bytes([number]) * (2 << 20))].gate = gate
+    async with index_door(tmp_path, index, cache_bytes=limit_bytes) as door, AsyncExitStack() as stack:
+        answers = [await stack.enter_async_context(door.stream(f"/pypi/files/demo/{name}")) for name in names]
+        reading = [answer.aiter_raw() for answer in answers]
+        first = [await anext(parts) for parts in reading]  # though the index holds the second halves back
+        assert sum(each.stat().st_size for each in kept_files(tmp_path)) <= limit_bytes
+        gate.set()
+        for number, parts in enumerate(reading):
+            rest = b"".join([part async for part in parts])
+            assert first[number] + rest == bytes([number]) * (2 << 20)
+        for name in (names[1], names[1], names[2], names[2]):
+            await door.get(f"/pypi/files/demo/{name}")
+        assert sum(each.stat().st_size for each in kept_files(tmp_path)) <= limit_bytes
+    counts = [index.count(f"/files/{name}") for name in names]
+    assert counts == [1, 3, 3, 2, 2]  # asked again where there was no room, and kept when there was
+
+
+async def test_a_file_of_unknown_length_takes_no_more_than_there_is(index: IndexServer, tmp_path: Path) -> None:
+    body = b"200000\r\n" + bytes(2 << 20) + b"\r\n0\r\n\r\n"
+    stored = index.add_file("demo", WHEEL, bytes(2 << 20))
+    index.told[stored] = Told(body, headers={"transfer-encoding": "chunked"})
+    async with index_door(tmp_path, index, cache_bytes=1 << 20) as door:
+        answer = await door.get(PATH)
+        assert (answer.status_code, "no room" in answer.text) == (502, True)
+        assert sum(each.stat().st_size for each in kept_files(tmp_path)) <= 1 << 20
+    async with index_door(tmp_path, index, cache_bytes=3 << 20) as door:
+        assert len((await door.get(PATH)).content) == 2 << 20
+
+
+def test_what_does_not_come_gives_its_room_back(tmp_path: Path) -> None:
+    kept = Cache(tmp_path, 1000)
+    with kept.room() as room:
+        room.take(600)
+        with kept.room() as second, pytest.raises(NoRoom):
+            second.take(600)
+        kept.write("url-x", bytes(500))
+        assert kept.read("url-x") is None
+    kept.write("url-x", bytes(500))
+    assert kept.read("url-x") == bytes(500)
+    with kept.room() as room:
+        room.take(600)  # and what was kept makes room for what comes
+        assert kept.read("url-x") is None
+
+
 async def test_a_disk_that_is_almost_full_gets_nothing(
     index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,3 +298,27 @@ def test_what_a_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
     os.utime(left, (0, time.time() - cache_module.ABANDONED_SECONDS - 1))
     kept.make_room()
     assert (left.exists(), fresh.exists()) == (False, True)
+
+
+def test_memory_has_what_was_used_last_and_no_more_than_its_limit() -> None:
+    memory: Memory[str] = Memory(100)
+    for number in range(4):
+        memory.put(number, f"value {number}", 30)
+        memory.get(0)
+    assert [memory.get(number) for number in range(4)] == ["value 0", None, "value 2", "value 3"]
+    memory.put(0, "a larger one", 50)
+    assert (memory.get(0), memory.get(2), memory.get(3)) == ("a larger one", None, "value 3")
+    memory.put(3, "too large", 51)
+    assert memory.get(3) is None
+
+
+async def test_what_is_asked_for_again_is_not_even_read_from_the_disk(index: IndexServer, tmp_path: Path) -> None:
+    index.add_file("demo", WHEEL, b"wheel")
+    index.add_package("demo", "1.0.0", b"tarball")
+    paths = ("/pypi/simple/demo/", "/npm/demo")
+    async with index_door(tmp_path, index) as door:
+        first = [(await door.get(path)).text for path in paths]
+        for each in kept_files(tmp_path):
+            each.unlink()
+        assert [(await door.get(path)).text for path in paths] == first
+    assert (index.count("/simple/demo/"), index.count("/demo")) == (1, 1)

@@ -123,6 +123,55 @@ async def test_a_connection_to_the_index_leads_nowhere_else(index: IndexServer, 
     assert [entry.verdict for entry in door.log] == ["allowed", "denied"]
 
 
+NOTHING = b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n"
+PAGE = b"HEAD /pypi/simple/demo/ HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def test_who_is_refused_is_not_heard_any_further(index: IndexServer, door: IndexDoor) -> None:
+    for request in (NOTHING, NOTHING.replace(b"GET", b"PUT"), b"GET /npm/-/x HTTP/1.1\r\nHost: a\r\n\r\n"):
+        answer = await raw(door, request * 1000)
+        assert answer.count(b"HTTP/1.1 4") == 1
+        assert b"\r\nconnection: close\r\n" in answer
+    assert len(door.log) == 3
+
+
+async def test_who_asks_too_often_is_not_heard_any_further(index: IndexServer, tmp_path: Path) -> None:
+    index.add_file("demo", WHEEL, b"wheel")
+    async with index_door(tmp_path, index, requests_per_minute=5) as door:
+        answer = await raw(door, PAGE * 500)
+        assert (answer.count(b"HTTP/1.1 200 "), answer.count(b"HTTP/1.1 429 ")) == (5, 1)
+        assert b"\r\nretry-after: 1\r\n" in answer
+        assert [entry.verdict for entry in door.log] == ["allowed"] * 5 + ["denied"]
+
+
+async def test_everybody_else_has_a_turn_after_each_request(index: IndexServer, door: IndexDoor) -> None:
+    index.add_file("demo", WHEEL, b"wheel")
+    await door.get("/pypi/simple/demo/")
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    answer = await raw(door, PAGE * 100 + NOTHING)
+    other.cancel()
+    assert answer.count(b"HTTP/1.1 200 ") == 100
+    assert turns >= 100
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 1000000000", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(
+    ("first", "status"), [("POST /npm/-/audit", 404), ("POST /pypi/simple/demo/", 405), ("GET /pypi/simple/demo/", 400)]
+)
+async def test_a_body_is_not_waited_for(door: IndexDoor, framing: str, first: str, status: int) -> None:
+    answer = await raw(door, f"{first} HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"\r\nconnection: close\r\n" in answer
+
+
 async def test_a_host_header_is_not_repeated_unless_it_is_one(index: IndexServer, door: IndexDoor) -> None:
     index.add_package("left-pad", "1.3.0", b"tarball")
     answer = await raw(door, b'GET /npm/left-pad HTTP/1.1\r\nHost: a"/><script>\r\n\r\n')
@@ -303,6 +352,17 @@ async def test_a_page_may_not_name_files_in_the_hosts_own_networks(index: IndexS
         assert metadata_service.asked == []
 
 
+async def test_another_port_of_an_indexs_host_is_another_place(index: IndexServer, door: IndexDoor) -> None:
+    with index_server() as neighbour:
+        neighbour.told["/secret.tar.gz"] = Told(b"the secret")
+        index.add_file("demo", WHEEL, b"x", at=f"{neighbour.url}/secret.tar.gz", hashes={})
+        index.add_package("demo", "1.0.0", b"x", at=f"{neighbour.url}/secret.tar.gz", integrity="", shasum="")
+        for path in (f"/pypi/files/demo/{WHEEL}", "/npm/demo/-/demo-1.0.0.tgz"):
+            answer = await door.get(path)
+            assert (answer.status_code, f"127.0.0.1:{neighbour.port}" in answer.text) == (502, True)
+        assert neighbour.asked == []
+
+
 async def test_a_redirect_may_not_lead_there_either(index: IndexServer, door: IndexDoor) -> None:
     with index_server("127.0.0.2") as metadata_service:
         stored = index.add_file("demo", WHEEL, b"x", hashes={})
@@ -421,6 +481,17 @@ async def test_a_part_of_a_file_that_must_be_fetched_counts_as_the_whole(index: 
             for number in (0, 0, 1, 2)
         ]
     assert codes == [206, 206, 206, 403]
+
+
+async def test_who_leaves_early_has_paid_for_the_whole(index: IndexServer, tmp_path: Path) -> None:
+    for number in range(3):
+        index.add_file("demo", f"demo-{number}.tar.gz", bytes([number]) * (4 << 20))
+    async with index_door(tmp_path, index, sandbox_bytes=9 << 20) as door:
+        codes = []
+        for number in range(3):
+            async with door.stream(f"/pypi/files/demo/demo-{number}.tar.gz") as answer:
+                codes.append(answer.status_code)
+    assert codes == [200, 200, 403]
 
 
 async def test_a_slow_index_holds_up_nobody_else(index: IndexServer, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ async def test_one_connection_can_ask_many_times_and_each_has_a_line(index: Inde
     lines = [(entry.protocol, entry.verdict, entry.received_bytes) for entry in door.log]
     assert lines == [("package", "allowed", 5)] * 3
     assert {(entry.host, entry.port) for entry in door.log} == {("127.0.0.1", index.port)}
-    assert "demo" not in "".join(map(repr, door.log))
+    assert {entry.reason for entry in door.log} == {"pypi:demo"}  # which package, and not which file
+    assert door.egress.package_files == {"hit": 2, "miss": 1}
 
 
 async def test_an_npm_package_names_tarballs_of_ours(index: IndexServer, door: IndexDoor) -> None:
@@ -170,7 +171,7 @@ async def test_what_is_not_there_is_said_to_be_so(index: IndexServer, door: Inde
         "/elsewhere",
     ):
         answer = await door.get(path)
-        assert (answer.status_code, answer.text[:8]) == (404, "Cloche: "), path
+        assert (answer.status_code, "Cloche: " in answer.text) == (404, True), path
 
 
 async def test_the_operator_says_which_packages(index: IndexServer, tmp_path: Path) -> None:
@@ -197,8 +198,21 @@ async def test_the_operator_says_which_packages(index: IndexServer, tmp_path: Pa
         last = door.log[-1]
     assert list(codes.values()) == [200, 200, 200, 403, 403, 403, 403, 403], codes
     assert "packages.allow" in refused.text and "other" in refused.text
-    assert (last.verdict, last.reason) == ("denied", "the operator does not allow that package")
+    assert refused.reason_phrase == "Denied by package policy: pypi:other"  # which is all that some installers show
+    assert (last.verdict, last.reason) == ("denied", "pypi:other: the operator does not allow that package")
     assert not any("other" in asked.path or "bad" in asked.path for asked in index.asked)
+
+
+async def test_why_something_was_refused_can_be_asked_once(index: IndexServer, tmp_path: Path) -> None:
+    """pip and uv show a status at most; npm shows what is in `error`."""
+    async with index_doors(tmp_path, 2, pypi=(index.simple,), npm=index.url, deny=("bad",)) as (door, other):
+        assert (await door.get("/refused")).status_code == 404
+        told = (await door.get("/pypi/simple/bad/")).text
+        assert "does not allow the package bad" in told
+        assert (await other.get("/refused")).status_code == 404
+        assert (await door.get("/refused")).text == told
+        assert (await door.get("/refused")).status_code == 404
+        assert (await door.get("/npm/bad")).json() == {"error": told.strip()}
 
 
 async def test_the_first_index_that_has_a_project_is_the_only_one_for_it(tmp_path: Path) -> None:

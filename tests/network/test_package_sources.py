@@ -39,7 +39,7 @@ def basic(user: str, password: str) -> str:
 def test_without_any_configuration_it_is_the_public_ones(read: Read) -> None:
     sources = read()
     assert (sources.pypi, sources.npm, sources.npm_scopes) == ((PYPI,), NPM, {})
-    assert sources.hosts == {"pypi.org", "registry.npmjs.org"}
+    assert sources.places == {("pypi.org", 443), ("registry.npmjs.org", 443)}
 
 
 def test_what_clocheis_told_wins_over_what_pip_is(read: Read) -> None:
@@ -85,12 +85,13 @@ def test_no_index_means_none(read: Read) -> None:
     assert read({"etc/pip.conf": "[global]\nno-index = true\n"}).pypi == ()
 
 
-def test_directories_are_skipped_with_one_warning_that_names_none(read: Read) -> None:
+def test_directories_are_skipped_with_one_line_that_names_none(read: Read) -> None:
     log.recent.clear()
     text = "[global]\nextra-index-url = file:///srv/private/simple /srv/more\nfind-links = /srv/wheels\n"
     assert read({"etc/pip.conf": text}).pypi == (PYPI,)
     (said,) = log.recent
     assert (said.event, said.fields["count"], "srv" in repr(said)) == ("packages.sources_skipped", 3, False)
+    assert said.level == "info"  # of a server: who only uses the library is not told
 
 
 def test_a_file_that_is_none_is_skipped(read: Read) -> None:
@@ -110,6 +111,7 @@ def test_passwords_in_urls_go_to_the_keyring_and_nowhere_else(read: Read) -> Non
     assert sources.pypi == ("https://private.test:8443/simple/",)
     key = sources.keyring.authorization
     assert key("https://private.test:8443/simple/demo/") == basic("me", "s@cret")
+    assert key("https://private.test:8443/files/demo-1.0.tar.gz") == basic("me", "s@cret")  # as pip does
     for other in (
         "http://private.test:8443/simple/demo/",
         "https://private.test/simple/demo/",
@@ -121,10 +123,34 @@ def test_passwords_in_urls_go_to_the_keyring_and_nowhere_else(read: Read) -> Non
 
 
 def test_a_password_of_netrc_goes_to_its_host_over_tls(read: Read) -> None:
-    sources = read({"home/.netrc": "machine private.test login me password pw\ndefault login x password y\n"})
-    assert sources.keyring.authorization("https://private.test/simple/x/") == basic("me", "pw")
-    assert sources.keyring.authorization("http://private.test/simple/x/") is None
-    assert sources.keyring.authorization("https://pypi.org/simple/x/") is None
+    file = "machine private.test login me password pw\ndefault login x password y\n"
+    sources = read({"home/.netrc": file}, PIP_EXTRA_INDEX_URL="https://private.test/simple http://private.test:8080/")
+    key = sources.keyring.authorization
+    assert key("https://private.test/simple/x/") == basic("me", "pw")
+    assert key("https://private.test/files/x.whl") == basic("me", "pw")
+    for other in ("http://private.test/simple/x/", "http://private.test:8080/x/", "https://pypi.org/simple/x/"):
+        assert key(other) is None
+    sources = read({"home/.netrc": file}, PIP_INDEX_URL="https://private.test:8443/simple")
+    assert sources.keyring.authorization("https://private.test:8443/simple/x/") == basic("me", "pw")
+    assert sources.keyring.authorization("https://private.test/simple/x/") is None
+
+
+def test_passwords_for_hosts_that_are_no_index_are_left_alone(read: Read) -> None:
+    """A page, or a redirect, could name such a host, and the host would fetch it as its operator."""
+    files = {
+        "home/.netrc": "machine git.test login me password pw\n",
+        "home/.npmrc": "registry=https://npm.test/all/\n//npm.test:8443/:_authToken=a\n//git.test/:_authToken=b\n"
+        "//npm.test/others/:_authToken=c\n//npm.test/allied/:_authToken=d\n",
+    }
+    key = read(files).keyring.authorization
+    for url in ("git.test/x", "npm.test:8443/all/x", "npm.test/others/x", "npm.test/allied/x", "npm.test/all/x"):
+        assert key(f"https://{url}") is None
+
+
+def test_a_token_for_a_host_is_for_the_registry_there(read: Read) -> None:
+    files = {"home/.npmrc": "registry=https://npm.test/all/\n//npm.test/:_authToken=a\n//npm.test/all/new:_authToken=b"}
+    key = read(files).keyring.authorization
+    assert (key("https://npm.test/all/x"), key("https://npm.test/all/new/x")) == ("Bearer a", "Bearer b")
 
 
 def test_registries_and_tokens_of_npm(read: Read) -> None:
@@ -134,12 +160,16 @@ def test_registries_and_tokens_of_npm(read: Read) -> None:
     @corp:registry=https://corp.test/npm
     //corp.test/npm/:_authToken=${TOKEN}
     //npm.test/all/:_auth="bWU6cHc="
+    @old:registry=https://old.test/
     //old.test/:username=me
     //old.test/:_password=cHc=
     //unset.test/:_authToken=${UNSET}
     """
     sources = read({"home/.npmrc": text}, TOKEN="t0ken")
-    assert (sources.npm, sources.npm_scopes) == ("https://npm.test/all/", {"@corp": "https://corp.test/npm/"})
+    assert (sources.npm, sources.npm_scopes) == (
+        "https://npm.test/all/",
+        {"@corp": "https://corp.test/npm/", "@old": "https://old.test/"},
+    )
     key = sources.keyring.authorization
     assert key("https://corp.test/npm/@corp%2fui") == "Bearer t0ken"
     assert key("https://npm.test/all/left-pad") == "Basic bWU6cHc="

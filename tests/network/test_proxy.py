@@ -57,7 +57,7 @@ async def test_a_denied_host_is_not_even_looked_up(opening: Opening) -> None:
 
     door = opening(allow=("good.test",), resolve=resolve)
     answer = await door.say(get("http://secret-data.evil.test/", "secret-data.evil.test"))
-    assert answer.startswith(b"HTTP/1.1 403 Denied by network policy\r\n")
+    assert answer.startswith(b"HTTP/1.1 403 Denied by network policy: secret-data.evil.test\r\n")
     assert b"secret-data.evil.test:80 is not allowed by the sandbox's network policy" in answer
     line = await door.line()
     assert (line.host, line.port, line.verdict) == ("secret-data.evil.test", 80, "denied")
@@ -176,7 +176,7 @@ async def test_any_other_protocol_goes_through_a_tunnel(opening: Opening, said: 
     async with serving_at(echo) as server:
         reader, writer = await door.connect(f"good.test:{server.port}")
         writer.write(said)
-        if said == b"\r\n":  # it could become HTTP: it is held until it is clear, or over
+        if said in (b"\r\n", b"x" * 50):  # it could become HTTP: it is held until it is clear, or over
             writer.write_eof()
         assert await reader.readexactly(len(said)) == said
         writer.close()
@@ -293,7 +293,8 @@ async def test_bodies_are_framed_anew(opening: Opening) -> None:
         assert (await door.say(head, b"5;ext\r\nhello\r\n", b"5\r\nworld\r\n0\r\nTrailer: x\r\n\r\n")).endswith(
             b"hello"
         )
-        assert server.heard.endswith(b"\r\n\r\n5\r\nhello\r\n5\r\nworld\r\n0\r\n\r\n")
+        divided, joined = b"5\r\nhello\r\n5\r\nworld\r\n0\r\n\r\n", b"a\r\nhelloworld\r\n0\r\n\r\n"
+        assert server.heard.partition(b"\r\n\r\n")[2] in (divided, joined)
         head = get(f"http://{there}/", there, "Content-Length: 10", "Expect: 100-continue", method="PUT")
         answer = await door.say(head, b"helloworld")
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")

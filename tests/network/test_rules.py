@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloche.egress import rulebook
 from cloche.egress.destination import parse
+from cloche.egress.own_addresses import is_own
+from cloche.egress.packages import reach
+from cloche.egress.packages.problems import OutOfReach
 from cloche.egress.rulebook import FORBIDDEN, Denied, Rulebooks
 from cloche.network_policy import NetworkPolicy, NetworkRule
 
@@ -128,6 +133,7 @@ def test_a_policy_can_be_replaced() -> None:
         "0.0.0.0",
         "10.0.0.1",
         "100.64.0.1",
+        "168.63.129.16",
         "169.254.169.254",
         "172.16.0.1",
         "172.31.255.255",
@@ -162,6 +168,50 @@ def test_an_allowed_private_network_is_still_refused_unless_the_operator_says_so
     assert not allows(rulebooks(allow=("10.0.0.0/8",)), "10.1.2.3")
     assert allows(rulebooks(allow=("10.0.0.0/8",), internal=("10.1.0.0/16",)), "10.1.2.3")
     assert not allows(rulebooks(allow=("10.0.0.0/8",), internal=("10.1.0.0/16",)), "10.2.2.3")
+
+
+ONES_OWN = ["127.0.0.1", "127.9.8.7", *(["::1"] if socket.has_dualstack_ipv6() else [])]
+
+
+@pytest.mark.parametrize("own", ONES_OWN)
+def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, monkeypatch) -> None:
+    """Loopback stands for it here: it is the host's own everywhere."""
+    monkeypatch.setattr(rulebook, "FORBIDDEN", [])
+    books = rulebooks(allow=("*:*",))
+    with pytest.raises(Denied, match="is an address of this host itself"):
+        books.check(parse(own, 443))
+    with pytest.raises(Denied, match="leads to an address of this host itself"):
+        leads(books, "example.com", own)
+    assert allows(rulebooks(allow=("*:*",), internal=(own,)), own)
+    assert allows(books, "203.0.113.5") and allows(books, "2001:db8::5")
+
+
+@pytest.mark.parametrize("own", ONES_OWN)
+async def test_nor_do_packages_come_from_there(own: str, monkeypatch) -> None:
+    monkeypatch.setattr(reach, "FORBIDDEN", [])
+
+    async def resolve(name: str):
+        return [ipaddress.ip_address(own)]
+
+    with pytest.raises(OutOfReach):
+        await reach.Reach(resolve, ()).addresses("files.example.com", 443)
+    assert await reach.Reach(resolve, (), [ipaddress.ip_network(own)]).addresses("files.example.com", 443)
+
+
+def test_whose_an_address_is() -> None:
+    assert is_own(ipaddress.ip_address("127.0.0.1"))
+    assert not is_own(ipaddress.ip_address("203.0.113.5"))
+    assert not is_own(ipaddress.ip_address("255.255.255.255"))
+    assert not is_own(ipaddress.ip_address("2001:db8::5"))
+
+
+@pytest.mark.parametrize("pattern", ["::ffff:192.0.2.7", "[::ffff:192.0.2.7]:443", "::ffff:192.0.2.0/120"])
+def test_ipv4_in_disguise_is_ipv4_in_a_pattern_too(pattern: str) -> None:
+    books = rulebooks(deny=(pattern,), allow=("*",))
+    assert not allows(books, "192.0.2.7") and allows(books, "192.0.3.7")
+    with pytest.raises(Denied):
+        leads(books, "example.com", "192.0.2.7")
+    assert allows(rulebooks(allow=(pattern,)), "192.0.2.7")
 
 
 def test_what_is_internal_is_not_thereby_allowed() -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from tests.conftest import serving
+from tests.network.carried import httpx_archive
 from tests.network.far_server import ADDRESS, FarServer, own_trust
 from tests.network.memory import found_in_memory, shapes
 
@@ -87,6 +88,7 @@ async def box(engine: Engine) -> AsyncIterator[Sandbox]:
     sandbox = await engine.create(
         SandboxSpec(network=POLICY, owner="tests", env={"MARKER": "".join(("mark", "-4242"))})
     )
+    await sandbox.files.write("/tmp/httpx.zip", httpx_archive())
     yield sandbox
     await sandbox.kill()
 
@@ -127,9 +129,18 @@ PROGRAMS = {
         "c = http.client.HTTPSConnection('127.0.0.1', 49980); c.set_tunnel(u.hostname, u.port)\n"
         "c.request('GET', u.path); print(c.getresponse().status)"
     ),
+    "httpx": (
+        "import sys; sys.path.insert(0, '/tmp/httpx.zip')\n"
+        "import httpx; client = httpx.Client(); print(client.get('URL').status_code)"
+    ),
+    "wget": "!wget -q -O /dev/null --tries 1 URL && echo 200",
     "curl": "!curl -sS -w '%{{http_code}}' -o /dev/null URL",
     "curl over SOCKS": "!curl -sS -x socks5h://127.0.0.1:49980 -w '%{{http_code}}' -o /dev/null URL",
 }
+
+
+if not shutil.which("wget"):
+    del PROGRAMS["wget"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -362,6 +373,31 @@ async def test_a_secret_that_comes_later_works_for_programs_that_start_then(engi
     got = {each: far.asked(f"/{each}").headers.get("x-late") for each in ("before", "after", "in-kernel", "gone")}
     assert got == {"before": None, "after": "late-but-there", "in-kernel": "late-but-there", "gone": None}
     assert far.asked("/after").headers["x-by"] == "by-a-placeholder"
+
+
+@pytest.mark.parametrize("had_network", [False, True])
+async def test_kernels_of_every_language_that_run_already_use_a_secret_that_comes_later(
+    engine: Engine, far: FarServer, had_network: bool
+) -> None:
+    allow = ("later.test:*",)
+    box = await engine.create(SandboxSpec(network=NetworkPolicy(allow=allow if had_network else ())))
+    url = f"https://later.test:{far.port}"
+    fetches = {
+        "bash": "curl -sS URL",
+        "javascript": "console.log(await (await fetch('URL')).text())",
+        "python": "import requests; print(requests.get('URL').text)",
+    }
+    try:
+        for language in fetches:
+            await run(box, {"bash": ":"}.get(language, "1"), language)
+        secret = Secret(domain="later.test", header="X-Late", value="late-but-there")
+        await engine.networks.replace(box, NetworkPolicy(allow=allow, secrets=(secret,)))
+        for language, code in fetches.items():
+            path = f"/{language}-{had_network}"
+            assert path in await run(box, code.replace("URL", url + path), language)
+            assert far.asked(path).headers["x-late"] == "late-but-there"
+    finally:
+        await box.kill()
 
 
 async def test_a_full_sandbox_says_so_keeps_its_policy_and_takes_the_secret_later(

@@ -246,6 +246,8 @@ def test_a_foreign_sandbox_is_not_there(reaching: Lifecycle):
 # -- the credential vault
 
 TOKEN = "sk-very-secret-0123456789"
+MANY = [f"{number}.example.test" for number in range(5000)]
+TOO_MANY_HEADERS = [{"name": f"X-{number}", "credential": "token"} for number in range(101)]
 
 
 def binding(name: str, host: str = API, /, **auth: Any) -> dict[str, Any]:
@@ -326,6 +328,9 @@ def test_a_policy_cannot_take_away_what_a_credential_is_bound_to(reaching: Lifec
         ({"credentials": [credential("")], "bindings": []}, "name"),
         ({"credentials": [credential(), credential()], "bindings": []}, "no other has"),
         ({"credentials": [credential(value="")], "bindings": []}, "value"),
+        ({"credentials": [credential(value="k" * 20_000)], "bindings": []}, "16384 bytes"),
+        ({"credentials": [credential("k" * 300)], "bindings": []}, "256 letters"),
+        ({"credentials": [credential(str(each)) for each in range(101)], "bindings": []}, "100 credentials"),
         ({"credentials": [], "bindings": [binding("a")]}, "'token'"),
         ({"bindings": [binding("a"), binding("b")]}, "same request"),
         ({"bindings": [binding("a"), binding("b", "*.example.test")]}, "same request"),
@@ -335,7 +340,11 @@ def test_a_policy_cannot_take_away_what_a_credential_is_bound_to(reaching: Lifec
         ({"bindings": [binding("a", type="apiKey", name="Host", credential="token")]}, "header"),
         ({"bindings": [{**binding("a"), "match": {"hosts": []}}]}, "match.hosts"),
         ({"bindings": [{**binding("a"), "match": {"hosts": [API], "schemes": ["http"]}}]}, "match.schemes"),
+        ({"bindings": [{**binding("a"), "match": {"hosts": [API], "ports": [8443]}}]}, "match.ports"),
+        ({"bindings": [{**binding("a"), "match": {"hosts": [API], "ports": [443, 8443]}}]}, "match.ports"),
         ({"bindings": [{**binding("a"), "match": {"hosts": [API], "methods": ["GET"]}}]}, "match.methods"),
+        ({"bindings": [{**binding(each), "match": {"hosts": MANY}} for each in "ab"]}, "100 secrets"),
+        ({"bindings": [binding("a", type="customHeaders", headers=TOO_MANY_HEADERS)]}, "100 secrets"),
         ({"bindings": [{**binding("a"), "match": {"hosts": [API], "paths": ["/v1/*"]}}]}, "match.paths"),
         ({"bindings": [{**binding("a"), "match": {"hosts": [API], "path": "/v1/*"}}]}, "path"),
     ],

@@ -126,6 +126,7 @@ class _Counts(Collector):
         yield from self._executions()
         yield from self._requests()
         yield from self._answers()
+        yield from self._networks()
 
     def _sandboxes(self) -> Iterable[Metric]:
         tally = self._engine.tally
@@ -161,6 +162,22 @@ class _Counts(Collector):
         yield _by("cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls)
         yield _by("cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions)
         yield _by("cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens)
+
+    def _networks(self) -> Iterable[Metric]:
+        """Where no sandbox has had a network there is nothing to be counted, nor anything loaded that could."""
+        egress = self._engine.networks.egress
+        if egress is None:
+            return
+        open_now = GaugeMetricFamily("cloche_network_open", "Connections that are open now.", egress.connections)
+        ended = CounterMetricFamily(
+            "cloche_network_connections", "Connections of programs that ended.", labels=("verdict", "protocol")
+        )
+        for labels, count in sorted(egress.tally.connections.items()):
+            ended.add_metric(labels, count)
+        moved = {"sent": egress.tally.sent_bytes, "received": egress.tally.received_bytes}
+        yield from (open_now, ended, _by("cloche_network_bytes", "Bytes that went through them.", "direction", moved))
+        files = egress.package_files
+        yield _by("cloche_package_files", "Files of packages, by whether the cache had them.", "cache", files)
 
 
 def _by(name: str, help: str, label: str, counts: dict[str, int]) -> Metric:

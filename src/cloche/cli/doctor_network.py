@@ -32,7 +32,9 @@ def _policy(config: Config) -> str:
         parts.append(f"never {_some(network.deny)}")
     if network.internal:
         parts.append(f"of private addresses {_some(network.internal)}")
-    parts.append(f"without asking {_some(network.default)}" if network.default else "nothing without asking")
+    default = _some(network.default) if network.default else "nothing"
+    # The products that those clients are of have the internet open unless it is closed.
+    parts.append(f"who does not ask gets {default}, and clients of E2B and OpenSandbox that do not ask get all of it")
     return "; ".join(parts)
 
 

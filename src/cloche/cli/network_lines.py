@@ -13,6 +13,7 @@ from cloche.cli.control import ask
 from cloche.cli.ps import printable
 from cloche.network_policy import NetworkEntry
 from cloche.protocol import told
+from cloche.telemetry import OF_NETWORKS
 
 LEFT_OUT = "network.left_out"
 EVENTS = "network."  # the server's own log has them under this and their verdict
@@ -41,9 +42,20 @@ def of_events(entries: Iterable[told.Logged]) -> Iterator[str]:
     for each in entries:
         sandbox = str(each.fields.get("sandbox", ""))
         if each.event == LEFT_OUT:
-            yield printable(f"({each.fields.get('lines', 0)} more of {sandbox}: its own log has them)")
-        elif each.event.startswith(EVENTS):
+            yield sum_of(each, sandbox)
+        elif each.event in OF_NETWORKS:
             yield line_of(entry_of(each), sandbox)
+
+
+def sum_of(logged: told.Logged, sandbox: str) -> str:
+    """A line for many: they came faster than the server's log has lines for, and went where another line says."""
+    fields = logged.fields
+    there = f"{fields.get('host') or '-'}" + (f":{fields['port']}" if fields.get("port") else "")
+    moved = f"sent {fields.get('sent_bytes', 0)} received {fields.get('received_bytes', 0)}"
+    many = f"{fields.get('lines', 0)} more connections that ended until then"
+    verdict = f"{fields.get('verdict', '-')!s:<7}"
+    words = (_when(logged.at), sandbox, verdict, f"{'':<7}", there, moved, many, str(fields.get("package", "")))
+    return printable("  ".join(each for each in words if each))
 
 
 def entry_of(logged: told.Logged) -> NetworkEntry:
@@ -63,11 +75,15 @@ def entry_of(logged: told.Logged) -> NetworkEntry:
 
 def line_of(entry: NetworkEntry, sandbox: str = "") -> str:
     """When, which sandbox where there are several, what became of it, where to, and how much or why."""
-    when = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    when = _when(entry.at)
     there = f"{entry.host}:{entry.port}" if entry.port else entry.host or "-"
-    moved = f"sent {entry.sent_bytes} received {entry.received_bytes}" if entry.verdict == "allowed" else ""
+    moved = f"sent {entry.sent_bytes} received {entry.received_bytes}" if entry.verdict in ("allowed", "open") else ""
     words = (when, sandbox, f"{entry.verdict:<7}", f"{entry.protocol:<7}", there, moved, entry.reason)
     return printable("  ".join(each for each in words if each))
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _events(client: httpx2.Client, query: str = "") -> list[told.Logged]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from asyncio import IncompleteReadError, StreamReader
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,10 @@ MAX_RECORDS = 64  # some divide it, to confuse whoever reads along; thousands of
 _CHANGE_CIPHER, _ALERT, _HANDSHAKE, _DATA = 20, 21, 22, 23
 _BETWEEN = (_CHANGE_CIPHER, _ALERT, _HANDSHAKE)  # records that may come before another ClientHello
 _CLIENT_HELLO = 1
-_SHORT_HELLO = bytes((_CLIENT_HELLO, 0))  # of less than 64 KiB
+_HEAD_BYTES = 4  # of a message: its kind, its length
+_MOST_BYTES = 131_396  # that the fields of a ClientHello can have; servers take as many
+_RECORDS_BETWEEN = 1000  # that may come before another ClientHello; early data is most of them
+_RECORDS_AT_ONCE = 64
 _SERVER_NAME, _EARLY_DATA = 0, 42
 _HOST_NAME = 0
 _NAME = re.compile(rb"[A-Za-z0-9._:-]{1,255}")
@@ -56,11 +60,11 @@ async def after_hello(reader: StreamReader, hello: Hello, check: Callable[[Hello
     """
     held = b""
     try:
-        while True:
+        for count in range(1, _RECORDS_BETWEEN):
             held = await reader.readexactly(5)
             kind, length = held[0], int.from_bytes(held[3:5], "big")
             if kind == _HANDSHAKE and length:
-                held += await reader.readexactly(min(length, len(_SHORT_HELLO)))
+                held += await reader.readexactly(min(length, _HEAD_BYTES))
                 yield await _handshake(reader, held, check)
                 return
             if kind not in _BETWEEN and not (kind == _DATA and hello.has_early_data):
@@ -68,14 +72,19 @@ async def after_hello(reader: StreamReader, hello: Hello, check: Callable[[Hello
                 return
             yield held + await reader.readexactly(length)
             held = b""
+            if not count % _RECORDS_AT_ONCE:  # they may all be there already, and others have their turn
+                await asyncio.sleep(0)
     except IncompleteReadError as error:
         yield held + error.partial  # and it says no more
+        return
+    raise BadHello("too much follows on the ClientHello before the handshake goes on")
 
 
 async def _handshake(reader: StreamReader, start: bytes, check: Callable[[Hello], None]) -> bytes:
     """What was read of a message that is another ClientHello, or is not. Raises BadHello."""
-    if not _SHORT_HELLO.startswith(start[5:]):
-        return start
+    message = start[5:]
+    if message[0] != _CLIENT_HELLO or int.from_bytes(message[1:].ljust(_HEAD_BYTES - 1, b"\0"), "big") > _MOST_BYTES:
+        return start  # or it is enciphered, and looks like anything
     second = await read_hello(reader, start)
     check(second)
     return second.raw

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import weakref
 from collections.abc import Sequence
 
 from cloche.egress.destination import Address, Destination
 from cloche.egress.door import Door
 from cloche.egress.refusal import OverLimit, Refusal
-from cloche.egress.resolver import Resolve, Unresolved
+from cloche.egress.resolver import THREADS, Resolve, Unresolved
 from cloche.egress.rulebook import Denied
 from cloche.egress.streams import Streams as Streams
 from cloche.egress.streams import connected
 from cloche.egress.visit import Visit
 
 MAX_ADDRESSES = 8  # of one name that are tried
+LOOKUPS_EACH = THREADS // 4  # of one owner's sandboxes at once: lookups that never end are nobody else's loss
 
 
 class Unreachable(Refusal):
@@ -24,22 +26,36 @@ class Unreachable(Refusal):
 
     status, socks_code = 502, 4
     verdict = "failed"
+    phrase = "Host cannot be reached"
+
+
+class NotFound(Unreachable):
+    phrase = "Host not found"
 
 
 class NobodyThere(Unreachable):
     """The host is there, and refuses."""
 
     socks_code = 5
+    phrase = "Host refuses connections"
 
 
 class TimedOut(Unreachable):
     status = 504
+    phrase = "Host does not answer"
+
+
+class NoTurn(TimedOut):
+    """Too many names are looked up already."""
+
+    phrase = "Too many lookups at once"
 
 
 class Dialler:
     def __init__(self, resolve: Resolve):
         self._resolve = resolve
         self._lookups: set[asyncio.Task[list[Address]]] = set()
+        self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
     async def connect(self, visit: Visit, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
         """It ends with the visit. With `tls`, over TLS, and the server must prove to be that host.
@@ -66,18 +82,20 @@ class Dialler:
 
     async def _addresses(self, door: Door, asked: Destination) -> list[Address]:
         """A lookup cannot be ended, so that one which is not waited for any more still counts."""
-        await door.lookups.acquire()
+        share = self._shares.setdefault(door.owner, asyncio.Semaphore(LOOKUPS_EACH))
+        await _acquire(door, share)
         lookup = asyncio.ensure_future(self._resolve(asked.host))
         self._lookups.add(lookup)
-        lookup.add_done_callback(lambda done: self._on_looked_up(door, done))
+        lookup.add_done_callback(lambda done: self._on_looked_up(done, door.lookups, share))
         try:
             found = await asyncio.shield(lookup)
         except Unresolved as error:
-            raise Unreachable(str(error)) from None
+            raise NotFound(str(error)) from None
         return door.rulebooks.reachable(asked, found)
 
-    def _on_looked_up(self, door: Door, lookup: asyncio.Task[list[Address]]) -> None:
-        door.lookups.release()
+    def _on_looked_up(self, lookup: asyncio.Task[list[Address]], *used: asyncio.Semaphore) -> None:
+        for each in used:
+            each.release()
         self._lookups.discard(lookup)
         if not lookup.cancelled():
             lookup.exception()  # somebody has seen it, even where nobody waits any more
@@ -103,6 +121,26 @@ class Dialler:
     async def aclose(self) -> None:
         for lookup in self._lookups:
             lookup.cancel()
+
+
+async def _acquire(door: Door, share: asyncio.Semaphore) -> None:
+    """What a lookup needs of the sandbox's and of its owner's, in half of the time, as it takes some itself.
+
+    Raises NoTurn.
+    """
+    try:
+        async with asyncio.timeout(door.config.connect_seconds / 2):
+            await door.lookups.acquire()
+            try:
+                await share.acquire()
+            except BaseException:
+                door.lookups.release()
+                raise
+    except TimeoutError:
+        raise NoTurn(
+            f"{door.config.lookups} names are being looked up for the sandbox, or {LOOKUPS_EACH} for its owner, which "
+            "is all at once, and none was found in time"
+        ) from None
 
 
 async def _open(visit: Visit, address: Address, asked: Destination, tls: ssl.SSLContext | None) -> Streams:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import select
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from cloche.egress.pace import Pace
 from cloche.egress.rulebook import Denied, Rulebooks, covers
 from cloche.egress.visit import Visit as Visit
 from cloche.network_config import Network
-from cloche.network_policy import NetworkPolicy, Secret
+from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 if TYPE_CHECKING:  # loaded with the first sandbox that has secrets
     from cloche.egress.authority import Authority
@@ -31,11 +33,31 @@ Attend = Callable[[Visit], Awaitable[None]]
 
 
 class Crowd:
-    """How many connections there are through all doors."""
+    """How many connections there are through all doors. An owner's sandboxes have half at most."""
 
     def __init__(self, most: int):
-        self.most = most
+        self._most = most
+        self._most_each = max(1, most // 2)
         self.count = 0
+        self._of: Counter[str] = Counter()
+
+    def why_full(self, owner: str) -> str | None:
+        """None where there is room for one more of that owner's."""
+        if self.count >= self._most:
+            return "too many connections of all sandboxes at once"
+        if self._of[owner] >= self._most_each:
+            return f"more than {self._most_each} connections of all sandboxes of one owner at once"
+        return None
+
+    def enter(self, owner: str) -> None:
+        self.count += 1
+        self._of[owner] += 1
+
+    def leave(self, owner: str) -> None:
+        self.count -= 1
+        self._of[owner] -= 1
+        if not self._of[owner]:
+            del self._of[owner]
 
 
 class Door:
@@ -54,10 +76,13 @@ class Door:
         self.journal = journal
         self.policy = policy
         self.rulebooks = Rulebooks(policy, config.bound, config.internal_ranges)
+        self.owner = journal.owner
         self.lookups = asyncio.Semaphore(config.lookups)
         self.moved_bytes = 0
         self.authority: Authority | None = None  # that vouches for the proxy, where the sandbox has secrets
         self._listener = listener
+        self._arrivals = select.poll()
+        self._arrivals.register(listener, select.POLLIN)
         self._crowd = crowd
         self._pace = Pace(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
         self._attend = attend
@@ -83,6 +108,13 @@ class Door:
         return len(self._visits)
 
     @property
+    def log(self) -> list[NetworkEntry]:
+        """What has ended, and then what goes on."""
+        going_on = (visit.attempt.still_open for visit in self._visits.values())
+        now = sorted((each for each in going_on if each is not None), key=lambda entry: entry.at)
+        return [*self.journal.entries, *now]
+
+    @property
     def secrets(self) -> tuple[Secret, ...]:
         return self.policy.secrets
 
@@ -100,7 +132,7 @@ class Door:
         for task, visit in list(self._visits.items()):
             visit.attempt.stop("the sandbox ended")
             task.cancel()
-        self.journal.say_what_was_left_out()
+        self.journal.close()
 
     async def aclose(self) -> None:
         """As `close`, and nothing of it is left then."""
@@ -115,6 +147,8 @@ class Door:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
+                if not self._is_somebody_there():
+                    return None
                 connection, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:  # it would be called again at once, for ever
@@ -125,6 +159,16 @@ class Door:
                 return self._pause()
         return None
 
+    def _is_somebody_there(self) -> bool:
+        """Whether `accept` has somebody for us, and does not wait in any case.
+
+        Who made the listener may have kept it, and could make it one that waits, with all of the loop, and take away
+        who came. Between this and `accept` that is still possible. It is left at that since the maker is a sandbox's
+        init, which runs our code alone: programs inside have no way to its descriptors.
+        """
+        self._listener.setblocking(False)
+        return bool(self._arrivals.poll(0))
+
     def _pause(self) -> None:
         """Who connects meanwhile waits in the kernel's queue."""
         self._loop.remove_reader(self._listener)
@@ -134,8 +178,8 @@ class Door:
         connection.setblocking(False)
         if len(self._visits) >= self.config.connections:
             self._turn_away(connection, f"more than {self.config.connections} connections of the sandbox at once")
-        elif self._crowd.count >= self._crowd.most:
-            self._turn_away(connection, "too many connections of all sandboxes at once")
+        elif (full := self._crowd.why_full(self.owner)) is not None:
+            self._turn_away(connection, full)
         else:
             self._let_in(Visit(self, connection))
 
@@ -147,12 +191,12 @@ class Door:
     def _let_in(self, visit: Visit) -> None:
         task = self._loop.create_task(self._serve(visit))
         self._visits[task] = visit
-        self._crowd.count += 1
+        self._crowd.enter(self.owner)
         task.add_done_callback(self._on_left)
 
     def _on_left(self, task: asyncio.Task[None]) -> None:
         visit = self._visits.pop(task)
-        self._crowd.count -= 1
+        self._crowd.leave(self.owner)
         visit.reset()  # nothing happens where it has left
         if not task.cancelled() and (error := task.exception()) is not None:
             self.journal.say_broken(error)

@@ -15,6 +15,7 @@ from cloche.egress.http1 import Head
 from cloche.egress.journal import Journal
 from cloche.egress.proxy import Proxy
 from cloche.egress.resolver import Resolve, Resolver
+from cloche.egress.tally import Tally
 from cloche.egress.visit import Visit
 from cloche.network_config import Network, Packages
 from cloche.network_policy import NetworkPolicy
@@ -29,6 +30,7 @@ class Egress:
     def __init__(
         self, config: Network, packages: Packages, directory: Path | None = None, resolve: Resolve | None = None
     ):
+        self.tally = Tally()
         self._config = config
         self._packages = packages
         self._crowd = Crowd(min(config.connections_total, _room_for_connections()))
@@ -42,10 +44,20 @@ class Egress:
 
     def open(self, listener: socket.socket, policy: NetworkPolicy, *, sandbox: str, owner: str) -> Door:
         """A door at that listener, which it takes over."""
-        journal = Journal(sandbox, owner, self._config.log_entries)
+        journal = Journal(sandbox, owner, self._config.log_entries, self.tally)
         door = Door(listener, policy, self._config, journal, self._crowd, self._proxy.attend)
         self._doors.add(door)
         return door
+
+    @property
+    def connections(self) -> int:
+        """How many there are now, through all doors."""
+        return self._crowd.count
+
+    @property
+    def package_files(self) -> dict[str, int]:
+        """Those that were asked for: `hit` and `miss` of the cache."""
+        return self._index.opened_files if self._index is not None else {}
 
     async def _serve_packages(self, visit: Visit, head: Head) -> None:
         if self._index is None and self._directory is not None:

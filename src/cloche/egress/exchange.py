@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
-from cloche.egress import forward, http1
+from cloche.egress import forward, http1, websocket
 from cloche.egress.destination import Destination
 from cloche.egress.dialling import Dialler, Streams
 from cloche.egress.http1 import UNTIL_CLOSED, BadAnswer, BadRequest, Head
-from cloche.egress.masking import Mask, MaskedStream
+from cloche.egress.masking import Mask, MaskedStream, Masks
 from cloche.egress.placeholders import with_secrets
 from cloche.egress.refusal import Refusal, in_http
 from cloche.egress.relay import CHUNK_BYTES, Meter, pump
 from cloche.egress.tls import TlsEnd
 from cloche.egress.visit import Visit
-from cloche.network_policy import FRAMING_HEADERS
+from cloche.network_policy import FRAMING_HEADERS, Secret
 
 MAX_REQUESTS = 1000  # of one connection
 KEPT_SECONDS = 2.0  # servers close what is idle, some after 5 s: a request must not meet that
@@ -44,12 +44,15 @@ class NotHttp(Refusal):
 class Exchanges:
     """`trust` says whom the far server must be vouched for by."""
 
-    def __init__(self, visit: Visit, asked: Destination, end: TlsEnd, dialler: Dialler, trust: ssl.SSLContext):
+    def __init__(
+        self, visit: Visit, asked: Destination, end: TlsEnd, dialler: Dialler, trust: ssl.SSLContext, masks: Masks
+    ):
         self._visit = visit
         self._asked = asked
         self._end = end
         self._dialler = dialler
         self._trust = trust
+        self._masks = masks
         self._meter = Meter(visit)
         self._far: Streams | None = None  # kept from one request to the next
         self._used_at = 0.0
@@ -77,9 +80,12 @@ class Exchanges:
         """False where no other request can follow."""
         self._check(head)
         self._meter.sent(len(http1.write_head(" ".join(head.start), head.headers)))
-        mask = Mask(each.value for each in self._visit.door.secrets_for(self._asked.host))
         far = await self._connected()
-        far[1].write(self._rewritten(head))
+        door = self._visit.door
+        policy, secrets = door.policy, door.secrets_for(self._asked.host)
+        mask = await self._masks.of(policy, secrets)
+        far[1].write(self._rewritten(head, secrets))
+        await far[1].drain()
         if head.body_length == 0:
             return await self._answer(head, mask, far)
         if head.one("expect") is not None:
@@ -109,10 +115,9 @@ class Exchanges:
         if "upgrade" in _words(head, "connection") and not _is_websocket(head):
             raise NotHttp("with hosts that get secrets only HTTP/1.1 and WebSockets are spoken")
 
-    def _rewritten(self, head: Head) -> bytes:
-        """The request's head as it goes on."""
+    def _rewritten(self, head: Head, secrets: Sequence[Secret]) -> bytes:
+        """The request's head as it goes on. Raises BadRequest where the secrets make it too long."""
         own = http1.end_to_end(head, without=(*FRAMING_HEADERS, _EXTENSIONS))
-        secrets = self._visit.door.secrets_for(self._asked.host)
         host = str(self._asked).removesuffix(":443")
         headers = [("host", host), *with_secrets(own, secrets), ("accept-encoding", "identity"), *_framing(head)]
         return http1.write_head(f"{head.method} {head.target} HTTP/1.1", headers)
@@ -173,8 +178,9 @@ class Exchanges:
 
     async def _pass_on_head(self, answer: Head, mask: Mask, framing: list[tuple[str, str]]) -> None:
         own = http1.end_to_end(answer, without=("transfer-encoding",))
-        headers = [*((name, mask.text(value)) for name, value in own), *framing]
-        raw = http1.write_head(f"HTTP/1.1 {answer.status} {mask.text(answer.start[2])}", headers)
+        reason, *values = await mask.texts([answer.start[2], *(value for _, value in own)])
+        headers = [*zip((name for name, _ in own), values, strict=True), *framing]
+        raw = http1.write_head(f"HTTP/1.1 {answer.status} {reason}", headers)
         self._meter.received(len(raw))
         self._answering = True
         await self._end.write(raw)
@@ -182,22 +188,29 @@ class Exchanges:
     async def _pass_on_body(self, body: AsyncIterator[bytes], masked: MaskedStream, chunked: bool) -> None:
         async for part in body:
             self._meter.received(len(part))
-            await self._end.write(_framed(masked.feed(part), chunked))
+            await self._end.write(_framed(await masked.feed(part), chunked))
         await self._end.write(_framed(masked.end(), chunked))
         if chunked:
             await self._end.write(b"0\r\n\r\n")
 
     async def _become_websocket(self, answer: Head, mask: Mask, far: Streams) -> bool:
-        """What the server says is looked into as in a body: its frames are neither compressed nor masked."""
+        """What the server says is looked into: its frames are neither compressed nor masked."""
         if answer.all(_EXTENSIONS):
             raise BadAnswer(f"{self._asked} uses extensions of WebSockets that were not asked for")
         await self._pass_on_head(answer, mask, [("connection", "Upgrade"), ("upgrade", WEBSOCKET)])
-        down = self._pass_on_body(_until_closed(far[0]), MaskedStream(mask), False)
+        down = self._pass_on_frames(far[0], mask)
         async with _at_once(pump(self._end.reader, far[1], self._meter.sent), down) as both:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
         return False  # who ends, ends both: half of a WebSocket is none
+
+    async def _pass_on_frames(self, reader: asyncio.StreamReader, mask: Mask) -> None:
+        try:
+            async for frame in websocket.frames(reader, mask, self._meter.received):
+                await self._end.write(frame)
+        except asyncio.IncompleteReadError:
+            raise BadAnswer(f"{self._asked} broke off in the middle of a message") from None
 
     async def _refuse(self, refusal: Refusal) -> None:
         """In the place of an answer. Where one has begun already, breaking off is all that can be said."""

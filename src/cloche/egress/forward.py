@@ -161,6 +161,7 @@ class Exchange:
                 raise BadAnswer(f"{self._asked} wants to speak something else than HTTP")
             if answer.status >= 200 or answer.status == 101:
                 return answer
+            await asyncio.sleep(0)  # they may all be there already, and others have their turn
         raise BadAnswer(f"{self._asked} announces an answer and never gives one")
 
     def _answer_headers(

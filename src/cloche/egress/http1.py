@@ -5,18 +5,24 @@ Whatever is ambiguous is refused. What is sent on is written anew from what was 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
 from cloche.egress.refusal import Refusal
+from cloche.egress.streams import at_hand
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 200
 MAX_CHUNK_LINE = 1024
 MAX_TRAILERS = 100
 CHUNK_BYTES = 64 << 10
+CHUNKS_AT_ONCE = 256
+# Each chunk is work, however small it is: who sends so many at once, of fewer bytes on average, does nothing else.
+MAX_CRUMBS = 1000
+CRUMB_BYTES = 16
 
 _TOKEN = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
@@ -212,26 +218,75 @@ async def _exactly(reader: StreamReader, length: int, bad: type[Refusal]) -> Asy
 
 
 async def _chunks(reader: StreamReader, bad: type[Refusal]) -> AsyncIterator[bytes]:
+    """Those that are there already come as one, and others have their turn before the next."""
+    crumbs = _Crumbs(bad)
     while True:
-        line = await reader.readuntil(b"\n")
-        match = _CHUNK.fullmatch(line)
-        if not match or len(line) > MAX_CHUNK_LINE:
-            raise bad("a chunk has no length")
-        length = int(match[1], 16)
-        if length == 0:
+        portion = _whole_chunks(at_hand(reader))
+        if portion.chunks:
+            crumbs.count(portion)
+            await reader.readexactly(portion.framed_bytes)
+            yield portion.body
+            await asyncio.sleep(0)
+        elif length := await _chunk_length(reader, bad):
+            async for part in _exactly(reader, length, bad):
+                yield part
+            if await reader.readexactly(2) != b"\r\n":
+                raise bad("a chunk is longer than its length")
+        else:
             break
-        async for part in _exactly(reader, length, bad):
-            yield part
-        if await reader.readexactly(2) != b"\r\n":
-            raise bad("a chunk is longer than its length")
     await _skip_trailers(reader, bad)
+
+
+class _Portion(NamedTuple):
+    body: bytes
+    chunks: int
+    framed_bytes: int
+
+
+def _whole_chunks(raw: bytearray) -> _Portion:
+    """Those at the front that are whole and as they should be, but not the last of a body, which is empty."""
+    parts: list[bytes] = []
+    at = 0
+    while len(parts) < CHUNKS_AT_ONCE and at < CHUNK_BYTES and (match := _CHUNK.match(raw, at)):
+        start = match.end()
+        end = start + int(match[1], 16)
+        if start == end or start - at > MAX_CHUNK_LINE or raw[end : end + 2] != b"\r\n":
+            break
+        parts.append(bytes(raw[start:end]))
+        at = end + 2
+    return _Portion(b"".join(parts), len(parts), at)
+
+
+class _Crumbs:
+    """Counts chunks that came together with others. One at a time, as words are said, they can be of any size."""
+
+    def __init__(self, bad: type[Refusal]):
+        self._bad = bad
+        self._chunks = self._bytes = 0
+
+    def count(self, portion: _Portion) -> None:
+        if portion.chunks > 1:
+            self._chunks += portion.chunks
+            self._bytes += len(portion.body)
+        if self._chunks > MAX_CRUMBS and self._bytes < CRUMB_BYTES * self._chunks:
+            raise self._bad(f"the body is in more than {MAX_CRUMBS} chunks of less than {CRUMB_BYTES} bytes each")
+
+
+async def _chunk_length(reader: StreamReader, bad: type[Refusal]) -> int:
+    line = await reader.readuntil(b"\n")
+    match = _CHUNK.fullmatch(line)
+    if not match or len(line) > MAX_CHUNK_LINE:
+        raise bad("a chunk has no length")
+    return int(match[1], 16)
 
 
 async def _skip_trailers(reader: StreamReader, bad: type[Refusal]) -> None:
     """They are not passed on: what comes after a body was decided without them."""
     lines = []
+    left = MAX_HEAD_BYTES
     while (line := await reader.readuntil(b"\n")) != b"\r\n":
         lines.append(line[:-2])
-        if not line.endswith(b"\r\n") or len(lines) > MAX_TRAILERS:
+        left -= len(line)
+        if not line.endswith(b"\r\n") or len(lines) > MAX_TRAILERS or left < 0:
             raise bad("what follows on the last chunk are no trailers")
     _headers(lines, bad)

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from cloche.egress import refusal
 from cloche.egress.destination import Destination
 from cloche.egress.dialling import Dialler
 from cloche.egress.exchange import Exchanges
 from cloche.egress.http1 import BadRequest
+from cloche.egress.masking import Masks
 from cloche.egress.refusal import Refusal, TooSlow
 from cloche.egress.tls import TlsEnd
 from cloche.egress.visit import Visit
+
+if TYPE_CHECKING:
+    from cloche.egress.door import Door
 
 
 class NobodyVouches(Refusal):
@@ -32,6 +38,8 @@ class Interception:
     def __init__(self, dialler: Dialler):
         self._dialler = dialler
         self._trust: ssl.SSLContext | None = None
+        self._masks: WeakKeyDictionary[Door, Masks] = WeakKeyDictionary()
+        self._turn = asyncio.Lock()
 
     async def intercept(self, visit: Visit, asked: Destination, said: bytes) -> None:
         """Serves the requests of a program that may go to `asked`, until it has no more.
@@ -49,7 +57,8 @@ class Interception:
         visit.say_no = refusal.in_silence  # what there is to say, TLS says itself
         await _shake_hands(end, asked, visit.door.config.request_seconds)
         async with end:
-            await Exchanges(visit, asked, end, self._dialler, trust).serve()
+            masks = self._masks.setdefault(visit.door, Masks(self._turn))
+            await Exchanges(visit, asked, end, self._dialler, trust, masks).serve()
 
     async def _trusted(self) -> ssl.SSLContext:
         if self._trust is None:

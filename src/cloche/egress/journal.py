@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections import deque
 from typing import Literal
 
 from cloche.egress.destination import Destination, is_showable
+from cloche.egress.left_out import LeftOut, Seen, place_of
 from cloche.egress.pace import Pace
 from cloche.egress.refusal import Verdict
-from cloche.network_policy import NetworkEntry
+from cloche.egress.tally import Tally
+from cloche.network_policy import EntryVerdict, NetworkEntry
 from cloche.telemetry import log
 
 Protocol = Literal["connect", "http", "socks", "package", "other"]
@@ -19,22 +22,34 @@ MAX_REASON = 500
 # A sandbox can be denied thousands of times in a second, and the server's log is for all of them.
 LINES_AT_ONCE = 60
 LINES_PER_SECOND = 2.0
+SUMMING_SECONDS = 10.0  # after which what was left out is said, as far as there is room
 
 
 class Journal:
-    """A sandbox's network log, the oldest first. The oldest entries make room for new ones, and are counted."""
+    """A sandbox's network log, the oldest first. The oldest entries make room for new ones, and are counted.
 
-    def __init__(self, sandbox: str, owner: str, size: int):
-        self._sandbox = sandbox
-        self._owner = owner
+    The server's log has the first line of each place at once, and so many others. The rest it has as sums.
+    """
+
+    def __init__(self, sandbox: str, owner: str, size: int, tally: Tally | None = None):
+        self._whose = {"sandbox": sandbox, "owner": owner}
         self._entries: deque[NetworkEntry] = deque(maxlen=size)
         self._lines = Pace(LINES_AT_ONCE, LINES_PER_SECOND)
-        self._unsaid = 0
+        self._seen = Seen()
+        self._left_out = LeftOut()
+        self._summing: asyncio.TimerHandle | None = None
+        self._tally = tally or Tally()
         self.count = 0  # of all that were ever written
 
     @property
+    def owner(self) -> str:
+        """Of the sandbox."""
+        return self._whose["owner"]
+
+    @property
     def entries(self) -> list[NetworkEntry]:
-        return list(self._entries)
+        """In the order in which they began: they are written when they end."""
+        return sorted(self._entries, key=lambda entry: entry.at)
 
     @property
     def dropped(self) -> int:
@@ -44,25 +59,44 @@ class Journal:
     def write(self, entry: NetworkEntry) -> None:
         self._entries.append(entry)
         self.count += 1
-        if not self._lines.take():
-            self._unsaid += 1
-            return
-        self.say_what_was_left_out()
-        about = {name: getattr(entry, name) for name in _SAID if getattr(entry, name) not in ("", 0)}
-        log.info("network." + entry.verdict, sandbox=self._sandbox, owner=self._owner, **about)
+        self._tally.count(entry)
+        place = place_of(entry)
+        has_turn = self._lines.take()
+        if self._seen.is_first(place) or has_turn:
+            about = {name: getattr(entry, name) for name in _SAID if getattr(entry, name) not in ("", 0)}
+            log.info("network." + entry.verdict, **self._whose, **about)
+        else:
+            self._left_out.add(place, entry)
+            self._sum_later()
 
     def say_broken(self, error: BaseException) -> None:
         """A fault of ours, in the server's log alone: what a program can bring about it can bring about often."""
         if self._lines.take():
             place = traceback.extract_tb(error.__traceback__)[-1]
             about = {"error": type(error).__name__, "at": f"{place.name}:{place.lineno}"}
-            log.error("network.broken", sandbox=self._sandbox, owner=self._owner, **about)
+            log.error("network.broken", **self._whose, **about)
 
-    def say_what_was_left_out(self) -> None:
-        """In the server's log, where it had too many lines at once."""
-        if self._unsaid:
-            log.info("network.left_out", sandbox=self._sandbox, owner=self._owner, lines=self._unsaid)
-            self._unsaid = 0
+    def close(self) -> None:
+        """Says in the server's log all that was left out there."""
+        if self._summing is not None:
+            self._summing.cancel()
+            self._summing = None
+        while self._left_out:
+            self._say_sum()
+
+    def _sum_later(self) -> None:
+        if self._summing is None:
+            self._summing = asyncio.get_running_loop().call_later(SUMMING_SECONDS, self._sum_up)
+
+    def _sum_up(self) -> None:
+        self._summing = None
+        while self._left_out and self._lines.take():
+            self._say_sum()
+        if self._left_out:
+            self._sum_later()
+
+    def _say_sum(self) -> None:
+        log.info("network.left_out", **self._whose, **self._left_out.take())
 
 
 _SAID = ("protocol", "host", "port", "reason", "sent_bytes", "received_bytes")
@@ -77,6 +111,7 @@ class Attempt:
         self.protocol: Protocol = protocol
         self.asked: Destination | None = None
         self.host = ""  # where what was asked for is no destination
+        self.package = ""  # of an index: its kind and name, both checked
         self.let_through = False
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -88,20 +123,25 @@ class Attempt:
 
     def end(self, verdict: Verdict, reason: str = "") -> None:
         """The first word counts."""
-        if self._written:
-            return
-        self._written = True
+        if not self._written:
+            self._written = True
+            self._journal.write(self._entry(verdict, reason[:MAX_REASON]))
+
+    @property
+    def still_open(self) -> NetworkEntry | None:
+        """What can be said of it so far. None where it has ended, or has not yet said where to."""
+        return None if self._written or self.asked is None else self._entry("open", "")
+
+    def _entry(self, verdict: EntryVerdict, reason: str) -> NetworkEntry:
         host, port = (self.asked.host, self.asked.port) if self.asked else (self.host, 0)
-        self._journal.write(
-            NetworkEntry(
-                at=self._began_at,
-                protocol=self.protocol,
-                host=host if is_showable(host) else "",
-                port=port,
-                verdict=verdict,
-                reason=reason[:MAX_REASON],
-                sent_bytes=self.sent_bytes,
-                received_bytes=self.received_bytes,
-                seconds=round(time.monotonic() - self._clock, 6),
-            )
+        return NetworkEntry(
+            at=self._began_at,
+            protocol=self.protocol,
+            host=host if is_showable(host) else "",
+            port=port,
+            verdict=verdict,
+            reason=": ".join(filter(None, (self.package, reason))),
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            seconds=round(time.monotonic() - self._clock, 6),
         )

@@ -1,65 +1,99 @@
 """Secrets' values in what a server answers, covered with asterisks of the same length.
 
 A server that echoes a request (many do, when they report an error) would hand a program the value that the proxy added
-for it. It is recognised as it is, in base64 at any offset, percent-encoded, and escaped as in JSON. That is a net under
-those who may hold the secret anyway, and not a wall: a server can always say it in another way.
+for it. It is recognised as it is, in base64 at any offset, in hex, percent-encoded, and escaped as in HTML and JSON.
+That is a net under those who may hold the secret anyway, and not a wall: a server can always say it in another way, and
+wrapping base64 into lines is one.
+
+What is held back until more has come depends on lengths and ends of lines, and never on what a value is: a program can
+have a server say whatever it likes, and would see a guess wait that is the beginning of a value. A whole value that was
+guessed right is covered, which tells no more than trying it with the server does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import html
 import json
 import re
+import time
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from cloche.network_policy import NetworkPolicy, Secret
 
 MIN_PART = 4  # of a value: something shorter is in every text
+SLICE_SECONDS = 0.002  # of looking, before others have their turn
+# CPython looks for something long in something short by the plain method, whose worst case is the product of both.
+_LONG_BYTES = 100
+_SHORT_BYTES = 30_000
+_OCCURRENCES_AT_ONCE = 100
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[ \t]+(?P<rest>\S.*)")
 
 
+class Form(NamedTuple):
+    """One way to write a value. None has an end of a line or a NUL in it."""
+
+    content: bytes
+    period: int  # after so many bytes it repeats itself throughout; 0: it does not, or hardly
+
+
 class Mask:
-    """What is looked for, for some secrets' values."""
+    """What is looked for, for some secrets' values. Who looks for longer than a slice holds `turn`."""
 
-    def __init__(self, values: Iterable[str]):
-        forms = {form for value in values for part in _parts(value) for form in _forms(part)}
-        self.forms = sorted(forms)
+    def __init__(self, forms: Iterable[Form], turn: asyncio.Lock):
+        self.turn = turn
+        self.forms = sorted(set(forms))
+        longest = max((len(form.content) for form in self.forms), default=1)
+        self.held_bytes = 1 << (longest - 1).bit_length()  # a power of 2: how long a value is is nobody's business
 
-    def text(self, text: str) -> str:
-        """A whole text, such as a header, with what is found in it covered."""
-        return self.cover(text.encode("latin-1")).decode("latin-1")
+    @classmethod
+    def of(cls, *values: str) -> Mask:
+        return cls((form for value in values for form in forms_of(value)), asyncio.Lock())
 
-    def cover(self, content: bytes) -> bytes:
-        return bytes(self.covered(content, bytearray(content)))
+    async def texts(self, texts: Sequence[str]) -> list[str]:
+        """Whole texts of one line each, such as headers, with what is found in them covered."""
+        whole = MaskedStream(self)
+        covered = (await whole.feed("\n".join(texts).encode("latin-1")) + whole.end()).decode("latin-1")
+        return covered.split("\n") if texts else []
 
-    def covered(self, content: bytes, copy: bytearray) -> bytearray:
-        """`copy`, a copy of `content`, with what is found there covered. Occurrences may overlap: all are covered."""
+    def covering(self, content: bytes, copy: bytearray, fresh: int) -> Iterator[None]:
+        """Covers in `copy`, a copy of `content`, what is found there; some more of it with each step.
+
+        What ends before `fresh` was covered before. Occurrences may overlap: all are covered.
+        """
+        padded = content + bytes(_SHORT_BYTES)
         for form in self.forms:
-            at = content.find(form)
-            while at >= 0:
-                copy[at : at + len(form)] = b"*" * len(form)
-                at = content.find(form, at + 1)
-        return copy
-
-    def begun(self, content: bytes) -> int:
-        """How many bytes at the end of `content` could be the beginning of something that is looked for."""
-        return max((_begun(form, content) for form in self.forms), default=0)
+            start = max(fresh - len(form.content) + 1, 0)
+            is_quick = len(form.content) < _LONG_BYTES or len(content) - start >= _SHORT_BYTES
+            for count, (at, end) in enumerate(_occurrences(form, content if is_quick else padded, start)):
+                copy[at:end] = b"*" * (end - at)
+                if count % _OCCURRENCES_AT_ONCE == 0:
+                    yield
+            yield
 
 
 class MaskedStream:
-    """A body, part by part. What could be the beginning of a value waits for the next part, and nothing else does."""
+    """A body, part by part. Its last bytes wait for the next part, and whole lines do not."""
 
     def __init__(self, mask: Mask):
         self._mask = mask
         self._held = b""
         self._held_covered = bytearray()
 
-    def feed(self, part: bytes) -> bytes:
+    async def feed(self, part: bytes) -> bytes:
         """What can be passed on by now."""
-        content = self._held + part
-        covered = self._mask.covered(content, self._held_covered + part)
-        ready = len(content) - self._mask.begun(content)
+        content, covered = self._held + part, self._held_covered + part
+        steps = self._mask.covering(content, covered, len(self._held))
+        if not _ends_in_a_slice(steps):
+            async with self._mask.turn:
+                while not _ends_in_a_slice(steps):
+                    await asyncio.sleep(0)
+        lines = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
+        ready = max(lines, len(content) - self._mask.held_bytes, 0)
         self._held, self._held_covered = content[ready:], covered[ready:]
         return bytes(covered[:ready])
 
@@ -68,13 +102,87 @@ class MaskedStream:
         return bytes(self._held_covered)
 
 
-def _begun(form: bytes, content: bytes) -> int:
-    at = content.find(form[:1], max(len(content) - len(form) + 1, 0))
+def _ends_in_a_slice(steps: Iterator[None]) -> bool:
+    until = time.monotonic() + SLICE_SECONDS
+    return not any(time.monotonic() > until for _ in steps)
+
+
+class Masks:
+    """Of one sandbox. Each is made once, until the policy changes: that takes long where values are.
+
+    `turn` is one for all sandboxes: however many have values that take long to look for, the loop has to wait for one
+    of them at a time.
+    """
+
+    def __init__(self, turn: asyncio.Lock) -> None:
+        self._turn = turn
+        self._policy: NetworkPolicy | None = None
+        self._forms: dict[str, frozenset[Form]] = {}
+        self._made: dict[tuple[str, ...], Mask] = {}
+        self._making = asyncio.Lock()
+
+    async def of(self, policy: NetworkPolicy, secrets: Sequence[Secret]) -> Mask:
+        """For some of that policy's secrets."""
+        async with self._making:
+            if policy is not self._policy:
+                self._policy, self._forms, self._made = policy, {}, {}
+            values = tuple(sorted({each.value for each in secrets}))
+            if values not in self._made:
+                self._made[values] = await asyncio.to_thread(self._make, values, self._forms)
+            return self._made[values]
+
+    def _make(self, values: tuple[str, ...], known: dict[str, frozenset[Form]]) -> Mask:
+        for value in values:
+            if value not in known:
+                known[value] = forms_of(value)
+        return Mask((form for value in values for form in known[value]), self._turn)
+
+
+# -- looking
+
+
+def _occurrences(form: Form, content: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """In time that grows with `content` alone: what repeats itself may be there at every byte, and is taken as one."""
+    size, period = len(form.content), form.period
+    at = content.find(form.content, start)
     while at >= 0:
-        if form.startswith(content[at:]):
-            return len(content) - at
-        at = content.find(form[:1], at + 1)
-    return 0
+        end = at + size
+        if period:
+            run = _end_of_run(content, end, period)
+            end = run - (run - end) % period
+            yield at, end
+            at = content.find(form.content, run - period + 1)
+        else:
+            yield at, end
+            at = content.find(form.content, at + size // 4 + 1)
+
+
+def _end_of_run(content: bytes, end: int, period: int) -> int:
+    """How far what is before `end` goes on to repeat itself. In steps that double, and then halve."""
+    step, grows = period, True
+    while step:
+        fits = end + step <= len(content)
+        if fits and content[end : end + step] == content[end - period : end + step - period]:
+            end += step
+            step = step * 2 if grows else step // 2
+        else:
+            step, grows = step // 2, False
+    return end
+
+
+def _period(content: bytes) -> int:
+    """The shortest, where it is not over a quarter; else 0: then two occurrences begin more than a quarter apart."""
+    period = content.find(content[: (len(content) + 1) // 2], 1)
+    is_one = 0 < period <= len(content) // 4 and content[period:] == content[:-period]
+    return period if is_one else 0
+
+
+# -- what is looked for
+
+
+def forms_of(value: str) -> frozenset[Form]:
+    contents = {content for part in _parts(value) for content in _contents(part)}
+    return frozenset(Form(content, _period(content)) for content in contents)
 
 
 def _parts(value: str) -> Iterator[str]:
@@ -85,7 +193,7 @@ def _parts(value: str) -> Iterator[str]:
     if len(rest) >= MIN_PART:
         yield rest
     decoded = basic_credentials(value)
-    if decoded is not None:
+    if decoded is not None and decoded.isprintable():  # others cannot be in Basic authentication
         yield from (part for part in (decoded, decoded.partition(":")[2]) if len(part) >= MIN_PART)
 
 
@@ -100,7 +208,7 @@ def basic_credentials(value: str) -> str | None:
         return None
 
 
-def _forms(part: str) -> Iterator[bytes]:
+def _contents(part: str) -> Iterator[bytes]:
     """All are ASCII, as values are; what is decoded of one may be not, and is UTF-8 then."""
     raw = part.encode()
     yield raw
@@ -113,6 +221,8 @@ def _forms(part: str) -> Iterator[bytes]:
             quoted = quote(part, safe=safe)
             yield quoted.encode()
             yield re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted).encode()
+    if len(raw) >= MIN_PART:
+        yield from (raw.hex().encode(), raw.hex().upper().encode())
     for offset in range(3):
         yield from _base64_forms(raw, offset)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Literal
@@ -23,6 +24,9 @@ _PHRASES = {
 }
 
 
+_HOST = re.compile(r"[a-z0-9._:-]{1,253}")
+
+
 class Refusal(Exception):
     """Its text says why, for the program and for the log. It never repeats more than a host's name of what was said."""
 
@@ -30,6 +34,7 @@ class Refusal(Exception):
     verdict: Verdict = "denied"
     socks_code = 2  # not allowed by ruleset
     phrase = ""  # beside the status: of what a proxy answers to CONNECT, programs show nothing else
+    host = ""  # that was asked for, as it was understood: added to the phrase
 
 
 class TooSlow(Refusal):
@@ -49,7 +54,8 @@ Say = Callable[[Refusal], bytes]
 
 
 def in_http(refusal: Refusal) -> bytes:
-    return answer(refusal.status, str(refusal), refusal.phrase)
+    names_host = refusal.phrase and _HOST.fullmatch(refusal.host)
+    return answer(refusal.status, str(refusal), refusal.phrase + (f": {refusal.host}" if names_host else ""))
 
 
 def answer(status: int, why: str, phrase: str = "") -> bytes:

@@ -16,7 +16,7 @@ from cloche.network_config import addresses_of
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 
-THREADS = 32  # a lookup can take long, and cannot be ended
+THREADS = 64  # at most, each for one lookup: one can take long, and cannot be ended
 HOSTS_FILE = "/etc/hosts"
 
 

@@ -9,6 +9,7 @@ from importlib import resources
 from typing import NamedTuple
 
 from cloche.egress.destination import Address, Destination, plain
+from cloche.egress.own_addresses import is_own
 from cloche.egress.refusal import Refusal
 from cloche.network_policy import ALL_PORTS, WEB_PORTS, Network, NetworkPolicy, NetworkRule, Pattern, parse_pattern
 
@@ -129,10 +130,12 @@ class Rulebooks:
     def _check_place(self, asked: Destination, address: Address) -> None:
         if any(address.version == each.version and address in each for each in self._internal):
             return
+        leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
         for network, reason in FORBIDDEN:
             if address.version == network.version and address in network:
-                leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
                 raise Denied(f"{asked.host} {leads} no public address: {reason}")
+        if is_own(address):
+            raise Denied(f"{asked.host} {leads} an address of this host itself")
 
 
 def _forbidden() -> list[tuple[Network, str]]:

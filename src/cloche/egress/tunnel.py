@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from cloche.egress import forward, http1, refusal
@@ -11,16 +12,15 @@ from cloche.egress.dialling import Dialler, Streams
 from cloche.egress.refusal import Refusal
 from cloche.egress.relay import relay
 from cloche.egress.rulebook import Denied
+from cloche.egress.streams import at_hand
 from cloche.egress.visit import Visit
 from cloche.egress.waiting import patience
 
 TLS_PORT = 443
-MAX_METHOD_BYTES = 32
 MAX_LINE_BYTES = 16 << 10
-_LINE_END = 10
-_BEFORE = b"\r\n\t "
-_METHOD = frozenset(range(0x21, 0x7F))
-_SPACES = b"\t\v\f \x1c\x1d\x1e\x1f\x85\xa0"  # what some language or other takes for white space
+_BEFORE = re.compile(rb"[\r\n\t ]*")
+_WORD = re.compile(rb"[\x21-\x7e]*")
+_SPACES = b"\t\v\f\r \x1c\x1d\x1e\x1f\x85\xa0"  # what some language or other takes for white space
 
 
 Intercept = Callable[[Visit, Destination, bytes], Awaitable[None]]
@@ -133,10 +133,13 @@ class Tunnel:
 
         Of HTTP's first line not even a part may go on before it is known to be for the host that was allowed.
         """
-        line = FirstLine()
-        byte = first
-        while byte and line.takes(byte[0]):
-            byte = await self._visit.reader.read(1)
+        line, reader = FirstLine(), self._visit.reader
+        line.take(first)
+        while not line.is_over:
+            await reader.readexactly(line.take(bytes(at_hand(reader)[: MAX_LINE_BYTES + 1])))
+            if line.is_over or not (more := await reader.read(1)):
+                break
+            line.take(more)
         if line.is_http:
             raise _SpeaksHttp(bytes(line.said))
         return bytes(line.said)
@@ -155,27 +158,44 @@ class Tunnel:
 
 
 class FirstLine:
-    """What a program says first, byte by byte, until it is clear whether it is HTTP, as a lenient server would read it:
-    empty lines may come before, any word can be a method, and much can separate."""
+    """What a program says first, in any portions, until it is clear whether it is HTTP, as a lenient server would read
+    it: empty lines may come before, any word can be a method, however long, and much can separate."""
 
     def __init__(self) -> None:
         self.said = bytearray()
-        self._word_bytes = 0
+        self.is_over = False
+        self._has_word = False
         self._has_space = False
 
-    def takes(self, byte: int) -> bool:
-        """Whether it takes one more to know. Raises BadRequest where it is too long to ever know."""
-        self.said.append(byte)
+    def take(self, part: bytes) -> int:
+        """How many of these bytes it takes until it is over. Raises BadRequest where it is too long to ever be."""
+        at = self._past_word(part)
+        if self._has_space:
+            at = part.find(b"\n", at) + 1 or len(part)
+            self.is_over = part[:at].endswith(b"\n")
+        self.said += part[:at]
         if len(self.said) > MAX_LINE_BYTES:
             raise http1.BadRequest(f"the first line of what could be HTTP has more than {MAX_LINE_BYTES} bytes")
+        return at
+
+    def _past_word(self, part: bytes) -> int:
+        """Where what may come before, and the first word, have ended: behind what ends the word."""
         if self._has_space:
-            return byte != _LINE_END
-        if not self._word_bytes and byte in _BEFORE:
-            return True
-        self._has_space = byte in _SPACES
-        self._word_bytes += 1
-        return self._has_space or (byte in _METHOD and self._word_bytes <= MAX_METHOD_BYTES)
+            return 0
+        at = 0 if self._has_word else _length(_BEFORE, part, 0)
+        self._has_word = self._has_word or at < len(part)
+        at += _length(_WORD, part, at)
+        if at == len(part):
+            return at
+        self._has_space = part[at] in _SPACES
+        self.is_over = not self._has_space
+        return at + 1
 
     @property
     def is_http(self) -> bool:
         return self._has_space and self.said.endswith(b"\n") and b"HTTP/" in self.said.upper()
+
+
+def _length(pattern: re.Pattern[bytes], part: bytes, at: int) -> int:
+    match = pattern.match(part, at)
+    return match.end() - at if match else 0

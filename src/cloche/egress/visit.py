@@ -67,6 +67,8 @@ class Visit:
     async def refuse(self, why: Refusal) -> None:
         """Written down first, then said, and then waited for: unread bytes would make a reset of it, and lose it."""
         self.attempt.end(why.verdict, str(why))
+        if self.attempt.asked is not None:
+            why.host = self.attempt.asked.host
         said = self.say_no(why)
         if not said:
             return self.reset()

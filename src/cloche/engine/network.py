@@ -20,10 +20,10 @@ if TYPE_CHECKING:  # loaded where a sandbox has a network: most have none
 
 DOOR_PORT = 49980
 PROXY = f"http://127.0.0.1:{DOOR_PORT}"
-NO_PROXY = "localhost,127.0.0.1,::1"
+NO_PROXY = "localhost,127.0.0.1,0.0.0.0,::1,cloche"  # no networks: many programs know only addresses
 PROXY_ENV = {
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), PROXY),
-    **dict.fromkeys(("ALL_PROXY", "all_proxy"), f"socks5h://127.0.0.1:{DOOR_PORT}"),
+    **dict.fromkeys(("ALL_PROXY", "all_proxy"), PROXY),  # httpx, with which many talk to models, fails at socks5h://
     **dict.fromkeys(("NO_PROXY", "no_proxy"), NO_PROXY),
     "NODE_USE_ENV_PROXY": "1",  # so that Node's own fetch heeds them
 }
@@ -55,8 +55,8 @@ class SandboxNetwork:
 
     @property
     def log(self) -> list[NetworkEntry]:
-        """What programs have tried, the oldest first."""
-        return [] if self._door is None else self._door.journal.entries
+        """What programs have tried, the oldest first, and then what is still open."""
+        return [] if self._door is None else self._door.log
 
     @property
     def dropped(self) -> int:

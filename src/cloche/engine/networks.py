@@ -33,6 +33,11 @@ class Networks:
         return self._sealed
 
     @property
+    def egress(self) -> Egress | None:
+        """None where no sandbox has had a network yet."""
+        return self._egress
+
+    @property
     def bound(self) -> NetworkPolicy:
         """What no sandbox of this host may go beyond."""
         return self._config.bound
@@ -74,7 +79,7 @@ class Networks:
         if (outside := first_outside(policy, self.bound)) is not None:
             raise errors.InvalidRequest(
                 f"the operator of this host allows no sandbox to reach {outside}: ask for less, or have it added to "
-                "network.allow"
+                "network.allow (without ports, 80 and 443 are meant)"
             )
         self._check_secrets(policy)
 
@@ -114,7 +119,7 @@ class Networks:
             await sandbox.network.open(self._proxy(), sandbox=sandbox.id, owner=sandbox.spec.owner)
         await sandbox.network.vouch(policy)
         known, env = environment_of(sandbox.network.policy), environment_of(policy)
-        if env.items() - known.items():
+        if env.items() - known.items() or policy.secrets:  # whom to trust is read once by some, such as Node.js
             sandbox.add_env(env)
         sandbox.network.replace(policy)
 

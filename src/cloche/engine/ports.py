@@ -9,6 +9,7 @@ import socket
 from cloche import errors
 from cloche.engine.descriptors import only_fd
 from cloche.engine.guest import Guest
+from cloche.engine.network import DOOR_PORT
 
 CONNECT_SECONDS = 5.0
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -16,6 +17,8 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 async def connect_port(guest: Guest, port: int) -> socket.socket:
     """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for what is no port, Gone."""
+    if port == DOOR_PORT:  # whoever came in by it would speak in the sandbox's name, and use its secrets
+        raise errors.PortNotOpen(f"port {port} is the door of the sandbox's network, which opens from inside only")
     for six in (False, True):  # most programs listen on IPv4, or on both
         try:
             return await _connect(guest, port, six)

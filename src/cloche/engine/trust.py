@@ -10,7 +10,7 @@ from cloche.engine.guest import Guest
 
 # One place for the whole life of a sandbox, so that a secret that is added later needs no other environment.
 BUNDLE = "/run/cloche/ca.pem"
-TRUST_ENV = dict.fromkeys(
+_BY_NAME = dict.fromkeys(
     (
         "SSL_CERT_FILE",  # OpenSSL, Python's ssl, httpx, uv, Go, Ruby
         "REQUESTS_CA_BUNDLE",
@@ -25,6 +25,7 @@ TRUST_ENV = dict.fromkeys(
     ),
     BUNDLE,
 )
+TRUST_ENV = {**_BY_NAME, "SYSTEM_WGETRC": "/etc/cloche-wgetrc"}  # wget: see isolation/installers.py
 MAX_BYTES = 16 << 20
 _PLACES = (
     "/etc/ssl/certs/ca-certificates.crt",

@@ -237,6 +237,8 @@ class BashKernel:
             header, body = frame
             if header.get("do") == "execute":
                 self._execute(header, body)
+            elif header.get("do") == "configure":
+                self._set(header.get("env") or {})
 
     def _await_frame(self) -> bool:
         """Until the host says something. Should the shell end meanwhile, so do we."""
@@ -302,8 +304,12 @@ class BashKernel:
         if not env:
             return ""
         saved = self._shell.ask(f"\\builtin declare -p {' '.join(env)} >&{_REPORT}")
-        self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in env.items()))
+        self._set(env)
         return saved
+
+    def _set(self, env: dict) -> None:
+        named = {name: value for name, value in env.items() if _NAME.match(name)}
+        self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in named.items()))
 
     def _score(self, value: bytes) -> None:
         """How willingly the system kills the shell when memory is short: first whoever executes."""

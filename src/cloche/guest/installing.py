@@ -1,4 +1,4 @@
-"""What pip and npm are told in a sandbox, in their own processes, as they start: see `usersite`."""
+"""What pip and npm are told in a sandbox, in their own processes, as they start: see `usersite`. And uv: see `uv`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ _INSTALLING = {
     "pip": {"install", "download", "wheel", "index"},
     "npm": {"install", "i", "add", "ci", "update", "exec", "x", "create", "init", "view", "search"},
 }
-_OWN_INDEX = ("-i", "--index-url", "--no-index", "-f", "--find-links", "--registry")
-NOTHING = (
-    "Cloche: this sandbox has no network and no package index, so nothing can be downloaded. Use what its template "
-    "has (`pip list`). Whoever runs this host can allow more: packages.enabled, or a network policy with pypi.org."
+_OWN_INDEX = ("-i", "--index", "--default-index", "--no-index", "-f", "--find-links", "--registry", "--offline")
+_HOSTS = {"pip": ("pypi.org", "files.pythonhosted.org"), "npm": ("registry.npmjs.org",)}
+_INSTEAD = {"pip": " Use what its template has (`pip list`).", "npm": ""}
+_NOTHING = (
+    "Cloche: this sandbox has no network and no package index, so nothing can be downloaded.{instead} "
+    "Whoever runs this host can allow more: packages.enabled, or a network policy with {hosts}."
 )
+_REFUSED = (
+    "Cloche: the network policy of this sandbox does not allow {hosts}, so nothing can be downloaded from there. "
+    "Whoever made the sandbox can allow that; whoever runs this host can set packages.enabled instead."
+)
+_DOOR = ("127.0.0.1", 49980)
+_DOOR_SECONDS = 5.0
 
 
 def prepare(program: str) -> None:
     """In the process of pip or npm."""
     if program.startswith("pip"):
         _see_no_environment()
-    if not can_download():
+    if not has_index():
         _give_up_soon(program)
+    elif program.startswith("pip") and not names_own_index(sys.orig_argv):  # npm shows what the index says
+        _say_at_failure("pip")
     if os.geteuid() == 0:
         atexit.register(give_to_user, USER_BASE)
 
@@ -37,10 +47,12 @@ def _see_no_environment() -> None:
     sys.base_prefix, sys.base_exec_prefix = sys.prefix, sys.exec_prefix
 
 
-def can_download() -> bool:
-    """Whether this sandbox reaches anything: a network through its proxy, or the host's package index."""
-    if any(os.environ.get(name) for name in _PROXIES):
-        return True
+def has_network() -> bool:
+    return any(os.environ.get(name) for name in _PROXIES)
+
+
+def has_index() -> bool:
+    """Whether the host's package index is behind the door: then it is what they ask, with a network or without."""
     try:
         with open("/etc/pip.conf") as file:
             return "index-url" in file.read()
@@ -50,22 +62,69 @@ def can_download() -> bool:
 
 def _give_up_soon(program: str) -> None:
     """Else they try again and again, for up to a minute. When they have failed, they say why."""
-    os.environ.setdefault("PIP_RETRIES", "0")
-    os.environ.setdefault("NPM_CONFIG_FETCH_RETRIES", "0")
-    words = set(sys.orig_argv)
-    known = _INSTALLING["pip" if program.startswith("pip") else "npm"]
-    if (words & known or program == "npx") and not any(word.startswith(_OWN_INDEX) for word in words):
-        _say_at_failure(NOTHING)
+    kind = "pip" if program.startswith("pip") else "npm"
+    os.environ.setdefault("PIP_RETRIES", retries())
+    if not has_network():
+        os.environ.setdefault("NPM_CONFIG_FETCH_RETRIES", "0")  # a proxy's refusal it takes for an answer
+    if (set(sys.orig_argv) & _INSTALLING[kind] or program == "npx") and not names_own_index(sys.orig_argv):
+        _say_at_failure(kind)
 
 
-def _say_at_failure(text: str) -> None:
+def retries() -> str:
+    """A proxy's refusal looks to pip and uv like a bad connection, and waiting does not change it. With a network there
+    is one more try, for the connections that are bad."""
+    return "1" if has_network() else "0"
+
+
+def names_own_index(words: list) -> bool:
+    return any(word.startswith(_OWN_INDEX) for word in words)
+
+
+def say_why(kind: str) -> None:
+    """Why `pip` (and uv) or `npm` cannot have downloaded anything, and what to do."""
+    if has_index():
+        _say_what_the_index_says()
+        return
+    hosts = [host for host in _HOSTS[kind] if not has_network() or _is_refused(host)]
+    if hosts:
+        text = _REFUSED if has_network() else _NOTHING
+        print(text.format(hosts=" and ".join(hosts), instead=_INSTEAD[kind]), file=sys.stderr)
+
+
+def _say_what_the_index_says() -> None:
+    """Where it has refused something just now. Of that pip and uv show the status at most."""
+    from http.client import HTTPConnection, HTTPException
+
+    try:
+        door = HTTPConnection(*_DOOR, timeout=_DOOR_SECONDS)
+        door.request("GET", "/refused")
+        answer = door.getresponse()
+        if answer.status != 404:
+            print(answer.read(4096).decode().strip(), file=sys.stderr)
+    except (OSError, HTTPException, UnicodeDecodeError):
+        pass  # there is what they say themselves
+
+
+def _is_refused(host: str) -> bool:
+    """Asked only when something has failed already: it makes a line in the network's log."""
+    import socket
+
+    try:
+        with socket.create_connection(_DOOR, _DOOR_SECONDS) as door:
+            door.sendall(f"CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\n\r\n".encode())
+            return door.recv(12).endswith(b" 403")
+    except OSError:
+        return False
+
+
+def _say_at_failure(kind: str) -> None:
     """pip ends by `sys.exit`; the script that starts npm raises SystemExit itself."""
 
     class Ending(SystemExit):
         def __init__(self, status: object = None) -> None:
             super().__init__(status)
             if status == 1:  # their way to say that they could not do it
-                print(text, file=sys.stderr)
+                say_why(kind)
 
     def leave(status: object = None) -> None:
         raise Ending(status)

@@ -1,4 +1,4 @@
-"""`uv pip`, as it is on the PATH of a sandbox. Everything else goes to uv as it is.
+"""`uv`, as it is on the PATH of a sandbox: `uv pip` above all. Everything else goes to uv as it is.
 
 The template's environment cannot be written to. So what `uv pip` installs goes to the user's site-packages, as with
 pip. uv looks at one site-packages only, and would fetch again all that the template has; while it runs, that one holds
@@ -12,7 +12,7 @@ import fcntl
 import os
 import sys
 
-from cloche.guest.installing import NOTHING, USER_BASE, can_download, give_to_user
+from cloche.guest.installing import USER_BASE, give_to_user, has_index, names_own_index, retries, say_why
 
 UV = "/opt/cloche/uv"
 ENV = "/opt/cloche/env"
@@ -21,8 +21,10 @@ ANSWERS = "/opt/cloche/warm"
 _SERIES = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 TEMPLATE_SITE = f"{ENV}/lib/{_SERIES}/site-packages"
 USER_SITE = f"{USER_BASE}/lib/{_SERIES}/site-packages"
-_COMMANDS = ("install", "uninstall", "sync", "list", "freeze", "show", "tree", "check")
+_COMMANDS = ("install", "uninstall", "sync", "list", "freeze", "show")  # `check` and `tree` take none
 _OWN_PLACE = ("--python", "-p", "--target", "-t", "--prefix", "--system", "--user")
+_FETCHING = {"install", "sync", "add", "lock", "run"}
+_FAILED = 2  # uv's way to say that it could not do it
 _INFO = ".dist-info"
 
 
@@ -30,18 +32,34 @@ def main() -> None:
     """Never returns."""
     arguments = sys.argv[1:]
     at = _command_at(arguments)
+    if not has_index():
+        os.environ.setdefault("UV_HTTP_RETRIES", retries())
     if not at or _has_own_place(arguments):
-        os.execv(UV, ["uv", *arguments])
+        _pass_on(arguments)
     place = ["--prefix", USER_BASE, "--python", f"{ENV}/bin/python"]
     _take_answers()
-    if not can_download():
-        os.environ.setdefault("UV_HTTP_RETRIES", "0")
     status = _run_with_stand_ins(["uv", *arguments[: at + 1], *place, *arguments[at + 1 :]])
     if os.geteuid() == 0:
         give_to_user(USER_BASE, CACHE)
-    if status and arguments[at] in ("install", "sync") and not can_download():
-        print(NOTHING, file=sys.stderr)
+    _leave(status, arguments)
+
+
+def _pass_on(arguments: list) -> None:
+    """Never returns."""
+    if not _fetches(arguments):
+        os.execv(UV, ["uv", *arguments])
+    _leave(_run(["uv", *arguments]), arguments)
+
+
+def _leave(status: int, arguments: list) -> None:
+    failed = status != 0 if has_index() else status == _FAILED
+    if failed and _fetches(arguments) and not names_own_index(arguments):
+        say_why("pip")
     sys.exit(status)
+
+
+def _fetches(arguments: list) -> bool:
+    return bool(_FETCHING & {word for word in arguments if not word.startswith("-")})
 
 
 def _take_answers() -> None:
@@ -97,12 +115,16 @@ def _run_with_stand_ins(words: list) -> int:
 
 
 def _run(words: list) -> int:
-    """An interrupt is uv's affair; then we clear up."""
-    signals = (_signal.SIGINT, _signal.SIGQUIT)
-    for number in signals:
+    """A signal is uv's affair: those of a terminal it gets itself. Then we clear up."""
+    pids: list = []
+    of_terminals = (_signal.SIGINT, _signal.SIGQUIT)
+    for number in of_terminals:
         _signal.signal(number, _signal.SIG_IGN)
-    pid = os.posix_spawn(UV, words, os.environ, setsigdef=signals)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF
+    for number in (_signal.SIGTERM, _signal.SIGHUP):
+        _signal.signal(number, lambda number, _: os.kill(pids[0], number) if pids else None)
+    pids.append(os.posix_spawn(UV, words, os.environ, setsigdef=of_terminals))
+    status = os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])
+    return status if status >= 0 else 128 - status
 
 
 def _make_stand_ins() -> None:
@@ -113,22 +135,33 @@ def _make_stand_ins() -> None:
 
 
 def _make_stand_in(info: str) -> None:
+    """There are a hundred of them in each run: as few calls as can be. What RECORD names, uv removes to replace it."""
+    directory = f"{USER_SITE}/{info}"
     try:
-        os.mkdir(f"{USER_SITE}/{info}")
-        os.symlink(f"{TEMPLATE_SITE}/{info}/METADATA", f"{USER_SITE}/{info}/METADATA")
+        os.mkdir(directory)
+        os.symlink(f"{TEMPLATE_SITE}/{info}/METADATA", f"{directory}/METADATA")
+        record = os.open(f"{directory}/RECORD", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:  # another uv makes it, too
         return
-    with open(f"{USER_SITE}/{info}/RECORD", "w") as record:
-        record.write(f"{info}/METADATA,,\n{info}/RECORD,,\n")
+    os.write(record, f"{info}/METADATA,,\n{info}/RECORD,,\n".encode())
+    os.close(record)
 
 
 def _remove_stand_ins() -> None:
     for info in os.listdir(USER_SITE):
-        directory = f"{USER_SITE}/{info}"
-        if info.endswith(_INFO) and os.path.islink(f"{directory}/METADATA"):
-            for name in os.listdir(directory):
-                os.unlink(f"{directory}/{name}")
-            os.rmdir(directory)
+        if info.endswith(_INFO) and os.path.islink(f"{USER_SITE}/{info}/METADATA"):
+            _remove_stand_in(f"{USER_SITE}/{info}")
+
+
+def _remove_stand_in(directory: str) -> None:
+    try:
+        os.unlink(f"{directory}/METADATA")
+        os.unlink(f"{directory}/RECORD")
+        os.rmdir(directory)
+    except OSError:  # an older one is not whole, or something was added
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
 
 
 def _name(info: str) -> str:

@@ -24,6 +24,9 @@ UV = "opt/cloche/uv"
 
 _GUEST = Path(__file__).parent.parent / "guest"
 _PROGRAMS = ("uv.py", "installing.py")
+_OWN_UV = 'import sys; sys.path.insert(0, "/opt/cloche/lib"); from cloche.guest.uv import main; main()'
+_RUN_OWN_UV = f"exec /opt/cloche/env/bin/python -ISc '{_OWN_UV}'"
+_RUN_UV = f"exec /{UV}"
 ENVIRONMENT = {
     "PYTHONUSERBASE": USER_BASE,
     "NPM_CONFIG_GLOBALCONFIG": "/etc/npmrc",
@@ -40,6 +43,8 @@ _UV = {
     "cache-dir": '"/home/user/.cache/uv"',  # from where files can be linked
     "python-downloads": '"never"',
 }
+# Read where a sandbox has a network: see engine/trust.py. Else there need be no such certificates.
+_WGET = "ca_certificate = /run/cloche/ca.pem\n"
 _NPM = {"prefix": USER_BASE, "audit": "false", "fund": "false", "update-notifier": "false"}
 
 
@@ -52,6 +57,7 @@ def files(template: Template, *, packages: bool) -> dict[str, str]:
         "etc/pip.conf": _pip(packages),
         "etc/uv/uv.toml": _uv(packages),
         "etc/npmrc": _npm(packages),
+        "etc/cloche-wgetrc": _WGET,
     }
 
 
@@ -68,6 +74,18 @@ def compile_programs(template: Template) -> None:
 def _is_compiled(source: Path) -> bool:
     kept = Path(cache_from_source(str(source)))
     return kept.exists() and kept.stat().st_mtime >= source.stat().st_mtime
+
+
+def programs(packages: bool) -> dict[str, str]:
+    """uv by its names. Its `pip` has nowhere to install to, and without an index it has to say why: guest/uv.py."""
+    if not packages:
+        return {"uv": _script(f'{_RUN_OWN_UV} "$@"'), "uvx": _script(f'{_RUN_OWN_UV} tool run "$@"')}
+    pip = f'case " $* " in *" pip "*) {_RUN_OWN_UV} "$@" ;; esac'
+    return {"uv": _script(pip, f'{_RUN_UV} "$@"'), "uvx": _script(f'{_RUN_UV} tool run "$@"')}
+
+
+def _script(*lines: str) -> str:
+    return "\n".join(["#!/bin/sh", *lines, ""])
 
 
 def covers() -> dict[str, str]:

@@ -48,14 +48,7 @@ _ETC_OWN = {
 }
 # Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/elevation.py.
 _SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.sudo import main; main()'
-# Its own pip has nowhere to install to. See guest/uv.py.
-_UV = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.uv import main; main()'
-_UV_PIP = f'case " $* " in *" pip "*) exec {ENV}/bin/python -ISc \'{_UV}\' "$@" ;; esac'
-_PROGRAMS = {
-    "sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n",
-    "uv": f'#!/bin/sh\n{_UV_PIP}\nexec /{installers.UV} "$@"\n',
-    "uvx": f'#!/bin/sh\nexec /{installers.UV} tool run "$@"\n',
-}
+_PROGRAMS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DIRECTORIES = (
     "proc",
@@ -98,7 +91,7 @@ def plan(template: Template, *, packages: bool = False) -> Plan:
     return Plan(
         directories=[*_DIRECTORIES, *(["opt/cloche/warm"] if packages else [])],
         files={f"etc/{name}": text for name, text in _ETC_OWN.items()} | installers.files(template, packages=packages),
-        programs={f"{PROGRAMS[1:]}/{name}": text for name, text in _PROGRAMS.items()},
+        programs={f"{PROGRAMS[1:]}/{name}": text for name, text in (_PROGRAMS | installers.programs(packages)).items()},
         links=links,
         binds=binds,
         covers=dict.fromkeys(_site_packages(template), installers.SITE) | installers.covers(),

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from cloche import errors
-from cloche.network_policy import REDACTED, NetworkPolicy, Secret
+from cloche.network_policy import REDACTED, NetworkPolicy, Secret, check_lists
 
 NetworkLike = NetworkPolicy | Mapping[str, Any] | Literal[False] | None
 SecretsLike = Iterable[Secret | Mapping[str, str]] | None
@@ -63,6 +63,7 @@ def policy_of(network: NetworkPolicy | Mapping[str, Any] | Literal[False]) -> Ne
         if name not in _FIELDS:
             hint = "these go beside it, as secrets=[...]" if name == "secrets" else f"it has {', '.join(_FIELDS)}"
             raise errors.InvalidRequest(f"a network policy has no {name!r}: {hint}")
+    check_lists(network.get("allow"), network.get("deny"))
     try:
         return msgspec.convert(dict(network), NetworkPolicy)
     except msgspec.ValidationError as error:

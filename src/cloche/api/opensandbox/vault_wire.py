@@ -1,6 +1,6 @@
 """A credential vault in OpenSandbox's words: credentials, which are never shown, and where they are sent. Pure.
 
-Ours knows hosts, over TLS. What OpenSandbox could restrict further, to methods or to paths, is refused where it is
+Ours knows hosts, over TLS. What OpenSandbox could restrict further, to ports, methods or paths, is refused where it is
 asked for, and so are fields that nobody knows: a credential is never sent where it was not meant to be.
 
 Raises InvalidRequest, Conflict.
@@ -15,10 +15,20 @@ from typing import TypeVar
 from cloche import errors
 from cloche.api.opensandbox.replies import Conflict, Json, Unsupported
 from cloche.model import Struct
-from cloche.network_policy import NetworkPolicy, Secret, parse_pattern, useless_secret
+from cloche.network_policy import (
+    MAX_SECRET_BYTES,
+    MAX_SECRETS,
+    NetworkPolicy,
+    Secret,
+    check_counts,
+    parse_pattern,
+    useless_secret,
+)
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")  # what a binding is for that names none
 ALL_PATHS = ("/*", "*")
+MAX_NAME = 256  # letters
+PORTS: tuple[list[int] | None, ...] = ([443], [], None)  # the first is what clients send that are given none
 
 
 class Source(Struct, forbid_unknown_fields=True):
@@ -154,7 +164,7 @@ def _shown_binding(binding: Binding, revision: int) -> Json:
         "revision": revision,
         "match": {
             "schemes": ["https"],
-            "ports": match.ports or [443],
+            "ports": [443],
             "hosts": [_host(host) for host in match.hosts],
             "methods": match.methods or list(METHODS),
             "paths": match.paths or ["/*"],
@@ -170,14 +180,19 @@ def _mutated(vault: Vault, credentials: CredentialChanges, bindings: BindingChan
     new, other = credentials.add or (), credentials.replace or ()
     for each in (*new, *other):
         _check_credential(each)
+    kept = _with_changes("credential", vault.credentials, new, other, credentials.delete or ())
+    if len(kept) > MAX_SECRETS:
+        raise errors.InvalidRequest(f"a credential vault can have {MAX_SECRETS} credentials")
+    came = {**vault.revisions, **dict.fromkeys((each.name for each in (*new, *other)), vault.revision + 1)}
     mutated = Vault(
         revision=vault.revision + 1,
-        credentials=_with_changes("credential", vault.credentials, new, other, credentials.delete or ()),
+        credentials=kept,
         bindings=_with_changes(
             "binding", vault.bindings, bindings.add or (), bindings.replace or (), bindings.delete or ()
         ),
-        revisions={**vault.revisions, **dict.fromkeys((each.name for each in (*new, *other)), vault.revision + 1)},
+        revisions={name: came[name] for name in kept},
     )
+    _check_count(mutated.bindings.values())
     for binding in mutated.bindings.values():
         _check_binding(binding, mutated.credentials)
     _check_overlaps(mutated.bindings.values())
@@ -196,8 +211,10 @@ def _with_changes(
             raise errors.InvalidRequest(f"{kind} {each.name[:100]!r} does not exist")
         found[each.name] = each
     for each in add:
-        if each.name in found or not each.name.strip():
-            raise errors.InvalidRequest(f"{kind} {each.name[:100]!r}: give it a name that no other has")
+        if each.name in found or not each.name.strip() or len(each.name) > MAX_NAME:
+            raise errors.InvalidRequest(
+                f"{kind} {each.name[:100]!r}: give it a name that no other has, of {MAX_NAME} letters at most"
+            )
         found[each.name] = each
     return found
 
@@ -208,6 +225,13 @@ def _with_changes(
 def _check_credential(asked: Credential) -> None:
     if asked.source.type != "inline" or not asked.source.value:
         raise errors.InvalidRequest(f"credential {asked.name[:100]!r}: its source is inline, with a value")
+    if len(asked.source.value) > MAX_SECRET_BYTES:
+        raise errors.InvalidRequest(f"credential {asked.name[:100]!r}: its value is over {MAX_SECRET_BYTES} bytes")
+
+
+def _check_count(bindings: Iterable[Binding]) -> None:
+    """Before each is looked at, and compared with all others."""
+    check_counts(0, sum(max(len(each.match.hosts), 1) * max(len(each.auth.headers or ()), 1) for each in bindings))
 
 
 def _check_binding(binding: Binding, credentials: Mapping[str, Credential]) -> None:
@@ -216,6 +240,8 @@ def _check_binding(binding: Binding, credentials: Mapping[str, Credential]) -> N
         raise errors.InvalidRequest(f"{where}: match.hosts cannot be empty")
     if {each.lower() for each in match.schemes or ["https"]} != {"https"}:
         raise Unsupported(f"{where}: match.schemes: credentials are sent over https only")
+    if match.ports not in PORTS:
+        raise Unsupported(f"{where}: match.ports: credentials go to all ports that the policy allows; leave it out")
     if not set(METHODS) <= {each.upper() for each in match.methods or METHODS}:
         raise Unsupported(f"{where}: match.methods: credentials go with all methods here; leave it out")
     if any(each not in ALL_PATHS for each in match.paths or ()):

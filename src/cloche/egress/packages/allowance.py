@@ -12,6 +12,7 @@ from cloche.network_config import Packages
 
 KINDS = ("pypi", "npm")
 REQUESTS_AT_ONCE = 16  # of one sandbox that are seen to, so that there is room for others; the rest wait
+NOTED_SECONDS = 60.0  # for which it can be asked why something was refused
 PAGES_AT_ONCE = 4  # of one sandbox: they are in memory, and can be large
 
 
@@ -32,6 +33,7 @@ class Allowance:
         self._requests = float(config.requests_per_minute)
         self._at = time.monotonic()
         self._taken_bytes = 0
+        self._refused, self._refused_at = "", 0.0
         self.requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self.pages = asyncio.Semaphore(PAGES_AT_ONCE)
 
@@ -53,6 +55,14 @@ class Allowance:
         """Raises Exceeded."""
         self.check(count)
         self._taken_bytes += count
+
+    def note_refusal(self, why: str) -> None:
+        self._refused, self._refused_at = why, time.monotonic()
+
+    def last_refusal(self) -> str:
+        """Why it did not get what it asked for, a moment ago. It is told once."""
+        why, self._refused = self._refused, ""
+        return why if time.monotonic() - self._refused_at < NOTED_SECONDS else ""
 
 
 class Names:

@@ -8,15 +8,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from cloche.egress import http1
 from cloche.egress.packages.allowance import Allowance, Exceeded
 from cloche.egress.packages.files import CHUNK_BYTES, Body
 from cloche.egress.visit import Visit
 
-MAX_BODY_BYTES = 4 << 20  # of what npm says about itself, which nobody reads
 MAX_SEGMENTS = 8
-REASONS = {200: "OK", 206: "Partial Content", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
-           416: "Range Not Satisfiable", 429: "Too Many Requests", 502: "Bad Gateway"}  # fmt: skip
+REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 403: "Denied by package policy", 404: "Not Found",
+           405: "Method Not Allowed", 408: "Request Timeout", 416: "Range Not Satisfiable", 429: "Too Many Requests",
+           502: "Bad Gateway"}  # fmt: skip
+
+DENIED = 403
+REMEMBERED = frozenset({DENIED, 429, 502})  # pip and uv do not show what is said with them
 
 _SEGMENT = re.compile(rb"[\x20-\x7e]{1,300}")
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9a-fA-F:]{2,45}\](:[0-9]{1,5})?")
@@ -39,13 +44,17 @@ def segments(target: str) -> list[str] | None:
 
 
 class Exchange:
-    """`keeps` says whether the connection can have another request after it."""
+    """`keeps` says whether the connection can have another request after it: none after one that was refused.
+
+    Raises BadRequest where its body's length can be read in two ways. No body is ever read: it ends the connection.
+    """
 
     def __init__(self, visit: Visit, head: http1.Head, allowance: Allowance):
         self.visit = visit
         self.head = head
         self.allowance = allowance
         self.has_begun = False
+        self.has_body = head.body_length != 0
         asked = {word.strip().lower() for value in head.all("connection") for word in value.split(",")}
         self.keeps = head.start[2] == "HTTP/1.1" and "close" not in asked
 
@@ -61,21 +70,21 @@ class Exchange:
             raise http1.BadRequest("the header host names none")
         return f"http://{host}"
 
-    async def skip_body(self) -> None:
-        """Reads and forgets what comes with the request. Raises BadRequest."""
-        left = MAX_BODY_BYTES
-        async for part in http1.read_body(self.visit.reader, self.head.body_length):
-            left -= len(part)
-            if left < 0:
-                raise http1.BadRequest(f"a request to the package index can have {MAX_BODY_BYTES} bytes")
-
-    async def text(self, status: int, why: str) -> None:
-        """A few words, which are on the house."""
-        body = f"Cloche: {why}\n".encode()
-        self._begin(status, len(body), [("content-type", "text/plain; charset=utf-8")])
+    async def refuse(self, status: int, why: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """A few words, which are on the house, and the end of the connection."""
+        if status in REMEMBERED and self.head.target.startswith("/pypi/"):
+            self.allowance.note_refusal(why)
+        kind, body = self._said(why)
+        self._begin(status, len(body), [("content-type", kind), *headers])
         if self.head.method != "HEAD":
             self.visit.writer.write(body)
             await self._drain()
+
+    def _said(self, why: str) -> tuple[str, bytes]:
+        """As npm shows it, and as people read it."""
+        if self.head.target.startswith("/npm/"):
+            return "application/json", msgspec.json.encode({"error": f"Cloche: {why}"})
+        return "text/plain; charset=utf-8", f"Cloche: {why}\n".encode()
 
     async def content(self, content_type: str, body: bytes) -> None:
         """Raises Exceeded."""
@@ -83,6 +92,7 @@ class Exchange:
         self.allowance.check(len(body))
         self._begin(200, len(body), headers)
         if self.head.method != "HEAD":
+            self.allowance.take(len(body))
             view = memoryview(body)
             for start in range(0, len(body), CHUNK_BYTES):
                 await self._send(view[start : start + CHUNK_BYTES])
@@ -108,9 +118,9 @@ class Exchange:
         if self.head.method == "HEAD":
             self._begin(status, span.stop - span.start, headers)
             return
-        self.allowance.check(span.stop - span.start)
-        if not body.is_here:
-            self.allowance.take(body.size - (span.stop - span.start))
+        # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too.
+        paid_bytes = span.stop - span.start if body.is_here else body.size
+        self.allowance.take(paid_bytes)
         async for part in body.parts(*span):
             if not self.has_begun:  # only now: before its first bytes were checked there may be an error to tell
                 self._begin(status, span.stop - span.start, headers)
@@ -133,14 +143,17 @@ class Exchange:
 
     def _begin(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
         self.has_begun = True
+        if status >= 400:  # or a program could ask for what it does not get as fast as it can write
+            self.keeps = False
         self.visit.attempt.let_through = status < 300
         said = [*headers, ("content-length", str(length)), ("connection", "keep-alive" if self.keeps else "close")]
-        self.visit.writer.write(http1.write_head(f"HTTP/1.1 {status} {REASONS[status]}", said))
+        package = self.visit.attempt.package if status == DENIED else ""
+        phrase = REASONS[status] + (f": {package}" if package else "")
+        self.visit.writer.write(http1.write_head(f"HTTP/1.1 {status} {phrase}", said))
 
     async def _send(self, part: bytes | memoryview) -> None:
         """Raises Exceeded."""
         self.visit.attempt.received_bytes += len(part)
-        self.allowance.take(len(part))
         self.visit.writer.write(part)
         await self._drain()
 

@@ -1,7 +1,8 @@
 """What was fetched, kept in a directory that several processes of this host can share, within a limit.
 
-A file appears under its name only when it is whole: it is written beside it, and renamed. What was used longest ago
-makes room; what is being read while it is removed can be read on.
+A file appears under its name only when it is whole: it is written beside it, and renamed. Before it is written its room
+is taken, so that what arrives and what is kept are within the limit together. What was used longest ago makes room;
+what is being read while it is removed can be read on.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from cloche.egress.packages.problems import NoRoom
 
 FREE_BYTES = 1 << 30  # of the disk, which packages do not take
 MAX_FILES = 50_000
@@ -43,13 +47,36 @@ def url_key(url: str) -> str:
     return "url-" + hashlib.sha256(url.encode()).hexdigest()
 
 
+class Room:
+    """What is taken of the cache for a file that arrives. Whoever has it gives it back, by `leave` or `Cache.keep`."""
+
+    def __init__(self, cache: Cache):
+        self._cache = cache
+        self._taken_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """So that there is so much of it in all. Raises NoRoom, with what there was."""
+        more_bytes = size_bytes - self._taken_bytes
+        if more_bytes > 0:
+            self._cache.take(more_bytes)
+            self._taken_bytes = size_bytes
+
+    def leave(self) -> None:
+        """It can be said again."""
+        self._cache.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+
+
 class Cache:
-    """All of it blocks: call it in threads."""
+    """All of it blocks: call it in threads. `limit_bytes` are for what is kept and what arrives together."""
 
     def __init__(self, directory: Path, limit_bytes: int):
         self._directory = directory
         self._limit_bytes = limit_bytes
-        self._added_bytes = limit_bytes  # unknown: look with the first file
+        self._counts = threading.Lock()
+        self._arriving_bytes = 0  # of this process: for them room was taken
+        self._kept_bytes = limit_bytes  # as far as this process knows, and at first it does not: it looks
+        self._added_bytes = 0  # since it looked
 
     def open(self, key: str, max_age_seconds: float | None = None) -> int | None:
         """A descriptor of what is kept under it, which is now the last that was used."""
@@ -74,20 +101,44 @@ class Cache:
 
     def write(self, key: str, content: bytes) -> None:
         """Where there is room. It is no error if there is none: it is a cache."""
-        if not self.has_room(len(content)):
-            return
-        with contextlib.suppress(OSError), self.temporary() as (fd, path):
-            _write_all(fd, content)
-            self.keep(path, key, len(content))
+        with contextlib.suppress(NoRoom, OSError), self.room() as room:
+            room.take(len(content))
+            with self.temporary() as (fd, path):
+                _write_all(fd, content)
+                self.keep(path, key, len(content), room)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether that many bytes can be kept, and the disk has some left."""
+        """Whether that many bytes can be kept beside what arrives, and the disk has some left then."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             free_bytes = shutil.disk_usage(self._directory).free
         except OSError:
             return False
+        size_bytes += self._arriving_bytes
         return size_bytes <= self._limit_bytes and free_bytes - size_bytes > FREE_BYTES
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Room]:
+        """None of it yet. What is taken of it is given back after the block."""
+        room = Room(self)
+        try:
+            yield room
+        finally:
+            room.leave()
+
+    def take(self, size_bytes: int) -> None:
+        """See `Room`. Raises NoRoom."""
+        with self._counts:
+            if not self.has_room(size_bytes):
+                raise NoRoom("there is no room on this host")
+            self._arriving_bytes += size_bytes
+            is_full = self._kept_bytes + self._arriving_bytes > self._limit_bytes
+        if is_full:
+            self.make_room()
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._counts:
+            self._arriving_bytes -= size_bytes
 
     @contextlib.contextmanager
     def temporary(self) -> Iterator[tuple[int, Path]]:
@@ -108,28 +159,40 @@ class Cache:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
-    def keep(self, path: Path, key: str, size_bytes: int) -> None:
-        """Raises OSError."""
+    def keep(self, path: Path, key: str, size_bytes: int, room: Room) -> None:
+        """A file for which there is room. Raises OSError."""
         target = self._path(key)
         target.parent.mkdir(exist_ok=True, mode=0o700)
         os.replace(path, target)
-        self._added_bytes += size_bytes
-        if self._added_bytes * ROUNDING >= self._limit_bytes:
+        room.leave()
+        with self._counts:
+            self._kept_bytes += size_bytes
+            self._added_bytes += size_bytes
+            is_time = self._added_bytes * ROUNDING >= self._limit_bytes  # others may have added to it, too
+        if is_time:
             self.make_room()
 
     def make_room(self) -> None:
         """Removes what was used longest ago, until the rest is within the limit."""
-        self._added_bytes = 0
+        with self._counts:
+            self._added_bytes = 0
+            limit_bytes = self._limit_bytes - self._arriving_bytes
         kept = sorted(self._kept())
-        total_bytes = sum(size for _, size, _ in kept)
-        if total_bytes <= self._limit_bytes and len(kept) <= MAX_FILES:
-            return
-        surplus_files = len(kept) - int(MAX_FILES * TARGET)
+        left_bytes = sum(size for _, size, _ in kept)
+        if left_bytes > limit_bytes or len(kept) > MAX_FILES:
+            left_bytes = self._remove(kept, left_bytes, limit_bytes)
+        with self._counts:
+            self._kept_bytes = left_bytes + self._added_bytes
+
+    def _remove(self, kept: list[tuple[float, int, Path]], left_bytes: int, limit_bytes: int) -> int:
+        """From the first on. Returns how many bytes are left."""
+        surplus_files = len(kept) - int(MAX_FILES * TARGET) if len(kept) > MAX_FILES else 0
         for number, (_, size_bytes, path) in enumerate(kept):
-            if total_bytes <= self._limit_bytes * TARGET and number >= surplus_files:
+            if left_bytes <= limit_bytes * TARGET and number >= surplus_files:
                 break
             self.discard(path)
-            total_bytes -= size_bytes
+            left_bytes -= size_bytes
+        return left_bytes
 
     def _kept(self) -> Iterator[tuple[float, int, Path]]:
         """When it was used, its size and where it is. Another process may be removing them meanwhile."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import NamedTuple
 
-from cloche.egress.packages.cache import Cache, Digest, file_key
+from cloche.egress.packages.cache import Cache, Digest, Room, file_key
 from cloche.egress.packages.problems import HashMismatch, NoRoom, UpstreamError
 from cloche.egress.packages.saying import Seldom
 from cloche.egress.packages.threads import Threads
@@ -63,14 +63,19 @@ class Kept(Body):
     """In the cache, whole."""
 
     def __init__(self, fd: int, threads: Threads):
+        """In a thread."""
         super().__init__(os.fstat(fd).st_size, threads)
         self._fd = fd
+        self._whole = os.pread(fd, CHUNK_BYTES, 0) if self.size <= CHUNK_BYTES else b""
 
     @property
     def is_here(self) -> bool:
         return True
 
     async def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        if start < stop <= len(self._whole):
+            yield self._whole[start:stop]
+            return
         while start < stop:
             part = await self.threads.run(os.pread, self._fd, min(CHUNK_BYTES, stop - start), start)
             if not part:
@@ -112,22 +117,22 @@ class Check:
         self._hash = digest.new() if digest is not None else None
         self._length = length
         self._limit_bytes = limit_bytes
-        self._arrived_bytes = 0
+        self.arrived_bytes = 0
         if (length or 0) > limit_bytes:
             raise self._too_large()
 
     def add(self, part: bytes) -> None:
         """Raises UpstreamError."""
-        self._arrived_bytes += len(part)
-        if self._arrived_bytes > self._limit_bytes:
+        self.arrived_bytes += len(part)
+        if self.arrived_bytes > self._limit_bytes:
             raise self._too_large()
         if self._hash is not None:
             self._hash.update(part)
 
     def finish(self) -> None:
         """Raises UpstreamError."""
-        if self._length is not None and self._arrived_bytes != self._length:
-            raise UpstreamError(f"the index broke off after {self._arrived_bytes} of {self._length} bytes")
+        if self._length is not None and self.arrived_bytes != self._length:
+            raise UpstreamError(f"the index broke off after {self.arrived_bytes} of {self._length} bytes")
         if self._hash is not None and self._digest is not None and self._hash.hexdigest() != self._digest.hex:
             raise HashMismatch(
                 f"the file is not the one that its index describes: its {self._digest.algorithm} is another, so it is "
@@ -199,6 +204,7 @@ class Files:
     """Whoever makes it closes it."""
 
     def __init__(self, cache: Cache, threads: Threads, limit_bytes: int, unhashed_seconds: float):
+        self.opened = {"hit": 0, "miss": 0}  # whether the cache had it
         self._threads = threads
         self._cache = cache
         self._limit_bytes = limit_bytes
@@ -211,6 +217,7 @@ class Files:
         """From the cache, else from the index. Raises UpstreamError, also while it is read."""
         async with contextlib.AsyncExitStack() as stack:
             kept = await self._threads.run(self._kept, stack, reference)
+            self.opened["miss" if kept is None else "hit"] += 1
             yield kept or await self._fetched(stack, upstream, reference)
 
     def _kept(self, stack: contextlib.AsyncExitStack, reference: Reference) -> Kept | None:
@@ -284,22 +291,24 @@ class Files:
 
     async def _take(self, answer: Answer, reference: Reference, body: Arriving) -> None:
         check = Check(reference.digest, answer.length, self._limit_bytes)
-        if not self._cache.has_room(answer.length or 0):
-            raise NoRoom("there is no room on this host")
-        if answer.length is not None:
-            body.set_size(answer.length)
-        async for part in answer.raw(CHUNK_BYTES):
-            body.wrote(await self._threads.run(_store, body.fd, part, check))
-        check.finish()
-        await self._threads.run(self._cache.keep, body.path, reference.key, os.fstat(body.fd).st_size)
+        with self._cache.room() as room:
+            await self._threads.run(room.take, answer.length or 0)
+            if answer.length is not None:
+                body.set_size(answer.length)
+            async for part in answer.raw(CHUNK_BYTES):
+                body.wrote(await self._threads.run(_store, body.fd, part, check, room))
+            check.finish()
+            await self._threads.run(self._cache.keep, body.path, reference.key, check.arrived_bytes, room)
 
     async def aclose(self) -> None:
         for _, task in list(self._arriving.values()):
             await _ended(task)
 
 
-def _store(fd: int, part: bytes, check: Check) -> int:
+def _store(fd: int, part: bytes, check: Check, room: Room) -> int:
+    """Raises UpstreamError; NoRoom where its length was not said, and there is none for more."""
     check.add(part)
+    room.take(check.arrived_bytes)
     view = memoryview(part)
     while view:
         view = view[os.write(fd, view) :]

@@ -27,10 +27,11 @@ from cloche.egress.packages.urls import origin
 from cloche.egress.refusal import Verdict
 from cloche.egress.resolver import Resolve
 from cloche.egress.visit import Visit
-from cloche.egress.waiting import patience
 from cloche.network_config import Network, Packages
 
 IDLE_SECONDS = 60.0  # between two requests on one connection
+TOO_MANY_PAUSE_SECONDS = 0.5  # before who asks too often hears so
+TOO_MANY = 429
 
 
 class Refused(Exception):
@@ -53,11 +54,16 @@ class PackageIndex:
         self._threads = threads = Threads()
         self._pages = pages = Pages(cache, threads, config.index_seconds)
         self._files = Files(cache, threads, config.file_bytes, config.index_seconds)
-        reach = Reach(resolve, sources.hosts, network.internal_ranges)
+        reach = Reach(resolve, sources.places, network.internal_ranges)
         pypi, npm = (_upstream(sources, reach, file) for file in (sources.pypi_ca_file, sources.npm_ca_file))
         self._pypi = PyPI(sources.pypi, pypi, pages, threads)
         self._npm = Npm(sources.npm, sources.npm_scopes, npm, pages, threads)
         self._allowances: WeakKeyDictionary[Door, Allowance] = WeakKeyDictionary()
+
+    @property
+    def opened_files(self) -> dict[str, int]:
+        """How many were in the cache, `hit`, and how many were not, `miss`."""
+        return self._files.opened
 
     async def serve(self, visit: Visit, head: http1.Head) -> None:
         """That request, and those after it on the connection. Raises BadRequest."""
@@ -69,14 +75,13 @@ class PackageIndex:
             await self._answer(exchange)
             if not exchange.keeps:
                 return
+            await asyncio.sleep(0)  # what was read ahead can be answered without ever waiting for anything
             following = await _following(visit)
 
     async def _answer(self, exchange: Exchange) -> None:
         """Writes the answer, and the line in the log."""
         attempt = exchange.visit.attempt
         try:
-            async with patience(exchange.visit):
-                await exchange.skip_body()
             exchange.allowance.ask()
             async with exchange.allowance.requests:
                 await self._route(exchange)
@@ -96,6 +101,10 @@ class PackageIndex:
                 raise Refused(404, "the package index has packages only", "not a package")
             case _ if exchange.head.method not in ("GET", "HEAD"):
                 raise Refused(405, "the package index can only be read", "not a read")
+            case _ if exchange.has_body:
+                raise Refused(400, "a request to the package index has no body", "a body")
+            case ["refused"]:
+                await self._say_refused(exchange)
             case ["pypi", "simple", name]:
                 await self._project(exchange, self._project_name(exchange, name))
             case ["pypi", "files", name, filename]:
@@ -111,12 +120,18 @@ class PackageIndex:
                     404, "there is nothing here: pip's index is /pypi/simple/, npm's is /npm/", "not a package"
                 )
 
+    async def _say_refused(self, exchange: Exchange) -> None:
+        """Once: who asks when nothing was refused since gets 404."""
+        why = exchange.allowance.last_refusal()
+        if not why:
+            raise Refused(404, "nothing was refused", "nothing was refused")
+        await exchange.content("text/plain; charset=utf-8", f"Cloche: {why}\n".encode())
+
     async def _project(self, exchange: Exchange, name: str) -> None:
         async with exchange.allowance.pages:
-            index, project = await self._pypi.project(name)
-            _name_host(exchange, index)
             as_json = simple.wants_json(exchange.accept)
-            body = await self._threads.run(simple.write_json if as_json else simple.write_html, project)
+            index, body = await self._pypi.project(name, as_json)
+            _name_host(exchange, index)
             await exchange.content(simple.JSON if as_json else "text/html; charset=utf-8", body)
 
     async def _pypi_file(self, exchange: Exchange, project: str, filename: str) -> None:
@@ -139,6 +154,7 @@ class PackageIndex:
         await self._file(exchange, self._npm.upstream, await self._npm.tarball(name, filename))
 
     async def _file(self, exchange: Exchange, upstream: Upstream, reference: Reference) -> None:
+        exchange.allowance.check(1)  # or nothing is begun
         async with self._files.open(upstream, reference) as body:
             await exchange.file(body, reference.key)
 
@@ -149,7 +165,7 @@ class PackageIndex:
         name = simple.normalise(text)
         if name is None:
             raise Refused(404, f"{text[:100]!r} is not the name of a project", "not the name of a project")
-        self._check_name("pypi", name)
+        self._check_name(exchange, "pypi", name)
         return name
 
     def _package_name(self, exchange: Exchange, words: list[str]) -> str:
@@ -157,10 +173,11 @@ class PackageIndex:
         if not is_name(name):
             raise Refused(404, f"{name[:100]!r} is not the name of a package", "not the name of a package")
         _name_host(exchange, self._npm.registry_of(name))
-        self._check_name("npm", name)
+        self._check_name(exchange, "npm", name)
         return name
 
-    def _check_name(self, kind: str, name: str) -> None:
+    def _check_name(self, exchange: Exchange, kind: str, name: str) -> None:
+        exchange.visit.attempt.package = f"{kind}:{name}"  # what an auditor wants to know
         if not self._names.allows(kind, name):
             raise Refused(
                 403,
@@ -204,8 +221,11 @@ async def _refuse(exchange: Exchange, status: int, why: str, verdict: Verdict, r
     if exchange.has_begun:
         exchange.keeps = False
         exchange.visit.writer.transport.abort()
+    elif status == TOO_MANY:
+        await asyncio.sleep(TOO_MANY_PAUSE_SECONDS)  # its connection waits with it, and there are only so many
+        await exchange.refuse(status, why, [("retry-after", "1")])  # installers do as they are told
     else:
-        await exchange.text(status, why)
+        await exchange.refuse(status, why)
 
 
 def _name_host(exchange: Exchange, index: str) -> None:

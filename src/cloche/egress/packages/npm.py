@@ -12,6 +12,7 @@ import msgspec
 
 from cloche.egress.packages.cache import Digest
 from cloche.egress.packages.files import Reference
+from cloche.egress.packages.memory import Made
 from cloche.egress.packages.pages import Page, Pages
 from cloche.egress.packages.problems import NotThere, UpstreamError
 from cloche.egress.packages.threads import Threads
@@ -22,6 +23,8 @@ ABBREVIATED = "application/vnd.npm.install-v1+json"
 ACCEPT_ABBREVIATED = f"{ABBREVIATED}; q=1.0, application/json; q=0.8, */*"
 ACCEPT_FULL = "application/json"
 MAX_VERSION = 256
+MEMORY_BYTES = 16 << 20  # of packages as we write them, and as much of their versions
+VERSIONS_FACTOR = 3  # so many times a package's length its versions take, or so
 
 _PART = r"[A-Za-z0-9_~][A-Za-z0-9._~!*'()-]{0,213}"
 _NAME = re.compile(rf"(@{_PART}/)?{_PART}")
@@ -51,6 +54,8 @@ class Npm:
         self.upstream = upstream
         self._pages = pages
         self._threads = threads
+        self._written: Made[Page, bytes] = Made(MEMORY_BYTES, threads)
+        self._known: Made[Page, dict[str, Packument]] = Made(MEMORY_BYTES, threads)
 
     def registry_of(self, name: str) -> str:
         return self._scopes.get(name.partition("/")[0], self.registry)
@@ -58,7 +63,10 @@ class Npm:
     async def packument(self, name: str, *, abbreviated: bool, base: str) -> bytes:
         """All versions of a package, with tarballs below `base`. Raises NotThere, UpstreamError."""
         page = await self._page(name, abbreviated)
-        return await self._threads.run(_rewritten, page.body, f"{base}/npm/{name}/-/{_unscoped(name)}")
+        prefix = f"{base}/npm/{name}/-/{_unscoped(name)}"
+        return await self._written.of(
+            page, (prefix, abbreviated), 2 * len(page.body), lambda page: _rewritten(page.body, prefix)
+        )
 
     async def manifest(self, name: str, version: str, *, base: str) -> bytes:
         """One version of a package, which can be named by a tag such as `latest`. Raises NotThere, UpstreamError."""
@@ -72,7 +80,8 @@ class Npm:
         """Raises NotThere, UpstreamError."""
         version = filename.removeprefix(_unscoped(name) + "-").removesuffix(".tgz")
         page = await self._page(name, abbreviated=True)
-        entry = await self._threads.run(_entry, page.body, version)
+        versions = await self._known.of(page, name, VERSIONS_FACTOR * len(page.body), _versions_of)
+        entry = versions.get(version)
         if entry is None or filename != f"{_unscoped(name)}-{version}.tgz":
             raise NotThere("the package has no such version")
         dist = _dist(entry, page.url)
@@ -90,8 +99,8 @@ def _unscoped(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _entry(body: bytes, version: str) -> Packument | None:
-    return _versions(_packument(body)).get(version)
+def _versions_of(page: Page) -> dict[str, Packument]:
+    return _versions(_packument(page.body))
 
 
 def _checked(body: bytes, content_type: str, url: str) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from cloche.egress.packages.cache import Cache, url_key
+from cloche.egress.packages.memory import Memory
 from cloche.egress.packages.problems import NotThere, UpstreamError
 from cloche.egress.packages.saying import Seldom
 from cloche.egress.packages.threads import Threads
@@ -19,6 +20,7 @@ from cloche.structs import Struct
 MAX_PAGE_BYTES = 64 << 20
 MISSING_SECONDS = 60.0  # for which a page that was not there is not asked for again
 MAX_MISSING = 10_000
+MEMORY_BYTES = 16 << 20  # of pages that are in memory, too
 
 Convert = Callable[[bytes, str, str], bytes]
 """A page's body, its content type and its URL, as what is to be kept. Raises UpstreamError. It runs in a thread."""
@@ -38,6 +40,7 @@ class Pages:
         self._cache = cache
         self._fresh_seconds = fresh_seconds
         self._seldom = Seldom()
+        self._memory: Memory[Page] = Memory(MEMORY_BYTES)
         self._asked: dict[str, asyncio.Task[Page]] = {}
         self._missing: dict[str, float] = {}
 
@@ -46,11 +49,17 @@ class Pages:
         key = url_key(f"{accept} {url}")
         if time.monotonic() - self._missing.get(key, -MISSING_SECONDS) < min(MISSING_SECONDS, self._fresh_seconds):
             raise NotThere("the index has no such thing")
+        known = self._memory.get(key)
+        if known is not None and self._is_fresh(known):
+            return known
         if key not in self._asked:
             task = asyncio.get_running_loop().create_task(self._page(upstream, url, accept, convert, key))
             self._asked[key] = task
             task.add_done_callback(lambda task: self._forget(key, task))
         return await asyncio.shield(self._asked[key])
+
+    def _is_fresh(self, page: Page) -> bool:
+        return 0 <= time.time() - page.at < self._fresh_seconds
 
     def _forget(self, key: str, task: asyncio.Task[Page]) -> None:
         self._asked.pop(key, None)
@@ -59,7 +68,8 @@ class Pages:
 
     async def _page(self, upstream: Upstream, url: str, accept: str, convert: Convert, key: str) -> Page:
         kept = await self._threads.run(self._read, key)
-        if kept is not None and 0 <= time.time() - kept.at < self._fresh_seconds:
+        if kept is not None and self._is_fresh(kept):
+            self._memory.put(key, kept, len(kept.body))
             return kept
         try:
             async with asyncio.timeout(PAGE_SECONDS):
@@ -74,6 +84,7 @@ class Pages:
             self._say_down(url, kept, failure)
             return kept
         await self._threads.run(self._cache.write, key, msgspec.msgpack.encode(page))
+        self._memory.put(key, page, len(page.body))
         return page
 
     async def _ask(self, upstream: Upstream, url: str, accept: str, convert: Convert, kept: Page | None) -> Page:

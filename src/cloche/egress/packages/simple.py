@@ -63,9 +63,6 @@ class Project(Struct):
     name: str
     files: list[File]
 
-    def file(self, name: str) -> File | None:
-        return next((file for file in self.files if file.name == name), None)
-
 
 def normalise(name: str) -> str | None:
     """As PEP 503 has it. None where it is no name of a project."""

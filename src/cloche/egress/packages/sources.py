@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cloche import errors
 from cloche.egress.packages.npm_config import read_npm_config
 from cloche.egress.packages.pip_config import read_pip_config
-from cloche.egress.packages.urls import BadURL, Keyring, origin, split_userinfo
+from cloche.egress.packages.urls import BadURL, Keyring, Origin, origin, split_userinfo
 from cloche.network_config import Packages
 from cloche.telemetry import log
 
@@ -34,8 +35,14 @@ class Sources:
         self.trusted_hosts: frozenset[str] = frozenset()
 
     @property
-    def hosts(self) -> set[str]:
-        return {origin(url).host for url in (*self.pypi, self.npm, *self.npm_scopes.values())}
+    def registries(self) -> tuple[str, ...]:
+        """Of npm."""
+        return (self.npm, *self.npm_scopes.values())
+
+    @property
+    def places(self) -> set[tuple[str, int]]:
+        """The host and port of each."""
+        return {(place.host, place.port) for place in map(origin, (*self.pypi, *self.registries))}
 
 
 def read_sources(config: Packages, environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Sources:
@@ -57,8 +64,14 @@ def _take_pypi(sources: Sources, config: Packages, environ: Mapping[str, str], r
         _say_skipped("pip", len(set(found)) - len(sources.pypi) + pip.find_links)
     sources.pypi_ca_file = pip.ca_file
     sources.trusted_hosts = frozenset(pip.trusted_hosts)
-    for host, authorization in pip.netrc.items():
-        sources.keyring.add(f"https://{host}/", authorization)
+    _take_netrc(sources, pip.netrc)
+
+
+def _take_netrc(sources: Sources, netrc: Mapping[str, str]) -> None:
+    """For the indexes' own hosts only: of the others in that file a page could name any, to be asked in our name."""
+    for place in {origin(url) for url in sources.pypi}:
+        if place.scheme == "https" and place.host in netrc:
+            sources.keyring.add(_root(place), netrc[place.host])
 
 
 def _take_npm(sources: Sources, config: Packages, environ: Mapping[str, str], root: Path) -> None:
@@ -75,14 +88,33 @@ def _take_npm(sources: Sources, config: Packages, environ: Mapping[str, str], ro
 
 
 def _take_tokens(sources: Sources, authorizations: Mapping[str, str]) -> None:
-    """npm's are for a host and a path, without a scheme: they get that of the registry there, else TLS."""
-    plain = {origin(url).host for url in (sources.npm, *sources.npm_scopes.values()) if url.startswith("http://")}
+    """npm's are for a host and a path, without a scheme: they get that of the registry there.
+
+    Those for other hosts, and for other paths of its host, are left out, as with `_take_netrc`.
+    """
     for place, authorization in authorizations.items():
         try:
-            scheme = "http" if origin(f"https:{place}").host in plain else "https"
-            sources.keyring.add(f"{scheme}:{place}", authorization)
+            fit = {url.partition(":")[0] for url in sources.registries if _is_of(place, url)}
         except BadURL:
             log.warning("packages.token_skipped", reason="it is for no host that could be read")
+            continue
+        for scheme in fit:
+            sources.keyring.add(f"{scheme}:{place}", authorization)
+
+
+def _is_of(place: str, registry: str) -> bool:
+    """Whether `//host/path/` has the registry in it, or is in it. Raises BadURL."""
+    there = f"{registry.partition(':')[0]}:{place.rstrip('/')}/"
+    return origin(there) == origin(registry) and (_is_below(registry, there) or _is_below(there, registry))
+
+
+def _is_below(url: str, above: str) -> bool:
+    return urlsplit(url).path.startswith(urlsplit(above).path)
+
+
+def _root(place: Origin) -> str:
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"{place.scheme}://{host}:{place.port}/"
 
 
 def _chosen(keyring: Keyring, url: str) -> str:
@@ -105,13 +137,15 @@ def _say_skipped(whose: str, count: int) -> None:
     """Once, and without what they are: a directory's path says something about this host."""
     if count:
         reason = "only https and http are served"
-        log.warning("packages.sources_skipped", configuration=whose, count=count, reason=reason)
+        log.info("packages.sources_skipped", configuration=whose, count=count, reason=reason)
 
 
 def _kept(keyring: Keyring, url: str) -> str:
-    """Without its password, which goes to the keyring."""
+    """Without its password, which goes to the keyring: for that path first, and for the rest of its host, where such
+    indexes as devpi's have their files. pip sends it to the whole host, too."""
     bare, authorization = split_userinfo(url)
     bare = bare if bare.endswith("/") else bare + "/"
     if authorization is not None:
         keyring.add(bare, authorization)
+        keyring.add(_root(origin(bare)), authorization)
     return bare

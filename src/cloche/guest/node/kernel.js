@@ -7,6 +7,7 @@ const fs = require('fs');
 const util = require('util');
 const cells = require('./cells.js');
 const interrupts = require('./interrupts.js');
+const network = require('./network.js');
 const streams = require('./streams.js');
 const { Channel } = require('./channel.js');
 const { Screen, bundleOf, displayFor } = require('./show.js');
@@ -209,6 +210,7 @@ function onFrame(header, body) {
     if (current?.id === header.run) onInterrupt();
   } else if (header.do === 'configure') {
     Object.assign(process.env, header.env ?? {});
+    network.lookAgain(header.env ?? {});
     if (header.cwd) process.chdir(header.cwd);
   }
 }
