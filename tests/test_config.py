@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -276,3 +277,11 @@ def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, te
 def test_an_upstream_has_an_address_to_which_paths_can_be_added(url):
     with pytest.raises(errors.InvalidRequest, match=r"upstream\.base_url"):
         config.Upstream(models=("m",), base_url=url)
+
+
+def test_a_password_in_an_indexs_url_is_not_repeated(tmp_path: Path):
+    file = tmp_path / "cloche.toml"
+    file.write_text('[packages]\npypi = "https://me:hush@index.example.com/simple"\n')
+    with pytest.raises(errors.InvalidConfig, match=r"packages\.pypi.*write a list") as caught:
+        config.load(file, environ={})
+    assert "hush" not in str(caught.value)

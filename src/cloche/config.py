@@ -284,7 +284,9 @@ def _listed(key: str, text: str) -> Any:
 def _as_tables(key: str, value: Any) -> str:
     if key == "upstream" and isinstance(value, dict):
         return ": write [[upstream]], with two brackets"
-    return f": write a list, [{value!r}]" if KEYS[key] == tuple[str, ...] and isinstance(value, str) else ""
+    if KEYS[key] != tuple[str, ...] or not isinstance(value, str):
+        return ""
+    return f": write a list, [{'...' if key in _MAY_HOLD_SECRETS else repr(value)}]"
 
 
 def _bytes(setting: Setting) -> int:

@@ -382,3 +382,10 @@ def test_what_follows_on_the_first_line_is_left() -> None:
     assert line.is_over and line.is_http and line.said == b"GET / HTTP/1.1\r\n"
     with pytest.raises(BadRequest):
         FirstLine().take(b"A" * (MAX_LINE_BYTES + 1))
+
+
+@pytest.mark.parametrize("said", [b"\x85\0\0\1more", b"\xa0\0\0\1more"])
+def test_what_begins_with_a_nul_is_no_http_and_goes_on_at_once(said: bytes):
+    line = FirstLine()
+    line.take(said)
+    assert line.is_over and not line.is_http

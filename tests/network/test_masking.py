@@ -17,7 +17,7 @@ import pytest
 
 from cloche import errors
 from cloche.egress.http1 import BadRequest
-from cloche.egress.masking import Mask, MaskedStream, Masks, forms_of
+from cloche.egress.masking import Mask, MaskedStream, Masks, basic_credentials, forms_of
 from cloche.egress.placeholders import MAX_FILLED_BYTES, with_secrets
 from cloche.network_policy import NetworkPolicy, Secret, useless_secret
 
@@ -330,3 +330,8 @@ def test_a_mask_is_made_once_for_a_policy() -> None:
         assert await masks.of(other, secrets) is not both
 
     asyncio.run(made())
+
+
+@pytest.mark.parametrize("value", ["Basic \xe9", "Basic !", "Basic /w==", "Bearer YTpi"])
+def test_what_is_no_basic_authentication_is_none(value: str):
+    assert basic_credentials(value) is None

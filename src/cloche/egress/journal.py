@@ -35,6 +35,7 @@ class Journal:
         self._whose = {"sandbox": sandbox, "owner": owner}
         self._entries: deque[NetworkEntry] = deque(maxlen=size)
         self._lines = Pace(LINES_AT_ONCE, LINES_PER_SECOND)
+        self._faults = Pace(LINES_AT_ONCE, LINES_PER_SECOND)  # apart, so that no flood of the others hides them
         self._seen = Seen()
         self._left_out = LeftOut()
         self._summing: asyncio.TimerHandle | None = None
@@ -71,7 +72,7 @@ class Journal:
 
     def say_broken(self, error: BaseException) -> None:
         """A fault of ours, in the server's log alone: what a program can bring about it can bring about often."""
-        if self._lines.take():
+        if self._faults.take():
             place = traceback.extract_tb(error.__traceback__)[-1]
             about = {"error": type(error).__name__, "at": f"{place.name}:{place.lineno}"}
             log.error("network.broken", **self._whose, **about)

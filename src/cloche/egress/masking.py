@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import html
 import json
 import re
@@ -204,7 +203,7 @@ def basic_credentials(value: str) -> str | None:
         return None
     try:
         return base64.b64decode(encoded.strip(), validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # what is neither base64 nor ASCII, and what is not UTF-8
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 
@@ -13,6 +15,8 @@ _NEW_ROUTE, _GET_ROUTE = 24, 26
 _REQUEST = 1
 _DESTINATION = 1
 _LOCAL, _ANYCAST = 2, 4
+_ERROR = 2
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _HEADER, _ROUTE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=8BI"), struct.Struct("=HH")
 _KIND_AT = _HEADER.size + 7
 
@@ -36,17 +40,23 @@ def _leads_back(address: Address) -> bool:
         kernel.send(_HEADER.pack(_HEADER.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
         reply = kernel.recv(4096)  # it is there as soon as the question was taken
     kind = _HEADER.unpack_from(reply)[1]
+    if kind == _ERROR:
+        number = -struct.unpack_from("=i", reply, _HEADER.size)[0]
+        if number in _NO_WAY:
+            return False
+        raise OSError(number, os.strerror(number))
     return kind == _NEW_ROUTE and reply[_KIND_AT] in (_LOCAL, _ANYCAST)
 
 
 def _speaks_from(address: Address) -> bool:
-    """Whether who connects there does so from there, as is so for most of a host's own."""
+    """Whether who connects there does so from there, as is so for most of a host's own. Where it cannot be found out,
+    as when there are no descriptors left, it counts as one."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
             asking.connect((str(address), 9))
             return bool(asking.getsockname()[0] == str(address))
-    except OSError:  # no way leads there
-        return False
+    except OSError as error:
+        return error.errno not in _NO_WAY
 
 
 def _family(address: Address) -> socket.AddressFamily:

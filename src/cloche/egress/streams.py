@@ -37,8 +37,9 @@ class Writer(asyncio.StreamWriter):
     def write_eof(self) -> None:
         if not self._has_ended and not self.transport.is_closing():
             self._has_ended = True
-            with contextlib.suppress(OSError):
-                super().write_eof()
+            if self.transport.can_write_eof():  # TLS has no end of one side alone
+                with contextlib.suppress(OSError):
+                    super().write_eof()
 
 
 class _Receiving(asyncio.BufferedProtocol):

@@ -166,6 +166,7 @@ class FirstLine:
         self.is_over = False
         self._has_word = False
         self._has_space = False
+        self._is_binary = False
 
     def take(self, part: bytes) -> int:
         """How many of these bytes it takes until it is over. Raises BadRequest where it is too long to ever be."""
@@ -173,6 +174,9 @@ class FirstLine:
         if self._has_space:
             at = part.find(b"\n", at) + 1 or len(part)
             self.is_over = part[:at].endswith(b"\n")
+        nul = part.find(0, 0, at)
+        if nul >= 0 and not (self.said + part[:nul]).strip(_SPACES):  # a method cannot begin with it; MySQL's logins do
+            at, self._is_binary, self.is_over = nul + 1, True, True
         self.said += part[:at]
         if len(self.said) > MAX_LINE_BYTES:
             raise http1.BadRequest(f"the first line of what could be HTTP has more than {MAX_LINE_BYTES} bytes")
@@ -193,7 +197,8 @@ class FirstLine:
 
     @property
     def is_http(self) -> bool:
-        return self._has_space and self.said.endswith(b"\n") and b"HTTP/" in self.said.upper()
+        has_line = self._has_space and not self._is_binary and self.said.endswith(b"\n")
+        return has_line and b"HTTP/" in self.said.upper()
 
 
 def _length(pattern: re.Pattern[bytes], part: bytes, at: int) -> int:

@@ -48,6 +48,8 @@ async def frames(reader: StreamReader, mask: Mask, count: Count) -> AsyncIterato
         if frame.is_last:
             yield _written(opcode, True, ready + message.end())
             message = None
+    if message is not None:
+        raise BadAnswer("the server's WebSocket broke off in the middle of a message")
 
 
 async def _control(reader: StreamReader, frame: Frame, mask: Mask, count: Count) -> bytes:

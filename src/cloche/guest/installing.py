@@ -35,7 +35,7 @@ def prepare(program: str) -> None:
         _see_no_environment()
     if not has_index():
         _give_up_soon(program)
-    elif program.startswith("pip") and not names_own_index(sys.orig_argv):  # npm shows what the index says
+    elif program.startswith("pip") and _installs_from_host("pip"):  # npm shows what the index says
         _say_at_failure("pip")
     if os.geteuid() == 0:
         atexit.register(give_to_user, USER_BASE)
@@ -66,8 +66,13 @@ def _give_up_soon(program: str) -> None:
     os.environ.setdefault("PIP_RETRIES", retries())
     if not has_network():
         os.environ.setdefault("NPM_CONFIG_FETCH_RETRIES", "0")  # a proxy's refusal it takes for an answer
-    if (set(sys.orig_argv) & _INSTALLING[kind] or program == "npx") and not names_own_index(sys.orig_argv):
+    if program == "npx" or _installs_from_host(kind):
         _say_at_failure(kind)
+
+
+def _installs_from_host(kind: str) -> bool:
+    """Whether it fetches something, and from no index of its own choice."""
+    return bool(set(sys.orig_argv) & _INSTALLING[kind]) and not names_own_index(sys.orig_argv)
 
 
 def retries() -> str:

@@ -59,7 +59,9 @@ def _leave(status: int, arguments: list) -> None:
 
 
 def _fetches(arguments: list) -> bool:
-    return bool(_FETCHING & {word for word in arguments if not word.startswith("-")})
+    """Not `uv run`, whose status is that of a program."""
+    words = [word for word in arguments if not word.startswith("-")]
+    return words[:1] != ["run"] and bool(_FETCHING & set(words))
 
 
 def _take_answers() -> None:
@@ -121,6 +123,8 @@ def _run(words: list) -> int:
     for number in of_terminals:
         _signal.signal(number, _signal.SIG_IGN)
     for number in (_signal.SIGTERM, _signal.SIGHUP):
+        if _signal.getsignal(number) == _signal.SIG_IGN:
+            continue  # as with nohup: uv is to ignore it, too
         _signal.signal(number, lambda number, _: os.kill(pids[0], number) if pids else None)
     pids.append(os.posix_spawn(UV, words, os.environ, setsigdef=of_terminals))
     status = os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])

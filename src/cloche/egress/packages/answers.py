@@ -115,12 +115,14 @@ class Exchange:
         await self._send_file(body, span, 206 if is_part else 200, headers)
 
     async def _send_file(self, body: Body, span: Span, status: int, headers: list[tuple[str, str]]) -> None:
-        if self.head.method == "HEAD":
+        # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too, and
+        # who asked for its head only.
+        is_head = self.head.method == "HEAD"
+        paid_bytes = body.size if not body.is_here else 0 if is_head else span.stop - span.start
+        self.allowance.take(paid_bytes)
+        if is_head:
             self._begin(status, span.stop - span.start, headers)
             return
-        # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too.
-        paid_bytes = span.stop - span.start if body.is_here else body.size
-        self.allowance.take(paid_bytes)
         async for part in body.parts(*span):
             if not self.has_begun:  # only now: before its first bytes were checked there may be an error to tell
                 self._begin(status, span.stop - span.start, headers)

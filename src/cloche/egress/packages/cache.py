@@ -58,8 +58,11 @@ class Room:
         """So that there is so much of it in all. Raises NoRoom, with what there was."""
         more_bytes = size_bytes - self._taken_bytes
         if more_bytes > 0:
-            self._cache.take(more_bytes)
+            is_full = self._cache.take(more_bytes)
             self._taken_bytes = size_bytes
+            if is_full:
+                with contextlib.suppress(OSError):  # it is over its limit then, until the next one comes
+                    self._cache.make_room()
 
     def leave(self) -> None:
         """It can be said again."""
@@ -109,11 +112,17 @@ class Cache:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether that many bytes can be kept beside what arrives, and the disk has some left then."""
+        return self._fits(size_bytes, self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        """Of the disk; none where it cannot be written to."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            free_bytes = shutil.disk_usage(self._directory).free
+            return shutil.disk_usage(self._directory).free
         except OSError:
-            return False
+            return 0
+
+    def _fits(self, size_bytes: int, free_bytes: int) -> bool:
         size_bytes += self._arriving_bytes
         return size_bytes <= self._limit_bytes and free_bytes - size_bytes > FREE_BYTES
 
@@ -126,15 +135,14 @@ class Cache:
         finally:
             room.leave()
 
-    def take(self, size_bytes: int) -> None:
-        """See `Room`. Raises NoRoom."""
+    def take(self, size_bytes: int) -> bool:
+        """See `Room`. Whether others must make room for it. Raises NoRoom."""
+        free_bytes = self._free_bytes()  # before the lock, which the event loop takes, too
         with self._counts:
-            if not self.has_room(size_bytes):
+            if not self._fits(size_bytes, free_bytes):
                 raise NoRoom("there is no room on this host")
             self._arriving_bytes += size_bytes
-            is_full = self._kept_bytes + self._arriving_bytes > self._limit_bytes
-        if is_full:
-            self.make_room()
+            return self._kept_bytes + self._arriving_bytes > self._limit_bytes
 
     def give_back(self, size_bytes: int) -> None:
         with self._counts:

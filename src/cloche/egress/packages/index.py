@@ -124,7 +124,8 @@ class PackageIndex:
         """Once: who asks when nothing was refused since gets 404."""
         why = exchange.allowance.last_refusal()
         if not why:
-            raise Refused(404, "nothing was refused", "nothing was refused")
+            await exchange.refuse(404, "nothing was refused")
+            return
         await exchange.content("text/plain; charset=utf-8", f"Cloche: {why}\n".encode())
 
     async def _project(self, exchange: Exchange, name: str) -> None:
