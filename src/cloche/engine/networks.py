@@ -26,6 +26,7 @@ class Networks:
         self._packages = packages
         self._directory = directory  # where packages are kept
         self._sealed = sealed
+        self._default = NetworkPolicy(allow=config.default)
         self._egress: Egress | None = None
 
     @property
@@ -54,7 +55,7 @@ class Networks:
             return spec.network
         if template.network is not None:
             return template.network
-        return NetworkPolicy(allow=self._config.default)
+        return self._default
 
     def _unsealed(self, policy: NetworkPolicy | None) -> NetworkPolicy:
         """Programs without walls have the network of the host, whatever a policy says: so none that allows is taken.
