@@ -37,7 +37,9 @@ ANSWERS = {
 }
 NAME_SERVER = "127.0.0.53"
 INSIDE = "E2B_WORLD_INSIDE"
-CONFIG = f'[server]\ndomain = "{DOMAIN}"\n[network]\nallow = ["*:*"]\n'
+# In this little internet all of it is on the host itself, whose own addresses are refused unless its operator has them.
+INTERNAL = ", ".join(f'"{address}"' for address in (*ANSWERS, ADDRESSES[DOMAIN]))
+CONFIG = f'[server]\ndomain = "{DOMAIN}"\n[network]\nallow = ["*:*"]\ninternal = [{INTERNAL}]\n'
 
 
 def main() -> None:
