@@ -56,6 +56,12 @@ class Pattern(NamedTuple):
     network: Network | None
     ports: Ports | None  # None: none were given
 
+    def has_name(self, name: str) -> bool:
+        """Whether it is a host's, by that name in lower case. No pattern of addresses is."""
+        if self.name is None:
+            return False
+        return self.name == "*" or (name.endswith(f".{self.name}") if self.below else name == self.name)
+
 
 def parse_pattern(text: object) -> Pattern:
     """Raises InvalidRequest that says what is wrong with it."""
@@ -164,8 +170,7 @@ class Secret(Struct):
 
     def is_for(self, host: str) -> bool:
         """Whether the host of that name, in lower case, gets it."""
-        pattern = parse_pattern(self.domain)
-        return host.endswith(f".{pattern.name}") if pattern.below else host == pattern.name
+        return parse_pattern(self.domain).has_name(host)
 
     def __repr__(self) -> str:  # it ends up in logs and tracebacks
         return f"Secret(domain={self.domain!r}, header={self.header!r}, name={self.name!r}, value=...)"

@@ -66,7 +66,7 @@ def entry_of(logged: told.Logged) -> NetworkEntry:
         protocol=fields.get("protocol", "other"),
         host=str(fields.get("host", "")),
         port=int(fields.get("port", 0)),
-        verdict=logged.event.removeprefix(EVENTS),  # type: ignore[arg-type]
+        verdict=logged.event.removeprefix(EVENTS),  # type: ignore[arg-type]  # one of its words
         reason=str(fields.get("reason", "")),
         sent_bytes=int(fields.get("sent_bytes", 0)),
         received_bytes=int(fields.get("received_bytes", 0)),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cloche.egress import refusal
 from cloche.egress.journal import Attempt, Journal
 from cloche.egress.pace import Pace
-from cloche.egress.rulebook import Denied, Rulebooks, covers
+from cloche.egress.rulebook import Denied, Rulebooks
 from cloche.egress.visit import Visit as Visit
 from cloche.network_config import Network
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
@@ -120,7 +120,7 @@ class Door:
 
     def secrets_for(self, host: str) -> tuple[Secret, ...]:
         """Those for a host by that name. They are added over TLS only, where the host has proved who it is."""
-        return tuple(secret for secret in self.policy.secrets if covers(secret.domain, host))
+        return tuple(secret for secret in self.policy.secrets if secret.is_for(host))
 
     def close(self) -> None:
         """Ends everything that goes through it. Each connection is written down at once."""

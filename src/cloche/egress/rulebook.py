@@ -32,22 +32,11 @@ class Rule(NamedTuple):
         return any(first <= port <= last for first, last in self.ports)
 
     def has_name(self, name: str) -> bool:
-        return _has_name(self.pattern, name)
+        return self.pattern.has_name(name)
 
     def has_address(self, address: Address) -> bool:
         network = self.pattern.network
         return network is not None and network.version == address.version and address in network
-
-
-def _has_name(pattern: Pattern, name: str) -> bool:
-    if pattern.name is None:
-        return False
-    return pattern.name == "*" or (name.endswith("." + pattern.name) if pattern.below else name == pattern.name)
-
-
-def covers(domain: str, host: str) -> bool:
-    """Whether a domain of a secret, `api.example.com` or `*.example.com`, is the host's."""
-    return _has_name(parse_pattern(domain), host)
 
 
 def _rule(rule: NetworkRule) -> Rule:

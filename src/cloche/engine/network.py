@@ -11,6 +11,7 @@ from cloche import errors
 from cloche.engine.descriptors import only_fd
 from cloche.engine.guest import Guest
 from cloche.engine.trust import TRUST_ENV, write_bundle
+from cloche.guest.paths import DOOR_PORT
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 if TYPE_CHECKING:  # loaded where a sandbox has a network: most have none
@@ -18,7 +19,6 @@ if TYPE_CHECKING:  # loaded where a sandbox has a network: most have none
     from cloche.egress.door import Door
     from cloche.egress.egress import Egress
 
-DOOR_PORT = 49980
 PROXY = f"http://127.0.0.1:{DOOR_PORT}"
 NO_PROXY = "localhost,127.0.0.1,0.0.0.0,::1,cloche"  # no networks: many programs know only addresses
 PROXY_ENV = {

@@ -9,7 +9,7 @@ import socket
 from cloche import errors
 from cloche.engine.descriptors import only_fd
 from cloche.engine.guest import Guest
-from cloche.engine.network import DOOR_PORT
+from cloche.guest.paths import DOOR_PORT
 
 CONNECT_SECONDS = 5.0
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)

@@ -7,7 +7,8 @@ import builtins
 import os
 import sys
 
-USER_BASE = "/home/user/.local"
+from cloche.guest.paths import DOOR_PORT, USER_BASE
+
 USER = 1000
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _INSTALLING = {
@@ -25,7 +26,7 @@ _REFUSED = (
     "Cloche: the network policy of this sandbox does not allow {hosts}, so nothing can be downloaded from there. "
     "Whoever made the sandbox can allow that; whoever runs this host can set packages.enabled instead."
 )
-_DOOR = ("127.0.0.1", 49980)
+_DOOR = ("127.0.0.1", DOOR_PORT)
 _DOOR_SECONDS = 5.0
 
 
@@ -134,7 +135,7 @@ def _say_at_failure(kind: str) -> None:
     def leave(status: object = None) -> None:
         raise Ending(status)
 
-    sys.exit, builtins.SystemExit = leave, Ending  # type: ignore[assignment, misc]
+    sys.exit, builtins.SystemExit = leave, Ending  # type: ignore[assignment, misc]  # names that are not for replacing
 
 
 def give_to_user(*roots: str) -> None:

@@ -23,7 +23,7 @@ def _arrange() -> None:
     place = next((at for at, path in enumerate(others) if path.startswith(sys.prefix)), len(others))
     sys.path[:] = [*others[:place], user, *others[place:]]
     if not os.path.isdir(user):  # else it would not be looked at again, should it appear
-        from _frozen_importlib_external import FileFinder, _get_supported_file_loaders  # type: ignore
+        from _frozen_importlib_external import FileFinder, _get_supported_file_loaders  # type: ignore  # typeshed has it not
 
         sys.path_importer_cache[user] = FileFinder(user, *_get_supported_file_loaders())
     program = _program(sys.orig_argv[1:])

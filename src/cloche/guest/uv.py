@@ -12,7 +12,8 @@ import fcntl
 import os
 import sys
 
-from cloche.guest.installing import USER_BASE, give_to_user, has_index, names_own_index, retries, say_why
+from cloche.guest.installing import give_to_user, has_index, names_own_index, retries, say_why
+from cloche.guest.paths import USER_BASE
 
 UV = "/opt/cloche/uv"
 ENV = "/opt/cloche/env"

@@ -15,10 +15,10 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from cloche import errors
+from cloche.guest.paths import DOOR_PORT, USER_BASE
 from cloche.model import Template
 
-USER_BASE = "/home/user/.local"
-DOOR = "http://127.0.0.1:49980"  # of the sandbox: see `cloche.egress`
+DOOR = f"http://127.0.0.1:{DOOR_PORT}"
 SITE = "opt/cloche/site"  # what stands in the place of the host's own site-packages
 UV = "opt/cloche/uv"
 
