@@ -4,6 +4,8 @@ SHELL := bash
 
 PYTHON ?= python3
 PYTEST_FLAGS ?=
+# Tests wait for a third of their time: on two cores, three at once.
+WORKERS ?= 3
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -52,8 +54,12 @@ format: setup ## Format the code and fix what can be fixed
 
 .PHONY: test
 test: setup ## Run all tests (the first run builds the built-in template)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone" $(PYTEST_FLAGS)
 	$(BIN)/pytest -m alone $(PYTEST_FLAGS)
+
+.PHONY: test-clients
+test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)
+	OLD_CLIENTS=1 $(BIN)/pytest tests/librechat/test_clients.py $(PYTEST_FLAGS)
 
 .PHONY: soak
 soak: setup ## Make and kill 2,000 sandboxes, keep 200 alive at once, and look for anything left over

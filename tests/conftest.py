@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from cloche import errors
@@ -22,7 +23,7 @@ from cloche.isolation import ids
 from cloche.linux import cgroups
 from cloche.model import Template
 from cloche.sdk import embedded
-from cloche.templates import Catalogue, ensure
+from cloche.templates import Catalogue, catalogue, ensure
 
 REPOSITORY = Path(__file__).parent.parent
 DATA_DIR = os.environ.get("CLOCHE_DATA_DIR") or str(REPOSITORY / ".data")
@@ -30,8 +31,8 @@ DATA_DIR = os.environ.get("CLOCHE_DATA_DIR") or str(REPOSITORY / ".data")
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_developer():
-    """The developer's own CLOCHE_* variables must not decide what a test sees."""
-    own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("CLOCHE_")}
+    """The developer's own variables must not decide what a test sees."""
+    own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("CLOCHE_", "CODEAPI_"))}
     yield
     os.environ.update(own)
 
@@ -60,6 +61,15 @@ def template(data_dir: str) -> Template:
     return ensure(Catalogue(data_dir), "python")
 
 
+@pytest.fixture(scope="session")
+def bare_dir(template: Template, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A data directory for all who start a server or an engine of their own and run plain Python in it.
+
+    Its template imports nothing before the fork, so a nursery is there in a third of the time.
+    """
+    return str(with_template(tmp_path_factory.mktemp("bare") / "data", template))
+
+
 class RunningServer(NamedTuple):
     """`cloche serve`, as a user has it: a process of its own, reached over a socket."""
 
@@ -82,10 +92,10 @@ def server(template: Template, data_dir: str) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module", params=["embedded", "remote"])
-def library(request: pytest.FixtureRequest, data_dir: str, template: Template) -> Iterator[str]:
+def library(request: pytest.FixtureRequest, bare_dir: str) -> Iterator[str]:
     """What is behind the library in a module's tests: the engine in this process, then a server."""
     if request.param == "embedded":
-        with embedding(data_dir):
+        with embedding(bare_dir):
             yield request.param
         return
     running: RunningServer = request.getfixturevalue("server")
@@ -112,16 +122,16 @@ class CommandLine(NamedTuple):
 @pytest.fixture(scope="session")
 def place_of_server(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A data directory in which a server runs."""
-    place = with_template(tmp_path_factory.mktemp("server") / "data", template)
+    place = with_template(tmp_path_factory.mktemp("server") / "data", template, template.imports)
     with serving(place):
         yield str(place)
 
 
 @pytest.fixture(scope="module", params=["alone", "server"])
-def command_line(request: pytest.FixtureRequest, data_dir: str, template: Template) -> CommandLine:
+def command_line(request: pytest.FixtureRequest, bare_dir: str) -> CommandLine:
     """What is behind `cloche run`, `shell` and `chat` in a module's tests: a nursery of its own, then a server."""
     if request.param == "alone":
-        return CommandLine(data_dir, alone=True)
+        return CommandLine(bare_dir, alone=True)
     return CommandLine(request.getfixturevalue("place_of_server"), alone=False)
 
 
@@ -141,13 +151,13 @@ def embedding(data_dir: str) -> Iterator[None]:
 
 
 @pytest.fixture
-def own_data_dir(template: Template, data_dir: str, tmp_path: Path) -> Path:
+def own_data_dir(template: Template, tmp_path: Path) -> Path:
     """A data directory with the template and nothing else: an own store, own keys, an own secret."""
     return with_template(tmp_path / "data", template)
 
 
-def with_template(own: Path, template: Template) -> Path:
-    """Makes that a data directory which has the template."""
+def with_template(own: Path, template: Template, imports: tuple[str, ...] = ()) -> Path:
+    """Makes that a data directory which has the template, of which a nursery imports no more than that."""
     version = own / "templates/python" / template.version
     version.mkdir(parents=True)
     for each in Path(template.root).iterdir():
@@ -155,6 +165,7 @@ def with_template(own: Path, template: Template) -> Path:
             (version / each.name).symlink_to(each)
         else:
             shutil.copy(each, version)
+    catalogue.write(msgspec.structs.replace(template, imports=imports), version)
     return own
 
 

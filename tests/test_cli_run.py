@@ -18,8 +18,7 @@ PATIENCE_SECONDS = 120
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(scope="module")
-def cloche(command_line: CommandLine):
+def calling(command_line: CommandLine):
     """Runs `cloche ARGS` to its end, and gives what it said."""
 
     def call(*args: str, stdin: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -35,6 +34,18 @@ def cloche(command_line: CommandLine):
         )
 
     return call
+
+
+@pytest.fixture(scope="module")
+def cloche(command_line: CommandLine):
+    """Without a server, then with one."""
+    return calling(command_line)
+
+
+@pytest.fixture(scope="module")
+def served(place_of_server: str):
+    """With a server only: for what is decided before anybody is asked, or done with what came back."""
+    return calling(CommandLine(place_of_server, alone=False))
 
 
 @pytest.fixture
@@ -96,11 +107,18 @@ def test_a_program_that_reads_nothing_does_not_wait_for_stdin(started):
 
 @pytest.mark.parametrize(
     ("code", "status", "said"),
+    [("import sys; sys.exit(3)", 3, ""), ("import os; os._exit(7)", 7, "")],
+)
+def test_the_exit_status_is_the_programs_own(cloche, code, status, said):
+    done = cloche("run", "-c", code)
+    assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
     [
-        ("import sys; sys.exit(3)", 3, ""),
         ("raise SystemExit", 0, ""),
         ("import sys; sys.exit('because')", 1, "because\n"),
-        ("import os; os._exit(7)", 7, ""),
         (
             "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
             139,
@@ -108,8 +126,8 @@ def test_a_program_that_reads_nothing_does_not_wait_for_stdin(started):
         ),
     ],
 )
-def test_the_exit_status_is_the_programs_own(cloche, code, status, said):
-    done = cloche("run", "-c", code)
+def test_however_it_ends(served, code, status, said):
+    done = served("run", "-c", code)
     assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
 
 
@@ -131,7 +149,6 @@ def test_out_of_memory_is_137(cloche, memory_is_enforced):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--template", "nowhere", "-c", "1"], "no template 'nowhere'"),
         (["--timeout", "-1", "-c", "1"], "--timeout must be a positive number"),
         (["--memory", "much", "-c", "1"], "'much' is no size"),
         (["--env", "NAME", "-c", "1"], "'NAME' is not NAME=VALUE"),
@@ -140,11 +157,17 @@ def test_out_of_memory_is_137(cloche, memory_is_enforced):
         (["/nowhere/at/all.py"], "cannot read /nowhere/at/all.py"),
     ],
 )
-def test_what_we_cannot_do_is_125_and_said(cloche, args, said):
-    done = cloche("run", *args)
+def test_what_we_cannot_do_is_125_and_said(served, args, said):
+    done = served("run", *args)
     assert done.returncode == 125
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_template_that_does_not_exist_is_125_and_said(cloche):
+    done = cloche("run", "--template", "nowhere", "-c", "1")
+    assert done.returncode == 125
+    assert "no template 'nowhere'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_out_receives_images_and_new_and_changed_files_only(cloche, tmp_path):
@@ -171,35 +194,35 @@ def test_out_receives_images_and_new_and_changed_files_only(cloche, tmp_path):
     assert "not saved: /mnt/data/.hidden" in done.stderr
 
 
-def test_files_of_a_program_that_had_to_be_killed_are_saved_too(cloche, tmp_path):
+def test_files_of_a_program_that_had_to_be_killed_are_saved_too(served, tmp_path):
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "open('part.txt', 'w').write('half')\nwhile True: pass"
     )
-    done = cloche("run", "--timeout", "0.5", "--out", str(tmp_path), "-c", code)
+    done = served("run", "--timeout", "0.5", "--out", str(tmp_path), "-c", code)
     assert done.returncode == 124
     assert (tmp_path / "part.txt").read_text() == "half"
 
 
-def test_a_symlink_in_out_is_replaced_and_never_followed(cloche, tmp_path):
+def test_a_symlink_in_out_is_replaced_and_never_followed(served, tmp_path):
     (tmp_path / "precious").write_text("mine")
     out = tmp_path / "out"
     out.mkdir()
     (out / "a.txt").symlink_to(tmp_path / "precious")
-    cloche("run", "--out", str(out), "-c", "open('a.txt', 'w').write('theirs')")
+    served("run", "--out", str(out), "-c", "open('a.txt', 'w').write('theirs')")
     assert (tmp_path / "precious").read_text() == "mine"
     assert (out / "a.txt").read_text() == "theirs"
 
 
-def test_an_image_that_cannot_be_shown_is_said_and_described(cloche):
-    done = cloche("run", "-c", "import matplotlib.pyplot as plt; _ = plt.plot([1])")
+def test_an_image_that_cannot_be_shown_is_said_and_described(served):
+    done = served("run", "-c", "import matplotlib.pyplot as plt; _ = plt.plot([1])")
     assert done.stdout.startswith("<Figure size")
     assert "--out DIR" in done.stderr
 
 
-def test_json_is_one_run_with_binary_in_base64(cloche):
+def test_json_is_one_run_with_binary_in_base64(served):
     code = "import matplotlib.pyplot as plt\n_ = plt.plot([1])\nplt.show()\nprint('out')\n'ü'"
-    done = cloche("run", "--json", "--env", "A=1", "-c", code)
+    done = served("run", "--json", "--env", "A=1", "-c", code)
     run = json.loads(done.stdout)
     assert (run["outcome"], run["stdout"], run["text"], run["exit_code"]) == ("ok", "out\n", "'ü'", None)
     assert base64.b64decode(run["results"][0]["png"]).startswith(PNG)
@@ -207,8 +230,8 @@ def test_json_is_one_run_with_binary_in_base64(cloche):
     assert done.stderr == ""
 
 
-def test_json_of_a_failure_has_the_error_and_the_status(cloche):
-    done = cloche("run", "--json", "-c", "import sys; print('a'); sys.exit(9)")
+def test_json_of_a_failure_has_the_error_and_the_status(served):
+    done = served("run", "--json", "-c", "import sys; print('a'); sys.exit(9)")
     run = json.loads(done.stdout)
     assert (run["outcome"], run["exit_code"], run["error"]["name"]) == ("raised", 9, "SystemExit")
     assert done.returncode == 9
@@ -303,9 +326,9 @@ def test_a_file_that_grows_while_it_is_saved_is_stopped(cloche, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_cannot_be_listed_are_said_and_change_nothing_else(cloche, tmp_path):
+def test_files_that_cannot_be_listed_are_said_and_change_nothing_else(served, tmp_path):
     code = "import os\nfor n in range(20_001): os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))"
-    done = cloche("run", "--out", str(tmp_path), "-c", code)
+    done = served("run", "--out", str(tmp_path), "-c", code)
     assert done.returncode == 0
     assert "files were not saved" in done.stderr
 

@@ -19,7 +19,7 @@ def test_a_key_without_a_server_is_refused():
         cloche.Sandbox(api_key="x")
 
 
-def test_open_files_are_raised_and_too_few_are_an_error_that_says_so(data_dir: str):
+def test_open_files_are_raised_and_too_few_are_an_error_that_says_so(bare_dir: str):
     program = """if True:
         import os, resource
         from cloche import errors
@@ -41,7 +41,7 @@ def test_open_files_are_raised_and_too_few_are_an_error_that_says_so(data_dir: s
     """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "CLOCHE_DATA_DIR": data_dir, "CLOCHE_POOL_READY": "0"},
+        env={**os.environ, "CLOCHE_DATA_DIR": bare_dir, "CLOCHE_POOL_READY": "0"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,9 +59,9 @@ def test_importing_is_cheap_and_imports_nothing():
         cloche.nothing
 
 
-def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(data_dir: str):
+def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(bare_dir: str):
     code = "import cloche; box = cloche.Sandbox(); print(box.run('import os; os.getpid()').text, flush=True)"
-    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.strip().isdigit()

@@ -96,9 +96,8 @@ def site_packages(template: Template) -> Path:
 
 
 def test_building_runs_no_code_of_a_package(tiny, trace):
-    catalogue, template, _ = tiny
+    _, template, _ = tiny
     assert (site_packages(template) / "trapped.pth").exists()
-    assert build(catalogue, msgspec.structs.replace(TINY, env={"AGAIN": "yes"})).version != template.version
     assert not trace.exists()
     # The trap works: any interpreter that processes this directory as a site directory falls into it.
     program = f"import site; site.addsitedir({str(site_packages(template))!r})"
@@ -206,22 +205,6 @@ def test_who_comes_second_waits_says_so_and_finds_it_built(tiny):
     second.join()
     assert results == [template]
     assert "another process is building tiny" in reports[0].detail
-
-
-def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tmp_path, hostile_packages):
-    program = (
-        "import sys\nfrom cloche.templates import *\n"
-        "report = lambda progress: print(progress.phase, flush=True)\n"
-        f"build(Catalogue({str(tmp_path)!r}), Recipe(name='tiny', packages=('six',)), report)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as builder:
-        assert any(line == "compile\n" for line in builder.stdout)
-        builder.send_signal(signal.SIGKILL)
-    catalogue = Catalogue(tmp_path)
-    assert catalogue.list() == []
-    template = build(catalogue, Recipe(name="tiny", packages=("six",)))
-    left = {each.name for each in (catalogue.directory / "tiny").iterdir()}
-    assert left == {".lock", template.version}
 
 
 def test_a_failed_build_leaves_no_files(tmp_path, hostile_packages):
@@ -348,11 +331,28 @@ def test_list_show_and_rm_in_a_terminal(tmp_path):
     assert missing.exit_code == 125 and "no template 'geo'" in missing.stderr
 
 
-def test_build_prints_plain_lines_where_there_is_no_terminal(tmp_path, hostile_packages):
-    (tmp_path / "template.toml").write_text("name = 'small'\npackages = ['six']\n")
-    done = CliRunner().invoke(
-        cli.main, ["--data-dir", str(tmp_path), "template", "build", str(tmp_path / "template.toml")]
+AGAIN = "name = 'tiny'\npackages = ['six', 'trapped']\n[env]\nAGAIN = 'yes'\n"
+
+
+def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny, trace, tmp_path):
+    """And says so in plain lines where there is no terminal. Nor does a second version run code of the packages."""
+    catalogue, template, _ = tiny
+    recipe, data_dir = tmp_path / "template.toml", str(catalogue.directory.parent)
+    recipe.write_text(AGAIN)
+    program = (
+        "from pathlib import Path\nfrom cloche.templates import Catalogue, build, recipe\n"
+        "report = lambda progress: print(progress.phase, flush=True)\n"
+        f"build(Catalogue({data_dir!r}), recipe.read(Path({str(recipe)!r})), report)\n"
     )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as builder:
+        assert any(line == "install\n" for line in builder.stdout)
+        builder.send_signal(signal.SIGKILL)
+    assert catalogue.list() == [template]
+    done = CliRunner().invoke(cli.main, ["--data-dir", data_dir, "template", "build", str(recipe)])
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("small@")
-    assert "building small: choosing versions" in done.stderr and "\r" not in done.stderr
+    second = catalogue.resolve("tiny")
+    assert done.stdout.startswith("tiny@") and second.version != template.version
+    assert "building tiny: choosing versions" in done.stderr and "\r" not in done.stderr
+    left = {each.name for each in (catalogue.directory / "tiny").iterdir()}
+    assert left == {".lock", template.version, second.version}
+    assert not trace.exists()

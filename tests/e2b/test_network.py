@@ -77,17 +77,17 @@ def configured(path: Path, *allow: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def generous(template, data_dir, far, tmp_path_factory) -> Iterator[RunningServer]:
+def generous(bare_dir, far, tmp_path_factory) -> Iterator[RunningServer]:
     config = configured(tmp_path_factory.mktemp("generous") / "cloche.toml", "*:*")
-    with serving(data_dir, env={"CLOCHE_CONFIG": config, "SSL_CERT_FILE": str(far.bundle)}) as running:
+    with serving(bare_dir, env={"CLOCHE_CONFIG": config, "SSL_CERT_FILE": str(far.bundle)}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def sparing(template, data_dir, far, tmp_path_factory) -> Iterator[RunningServer]:
+def sparing(bare_dir, far, tmp_path_factory) -> Iterator[RunningServer]:
     """An operator who allows one name and what is below another."""
     config = configured(tmp_path_factory.mktemp("sparing") / "cloche.toml", "one.test:*", "*.sub.test:*")
-    with serving(data_dir, env={"CLOCHE_CONFIG": config, "SSL_CERT_FILE": str(far.bundle)}) as running:
+    with serving(bare_dir, env={"CLOCHE_CONFIG": config, "SSL_CERT_FILE": str(far.bundle)}) as running:
         yield running
 
 

@@ -205,8 +205,8 @@ def test_a_path_that_is_not_there_is_an_error_of_e2bs_shape(server, box):
         assert (answer.status_code, answer.json()["code"]) == (404, 404)
 
 
-def test_a_client_that_knows_only_a_domain_finds_everything(template, data_dir):
-    with serving(data_dir, "--domain", "boxes.test") as running:
+def test_a_client_that_knows_only_a_domain_finds_everything(bare_dir):
+    with serving(bare_dir, "--domain", "boxes.test") as running:
         api = {"Host": "api.boxes.test", "X-API-Key": running.key}
         made = httpx.post(f"{running.url}/v2/sandboxes", headers=api, json={"templateID": "base"}).json()
         assert made["domain"] == "boxes.test"

@@ -6,6 +6,7 @@ import pytest
 from e2b import CommandExitException
 from e2b.sandbox.commands.command_handle import PtySize
 from e2b_code_interpreter import Sandbox
+from tests.conftest import embedding
 
 import cloche
 
@@ -168,8 +169,8 @@ def test_nobody_can_harm_init_through_its_socket(box: Sandbox):
     assert said(box, "for _ in $(seq 100); do sudo echo again 2>/dev/null && break; sleep 0.1; done") == "again\n"
 
 
-def test_the_library_s_sandboxes_have_none(data_dir):
-    with cloche.Sandbox() as box:
+def test_the_library_s_sandboxes_have_none(bare_dir: str):
+    with embedding(bare_dir), cloche.Sandbox() as box:
         result = box.commands.run("sudo id")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "there is no sudo in this sandbox" in result.stderr

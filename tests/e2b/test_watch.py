@@ -133,8 +133,8 @@ async def test_streams_and_watchers_count_together(server, async_box):
             await asyncio.sleep(0.05)
 
 
-async def test_watchers_are_forgotten_with_their_sandbox(data_dir, template):
-    async with assemble(Config(data_dir=data_dir, pool=Pool(ready=0))) as engine:
+async def test_watchers_are_forgotten_with_their_sandbox(bare_dir):
+    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
         box, files = await engine.create(SandboxSpec()), Filesystem()
         state = {"resident": Resident(box, Tokens(b"secret"))}
         request = Request({"type": "http", "headers": [], "state": state})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
 import pytest_asyncio
+from tests.conftest import with_template
 
 from cloche import errors
 from cloche.config import Config, Pool
@@ -38,10 +38,9 @@ async def box(engine: Engine) -> AsyncIterator[Sandbox]:
 
 
 @pytest.fixture(scope="session")
-def own_config(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """The same with a data directory of its own, which shares the built templates."""
-    data_dir = tmp_path_factory.mktemp("data")
-    (data_dir / "templates").symlink_to(Path(config.data_dir) / "templates")
+def own_config(config: Config, template: Template, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """The same with a data directory of its own, whose nurseries import nothing beforehand."""
+    data_dir = with_template(tmp_path_factory.mktemp("own") / "data", template)
     return msgspec.structs.replace(config, data_dir=str(data_dir))
 
 

@@ -20,6 +20,7 @@ from cloche.engine.instance import Instance
 from cloche.engine.pool import Pool as CellPool
 from cloche.engine.pool import ReadyCell
 from cloche.engine.sandbox import Sandbox
+from cloche.linux import cgroups
 from cloche.model import Limits, SandboxSpec
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord
@@ -206,7 +207,8 @@ def _kill_zygote(box: Sandbox) -> None:
     os.kill(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), signal.SIGKILL)
 
 
-async def test_closing_ends_executions_with_shutdown_and_leaves_nothing(own_config: Config, opening):
+async def test_closing_ends_executions_with_shutdown_and_leaves_nothing(own_config: Config, opening, monkeypatch):
+    monkeypatch.setattr(cgroups, "_DEATH_SECONDS", 60.0)  # on a busy machine the dead take longer to be gone
     async with opening(own_config) as engine:
         box = await engine.create(SandboxSpec())
         running = asyncio.create_task(box.context().execute("import time; time.sleep(60)").result())

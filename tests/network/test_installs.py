@@ -39,7 +39,7 @@ def _is_reachable(host: str) -> bool:
 @pytest.fixture(scope="module")
 def place(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with the template, and no package in its cache."""
-    return with_template(tmp_path_factory.mktemp("installs") / "data", template)
+    return with_template(tmp_path_factory.mktemp("installs") / "data", template, ("matplotlib",))
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +214,8 @@ INSTALLERS = {
 }
 
 
-def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_long(place: Path) -> None:
-    with embedding(str(place)), cloche.Sandbox(network={"allow": ["example.invalid"]}) as box:
+def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_long(bare_dir: str) -> None:
+    with embedding(bare_dir), cloche.Sandbox(network={"allow": ["example.invalid"]}) as box:
         for command, hosts in INSTALLERS.items():
             done = box.commands.run(command)
             assert done.exit_code != 0 and f"does not allow {hosts}, so nothing" in done.stderr, done
@@ -225,8 +225,8 @@ def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_l
         assert "Cloche" not in box.commands.run("pip install --no-index mdurl").stderr
 
 
-def test_what_uv_runs_gets_its_signals_and_its_status_is_passed_on(place: Path) -> None:
-    with embedding(str(place)), cloche.Sandbox() as box:
+def test_what_uv_runs_gets_its_signals_and_its_status_is_passed_on(bare_dir: str) -> None:
+    with embedding(bare_dir), cloche.Sandbox() as box:
         done = box.commands.run("uv run --no-project sh -c 'exit 7'")
         assert (done.exit_code, "Cloche" in done.stderr) == (7, False)
         box.files.write(
@@ -247,8 +247,8 @@ def test_what_the_operator_does_not_allow_is_said(box: cloche.Sandbox, installer
     assert done.exit_code != 0 and "does not allow" not in done.stderr, done
 
 
-def test_without_an_index_installers_give_up_at_once_and_say_why(place: Path) -> None:
-    with embedding(str(place)), cloche.Sandbox() as box:
+def test_without_an_index_installers_give_up_at_once_and_say_why(bare_dir: str) -> None:
+    with embedding(bare_dir), cloche.Sandbox() as box:
         for command in INSTALLERS:
             done = box.commands.run(command)
             assert done.exit_code != 0 and "no network and no package index" in done.stderr, done

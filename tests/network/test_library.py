@@ -26,15 +26,15 @@ def there() -> Iterator[Neighbour]:
 
 
 @pytest.fixture(scope="module", autouse=True, params=["embedded", "remote"])
-def _library(request, there: Neighbour, data_dir: str, template) -> Iterator[None]:
+def _library(request, there: Neighbour, bare_dir: str) -> Iterator[None]:
     if request.param == "embedded":
-        own = embedded.Embedded(Config(data_dir=data_dir, network=there.settings("*:*")))
+        own = embedded.Embedded(Config(data_dir=bare_dir, network=there.settings("*:*")))
         own.open()
         with embedded.using(own):
             yield
         own.close()
         return
-    with serving(data_dir, env=there.variables("*:*")) as server, pytest.MonkeyPatch.context() as patch:
+    with serving(bare_dir, env=there.variables("*:*")) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOCHE_URL", server.url)
         patch.setenv("CLOCHE_API_KEY", server.key)
         yield

@@ -21,9 +21,9 @@ def there() -> Iterator[Neighbour]:
 
 
 @pytest.fixture(scope="module")
-def running(there: Neighbour, data_dir: str, template, tmp_path_factory) -> Iterator[RunningServer]:
+def running(there: Neighbour, bare_dir: str, tmp_path_factory) -> Iterator[RunningServer]:
     log = tmp_path_factory.mktemp("log") / "server.log"
-    with serving(data_dir, env=there.variables("*.test:*", "api.test:*", deny=("other.test",)), log=log) as server:
+    with serving(bare_dir, env=there.variables("*.test:*", "api.test:*", deny=("other.test",)), log=log) as server:
         yield server
     assert "hush" not in log.read_text()
 

@@ -16,7 +16,7 @@ from tests.network.neighbour import Neighbour, living_next_door
 
 import cloche
 from cloche import config, errors
-from cloche.model import SandboxSpec, Template
+from cloche.model import SandboxSpec
 from cloche.network_policy import NetworkPolicy, first_outside
 from cloche.sdk.assembly import assemble
 
@@ -30,10 +30,10 @@ def there() -> Iterator[Neighbour]:
 
 
 @pytest.fixture(scope="module")
-def bounded(data_dir: str, template: Template, there: Neighbour) -> Iterator[dict[str, str]]:
+def bounded(bare_dir: str, there: Neighbour) -> Iterator[dict[str, str]]:
     """A server that allows the names below api.test, and gives one of them to those who ask for nothing."""
     allow, default = (there.at("*.api.test"), there.at("api.test")), (there.at("www.api.test"),)
-    with serving(data_dir, env=there.variables(*allow, default=default)) as running:
+    with serving(bare_dir, env=there.variables(*allow, default=default)) as running:
         yield {"url": running.url, "api_key": running.key}
 
 
@@ -99,14 +99,14 @@ def test_who_asks_for_nothing_gets_the_default_and_who_wants_nothing_gets_nothin
         assert box.run(there.fetch("www.api.test")).stdout == "refused"
 
 
-def test_what_makes_networks_is_not_loaded_before_there_is_one(data_dir: str, template: Template):
+def test_what_makes_networks_is_not_loaded_before_there_is_one(bare_dir: str):
     program = (
         "import sys, cloche\n"
         "import cloche.api.system\n"
         "with cloche.Sandbox() as box: box.run('1')\n"
         "print([name for name in sys.modules if name.startswith('cloche.egress')])"
     )
-    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=90)
     assert done.stdout == "[]\n", done.stderr
 
@@ -131,11 +131,11 @@ def test_in_ones_own_process_the_bound_is_what_one_set(data_dir: str):
 # --- without walls there is nothing to open a door in
 
 
-def test_plain_unsafe_takes_no_policy_that_allows_something(data_dir: str, template: Template):
+def test_plain_unsafe_takes_no_policy_that_allows_something(bare_dir: str):
     policy = NetworkPolicy(allow=("api.test",))
 
     async def use() -> None:
-        settings = config.Config(data_dir=data_dir, backend="plain-unsafe", pool=config.Pool(ready=0))
+        settings = config.Config(data_dir=bare_dir, backend="plain-unsafe", pool=config.Pool(ready=0))
         async with assemble(config.for_oneself(settings), preload=False) as engine:
             with pytest.raises(errors.InvalidRequest, match="no walls"):
                 await engine.create(SandboxSpec(network=policy))
@@ -205,18 +205,18 @@ def test_a_found_file_cannot_say_where_names_and_packages_lead(here: Path, key: 
     ],
     ids=lambda words: words[0],
 )
-def test_the_commands_refuse_such_a_file_and_take_it_by_its_name(here: Path, data_dir: str, template, words):
+def test_the_commands_refuse_such_a_file_and_take_it_by_its_name(here: Path, bare_dir: str, words):
     (here / "cloche.toml").write_text(WIDER["allow"])
-    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
     how = {"env": env, "capture_output": True, "text": True, "timeout": 90, "stdin": subprocess.DEVNULL}
     refused = subprocess.run([CLOCHE, *words], **how)
     assert refused.returncode == 125 and "network.allow" in refused.stderr and "--config" in refused.stderr
     assert subprocess.run([CLOCHE, "--config", "./cloche.toml", *words], **how).returncode == 0
 
 
-def test_the_library_refuses_such_a_file(here: Path, data_dir: str, template):
+def test_the_library_refuses_such_a_file(here: Path, bare_dir: str):
     (here / "cloche.toml").write_text(WIDER["packages"])
     program = "import cloche\ntry: cloche.Sandbox()\nexcept cloche.errors.InvalidConfig as error: print(error)"
-    env = {**os.environ, "CLOCHE_DATA_DIR": data_dir}
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=90)
     assert "packages.enabled" in done.stdout and "CLOCHE_CONFIG" in done.stdout, done.stderr

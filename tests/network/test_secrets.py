@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
-from tests.conftest import serving
+from tests.conftest import serving, with_template
 from tests.network.carried import httpx_archive
 from tests.network.far_server import ADDRESS, FarServer, own_trust
 from tests.network.memory import found_in_memory, shapes
@@ -76,11 +76,9 @@ async def engine(far: FarServer, own_place: Path) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def own_place(data_dir: str, template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_place(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory of its own, to be looked into."""
-    place = tmp_path_factory.mktemp("data")
-    (place / "templates").symlink_to(Path(data_dir) / "templates")
-    return place
+    return with_template(tmp_path_factory.mktemp("secrets") / "data", template)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -36,7 +36,7 @@ def _library(template: Template, there: Neighbour, tmp_path_factory: pytest.Temp
     place = with_template(tmp_path_factory.mktemp("templates") / "data", template)
     root = place / "templates/python" / template.version
     network = NetworkPolicy(allow=(there.at("api.test"), there.at("other.test")))
-    catalogue.write(msgspec.structs.replace(template, network=network), root)
+    catalogue.write(msgspec.structs.replace(template, imports=(), network=network), root)
     settings = Config(
         data_dir=str(place),
         pool=Pool(ready=0),

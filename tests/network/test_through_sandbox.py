@@ -22,7 +22,6 @@ from tests.network.conftest import GOOD, OTHER, answering, echo, serving_at
 
 import cloche
 from cloche.engine.network import DOOR_PORT
-from cloche.model import Template
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
@@ -71,14 +70,14 @@ class Host(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def host(data_dir: str, template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(bare_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     log = tmp_path_factory.mktemp("host") / "log"
     env = {
         "CLOCHE_NETWORK_ALLOW": "*.test:*,good.test:*",
         "CLOCHE_NETWORK_INTERNAL": f"{GOOD},{OTHER}",
         "CLOCHE_NETWORK_HOSTS": f"good.test={GOOD} other.test={OTHER}",
     }
-    with serving(data_dir, env=env, log=log) as running:
+    with serving(bare_dir, env=env, log=log) as running:
         yield Host(running.url, running.key, log, running.process.pid)
 
 

@@ -16,8 +16,6 @@ from tests.conftest import RunningServer, free_port, serving, wait_until
 from tests.openai.schemas import Checked
 from tests.openai.upstream import Asked, ScriptedUpstream
 
-from cloche.model import Template
-
 UPSTREAM_KEY = "sk-upstream-secret"
 """What the gateway shows the scripted model. No client may ever see it."""
 
@@ -102,10 +100,10 @@ def gateway_config(upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def gateway_server(template: Template, data_dir: str, gateway_config: Path) -> Iterator[RunningServer]:
+def gateway_server(bare_dir: str, gateway_config: Path) -> Iterator[RunningServer]:
     """A server with upstreams, for all tests of a run."""
     env = {"CLOCHE_CONFIG": str(gateway_config), "TEST_UPSTREAM_KEY": UPSTREAM_KEY}
-    with serving(data_dir, env=env) as running:
+    with serving(bare_dir, env=env) as running:
         yield running
 
 

@@ -15,7 +15,6 @@ from tests.openai.conftest import CODE_INTERPRETER, UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, Hang, Raw, Reached, ScriptedUpstream, Text, WaitFor
 
 from cloche.gateway.crowd import Crowd, TooManyTurns
-from cloche.model import Template
 
 Play = Callable[..., str]
 OUTPUTS = ["code_interpreter_call.outputs"]
@@ -27,7 +26,7 @@ NO_PICTURE = "from IPython.display import display\ndisplay({'image/png': 'bm8gcG
 
 
 @pytest.fixture(scope="module")
-def narrow(template: Template, data_dir: str, gateway_config: Path) -> Iterator[openai.OpenAI]:
+def narrow(bare_dir: str, gateway_config: Path) -> Iterator[openai.OpenAI]:
     """A client of a server with little room."""
     env = {
         "CLOCHE_CONFIG": str(gateway_config),
@@ -35,7 +34,7 @@ def narrow(template: Template, data_dir: str, gateway_config: Path) -> Iterator[
         "CLOCHE_GATEWAY_OUTPUTS_BYTES": str(ROOM),
         "CLOCHE_GATEWAY_TURNS_PER_OWNER": str(TURNS),
     }
-    with serving(data_dir, env=env) as server, client_of(server) as client:
+    with serving(bare_dir, env=env) as server, client_of(server) as client:
         yield client
 
 

@@ -16,7 +16,6 @@ from tests.web_site import Site, fetch, web_site
 
 from cloche import errors
 from cloche.api.opensandbox import network_wire as wire
-from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule, Secret
 
 OPERATOR = """
@@ -48,13 +47,11 @@ def sealed_site(trust: Trust) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def networked(
-    template: Template, data_dir: str, trust: Trust, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def networked(bare_dir: str, trust: Trust, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server whose operator lets sandboxes reach names below example.test."""
     config = tmp_path_factory.mktemp("networked") / "cloche.toml"
     config.write_text(OPERATOR)
-    with serving(data_dir, env={"CLOCHE_CONFIG": str(config), "SSL_CERT_FILE": str(trust.bundle)}) as running:
+    with serving(bare_dir, env={"CLOCHE_CONFIG": str(config), "SSL_CERT_FILE": str(trust.bundle)}) as running:
         yield running
 
 

@@ -135,31 +135,6 @@ def test_run_uses_the_server(call: Call, running: RunningServer):
     assert len(call("logs").stdout.splitlines()) == before
 
 
-@pytest.mark.parametrize("how", [[], ["--alone"]], ids=["server", "alone"])
-@pytest.mark.parametrize(
-    ("args", "stdin", "stdout", "status"),
-    [
-        (["-c", "print('out')\n6 * 7"], "", "out\n42\n", 0),
-        (["-c", "1 / 0"], "", "", 1),
-        (["-c", "import sys; sys.exit(7)"], "", "", 7),
-        (["-c", "import os; os._exit(9)"], "", "", 9),
-        (["-c", "while True: pass", "--timeout", "0.5"], "", "", 124),
-        (["-c", "print(input(), input())"], "a\nb\n", "a b\n", 0),
-        (["-c", "import sys; print(sys.argv[1:])", "--", "x", "y"], "", "['x', 'y']\n", 0),
-        (["--env", "K=V", "-c", "import os; print(os.environ['K'])"], "", "V\n", 0),
-        (["--memory", "256MiB", "-c", "x = [bytes([1]) * 10**8 for _ in range(100)]"], "", "", 137),
-        (["--template", "no-such", "-c", "1"], "", "", 125),
-        (["-"], "print('from stdin')", "from stdin\n", 0),
-    ],
-    ids=lambda value: value[-1][:20] if isinstance(value, list) else None,
-)
-def test_run_is_the_same_with_a_server_and_without(call: Call, how, args, stdin, stdout, status, memory_is_enforced):
-    done = call("run", *how, *args, stdin=stdin)
-    statuses = (status,) if status != 137 or memory_is_enforced else (1, 137)
-    assert done.stdout == stdout
-    assert done.returncode in statuses, done.stderr
-
-
 def test_files_and_images_come_from_the_server_too(call: Call, tmp_path: Path):
     (tmp_path / "in.txt").write_text("hello")
     code = "import matplotlib.pyplot as plt; plt.plot([1]); open('new.txt', 'w').write(open('in.txt').read().upper())"

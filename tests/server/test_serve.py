@@ -88,10 +88,10 @@ def test_flags_are_keys_of_the_configuration():
 
 
 @pytest.fixture(scope="module")
-def logged(template, data_dir, tmp_path_factory):
+def logged(bare_dir, tmp_path_factory):
     """A server after a few requests, and what it logged of them as JSON."""
     log = tmp_path_factory.mktemp("log") / "log"
-    with serving(data_dir, log=log) as server:
+    with serving(bare_dir, log=log) as server:
         box = Sandbox.create(**server.e2b)
         box.run_code(SECRET_CODE)
         box.files.write(SECRET_FILE, "never log these contents")
