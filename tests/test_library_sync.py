@@ -193,7 +193,7 @@ def test_what_makes_no_sense_is_refused_with_a_reason(how: dict, error: type[Exc
         ({"input": 7}, errors.InvalidRequest),
         ({"input": ["x" * (1 << 20) + "x"]}, errors.InvalidRequest),
         ({"input": "y\n" + "x" * (1 << 20) + "x"}, errors.InvalidRequest),
-        ({"tools": []}, errors.InvalidRequest),
+        ({"tools": "x"}, errors.InvalidRequest),
         ({"detach": True}, errors.InvalidRequest),
     ],
 )

@@ -117,6 +117,16 @@ answer.append(box.commands.run("cat /proc/self/uid_map").stdout.split())"""
     assert user.ask(code) == ["0" * 16, "0" * 16, "1", "2", ["1000", "0", "1"]]
 
 
+def test_python_is_warm_for_the_one_uid_and_the_real_one_for_its_other_name(user: User):
+    code = """look = "import os, sys; print('six' in sys.modules, os.getuid(), open('/proc/self/status').read())"
+rows = "grep -E '^(True|False|Cap|NoNewPrivs|Seccomp)'"
+answer = [box.commands.run(f'python3 -c "{look}" | {rows}', user=name).stdout for name in ("user", "root")]
+answer.append(box.commands.run("grep -E '^(Cap|NoNewPrivs|Seccomp)' /proc/self/status").stdout)"""
+    warm, real, usual = user.ask(code)
+    assert (warm.splitlines()[0], real.splitlines()[0]) == ("True 1000 Name:\tpython3", "False 0 Name:\tpython3")
+    assert warm.split("\n", 1)[1] == usual
+
+
 def test_root_inside_is_not_the_user_outside(user: User):
     code = f"""tries = ["cat {user.home}/small.toml", "touch /usr/x", "mount -t tmpfs x /mnt/data", "unshare -U true"]
 answer = [box.commands.run(each, user="root").exit_code != 0 for each in tries]

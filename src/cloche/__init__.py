@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cloche.sdk.sandbox import Context as Context
     from cloche.sdk.sandbox import Sandbox as Sandbox
     from cloche.sdk.sandbox import run as run
+    from cloche.sdk.tools import Tool as Tool
 
 # Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
 _PLACES = {
@@ -52,6 +53,7 @@ _PLACES = {
     "Context": "cloche.sdk.sandbox",
     "Sandbox": "cloche.sdk.sandbox",
     "run": "cloche.sdk.sandbox",
+    "Tool": "cloche.sdk.tools",
 }
 _MODULES = ("errors", "events")
 

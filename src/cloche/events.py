@@ -11,6 +11,7 @@ from typing import Any, ClassVar, dataclass_transform
 import msgspec
 
 from cloche.model import FileInfo, Outcome, Stream, Usage
+from cloche.tools import ToolCall
 
 BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
 """MIME types whose value in a bundle is `bytes`. All others are `str`, or any JSON value for `*json` types."""
@@ -61,10 +62,10 @@ class Input(Event, tag="input"):
     secret: bool = False
 
 
-class ToolCall(Event, tag="tool_call"):
-    id: str
-    name: str
-    arguments: dict[str, Any]
+class ToolsCalled(Event, tag="tools_called"):
+    """The program waits for these tools, all at once: answer with `Execution.answer_tools(results)`."""
+
+    calls: tuple[ToolCall, ...]
 
 
 class Wrote(Event, tag="wrote"):
@@ -85,7 +86,7 @@ class Ended(Event, tag="ended"):
     exit_code: int | None = None  # the program's own: of SystemExit, or of its process if that ended by itself
 
 
-AnyEvent = Started | Output | Display | Cleared | Raised | Input | ToolCall | Wrote | Truncated | Ended
+AnyEvent = Started | Output | Display | Cleared | Raised | Input | ToolsCalled | Wrote | Truncated | Ended
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):

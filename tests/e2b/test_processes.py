@@ -81,7 +81,7 @@ def test_environment_of_sandbox_and_call(server):
 
 
 def test_a_login_shell_keeps_the_path(box: Sandbox):
-    assert box.commands.run("which python3").stdout == "/opt/cloche/env/bin/python3\n"
+    assert box.commands.run("which python3").stdout == "/opt/cloche/front/bin/python3\n"
     assert box.commands.run("python3 -c 'import numpy; print(1)'").stdout == "1\n"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from cloche.guest import wire
+from cloche.guest.defaults import Defaults
 from cloche.guest.identity import Identities
-from cloche.guest.processes import Defaults
 from cloche.guest.watches import Watches
 
 

@@ -136,7 +136,7 @@ async def test_lookups_that_never_end_are_one_owners_loss(opening: Opening) -> N
 async def test_a_listener_that_was_made_to_wait_does_not_stop_the_loop(opening: Opening) -> None:
     """Whoever has a copy of it could: it has the flags of all copies."""
     door = opening(allow=("good.test:*",))
-    copy = socket.socket(fileno=os.dup(door.door._listener.fileno()))
+    copy = socket.socket(fileno=os.dup(door.door._arrivals._listener.fileno()))
     os.set_blocking(copy.fileno(), True)
 
     def outside() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.bench import installs, load, memory, serving, starts, turns, warm
+from cloche.bench import installs, load, memory, pythons, serving, starts, turns, warm
 from cloche.bench.lab import Lab
 from cloche.model import Struct
 
@@ -106,6 +106,14 @@ PARTS: Sequence[Part] = (
             Row(key="kernel_warm_kilobyte_ipc", title="ipykernel: 1 kB of output over ipc"),
             Row(key="kernel_warm_image_tcp", title="ipykernel: an image of 1 MB over tcp"),
             Row(key="kernel_warm_image_ipc", title="ipykernel: an image of 1 MB over ipc"),
+        ),
+    ),
+    Part(
+        title="programs of a shell",
+        measure=pythons.heredocs,
+        rows=(
+            Row(key="python_warm", title="bash: `python3` with pandas", against=("python_cold",), bar=5),
+            Row(key="python_cold", title="the same with the real interpreter, which starts and imports"),
         ),
     ),
     Part(

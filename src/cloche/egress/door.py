@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cloche.egress import refusal
+from cloche.egress.arrivals import Arrivals
 from cloche.egress.journal import Attempt, Journal
-from cloche.egress.pace import Pace
 from cloche.egress.rulebook import Denied, Rulebooks
 from cloche.egress.visit import Visit as Visit
 from cloche.network_config import Network
@@ -21,13 +19,6 @@ from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 if TYPE_CHECKING:  # loaded with the first sandbox that has secrets
     from cloche.egress.authority import Authority
-
-ACCEPTED_AT_ONCE = 32
-PAUSE_SECONDS = 0.1
-# A program that does nothing else can connect thousands of times in a second, and all doors are one loop's.
-CONNECTS_AT_ONCE = 1000
-CONNECTS_PER_SECOND = 200.0
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Attend = Callable[[Visit], Awaitable[None]]
 
@@ -80,16 +71,12 @@ class Door:
         self.lookups = asyncio.Semaphore(config.lookups)
         self.moved_bytes = 0
         self.authority: Authority | None = None  # that vouches for the proxy, where the sandbox has secrets
-        self._listener = listener
-        self._arrivals = select.poll()
-        self._arrivals.register(listener, select.POLLIN)
         self._crowd = crowd
-        self._pace = Pace(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
         self._attend = attend
         self._visits: dict[asyncio.Task[None], Visit] = {}
         self._loop = asyncio.get_running_loop()
         self._is_open = True
-        self._listen()
+        self._arrivals = Arrivals(listener, self._admit)
 
     def replace(self, policy: NetworkPolicy) -> None:
         """From now on. What has been let through and is not allowed any more is ended."""
@@ -127,8 +114,7 @@ class Door:
         if not self._is_open:
             return
         self._is_open = False
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        self._arrivals.close()
         for task, visit in list(self._visits.items()):
             visit.attempt.stop("the sandbox ended")
             task.cancel()
@@ -140,42 +126,7 @@ class Door:
         if self._visits:
             await asyncio.wait(list(self._visits))
 
-    def _listen(self) -> None:
-        if self._is_open:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(ACCEPTED_AT_ONCE):
-            try:
-                if not self._is_somebody_there():
-                    return None
-                connection, _address = self._listener.accept()
-            except OSError as error:
-                if error.errno in _EXHAUSTED:  # it would be called again at once, for ever
-                    self._pause()
-                return None
-            self._admit(connection)
-            if not self._pace.take():
-                return self._pause()
-        return None
-
-    def _is_somebody_there(self) -> bool:
-        """Whether `accept` has somebody for us, and does not wait in any case.
-
-        Who made the listener may have kept it, and could make it one that waits, with all of the loop, and take away
-        who came. Between this and `accept` that is still possible. It is left at that since the maker is a sandbox's
-        init, which runs our code alone: programs inside have no way to its descriptors.
-        """
-        self._listener.setblocking(False)
-        return bool(self._arrivals.poll(0))
-
-    def _pause(self) -> None:
-        """Who connects meanwhile waits in the kernel's queue."""
-        self._loop.remove_reader(self._listener)
-        self._loop.call_later(PAUSE_SECONDS, self._listen)
-
     def _admit(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
         if len(self._visits) >= self.config.connections:
             self._turn_away(connection, f"more than {self.config.connections} connections of the sandbox at once")
         elif (full := self._crowd.why_full(self.owner)) is not None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from cloche import errors
+from cloche.engine.capture import Capture
 from cloche.engine.guest import Guest, clean
 from cloche.engine.job import Job
 from cloche.engine.jobs import Jobs
 from cloche.engine.paths import sandbox_path
 from cloche.engine.process import Process, ProcessResult
-from cloche.engine.program import Ask, Exited, Program, check_size
+from cloche.engine.program import Ask, Exited, Program, Script, check_size
 from cloche.model import (
     MAX_STRING_BYTES,
     Limits,
@@ -40,8 +41,9 @@ class Commands:
 
     async def start(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[str] = (),
         *,
+        script: Script | None = None,
         user: User | None = None,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
@@ -50,13 +52,13 @@ class Commands:
         pty: tuple[int, int] | None = None,
         background: bool = False,
     ) -> Process:
-        """Starts a shell command (a string) or a program with arguments (a list).
+        """Starts a shell command (a string), a program with arguments (a list), or a `script`.
 
         Raises InvalidRequest for what makes no sense. A program that does not exist has exit code 127. In the
         background, output that nobody reads never blocks the process.
         """
         check_seconds("timeout", timeout_seconds)
-        ask = self._ask(command, user, env, cwd, stdin, pty)
+        ask = self._ask(script or command, user, env, cwd, stdin, pty)
         process = Process(
             self._guest,
             _new_id(),
@@ -93,6 +95,24 @@ class Commands:
         if job.exited is None:
             self.jobs.add(job)
         return job
+
+    async def capture(
+        self,
+        command: str | Sequence[str] = (),
+        *,
+        script: Script | None = None,
+        keep_bytes: int,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+    ) -> Capture:
+        """As `start`, for whoever wants the output at the end, as bytes: `keep_bytes` of each stream, head and tail."""
+        check_seconds("timeout", timeout_seconds)
+        ask = self._ask(script or command, None, env, cwd, stdin, None)
+        program = Capture(self._guest, _new_id(), keep_bytes=keep_bytes, oom_kills=self._oom_kills, on_end=self._on_end)
+        await self._start(program, ask, timeout_seconds)
+        return program
 
     async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None) -> None:
         self._running[program.id] = program
@@ -162,7 +182,7 @@ class Commands:
 
     def _ask(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[str] | Script,
         user: User | None,
         env: dict[str, str] | None,
         cwd: str | None,
@@ -173,12 +193,14 @@ class Commands:
         check_user(user)
         if pty is not None:
             check_size(pty)
-        words = (command,) if isinstance(command, str) else tuple(command)
+        script = command if isinstance(command, Script) else None
+        words = _words(command)
         check_words(words)
         check_command_size(words, env or {})
         return Ask(
             command=command if isinstance(command, str) else None,
-            argv=None if isinstance(command, str) else words,
+            argv=None if isinstance(command, str) or script else words,
+            script=script,
             user=user or self._user,
             env=env or {},
             cwd=self._cwd if cwd is None else sandbox_path(cwd, self._cwd),
@@ -189,6 +211,12 @@ class Commands:
 
 def _new_id() -> str:
     return "p" + secrets.token_hex(8)
+
+
+def _words(command: str | Sequence[str] | Script) -> tuple[str, ...]:
+    if isinstance(command, Script):
+        return (command.name, *command.argv)
+    return (command,) if isinstance(command, str) else tuple(command)
 
 
 def check_words(words: Sequence[str]) -> None:

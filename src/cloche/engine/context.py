@@ -11,8 +11,10 @@ from cloche import errors
 from cloche.engine.answers import InputSource
 from cloche.engine.execution import Execution
 from cloche.engine.kernel import Kernel
+from cloche.engine.tool_calls import Tools
 from cloche.events import Ended
 from cloche.model import Limits, Showing, check_command_size, check_env, check_seconds
+from cloche.tools import Tool
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
@@ -23,6 +25,7 @@ class Home(Protocol):
     """What a context needs of its sandbox."""
 
     limits: Limits
+    tools: Tools
 
     async def start_kernel(self, context: Context) -> Kernel:
         """Raises SandboxLost or what init answers."""
@@ -85,11 +88,13 @@ class Context:
         argv: Sequence[str] | None = None,
         until_deadline: bool = False,
         showing: Showing | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Execution:
         """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
 
         `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time limit
-        but the sandbox's deadline, where there is one.
+        but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are told as
+        ToolsCalled events; its time does not run while it waits for them.
         Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended.
         """
         self._home.check_running()
@@ -110,6 +115,7 @@ class Context:
             input=input,
             argv=argv,
             showing=showing or Showing(),
+            offer=self._home.tools.offer(tools, language=self.language) if tools else None,
         )
 
     def interrupt(self) -> bool:

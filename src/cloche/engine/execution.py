@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -16,15 +16,17 @@ from cloche.engine.answers import NO_MORE_ANSWERS, InputSource, answers_of, fail
 from cloche.engine.endings import out_of_memory
 from cloche.engine.guest import expect
 from cloche.engine.kernel import Kernel, KernelExit
+from cloche.engine.orders import RUN_LENGTH, encoded, header_of
 from cloche.engine.output import Outlet, text_bytes
 from cloche.engine.queue import EventQueue
+from cloche.engine.rounds import Rounds
 from cloche.engine.stopping import Stopping
-from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started
-from cloche.guest import wire
+from cloche.engine.tool_calls import Offer, size_of
+from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started, ToolsCalled
 from cloche.isolation.channel import Header
 from cloche.model import Limits, Outcome, Showing, Stream, Usage
+from cloche.tools import ToolResult
 
-RUN_LENGTH = 20  # of the random part of an execution's id
 MAX_FRAMES = 100_000  # of displays and the like, per execution
 
 _OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
@@ -71,16 +73,18 @@ class Execution:
         input: InputSource = None,
         argv: Sequence[str] | None = None,
         showing: Showing = Showing(),  # noqa: B008 - immutable
+        offer: Offer | None = None,
     ):
         self.id = self.run = "x" + secrets.token_hex(RUN_LENGTH // 2)
         self.started = self.left = False
         self.ended: Ended | None = None
         self._stage = stage
-        self._code = _encoded(code)
+        self._code = encoded(code)
         self._answers = answers_of(input)
         has_input = input is not None and input is not False
-        self._header = _header(stage.limits, env, cwd, argv, showing, has_input)
+        self._header = header_of(stage.limits, env, cwd, argv, showing, has_input)
         self._timeout_seconds = timeout_seconds
+        self._rounds = None if offer is None else Rounds(offer, self._on_round)
         self._kernel: Kernel | None = None
         self._stopping: Stopping | None = None
         self._used = False
@@ -160,13 +164,38 @@ class Execution:
         if self._kernel is not None and self.ended is None:
             self._kernel.answer({"error": problem})
 
+    def answer_tools(self, results: Iterable[ToolResult]) -> None:
+        """What calls came to (see the ToolsCalled event). Raises InvalidRequest for calls that were never made."""
+        if self._rounds is None:
+            raise errors.InvalidRequest("this execution has no tools")
+        if self.ended is None:
+            self._rounds.answer(results)
+
+    # -- as the runner of a program that calls tools: see `cloche.engine.tool_calls`
+
+    def hold_clock(self) -> None:
+        if self._stopping is not None:
+            self._stopping.hold_clock()
+
+    def release_clock(self) -> None:
+        if self._stopping is not None:
+            self._stopping.release_clock()
+
+    def catch_up(self) -> None:
+        if self._kernel is not None:
+            self._kernel.catch_up()
+            self._outlet.flush()
+
+    async def stirring(self) -> bool:
+        return self._kernel is not None and await self._kernel.stirring()
+
     # -- the life of it
 
     async def _start(self) -> None:
         if self._used:
             raise errors.InvalidRequest("an execution can be used once only")
         self._used = True
-        kernel = await self._stage.enter(self)
+        kernel = await self._enter()
         self._began_at = time.monotonic()
         if kernel is None:
             self.finish("died", self._stage.ending)
@@ -177,8 +206,20 @@ class Execution:
         try:
             kernel.execute(self, self._header, self._code)
             self._code = b""  # it can be large
+            if self._rounds is not None:
+                self._rounds.begin(self)
         except BaseException:
             self.finish("died", "the program could not be given to its kernel")  # else the stage stays occupied
+            raise
+
+    async def _enter(self) -> Kernel | None:
+        try:
+            if self._rounds is not None:
+                self._header |= await self._rounds.open()
+            return await self._stage.enter(self)
+        except BaseException:
+            if self._rounds is not None:
+                self._rounds.close()
             raise
 
     def finish(
@@ -191,6 +232,8 @@ class Execution:
             self._stopping.close()
         if self._answering is not None:
             self._answering.cancel()
+        if self._rounds is not None:
+            self._rounds.close()
         self._begin_stream(0)
         self._outlet.finish()
         wall = time.monotonic() - self._began_at
@@ -277,6 +320,10 @@ class Execution:
             self._answering = asyncio.create_task(self._answer(event))
             self._answering.add_done_callback(self._on_answered)
 
+    def _on_round(self, event: ToolsCalled) -> None:
+        self._begin_stream(0)
+        self._events.put(event, sum(map(size_of, event.calls)))
+
     def _on_truncated(self, header: Header, body: bytes) -> None:
         self._outlet.drop("display", int(frames.number(header, "dropped")))
 
@@ -316,36 +363,6 @@ class Execution:
 
     def _limit(self) -> str:
         return f"the time limit of {self._timeout_seconds:g} s was reached"
-
-
-def _header(
-    limits: Limits, env: dict[str, str], cwd: str | None, argv: Sequence[str] | None, showing: Showing, has_input: bool
-) -> Header:
-    """What a kernel is told beside the code. Raises InvalidRequest if that is too long for a frame.
-
-    What is short for a program can be long in a frame: JSON has six characters for each control character.
-    """
-    header = {
-        "env": env,
-        "cwd": cwd,
-        "input": has_input,
-        "display_bytes": limits.output_bytes,
-        "argv": None if argv is None else list(argv),
-        "show": [name for name in Showing.__struct_fields__ if getattr(showing, name)],
-    }
-    try:
-        wire.encode({"do": "execute", "run": "x" * (RUN_LENGTH + 1), **header})
-    except wire.WireError as error:
-        raise errors.InvalidRequest(f"{error}: put what is long in the environment or argv into a file") from None
-    return header
-
-
-def _encoded(code: str) -> bytes:
-    """Lone surrogates pass: what Python says to them is the program's affair."""
-    encoded = code.encode("utf-8", "surrogatepass")
-    if len(encoded) > wire.MAX_BODY_FROM_HOST:
-        raise errors.InvalidRequest(f"code of {len(encoded)} bytes is more than the {wire.MAX_BODY_FROM_HOST} possible")
-    return encoded
 
 
 def _forget(event: AnyEvent) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -17,6 +17,7 @@ from cloche.engine.frames import file_info
 from cloche.engine.guest import Guest, Reply
 from cloche.engine.paths import sandbox_path
 from cloche.engine.reading import OpenFile, opened
+from cloche.engine.survey import Survey, survey_of
 from cloche.engine.watch import Watch
 from cloche.guest import wire
 from cloche.model import GIB, MIB, FileAttributes, FileInfo, Limits, User, check_mode, check_user
@@ -146,6 +147,31 @@ class Files:
     async def remove(self, path: str, *, user: User | None = None) -> None:
         """Removes a file, or a directory with all that is in it."""
         await self._ask("file_remove", path, user)
+
+    async def survey(
+        self, path: str, known: Mapping[str, int] | None = None, *, since_ns: int = 0, depth: int = 10
+    ) -> Survey:
+        """All regular files below a directory, as far as they are worth keeping: see `Survey`.
+
+        `known` are relative paths with the sizes that those files had at `since_ns` (when an earlier survey began; else
+        when `know` was called): of one that still has it, it is told whether it is the same.
+        """
+        fields: dict[str, Any] = {"depth": depth, "known": dict(known or {}), "since_ns": since_ns}
+        return survey_of(await self._ask("tree_survey", path, None, **fields))
+
+    def know(self) -> None:
+        """What lies in directories that will be surveyed is known now: no program that changes them has begun."""
+        self._guest.tell("tree_known")
+
+    async def guard(self, path: str, names: Sequence[str]) -> bool:
+        """Takes these files below a directory from `user`, who can then neither change, replace nor remove them.
+
+        The directories above them, with that one, become root's, and everybody can still add to them. False if one of
+        them is no regular file, or lies behind a symlink. Where `user` and `root` are one identity, it merely takes the
+        permission to write, which `user` can give back.
+        """
+        reply = await self._ask("tree_guard", path, "root", paths=list(names))
+        return reply.ok.get("missing") == []
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
         """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""

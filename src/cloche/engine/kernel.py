@@ -160,6 +160,17 @@ class Kernel:
     def kill(self) -> None:
         self.signal(signal.SIGKILL, group=True)
 
+    async def stirring(self) -> bool:
+        """Whether anything in its session runs just now, and does not wait. Raises Gone."""
+        return (await self._guest.request("stirring", kernel=self.id)).ok.get("stirring") is True
+
+    def catch_up(self) -> None:
+        """Reads what the program has written so far, unless a slow consumer makes it wait."""
+        for index, pipe in enumerate(self._pipes):
+            room = 0 if self._paused else pipe.capacity_bytes
+            while room > 0 and self._may_read(index) and (got := pipe.read_now()):
+                room -= got
+
     def take_idle_output(self) -> list[tuple[Stream, bytes]]:
         """What was written while nothing executed, as far as it was kept."""
         idle, self._idle, self._idle_room = self._idle, [], IDLE_BYTES

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from typing import TYPE_CHECKING
 
 from cloche import errors
-from cloche.engine.descriptors import only_fd
 from cloche.engine.guest import Guest
+from cloche.engine.listening import open_listener
 from cloche.engine.trust import TRUST_ENV, write_bundle
 from cloche.guest.paths import DOOR_PORT
 from cloche.network_policy import NetworkEntry, NetworkPolicy
@@ -114,24 +113,8 @@ class SandboxNetwork:
 async def make_listener(guest: Guest) -> socket.socket:
     """The listener of a sandbox's door, for us to accept on. Raises InvalidRequest where its port is taken, Gone."""
     try:
-        reply = await guest.request("door_open", port=DOOR_PORT)
+        return await open_listener(guest, DOOR_PORT)
     except errors.FileError:
         raise errors.InvalidRequest(
             f"a program in the sandbox listens on port {DOOR_PORT}, which its network needs: end it first"
         ) from None
-    return _listener(only_fd(reply))
-
-
-def _listener(fd: int) -> socket.socket:
-    """What a guest passed must be what it says: a TCP socket that listens."""
-    try:
-        listener = socket.socket(fileno=fd)
-    except OSError:
-        os.close(fd)
-        raise errors.ProtocolViolation("the guest's init passed something else than a socket") from None
-    is_tcp = listener.family == socket.AF_INET and listener.type == socket.SOCK_STREAM
-    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        listener.close()
-        raise errors.ProtocolViolation("the guest's init passed a socket that does not listen")
-    listener.setblocking(False)
-    return listener

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 from cloche import errors
+from cloche.engine import frames
+from cloche.engine.clock import Clock
 from cloche.engine.descriptors import PipeWriter
 from cloche.engine.guest import Guest, Reply
 from cloche.engine.pipe import Pipe, is_readable_pipe
 from cloche.events import Event
 from cloche.isolation.channel import Header, close_all
-from cloche.model import Outcome, Stream, Struct
+from cloche.model import Outcome, Stream, Struct, Usage
 
 KILL_SECONDS = 10.0
 
@@ -29,13 +31,31 @@ class Exited(Event, tag="exited"):
     signal: int | None = None  # that ended it
 
 
+class Script(Struct):
+    """A Python program that runs as `python3 NAME ARGV...` would if `source` were in that file of the directory.
+
+    `awaits` allows await outside of functions. `tools` is an offer of tools: its functions are among the globals.
+    """
+
+    source: str
+    name: str = "main.py"
+    argv: tuple[str, ...] = ()
+    awaits: bool = False
+    tools: dict[str, Any] | None = None
+
+    def header(self) -> dict[str, Any]:
+        """All but the source, for init."""
+        return {"name": self.name, "argv": list(self.argv), "awaits": self.awaits, "tools": self.tools}
+
+
 class Ask(Struct):
-    """What to start. Exactly one of `command` (for the shell) and `argv`."""
+    """What to start. Exactly one of `command` (for the shell), `argv` and `script`."""
 
     user: str
     cwd: str
     command: str | None = None
     argv: tuple[str, ...] | None = None
+    script: Script | None = None
     env: dict[str, str] = {}
     stdin: bool = False
     pty: tuple[int, int] | None = None  # rows, columns
@@ -49,6 +69,7 @@ class Program:
         self.id = id
         self.pid = 0
         self.exited: Exited | None = None
+        self.usage = Usage()  # of the program and those that it waited for; known at its end
         self._guest = guest
         self._oom_kills = oom_kills
         self._oom_kills_before = oom_kills()
@@ -56,19 +77,22 @@ class Program:
         self._pipes: list[Pipe] = []
         self._stdin: PipeWriter | None = None
         self._has_terminal = False
+        self._is_paused = False
+        self._clock: Clock | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending: tuple[Outcome, str] | None = None
 
     async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
         """Raises what init answers."""
         try:
-            self._take(await self._guest.request("process_start", process=self.id, **_fields(ask)), ask)
+            reply = await self._guest.request("process_start", _body(ask), process=self.id, **_fields(ask))
+            self._take(reply, ask)
         except BaseException:
             # Whoever is cancelled here does not know whether init has started it already.
             self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
             raise
         if timeout_seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(timeout_seconds, self._on_timeout, timeout_seconds)
+            self._clock = Clock(timeout_seconds, partial(self._on_timeout, timeout_seconds))
         # Last: its end may be known already, and is then told at once.
         self._guest.subscribe("process_exited", self.id, self._on_exited)
 
@@ -106,6 +130,26 @@ class Program:
         except OSError:
             raise errors.InvalidRequest(f"process {self.id} has closed its terminal") from None
 
+    # -- as the runner of a program that calls tools: see `cloche.engine.tool_calls`
+
+    def hold_clock(self) -> None:
+        """Its time limit stands still until `release_clock` was called as often."""
+        if self._clock is not None:
+            self._clock.hold()
+
+    def release_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.go_on()
+
+    async def stirring(self) -> bool:
+        """Whether anything in its session runs just now, and does not wait. Raises Gone."""
+        return (await self._guest.request("stirring", process=self.id)).ok.get("stirring") is True
+
+    def catch_up(self) -> None:
+        """Reads what it has written so far, unless its reader is slow and makes it wait."""
+        if not self._is_paused:
+            self._drain()
+
     # -- the life of it
 
     def finish(self, exited: Exited) -> None:
@@ -113,6 +157,8 @@ class Program:
         if self.exited is not None:
             return
         self.exited = exited
+        if self._clock is not None:
+            self._clock.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._guest.unsubscribe("process_exited", self.id)
@@ -154,10 +200,12 @@ class Program:
         self._resume()
 
     def _pause(self) -> None:
+        self._is_paused = True
         for pipe in self._pipes:
             pipe.pause()
 
     def _resume(self) -> None:
+        self._is_paused = False
         for pipe in self._pipes:
             pipe.resume()
 
@@ -165,6 +213,7 @@ class Program:
         status = header.get("status")
         code = os.waitstatus_to_exitcode(status) if type(status) is int and 0 <= status < 1 << 16 else 0
         outcome, reason = self._ending or self._verdict(code)
+        self.usage = _usage(header)
         number = -code if code < 0 else None
         self.finish(Exited(exit_code=128 - code if number else code, outcome=outcome, reason=reason, signal=number))
 
@@ -182,12 +231,15 @@ class Program:
 
     def _arm_last_resort(self) -> None:
         """Whatever init does: whoever waits for the end gets one."""
+        if self._clock is not None:
+            self._clock.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(KILL_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome="died", reason="it could not be killed", signal=9))
+        outcome, reason = self._ending or ("died", "it could not be killed")
+        self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome=outcome, reason=reason, signal=signal.SIGKILL))
 
     def _drain(self) -> None:
         # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
@@ -204,13 +256,24 @@ class Program:
             self._stdin.close()
 
 
+def _usage(header: Header) -> Usage:
+    cpu_seconds, peak_bytes = frames.number(header, "cpu"), frames.number(header, "rss")
+    return Usage(cpu_seconds=cpu_seconds, memory_peak_bytes=int(peak_bytes))
+
+
 def check_size(size: tuple[int, int]) -> None:
     """Raises InvalidRequest unless a terminal can have so many rows and columns."""
     if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
         raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
 
 
+def _body(ask: Ask) -> bytes:
+    return ask.script.source.encode("utf-8", "surrogatepass") if ask.script else b""
+
+
 def _fields(ask: Ask) -> dict[str, Any]:
     what: dict[str, Any] = {"argv": list(ask.argv)} if ask.argv else {"command": ask.command}
+    if ask.script is not None:
+        what = {"script": ask.script.header()}
     how = {"user": ask.user, "env": ask.env, "cwd": ask.cwd, "stdin": ask.stdin, "pty": ask.pty}
     return {**what, **how, "make_cwd": ask.make_cwd}

@@ -22,6 +22,7 @@ from cloche.engine.pool import ReadyCell
 from cloche.engine.ports import connect_port
 from cloche.engine.queue import Bell
 from cloche.engine.tally import Tally
+from cloche.engine.tool_calls import Tools
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord, State
@@ -64,6 +65,7 @@ class Sandbox:
             ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
+        self.tools = Tools(ready.guest)
         self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
         self._configure(ready)
         self._arm_deadline()
@@ -204,6 +206,10 @@ class Sandbox:
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
 
+    def memory_peak_bytes(self) -> int | None:
+        """The most that it ever used, with its files; None where this host does not know."""
+        return self._cell.memory_peak_bytes()
+
     @property
     def has_deadline(self) -> bool:
         return self.record.deadline_at is not None
@@ -246,6 +252,7 @@ class Sandbox:
             self._deadline.cancel()
         self.meter.close()
         self.network.close()
+        self.tools.close()
         for context in self._contexts.values():
             context.stop(ending)
         self.commands.end_all(ending)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from cloche.engine.clock import Clock
 from cloche.engine.kernel import Kernel
 
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
@@ -27,8 +28,7 @@ class Stopping:
         self._interrupted_at: float | None = None
         self._repeat: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        if timeout_seconds is not None:
-            self._set_timer(timeout_seconds, self._on_timeout)
+        self._clock = None if timeout_seconds is None else Clock(timeout_seconds, self._on_timeout)
 
     @property
     def interrupted(self) -> bool:
@@ -58,12 +58,26 @@ class Stopping:
             self._send_interrupt()
             self._set_timer(GRACE_SECONDS, self._kill)
 
+    def hold_clock(self) -> None:
+        """The time limit stands still until `release_clock` was called as often."""
+        if self._clock is not None:
+            self._clock.hold()
+
+    def release_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.go_on()
+
     def close(self) -> None:
         """The program has ended: nothing more is done to it."""
         self._give_up = None
+        self._stop_clock()
         for timer in (self._timer, self._repeat):
             if timer is not None:
                 timer.cancel()
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.stop()
 
     def _on_timeout(self) -> None:
         self.timed_out = True
@@ -85,6 +99,7 @@ class Stopping:
             self._set_timer(KILL_SECONDS, self._give_up)
 
     def _set_timer(self, seconds: float, call: Callable[[], None]) -> None:
+        self._stop_clock()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, call)

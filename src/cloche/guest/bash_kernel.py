@@ -220,6 +220,36 @@ class Shell:
         return int(found[0]) * 1024 if found else 0
 
 
+class Lent:
+    """Functions that call tools, in the shell for as long as one cell runs."""
+
+    def __init__(self, shell: Shell, offer: dict | None):
+        self._shell = shell
+        self._names = offer["names"] if offer else []
+        if offer:
+            self._before = self._defined()
+            shell.ask(offer["define"])
+            self._lent = self._defined()
+
+    def take_back(self) -> None:
+        """All but those that the program has defined anew; what had such a name before has it again."""
+        if not self._names:
+            return
+        now = self._defined()
+        lent = [name for name in self._names if now[name] == self._lent[name]]
+        before = "\n".join(self._before[name] for name in lent)
+        if lent:
+            self._shell.ask(f"\\builtin unset -f {' '.join(lent)}\n{before}")
+
+    def _defined(self) -> dict:
+        """What the shell says of each."""
+        show = "".join(
+            f"\\builtin declare -f {name} >&{_REPORT}; \\builtin printf '\\2\\n' >&{_REPORT}\n" for name in self._names
+        )
+        said = (self._shell.ask(show) + "\n").split("\2\n")
+        return {name: said[at] if at < len(said) else "" for at, name in enumerate(self._names)}
+
+
 class BashKernel:
     def __init__(self, channel: Channel, shell: Shell):
         self._channel = channel
@@ -277,7 +307,9 @@ class BashKernel:
             os.write(2, f"bash: cannot work in {header['cwd']!r}\n".encode("utf-8", "backslashreplace"))
             return 1
         saved = self._export(env)
+        tools = Lent(self._shell, header.get("tools"))
         status = self._shell.run(body)
+        tools.take_back()
         if env:
             self._shell.ask(f"\\builtin unset -v {' '.join(env)}\n{saved}")
         if inside is not None:

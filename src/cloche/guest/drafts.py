@@ -9,7 +9,7 @@ import select
 import stat
 
 from cloche.guest import attributes, directories
-from cloche.guest.processes import InvalidPath
+from cloche.guest.defaults import InvalidPath
 from cloche.linux import syscalls
 
 PREFIX = ".cloche-"

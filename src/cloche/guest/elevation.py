@@ -3,10 +3,8 @@
 no_new_privs rules setuid programs out, so the `sudo` on the PATH is a client (see `sudo.py`) of a socket that init has
 in sandboxes whose owner may be root. It widens nothing: that owner can start programs as root without it.
 
-Init itself only accepts connections and forks. What a program then says is read by an attendant, a process of its own
-for each connection, which can be kept waiting, confused or killed and harms nobody but its client. The attendant starts
-the command as its child, passes signals on, and tells how the command ended. When the client is gone, the command is
-killed, as a command is whose session its owner kills.
+An attendant (see `reception.py`) starts the command as its child, passes signals on, and tells how the command ended.
+When the client is gone, the command is killed, as a command is whose session its owner kills.
 
   client -> attendant  {"argv":[..],"user":name,"cwd":path,"env":{..},"umask":n,"reset":bool,"home":bool,
                         "pty":[rows, columns]|null}    fds=[stdin, stdout, stderr], none with a pty
@@ -17,91 +15,35 @@ killed, as a command is whose session its owner kills.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import select
 import socket
 import struct
 import termios
-import time
 
 from cloche.guest import identity, wire
-from cloche.guest.programs import default_signals
+from cloche.guest.reception import Reception, Refused, caller, forget_init, fork, request
 from cloche.guest.sessions import signal_session
-from cloche.linux import syscalls
 
 PLACE = "/run/cloche-sudo"
 MAX_ATTENDANTS = 32
-_REQUEST_SECONDS = 10.0
-_BACKLOG = 16
+_FULL = f"{MAX_ATTENDANTS} commands run by sudo already: wait until one has ended"
 _KILL = 9
-_CONNECTION = 3
 _MAX_COMMAND_BYTES = 2 << 20  # the kernel's limit of arguments and environment
 _PASSED_ON = frozenset({1, 2, 3, 10, 12, 14, 15, 18})  # HUP INT QUIT USR1 USR2 ALRM TERM CONT
 _SECURE = ("PATH", "LD_LIBRARY_PATH")  # whatever the caller has: programs find what the sandbox has
 
 
-class Refused(Exception):
-    """What the client is told."""
-
-
-class Elevation:
-    """The socket, and who attends to those who came through it. `processes` starts programs."""
-
-    def __init__(self, processes, watch_fd):
-        self._processes = processes
-        self._watch_fd = watch_fd
-        self._listener: socket.socket | None = None
-        self._attendants: set = set()
-
-    def open(self) -> None:
-        """Lets every program of the sandbox in."""
-        if self._listener is None:
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            self._listener.bind(PLACE)
-            os.chmod(PLACE, 0o666)
-            self._listener.listen(_BACKLOG)
-            self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)
-
-    def ended(self, pid: int) -> None:
-        self._attendants.discard(pid)
-
-    def _accept(self) -> None:
-        """One at a time: whoever connects without end waits between our other work."""
-        try:
-            connection, _ = self._listener.accept()  # type: ignore[union-attr]  # it is open, or nobody comes
-        except OSError:
-            return
-        with connection:
-            if len(self._attendants) < MAX_ATTENDANTS:
-                self._fork_attendant(connection)
-            else:
-                _turn_away(connection, f"{MAX_ATTENDANTS} commands run by sudo already: wait until one has ended")
-
-    def _fork_attendant(self, connection: socket.socket) -> None:
-        try:
-            pid = syscalls.fork_bare()
-        except OSError as error:
-            _turn_away(connection, f"the command cannot be started: {error.strerror}")
-            return
-        if pid == 0:
-            _attend(connection.fileno(), self._processes)
-        self._attendants.add(pid)
-
-
-def _turn_away(connection: socket.socket, why: str) -> None:
-    """Init waits for nobody: this fits into what an unread socket holds, or is not said."""
-    connection.setblocking(False)
-    with contextlib.suppress(OSError):
-        wire.send(connection, {"error": why})
+def reception(processes, watch_fd) -> Reception:
+    """The socket, not open yet. `processes` starts programs."""
+    return Reception(PLACE, watch_fd, lambda fd: _attend(fd, processes), most=MAX_ATTENDANTS, full=_FULL)
 
 
 def _attend(fd: int, processes) -> None:
     """In a fork of init. Never returns."""
     try:
-        _forget_init(fd)
-        with socket.socket(fileno=_CONNECTION) as connection:
+        with forget_init(fd) as connection:
             try:
                 _serve(connection, processes)
             except Refused as error:
@@ -111,18 +53,10 @@ def _attend(fd: int, processes) -> None:
     os._exit(1)
 
 
-def _forget_init(fd: int) -> None:
-    """Lets go of what is init's: its channel above all."""
-    os.dup2(fd, _CONNECTION)
-    syscalls.close_from(_CONNECTION + 1)
-    default_signals()
-    os.setsid()
-
-
 def _serve(connection: socket.socket, processes) -> None:
     reader = wire.Reader(connection, max_body=0)
-    request, fds = _request(connection, reader)
-    order = Order(request, _caller(connection), processes)
+    asked, _, fds = request(connection, reader)
+    order = Order(asked, caller(connection)[1], processes)
     pid, answer = (_start_in_terminal if order.size else _start_with)(order, fds, processes)
     ended = False
     try:
@@ -137,28 +71,6 @@ def _serve(connection: socket.socket, processes) -> None:
             signal_session(pid, _KILL)
     wire.send(connection, {"status": status})
     os._exit(0)
-
-
-def _request(connection: socket.socket, reader: wire.Reader) -> tuple:
-    """The first frame and its descriptors. It has to come whole in time, however it is cut into pieces."""
-    until = time.monotonic() + _REQUEST_SECONDS
-    while not (frames := reader.take()):
-        connection.settimeout(max(until - time.monotonic(), 0.001))
-        if not reader.pump():
-            os._exit(0)
-    if len(frames) != 1:
-        raise Refused("a request was expected, and nothing after it before it is answered")
-    connection.settimeout(_REQUEST_SECONDS)
-    header, _, fds = frames[0]
-    return header, fds
-
-
-def _caller(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    uid = struct.unpack("3i", credentials)[1]
-    if uid not in identity.UIDS.values():
-        raise Refused(f"a program with the uid {uid} may not ask for that")
-    return uid
 
 
 class Order:
@@ -215,7 +127,7 @@ def _is_size(size: object) -> bool:
 def _start_with(order: Order, fds: list, processes) -> tuple:
     if len(fds) != 3:
         raise Refused("the command's stdin, stdout and stderr must come with the request")
-    pid = _fork()
+    pid = fork()
     if pid == 0:
         processes.become_program(order.user, order.cwd, order.env, order.argv, fds, order.umask)
     return pid, ()
@@ -224,18 +136,11 @@ def _start_with(order: Order, fds: list, processes) -> tuple:
 def _start_in_terminal(order: Order, fds: list, processes) -> tuple:
     master, slave = processes.open_terminal(order.user)
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *order.size, 0, 0))
-    pid = _fork()
+    pid = fork()
     if pid == 0:
         processes.become_program(order.user, order.cwd, order.env, order.argv, [slave] * 3, order.umask, terminal=True)
     os.close(slave)
     return pid, (master,)
-
-
-def _fork() -> int:
-    try:
-        return syscalls.fork_bare()
-    except OSError as error:
-        raise Refused(f"the command cannot be started: {error.strerror}") from None
 
 
 def _accompany(connection: socket.socket, reader: wire.Reader, pid: int) -> int:

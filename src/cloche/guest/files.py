@@ -8,7 +8,7 @@ import os
 import stat
 from itertools import islice
 
-from cloche.guest import attributes, directories, drafts, identity, moving, wire
+from cloche.guest import attributes, directories, drafts, identity, moving, trees, wire
 
 MAX_LISTED = 20_000
 MAX_LISTING_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
@@ -21,6 +21,7 @@ class Files:
         self._identities = identities
         self._defaults = defaults
         self._uploads = drafts.Uploads(identities, watch_fd)
+        self._known_ns = 0  # when the host knew what lies in directories that it will survey
 
     def verbs(self) -> dict:
         plain = {
@@ -31,8 +32,10 @@ class Files:
             "file_make_dir": self._make_dir,
             "file_move": self._move,
             "file_remove": self._remove,
+            "tree_survey": self._survey,
         }
-        return {**{name: self._as_caller(work) for name, work in plain.items()}, "write_end": self._write_end}
+        own = {"write_end": self._write_end, "tree_guard": self._guard, "tree_known": self._know}
+        return {**{name: self._as_caller(work) for name, work in plain.items()}, **own}
 
     def _as_caller(self, work):
         def verb(header: dict, body: bytes):
@@ -114,6 +117,16 @@ class Files:
     def _remove(self, header: dict, _: bytes):
         moving.remove(self.path(header))
         return {}
+
+    def _survey(self, header: dict, _: bytes):
+        return trees.survey(self.path(header), header, header.get("since_ns") or self._known_ns)
+
+    def _know(self, header: dict, _: bytes):
+        self._known_ns = trees.now_ns()
+        return {}
+
+    def _guard(self, header: dict, _: bytes):
+        return {"missing": trees.guard(self.path(header), header["paths"], self._identities.single)}
 
 
 def _read_up_to(fd: int, size: int) -> bytes:

@@ -42,3 +42,8 @@ def after_import(name: str, step: Any) -> None:
         step()
     elif not any(isinstance(finder, _OnImport) and finder.name == name for finder in sys.meta_path):
         sys.meta_path.insert(0, _OnImport(name, step))
+
+
+def forget() -> None:
+    """Whatever is imported from now on, nothing is done after it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]

@@ -21,9 +21,11 @@ from cloche.guest import (
     processes,
     sessions,
     trust,
+    warm_python,
     watches,
     wire,
 )
+from cloche.guest.defaults import Defaults
 from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
@@ -115,14 +117,15 @@ class Init:
     def __init__(self, single: bool, program: bytes, env: dict):
         self._poll = select.poll()
         self._on_ready: dict = {}
-        defaults = processes.Defaults()
+        defaults = Defaults()
         identities = identity.Identities(single, program)
         self._defaults = defaults
         self.adopt_environment = lambda: defaults.adopt(env)
         self._processes = processes.Processes(identities, defaults, self._event, self._reap)
         self._files = files.Files(identities, defaults, self._watch_fd)
         self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
-        self._elevation = elevation.Elevation(self._processes, self._watch_fd)
+        self._elevation = elevation.reception(self._processes, self._watch_fd)
+        self._python = warm_python.reception(self._processes, self._watch_fd)
         self._memory = memory.Watchman(self._processes, self._event)
         self._verbs = {
             "configure": self._configure,
@@ -153,6 +156,8 @@ class Init:
     def serve(self, channel: socket.socket) -> None:
         """Never returns."""
         self.listen(channel)
+        if os.getpid() == 1:  # without walls the name would be the host's
+            self._python.open()
         while True:
             for fd, _ in self._poll.poll(self._memory.pause_seconds(_IDLE_SECONDS) * 1000):
                 if fd in self._on_ready:
@@ -229,5 +234,8 @@ class Init:
         except BlockingIOError:
             pass
         for pid, status, usage in sessions.reap():
-            self._elevation.ended(pid)
+            self._elevation.ended(pid, status)
+            self._python.ended(pid, status)
             self._processes.ended(pid, status, usage)
+            self._processes.credit(sessions.ended(pid), usage)
+        sessions.forget_empty()

@@ -77,6 +77,11 @@ class Installed:
             return set()
         return {name for name in names if getattr(sys.modules.get(name), "__file__", None) in self._files(name)}
 
+    def customized(self) -> set:
+        """Modules that an interpreter imports by itself when it starts."""
+        names = ("sitecustomize", "usercustomize") if self.directory else ()
+        return {name for name in names if os.path.exists(f"{self.directory}/{name}.py")}
+
     def _files(self, name: str) -> tuple:
         site_packages = f"{sys.prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
         return f"{site_packages}/{name}/__init__.py", f"{site_packages}/{name}.py"

@@ -32,10 +32,10 @@ def encoded(value: Any) -> Json | None:
 
 
 def _dumped(value: Any) -> bytes:
-    return json.dumps(value, default=_known, allow_nan=False, separators=(",", ":")).encode()
+    return json.dumps(value, default=known, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _known(value: Any) -> Any:
+def known(value: Any) -> Any:
     """What JSON itself does not know. Raises TypeError for what we do not either."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
@@ -60,4 +60,4 @@ def _finite(value: Any, depth: int) -> Any:
         return {key: _finite(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(one, depth + 1) for one in value]
-    return value if value is None or isinstance(value, (str, int)) else _finite(_known(value), depth + 1)
+    return value if value is None or isinstance(value, (str, int)) else _finite(known(value), depth + 1)

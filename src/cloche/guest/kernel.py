@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedError
 
-from cloche.guest import figures, proxies, tracebacks
+from cloche.guest import figures, proxies, tools, tracebacks
 from cloche.guest.channel import Channel
 from cloche.guest.display import Screen
 from cloche.guest.limits import limit_process
@@ -82,7 +82,7 @@ class Kernel:
     """Made once, before the forks: what it needs is then in memory. `serve` gives it its channel."""
 
     def __init__(self, shell: Shell):
-        self._shell = shell
+        self._shell = self.shell = shell
         self._formatter = self._shell.display_formatter  # ours, whatever a program puts there
         self.interrupts = shell.interrupts
         self.installed = shell.installed
@@ -186,12 +186,13 @@ class Kernel:
         self._threads.after(_cpu_seconds() - before)
 
     def _in_place(self, header: dict, body: bytes) -> BaseException | None:
-        """Runs the cell with its variables, directory and arguments, which last as long as it does."""
+        """Runs the cell with its variables, directory, arguments and tools, which last as long as it does."""
         env, cwd = header.get("env") or {}, header.get("cwd")
         argv, sys.argv = sys.argv, header.get("argv") or sys.argv
         saved = {name: os.environ.get(name) for name in env}
         home = _current_directory() if cwd else None
         os.environ.update(env)
+        take_back = tools.lend(self._shell.user_ns, header.get("tools"))
         try:
             _change_directory(cwd)
             inside = _current_directory() if cwd else None
@@ -202,6 +203,7 @@ class Kernel:
         except (OSError, ValueError) as failure:
             return failure
         finally:
+            take_back()
             for name, value in saved.items():
                 _restore(name, value)
             if header.get("argv"):

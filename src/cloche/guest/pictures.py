@@ -12,6 +12,7 @@ from typing import Any
 from cloche.guest.imports import after_import
 
 show_saved = [False]  # whether this run shows what is saved to a named file
+_own: dict = {}  # PIL's methods
 
 
 def follow() -> None:
@@ -19,9 +20,16 @@ def follow() -> None:
     after_import("PIL.Image", _hook)
 
 
+def leave() -> None:
+    """Undoes `follow`, in a process that shows nothing and has forgotten what to do after imports."""
+    for name, method in _own.items():
+        setattr(sys.modules["PIL.Image"].Image, name, method)
+
+
 def _hook() -> None:
     image_class = sys.modules["PIL.Image"].Image
     save = image_class.save
+    _own.update(show=image_class.show, save=save)
 
     def show(self: Any, title: Any = None) -> None:
         _display(self)

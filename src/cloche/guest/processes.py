@@ -13,7 +13,8 @@ import struct
 import termios
 import time
 
-from cloche.guest import identity, kernel, languages, sessions
+from cloche.guest import identity, kernel, languages, script, sessions
+from cloche.guest.defaults import Defaults
 from cloche.guest.limits import limit_process
 from cloche.guest.programs import OWN_SIGNALS, default_signals, enter, exec_program
 from cloche.linux import syscalls
@@ -21,10 +22,6 @@ from cloche.linux import syscalls
 _KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `_take_descriptors`
 _MAX_SHOWN = 4096
 _FORK_TRIES, _FORK_PAUSE_SECONDS = 25, 0.02
-
-
-class InvalidPath(ValueError):
-    code = "invalid_path"
 
 
 class ProcessNotFound(LookupError):
@@ -39,50 +36,6 @@ class NoRoom(ValueError):
     code = "invalid_request"
 
 
-class Defaults:
-    """What holds for everything that starts from now on, unless its request says otherwise."""
-
-    def __init__(self):
-        self.user = "user"
-        self.env: dict = {}
-        self.inherited: dict = {}  # what os.environ holds already in every fork of the zygote
-        self._adopted_by: str | None = None
-        self.places: dict = {}  # without walls, directories of the host that stand for those of a sandbox
-        self.cwd = "/mnt/data"
-        self.processes = None
-        self.data_bytes = None
-        self.open_files = None
-
-    def environment(self, user: str, extra: dict) -> dict:
-        home = self.place(identity.HOMES.get(user, "/"))
-        return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, **extra}
-
-    def place(self, path: str) -> str:
-        """Where a path of the sandbox lies. With walls that is the path itself."""
-        for inside, outside in self.places.items():
-            if path == inside or path.startswith(inside + "/"):
-                return outside + path[len(inside) :]
-        return path
-
-    def first_place(self) -> tuple[str, str, dict]:
-        """User, working directory and environment of the first kernel, which starts before anything is configured."""
-        known = self.user == self._adopted_by and not self.places
-        return self.user, self.place(self.cwd), self.inherited if known else self.environment(self.user, {})
-
-    def adopt(self, env: dict) -> None:
-        """Makes `env` the base, and the environment of a `user` program that of this process and its forks."""
-        self.env, self._adopted_by = env, self.user
-        self.inherited = self.environment(self.user, {})
-        os.environ.clear()
-        os.environ.update(self.inherited)
-
-    def path(self, path) -> str:
-        """`path` as an absolute one, below the working directory if relative. `..` is the sandbox's own affair."""
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise InvalidPath(f"{path!r} is not a path")
-        return self.place(os.path.normpath(os.path.join(self.cwd, path)))
-
-
 class Child:
     """Something that init started and that the host knows by a name of its own."""
 
@@ -93,6 +46,8 @@ class Child:
         self.user = user
         self.cwd = cwd
         self.started_at = time.time()
+        self.cpu_seconds = 0.0  # of programs that init has forked for it
+        self.peak_bytes = 0
 
     def info(self) -> dict:
         return {
@@ -121,6 +76,7 @@ class Processes:
             "process_start": self.start_command,
             "process_signal": self.signal_command,
             "process_list": self.list,
+            "stirring": self.is_stirring,
         }
 
     def configure(self, header: dict) -> None:
@@ -183,21 +139,21 @@ class Processes:
 
     def kernel_of(self, pid: int) -> str | None:
         """The name of the kernel in whose session `pid` runs."""
-        session = sessions.session_of(pid)
-        return next((name for name, child in self._kernels.items() if child.pid in (pid, session)), None)
+        known = {pid, *sessions.lineage_of(pid)}
+        return next((name for name, child in self._kernels.items() if child.pid in known), None)
 
     # --- commands and terminals
 
-    def start_command(self, header: dict, _: bytes) -> tuple:
+    def start_command(self, header: dict, body: bytes) -> tuple:
         name, user = header["process"], header.get("user") or self._defaults.user
-        argv = header.get("argv") or ["/bin/bash", "-c", header["command"]]
+        argv, work = _work(header, body)
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         env = self._defaults.environment(user, header.get("env", {}))
         self._identities.uid(user)
         if not header.get("make_cwd", True):
             self._check_directory(user, cwd)
         start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
-        pid, fds = start(header, user, cwd, env, lambda: exec_program(argv, env))
+        pid, fds = start(header, user, cwd, env, lambda: work(env))
         self._commands[name] = Child(name, pid, header.get("command") or " ".join(argv), user, cwd)
         return {"pid": pid}, b"", fds
 
@@ -253,6 +209,11 @@ class Processes:
         return {"processes": [child.info() for child in self._commands.values()]}
 
     # --- both
+
+    def is_stirring(self, header: dict, _: bytes) -> dict:
+        """Whether something in the session of a command or a kernel runs just now."""
+        child = self._kernels.get(header.get("kernel")) or self._commands.get(header.get("process"))
+        return {"stirring": child is not None and sessions.is_stirring(child.pid)}
 
     def _fork(self, *held: int) -> int:
         """A fork. Should it fail, `held`, what was opened for the child, is closed.
@@ -315,7 +276,7 @@ class Processes:
             os.write(2, f"{error}\n".encode(errors="backslashreplace"))
         os._exit(127)
 
-    # --- for `elevation`: programs that others than the host ask for
+    # --- for `elevation` and `warm_python`: programs that others than the host ask for
 
     def fresh_environment(self, user: str) -> dict:
         """That of a program that knows nothing of this sandbox's own environment."""
@@ -325,6 +286,15 @@ class Processes:
         """In a fresh fork: becomes that program, with stdin, stdout and stderr from `fds`. Never returns."""
         os.umask(umask)
         self._in_child(user, cwd, env, (fds[1], fds[2]), fds[0], lambda: exec_program(argv, env), terminal)
+
+    def become_user(self, user: str) -> None:
+        """In a fresh fork: is `user` from now on, within the limits of what that one may use."""
+        self._identities.become(user)
+        limit_process(self._defaults.processes, self._defaults.data_bytes, self._defaults.open_files)
+
+    def inherited_environment(self) -> dict:
+        """What is the same in this process as when its modules were imported."""
+        return self._defaults.inherited
 
     def kill_descendants(self) -> None:
         """Ends everything below this process, as far as it can be seen."""
@@ -344,9 +314,26 @@ class Processes:
             for name, child in list(children.items()):
                 if child.pid == pid:
                     del children[name]
-                    cpu = usage.ru_utime + usage.ru_stime
-                    self._event({"ev": event, key: name, "status": status, "cpu": cpu, "rss": usage.ru_maxrss * 1024})
+                    cpu = usage.ru_utime + usage.ru_stime + child.cpu_seconds
+                    rss = max(usage.ru_maxrss * 1024, child.peak_bytes)
+                    self._event({"ev": event, key: name, "status": status, "cpu": cpu, "rss": rss})
                     return
+
+    def credit(self, session: int | None, usage) -> None:
+        """What a program has used that init forked for a command counts as the command's."""
+        for child in self._commands.values() if session is not None else ():
+            if child.pid == session:
+                child.cpu_seconds += usage.ru_utime + usage.ru_stime
+                child.peak_bytes = max(child.peak_bytes, usage.ru_maxrss * 1024)
+
+
+def _work(header: dict, body: bytes) -> tuple:
+    """The words of a command, and what a fork does to be it, given its environment."""
+    order = header.get("script")
+    if order:
+        return ["python3", order["name"], *order.get("argv", ())], lambda env: script.run(order, body)
+    argv = header.get("argv") or ["/bin/bash", "-c", header["command"]]
+    return argv, lambda env: exec_program(argv, env)
 
 
 def _take_descriptors(outputs: tuple, stdin: int | None) -> None:

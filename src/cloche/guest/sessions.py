@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 _KILL_SECONDS = 1.0
 _LOOK_SECONDS = 0.0005
+_parents: dict = {}  # session that somebody asked init for (see `warm_python`) -> the session of who asked
+_leaderless: set = set()  # of these, whose leader has ended
 
 
 def reap() -> Iterator[tuple]:
@@ -31,6 +33,57 @@ def session_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[3]) if len(fields) > 3 and fields[0] != b"Z" else None
+
+
+def adopt(session: int, asker: int) -> None:
+    """From now on `session` belongs to that of the process `asker`, as if that process had started its programs."""
+    try:
+        _parents[session] = os.getsid(asker)
+    except ProcessLookupError:
+        pass  # its client is gone, and it will be ended
+
+
+def ended(pid: int) -> int | None:
+    """A child has ended. If it led an adopted session, the session that was first in asking for it."""
+    if pid not in _parents:
+        return None
+    _leaderless.add(pid)
+    first = pid
+    for _ in range(len(_parents)):
+        first = _parents.get(first, first)
+    return first
+
+
+def forget_empty() -> None:
+    """Lets go of adopted sessions of which no process is left: their numbers may come again."""
+    if _leaderless:
+        gone = _leaderless - {session_of(pid) for pid in _pids()}
+        for session in gone:
+            del _parents[session]
+        _leaderless.difference_update(gone)
+
+
+def lineage_of(pid: int) -> list:
+    """The session of a process that still runs, then that which asked for it, and so on."""
+    found: list = []
+    session = session_of(pid)
+    while session is not None and session not in found:
+        found.append(session)
+        session = _parents.get(session)
+    return found
+
+
+def is_stirring(session: int) -> bool:
+    """Whether a process of it runs, or would if it got a processor. All others wait for something, or have ended."""
+    return any(_state_of(pid) in (b"R", b"D") for pid in _members(session))
+
+
+def _state_of(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b""
 
 
 def children_of(pid: int) -> list:
@@ -68,7 +121,11 @@ def _kill_session(session: int) -> None:
 
 def _members(session: int) -> set:
     leader = {session} if session_of(session) is not None else set()
-    return leader | {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if session_of(pid) == session}
+    return leader | {pid for pid in _pids() if session in lineage_of(pid)}
+
+
+def _pids() -> list:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _signal_all(pids: set, number: int) -> None:

@@ -1,15 +1,40 @@
 """How many threads numerical libraries use.
 
 The nursery imports them with one thread, since a process with threads cannot be forked safely. A kernel that turns
-out to compute gets them back, between two cells; one that does not never pays for them.
+out to compute gets them back, between two cells; one that does not never pays for them. A program that names such a
+library gets them when it starts: to start them takes a while, and is the same as in an interpreter that imports it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 BUSY_SECONDS = 0.25
+_NUMERICAL = re.compile(rb"\b(?:numpy|scipy|sklearn|statsmodels|torch)\b")
+_found: list = []  # what sets the number of threads of each library that the nursery has loaded
+
+
+def find() -> None:
+    """In the nursery, after its imports: to look for the libraries takes longer than to start their threads."""
+    try:
+        import threadpoolctl  # type: ignore[import-not-found]
+    except ImportError:
+        return
+    _found[:] = threadpoolctl.ThreadpoolController().lib_controllers
+
+
+def restore() -> None:
+    """As many threads as there are processors for us."""
+    processors = len(os.sched_getaffinity(0))
+    for library in _found:
+        library.set_num_threads(processors)
+
+
+def restore_for(source: bytes) -> None:
+    if _NUMERICAL.search(source):
+        restore()
 
 
 class Threads:
@@ -21,8 +46,6 @@ class Threads:
         if self._restored or cpu_seconds < BUSY_SECONDS or "numpy" not in sys.modules:
             return
         self._restored = True
-        try:
-            import threadpoolctl  # type: ignore[import-not-found]
-        except ImportError:
-            return
-        threadpoolctl.threadpool_limits(limits=len(os.sched_getaffinity(0)))
+        if not _found:  # a kernel that was not forked has imported them itself, with their threads
+            find()
+        restore()

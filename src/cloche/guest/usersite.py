@@ -9,11 +9,13 @@ import site
 import sys
 
 LIB = "/opt/cloche/lib"
+SHOW = "module://cloche_show"  # beside this file, for those who ask for it
 
 
 def _arrange() -> None:
-    own = os.path.dirname(__file__)
-    sys.path[:] = [path for path in sys.path if path != own]
+    if os.environ.get("MPLBACKEND") != SHOW:
+        own = os.path.dirname(__file__)
+        sys.path[:] = [path for path in sys.path if path != own]
     if not site.ENABLE_USER_SITE:  # `-I` and `-s`: our own processes above all
         return
     if os.geteuid() == 0:  # what root leaves in that directory, `user` could not remove

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from cloche.guest import charts, figures, pictures, wire
+from cloche.guest import charts, figures, pictures, threads, wire
 from cloche.guest import kernel as kernels
 from cloche.guest.channel import Channel
 from cloche.guest.kernel import Kernel
@@ -60,6 +60,7 @@ def prepare(imports: list) -> None:
     pictures.follow()
     if "matplotlib" in sys.modules and charts.available():
         importlib.import_module("e2b_charts")
+    threads.find()
     shell = Shell.instance()
     kernel = Kernel(shell)
     for _ in range(2):  # the interpreter specialises code that it has seen a few times: done here, not in each fork

@@ -31,8 +31,10 @@ INIT (host <-> pid 1 of a sandbox)
     kernel_start    kernel, language, user, cwd, env
                                                     ok {"pid","token"}, fds=[channel, stdout, stderr]
     kernel_signal   kernel, signal, group           group: the kernel's whole session, not only its process group
-    process_start   process, argv | command, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
+    process_start   process, argv | command | script, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
                     make_cwd: bool (else a cwd that is not there is an error)
+                    script: {"name","argv":[..],"awaits":bool,"tools":{..}|null}: a Python program, body=its source,
+                    in a fork of what is imported already; awaits: with await outside of functions; tools: see tools.py
                                                     ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
     process_signal  process, signal
     process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
@@ -52,12 +54,19 @@ INIT (host <-> pid 1 of a sandbox)
     file_make_dir   path, user, owner | null        ok {info,"created":bool}
     file_move       path, to, user, owner | null    ok {info}
     file_remove     path, user                      ok {}
+    tree_survey     path, user, depth, known: {relative path: size}, since_ns (0: tree_known's)
+                                                    ok {"truncated":bool,"passed":{why: count},"at_ns"},
+                                                    body={"files":[[path, size, SHA-256 | "=" | null],..],"empty":[..]}
+                                                    "=": as it was at since_ns; see guest/trees.py
+    tree_known                                      ok {}; the host knows what lies where it will survey
+    tree_guard      path, paths (relative to it)    ok {"missing":[..]}: these are no files; the others are root's now
     watch_start     watch, path, user, recursive    ok {}
     watch_stop      watch                           ok {}
     watch_collect                                   ok {}, after the events of all that was done before
     usage                                           ok {"memory_bytes","space_bytes","cpu_milliseconds"}, of all of it
     port_connect    port, six: bool                 ok {}, fds=[TCP socket, connected or about to be]
-    door_open       port                            ok {}, fds=[TCP socket that listens on loopback]
+    door_open       port (0: a free one)            ok {}, fds=[TCP socket that listens on loopback]
+    stirring        process | kernel                ok {"stirring":bool}: whether anything in its session runs just now
     trust           path, system                    ok {}; body=certificates; see guest/trust.py
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
@@ -67,7 +76,9 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"do":"rehearse"}                                    before the first: do as in one, and forget it
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
-                                                                       `cloche.model.Showing`
+                                                                       `cloche.model.Showing`; and, where there are
+                   "tools":{..}                                        tools for it: see `cloche.guest.tools`, and for
+                                                                       bash {"define":script,"names":[..]}
                   {"do":"input","text":..} | {"do":"input","error":..}
                   {"do":"interrupt","run":r}                           its process group gets SIGINT next; for a kernel
                                                                        that must know whose signal that is
@@ -81,6 +92,15 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"ev":"truncated","run":r,"stream":"display","dropped":n}
                   {"ev":"ended","run":r,"outcome":"ok|raised|interrupted","exit":n|null,"cpu":s,"rss":bytes,"mark":m}
   Parts of a display: JSON for `*json` MIME types, raw bytes for BINARY_MIMES, UTF-8 text for the rest.
+
+THE TOOLS' DOOR (any program of a sandbox <-> host, TCP on its loopback, on which the host accepts)
+  A connection is for calls that are made together. Fields end in NUL, which neither JSON nor a shell's words have.
+  program -> host  TOKEN NUL COUNT NUL (NAME NUL INPUT NUL) * COUNT    INPUT: a JSON object. TOKEN: whose calls they are
+                   COUNT 0: one call that comes alone, as a shell's do; others of its round may follow
+  host -> program  PLACE " " ("ok" | "error") " " SIZE LF, SIZE bytes  of the call in that PLACE, from 0 on, in any
+                                                                       order: its result as JSON, or why there is none;
+                                                                       -1 is for all of them. After the last it closes
+  A program that closes first gives up its calls.
 
 Marks keep the order between a kernel's frames and what it wrote to its stdout and stderr pipes, which the host reads
 itself. Before a frame with mark m the kernel flushes and writes `mark_bytes(token, m)` to both pipes, and then sends

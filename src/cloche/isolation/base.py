@@ -56,6 +56,9 @@ class Cell(Protocol):
     def oom_kills(self) -> int:
         """That number of `stats` alone: cheap enough to be asked after every execution."""
 
+    def memory_peak_bytes(self) -> int | None:
+        """The most that it ever used, with its files; None where this host does not know."""
+
     @property
     def alive(self) -> bool: ...
 

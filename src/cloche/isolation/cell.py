@@ -104,6 +104,9 @@ class ProcessCell:
     def oom_kills(self) -> int:
         return 0 if self._group is None or self._closed else self._group.oom_kills()
 
+    def memory_peak_bytes(self) -> int | None:
+        return None if self._group is None or self._closed else self._group.memory_peak_bytes()
+
     async def aclose(self) -> None:
         if self._closed:
             return

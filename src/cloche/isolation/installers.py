@@ -23,7 +23,7 @@ SITE = "opt/cloche/site"  # what stands in the place of the host's own site-pack
 UV = "opt/cloche/uv"
 
 _GUEST = Path(__file__).parent.parent / "guest"
-_PROGRAMS = ("uv.py", "installing.py")
+_PROGRAMS = ("uv.py", "installing.py", "python_client.py")
 _OWN_UV = 'import sys; sys.path.insert(0, "/opt/cloche/lib"); from cloche.guest.uv import main; main()'
 _RUN_OWN_UV = f"exec /opt/cloche/env/bin/python -ISc '{_OWN_UV}'"
 _RUN_UV = f"exec /{UV}"
@@ -33,8 +33,11 @@ ENVIRONMENT = {
     "NODE_USE_SYSTEM_CA": "1",  # certificates are the host's, as for all other programs
     "UV_SYSTEM_CERTS": "true",
 }
+# An interpreter that is called by its bare name (an embedded one is) takes the first `python3` on the PATH for itself,
+# and looks for its packages from there. That one is ours: around it is an environment, whose `lib` is the template's.
+FRONT = "opt/cloche/front"
 # In the template's own environment only: others are made inside, and work as anywhere.
-_PTH = 'import sys; sys.prefix == "/opt/cloche/env" and __import__("cloche_usersite")\n'
+_PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT}") and __import__("cloche_usersite")\n'
 _PIP = {
     "global": {"disable-pip-version-check": "true", "no-cache-dir": "true", "root-user-action": "ignore"},
     "install": {"compile": "false"},  # it takes a third of the time; what is imported is compiled then
@@ -53,7 +56,9 @@ def files(template: Template, *, packages: bool) -> dict[str, str]:
     return {
         f"{SITE}/cloche.pth": _PTH,
         f"{SITE}/cloche_usersite.py": (_GUEST / "usersite.py").read_text("utf-8"),
+        f"{SITE}/cloche_show.py": (_GUEST / "show.py").read_text("utf-8"),
         f"{SITE}.cfg": _environment_settings(template),
+        f"{FRONT}/pyvenv.cfg": _environment_settings(template),
         "etc/pip.conf": _pip(packages),
         "etc/uv/uv.toml": _uv(packages),
         "etc/npmrc": _npm(packages),

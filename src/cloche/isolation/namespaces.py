@@ -23,8 +23,8 @@ from cloche.linux import cgroups, seccomp
 from cloche.model import Limits, Template
 
 _ENV = {
-    "PATH": "/home/user/.local/bin:/opt/cloche/env/bin:/opt/cloche/programs:/usr/local/sbin:/usr/local/bin:"
-    "/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
+    "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "SHELL": "/bin/bash",
     "MPLBACKEND": "Agg",

@@ -129,6 +129,9 @@ class PlainCell:
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
 
+    def memory_peak_bytes(self) -> int | None:
+        return self._cell.memory_peak_bytes()
+
     async def aclose(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

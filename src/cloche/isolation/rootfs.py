@@ -18,6 +18,7 @@ ENV = "/opt/cloche/env"
 LIB = "/opt/cloche/lib"
 SHARED = "/opt/cloche/shared"
 PROGRAMS = "/opt/cloche/programs"
+FRONT = "/opt/cloche/front"  # programs of ours that come before those of the template; see installers.py
 
 # Places of the host's /etc that programs below /usr need, and that hold nothing of the host's own.
 _ETC_SHARED = (
@@ -49,6 +50,13 @@ _ETC_OWN = {
 # Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/elevation.py.
 _SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.sudo import main; main()'
 _PROGRAMS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
+# See guest/warm_python.py. No shell in between, and no package: it is in the way of every start of Python.
+_WARM_PYTHON = f"""#!{ENV}/bin/python3 -IS
+import sys
+sys.path.insert(0, "{LIB}/cloche/guest")
+from python_client import main
+main()
+"""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DIRECTORIES = (
     "proc",
@@ -85,18 +93,27 @@ def plan(template: Template, *, packages: bool = False) -> Plan:
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
     links |= {"dev/stderr": "/proc/self/fd/2", "dev/ptmx": "pts/ptmx", "etc/mtab": "/proc/self/mounts"}
     links |= {"etc/os-release": "../usr/lib/os-release", "etc/localtime": "/usr/share/zoneinfo/Etc/UTC"}
+    links[f"{FRONT[1:]}/lib"] = f"{ENV}/lib"
     binds = [("/usr", "usr"), *_system_directories(links), *_etc_binds()]
     binds += [(f"{template.root}/env", ENV[1:]), *_guest_code(), *installers.binds()]
     binds += _prefix(template, links)
     return Plan(
         directories=[*_DIRECTORIES, *(["opt/cloche/warm"] if packages else [])],
         files={f"etc/{name}": text for name, text in _ETC_OWN.items()} | installers.files(template, packages=packages),
-        programs={f"{PROGRAMS[1:]}/{name}": text for name, text in (_PROGRAMS | installers.programs(packages)).items()},
+        programs=_programs(template, packages),
         links=links,
         binds=binds,
         covers=dict.fromkeys(_site_packages(template), installers.SITE) | installers.covers(),
         devices=[f"/dev/{name}" for name in _DEVICES],
     )
+
+
+def _programs(template: Template, packages: bool) -> dict[str, str]:
+    minor = ".".join(template.python_version.split(".")[:2])
+    pythons = {f"{FRONT[1:]}/bin/{name}": _WARM_PYTHON for name in ("python", "python3", f"python{minor}")}
+    return pythons | {
+        f"{PROGRAMS[1:]}/{name}": text for name, text in (_PROGRAMS | installers.programs(packages)).items()
+    }
 
 
 def _system_directories(links: dict[str, str]) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, dataclass_transform
+from typing import Any, Literal, dataclass_transform
 
 import msgspec
 
@@ -89,8 +89,19 @@ class CreateContext(Ask):
     cwd: str | None = None
 
 
+class ToolAsked(Ask):
+    """What the program may call. `parameters` is a JSON schema of the object that it is called with."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
 class Execute(Ask):
-    """Code to run. `input`: the lines that `input()` gets; over a WebSocket true means that the client answers."""
+    """Code to run. `input`: the lines that `input()` gets; over a WebSocket true means that the client answers.
+
+    `tools` need a WebSocket: the client answers their calls.
+    """
 
     code: str
     context: str | None = None
@@ -99,6 +110,7 @@ class Execute(Ask):
     timeout_seconds: float | None = None
     input: list[str] | bool | None = None
     argv: list[str] | None = None
+    tools: list[ToolAsked] = []
 
 
 class RunCommand(Ask):
@@ -215,6 +227,14 @@ class Answer(Ask, tag="answer"):
 
     text: str | None
     problem: str = "EOF when reading a line"
+
+
+class ToolAnswer(Ask, tag="tool_result"):
+    """What a call of a tool came to: a JSON value, or, with `error`, why there is none."""
+
+    call_id: str
+    result: Any = None
+    error: str | None = None
 
 
 class Interrupt(Ask, tag="interrupt"):

@@ -25,7 +25,7 @@ from cloche.events import (
     Result,
     Run,
     Started,
-    ToolCall,
+    ToolsCalled,
     Truncated,
     Wrote,
 )
@@ -232,7 +232,7 @@ ToldEvent = (
     | Cleared
     | Raised
     | Input
-    | ToolCall
+    | ToolsCalled
     | Wrote
     | Truncated
     | Ended

@@ -16,6 +16,7 @@ from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
 from cloche.sdk.network import AsyncNetwork
 from cloche.sdk.network_request import NetworkLike, SecretsLike
 from cloche.sdk.request import LimitsLike, input_from_loop, refuse_later, run_env, sandbox_spec
+from cloche.sdk.tools import ToolsLike, attended, toolbox_from_loop
 from cloche.sdk.transport import Transport, transport_to
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
@@ -118,13 +119,17 @@ class AsyncSandbox:
         timeout: float | None = None,
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
-        tools: None = None,
+        tools: ToolsLike = None,
         detach: Literal[False] = False,
     ) -> Run:
-        """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program."""
-        refuse_later(tools, detach)
+        """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program.
+
+        `tools` that are coroutine functions run on the caller's own event loop.
+        """
         chosen = self._context(context)
-        return await chosen.run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
+        return await chosen.run(
+            code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
+        )
 
     def stream(
         self,
@@ -135,9 +140,10 @@ class AsyncSandbox:
         cwd: str | None = None,
         timeout: float | None = None,
         input: AsyncInput = None,
+        tools: ToolsLike = None,
     ) -> AsyncStream:
         """The events of a run as they come, `Started` to `Ended`. Leaving its `async with` early interrupts."""
-        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
+        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
 
     def _context(self, context: AsyncContext | str | None) -> AsyncContext:
         if isinstance(context, AsyncContext):
@@ -176,14 +182,14 @@ class AsyncContext:
         timeout: float | None = None,
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
-        tools: None = None,
+        tools: ToolsLike = None,
         detach: Literal[False] = False,
     ) -> Run:
         """As `AsyncSandbox.run`."""
-        refuse_later(tools, detach)
-        if on_event is not None:
-            stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
-            return await _run_watched(stream, on_event)
+        refuse_later(detach)
+        if on_event is not None or tools is not None:
+            stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
+            return await _run_watched(stream, on_event or _ignore)
         given, answers = run_env(env, cwd), input_from_loop(input)
         return await self._transport.acall(
             lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
@@ -197,13 +203,20 @@ class AsyncContext:
         cwd: str | None = None,
         timeout: float | None = None,
         input: AsyncInput = None,
+        tools: ToolsLike = None,
     ) -> AsyncStream:
         """As `AsyncSandbox.stream`."""
         given, answers = run_env(env, cwd), input_from_loop(input)
-        return AsyncStream(
-            self._transport,
-            lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers),
-        )
+        toolbox = toolbox_from_loop(tools)
+        offered = toolbox.offered if toolbox is not None else ()
+
+        async def make() -> seam.Execution:
+            execution = await self._core.execute(
+                code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers, tools=offered
+            )
+            return attended(execution, toolbox)
+
+        return AsyncStream(self._transport, make)
 
     async def interrupt(self) -> bool:
         """Interrupts what runs now; its state is kept. False if nothing runs."""
@@ -261,3 +274,7 @@ async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:
             folding.feed(event)
             on_event(event)
     return folding.run()
+
+
+def _ignore(event: AnyEvent) -> None:
+    """Nobody watches."""

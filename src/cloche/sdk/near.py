@@ -17,6 +17,7 @@ from cloche.model import ProcessInfo, SandboxInfo, User
 from cloche.network_policy import NetworkPolicy, with_secrets
 from cloche.sdk import seam
 from cloche.sdk.network_log import NetworkLog
+from cloche.tools import Tool
 
 
 class NearSandbox:
@@ -94,8 +95,11 @@ class NearContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Execution:
-        return self._core.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv)
+        return self._core.execute(
+            code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv, tools=tools
+        )
 
     async def run(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from cloche.events import AnyEvent, Ended, Folding, Input, Run
 from cloche.model import check_env, check_seconds
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, Socket
+from cloche.tools import Tool, ToolResult
 
 FRESH_SECONDS = 10.0  # less than the server waits for the begin
 
@@ -36,9 +37,10 @@ class RemoteContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> RemoteExecution:
         answers = answers_of(input)
-        asked = self._asked(code, env, cwd, timeout_seconds, answers is not None or input is True, argv)
+        asked = self._asked(code, env, cwd, timeout_seconds, answers is not None or input is True, argv, tools)
 
         async def ask() -> Socket:
             return await self._accepted(asked)
@@ -81,6 +83,7 @@ class RemoteContext:
         timeout_seconds: float | None,
         input: Any,
         argv: Sequence[str] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> asks.Execute:
         """Refuses here what the engine would refuse, in its words."""
         if not isinstance(code, str):
@@ -95,6 +98,7 @@ class RemoteContext:
             timeout_seconds=timeout_seconds,
             input=input,
             argv=None if argv is None else list(argv),
+            tools=[asks.ToolAsked(name=t.name, description=t.description, parameters=t.parameters) for t in tools],
         )
 
     async def interrupt(self) -> bool:
@@ -189,6 +193,12 @@ class RemoteExecution:
     def answer(self, text: str | None) -> None:
         if self.ended is None:
             self._do(self._send(asks.Answer(text=text)))
+
+    def answer_tools(self, results: Iterable[ToolResult]) -> None:
+        for result in results:
+            if self.ended is None:
+                answer = asks.ToolAnswer(call_id=result.call_id, result=result.result, error=result.error)
+                self._do(self._send(answer))
 
     async def _begin(self) -> None:
         if not self._begun:

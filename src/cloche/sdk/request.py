@@ -44,10 +44,8 @@ def sandbox_spec(
     )
 
 
-def refuse_later(tools: object, detach: object) -> None:
-    """Raises InvalidRequest: `run` takes these so that programs can be written for both versions."""
-    if tools is not None:
-        raise errors.InvalidRequest("tools come with a later version: leave out tools, or give None")
+def refuse_later(detach: object) -> None:
+    """Raises InvalidRequest: `run` takes it so that programs can be written for both versions."""
     if detach is not False:
         raise errors.InvalidRequest("detached runs come with a later version: leave out detach, or give False")
 

@@ -14,6 +14,7 @@ from cloche.sdk.network import Network
 from cloche.sdk.network_request import NetworkLike, SecretsLike
 from cloche.sdk.parts import Commands, Files, Stream
 from cloche.sdk.request import LimitsLike, refuse_later, run_env, sandbox_spec
+from cloche.sdk.tools import ToolsLike, attended, toolbox_of
 from cloche.sdk.transport import Transport, transport_to
 
 OnEvent = Callable[[AnyEvent], object]
@@ -110,17 +111,21 @@ class Sandbox:
         timeout: float | None = None,
         input: InputSource = None,
         on_event: OnEvent | None = None,
-        tools: None = None,
+        tools: ToolsLike = None,
         detach: Literal[False] = False,
     ) -> Run:
         """Runs code to its end. What the program does wrong is in the Run, never an exception.
 
         `env` and `cwd` hold for this run. `timeout` in seconds; when it passes the program is interrupted, then
         killed. `input` answers `input()`: a string's lines, strings, or a callable that is given the prompt.
-        `on_event` sees every event as it comes. `tools` and `detach` come with a later version.
+        `on_event` sees every event as it comes. `tools` are functions by their names, or `cloche.Tool`s, which the code
+        may call: `await get_weather(city="SF")`. Those of a `gather` run at the same time, each in a thread, and the
+        program's time stands still meanwhile. `detach` comes with a later version.
         """
-        refuse_later(tools, detach)
-        return self._context(context).run(code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event)
+        chosen = self._context(context)
+        return chosen.run(
+            code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
+        )
 
     def stream(
         self,
@@ -131,9 +136,10 @@ class Sandbox:
         cwd: str | None = None,
         timeout: float | None = None,
         input: InputSource = None,
+        tools: ToolsLike = None,
     ) -> Stream:
         """The events of a run as they come, `Started` to `Ended`. Leaving it early interrupts the program."""
-        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input)
+        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
 
     def _context(self, context: Context | str | None) -> Context:
         if isinstance(context, Context):
@@ -172,13 +178,14 @@ class Context:
         timeout: float | None = None,
         input: InputSource = None,
         on_event: OnEvent | None = None,
-        tools: None = None,
+        tools: ToolsLike = None,
         detach: Literal[False] = False,
     ) -> Run:
         """As `Sandbox.run`."""
-        refuse_later(tools, detach)
-        if on_event is not None:
-            return self._run_watched(self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input), on_event)
+        refuse_later(detach)
+        if on_event is not None or tools is not None:
+            stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
+            return self._run_watched(stream, on_event or _ignore)
         given = run_env(env, cwd)
         return self._transport.call(
             lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
@@ -192,13 +199,19 @@ class Context:
         cwd: str | None = None,
         timeout: float | None = None,
         input: InputSource = None,
+        tools: ToolsLike = None,
     ) -> Stream:
         """As `Sandbox.stream`."""
-        given = run_env(env, cwd)
-        return Stream(
-            self._transport,
-            lambda: self._core.execute(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input),
-        )
+        given, toolbox = run_env(env, cwd), toolbox_of(tools)
+        offered = toolbox.offered if toolbox is not None else ()
+
+        async def make() -> seam.Execution:
+            execution = await self._core.execute(
+                code, env=given, cwd=cwd, timeout_seconds=timeout, input=input, tools=offered
+            )
+            return attended(execution, toolbox)
+
+        return Stream(self._transport, make)
 
     def interrupt(self) -> bool:
         """Interrupts what runs now; its state is kept. False if nothing runs."""
@@ -250,3 +263,7 @@ def run(code: str, *, template: str = "python", timeout: float | None = None, in
     """Runs code in a sandbox of its own, which is gone afterwards."""
     with Sandbox(template) as box:
         return box.run(code, timeout=timeout, input=input)
+
+
+def _ignore(event: AnyEvent) -> None:
+    """Nobody watches."""

@@ -7,7 +7,7 @@ objects, `remote*.py` out of `/api/v1`. All of it belongs to one event loop.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from cloche.events import AnyEvent, Ended, Run
 from cloche.model import FileChange, FileInfo, Limits, ProcessInfo, SandboxInfo, User
 from cloche.network_policy import NetworkPolicy
 from cloche.sdk.network_log import NetworkLog
+from cloche.tools import Tool, ToolResult
 
 Self = TypeVar("Self")
 
@@ -26,7 +27,8 @@ Self = TypeVar("Self")
 class Execution(Protocol):
     """As `cloche.engine.execution.Execution`."""
 
-    ended: Ended | None
+    @property
+    def ended(self) -> Ended | None: ...
 
     async def __aenter__(self: Self) -> Self: ...
     async def __aexit__(
@@ -38,6 +40,7 @@ class Execution(Protocol):
     async def aclose(self) -> None: ...
     def interrupt(self) -> None: ...
     def answer(self, text: str | None) -> None: ...
+    def answer_tools(self, results: Iterable[ToolResult]) -> None: ...
 
 
 class Process(Protocol):
@@ -142,6 +145,7 @@ class Context(Protocol):
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> Execution:
         """An execution, which starts when it is used. Raises what is wrong with it."""
 

@@ -17,6 +17,7 @@ from cloche.engine.paths import check_cwd
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Event
 from cloche.protocol import asks, told
+from cloche.tools import Tool
 
 
 class Running:
@@ -35,6 +36,8 @@ class Running:
         asked = await body_of(request, asks.Execute)
         if asked.input is True:
             raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
+        if asked.tools:
+            raise errors.InvalidRequest("tools need a WebSocket, over which their calls go out and their results come")
         return execution_of(sandbox, asked)
 
 
@@ -48,6 +51,7 @@ def execution_of(sandbox: Sandbox, asked: asks.Execute) -> Execution:
         timeout_seconds=asked.timeout_seconds,
         input=asked.input,
         argv=asked.argv,
+        tools=[Tool(name=each.name, description=each.description, parameters=each.parameters) for each in asked.tools],
     )
 
 

@@ -29,6 +29,7 @@ from cloche.engine.sandbox import Sandbox
 from cloche.events import Event, Output
 from cloche.protocol import asks, told
 from cloche.telemetry import log
+from cloche.tools import ToolResult
 
 Talk = Callable[[WebSocket, Sandbox], Awaitable[None]]
 
@@ -137,13 +138,15 @@ async def _tell_execution(socket: WebSocket, execution: Execution) -> None:
 
 async def _steer(socket: WebSocket, execution: Execution) -> None:
     while True:
-        match await _hear(socket, asks.Answer | asks.Interrupt | asks.Leave):
+        match await _hear(socket, asks.Answer | asks.ToolAnswer | asks.Interrupt | asks.Leave):
             case asks.Leave():
                 return
             case asks.Answer(text=None, problem=problem):
                 execution.refuse_answer(problem)
             case asks.Answer(text=text):
                 execution.answer(text)
+            case asks.ToolAnswer(call_id=call, result=result, error=error):
+                execution.answer_tools([ToolResult(call_id=call, result=result, error=error)])
             case asks.Interrupt():
                 execution.interrupt()
             case _:

@@ -1,0 +1,351 @@
+"""Programs in a sandbox call tools that live with a client: the offer to one program, and the rounds of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.bash_functions import SHARED, definitions, exported
+from cloche.engine.guest import Guest, clean
+from cloche.engine.queue import Bell
+from cloche.engine.tool_door import Caller, Said, ToolDoor
+from cloche.tools import Tool, ToolCall, ToolLanguage, ToolResult, check_language, identifiers
+
+MAX_CALLS = 200
+MAX_CALL_BYTES = 5 << 20
+MAX_PROGRAM_BYTES = 40 << 20  # of all that one program says to its tools
+MAX_CALL_VALUES = 200_000
+MAX_PROGRAM_VALUES = 1_000_000
+MAX_RESULT_BYTES = 5 << 20
+MAX_HEADER_BYTES = 1 << 20
+MAX_ERROR = 100_000
+MAX_DESCRIPTION = 2000
+
+# Calls of a shell come one by one. A round of them is over when nothing of the program runs any more: all wait.
+QUIET_SECONDS = 0.01
+LOOK_SECONDS = 0.002
+LONGEST_SECONDS = 0.5
+
+_SIGNS = (b"[", b"{", b",")  # a value has one, at least
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+class Runner(Protocol):
+    """What runs the program that an offer is made to."""
+
+    def hold_clock(self) -> None:
+        """Its time limit stands still until `release_clock` was called as often."""
+
+    def release_clock(self) -> None: ...
+
+    def catch_up(self) -> None:
+        """Reads what the program has written so far."""
+
+    async def stirring(self) -> bool:
+        """Whether anything of it runs just now, and does not wait. Raises Gone."""
+
+
+class Tools:
+    """The tools of one sandbox's programs."""
+
+    def __init__(self, guest: Guest):
+        self._door = ToolDoor(guest)
+
+    def offer(self, tools: Iterable[Tool], *, language: str = "python", max_calls: int = MAX_CALLS) -> Offer:
+        """An offer to one program of that language, to be used as `async with`.
+
+        Raises InvalidRequest for a language without tools, for names that cannot be, and for schemas that are too long.
+        """
+        return Offer(self._door, tuple(tools), check_language(language), max_calls)
+
+    def close(self) -> None:
+        """The sandbox has ended."""
+        self._door.close()
+
+
+class _Waiting:
+    """A call that waits for its result."""
+
+    def __init__(self, call: ToolCall, caller: Caller, place: int, alone: bool):
+        self.call = call
+        self.caller = caller
+        self.place = place
+        self.alone = alone
+
+
+class Offer:
+    """Tools as they are offered to one program. `header` and `env` are what the program must be started with.
+
+    `async with offer: ..`, then `next_round()` and `answer(results)` in turn, or several rounds at once.
+    Once left, whoever still calls is told that it is over.
+    """
+
+    def __init__(self, door: ToolDoor, tools: Sequence[Tool], language: ToolLanguage, max_calls: int):
+        self.language = language
+        self.tools = identifiers(tools, language)
+        self._by_name = {tool.name: tool for tool in tools}
+        self._door = door
+        self._token = secrets.token_urlsafe(24)
+        self._port = 0
+        self._max_calls = max_calls
+        self._bytes_left = MAX_PROGRAM_BYTES
+        self._values_left = MAX_PROGRAM_VALUES
+        self._count = 0
+        self._new: dict[str, _Waiting] = {}  # nobody has been told of them
+        self._out: dict[str, _Waiting] = {}  # with the client
+        self._runner: Runner | None = None
+        self._holds = False  # the runner's clock
+        self._bell = Bell()
+        self._is_open = False
+        self._check_size()
+
+    async def __aenter__(self) -> Offer:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def open(self) -> None:
+        """From now on its program may call. Raises Gone."""
+        self._port = await self._door.open()
+        self._door.add(self._token, self)
+        self._is_open = True
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """For a script or a kernel: what `cloche.guest.tools.functions` takes, or a shell's own definitions."""
+        if self.language == "bash":
+            return {"define": definitions(self.tools, self._port, self._token), "names": [SHARED, *self.tools]}
+        functions = [_function(identifier, tool) for identifier, tool in self.tools.items()]
+        return {"port": self._port, "token": self._token, "functions": functions}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For a command: with it every bash knows the tools as functions. Empty for Python."""
+        return exported(self.tools, self._port, self._token) if self.language == "bash" else {}
+
+    def runs(self, runner: Runner) -> None:
+        """That is the program. Its clock stands still while calls of it are with the client."""
+        self._runner = runner
+        self._let_clock()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Those that the client has, and has not answered."""
+        return tuple(each.call for each in self._out.values())
+
+    async def next_round(self) -> tuple[ToolCall, ...]:
+        """The calls that wait, once there are some; those that the program makes together come together.
+
+        Empty when the offer is over. May be called while an earlier round is not answered yet.
+        """
+        while self._is_open:
+            if not self._new:
+                await self._bell.heard()
+                continue
+            await self._gather()
+            if self._new and self._is_open:
+                return self._hand_out()
+        return ()
+
+    def answer(self, results: Iterable[ToolResult]) -> None:
+        """What calls came to. A call that the program gave up meanwhile needs none; its result is dropped.
+
+        Raises InvalidRequest, and then has told the program nothing, for a call that was never made or is answered
+        twice.
+        """
+        results = tuple(results)
+        self._check_results(results)
+        for result in results:
+            waiting = self._out.pop(result.call_id, None)
+            if waiting is not None:
+                _tell(waiting, result)
+        self._let_clock()
+
+    def close(self) -> None:
+        """The program has ended, or gets no more answers. Harmless when it has been called before."""
+        if self._is_open:
+            self._is_open = False
+            self._new.clear()
+            self._out.clear()
+            self._let_clock()
+            self._runner = None  # it knows us: else only the garbage collector would let go of either
+            self._door.remove(self._token)
+            self._bell.ring()
+
+    # -- Host: what the door needs of an offer
+
+    def admit(self, size: int) -> str | None:
+        self._bytes_left -= size
+        if self._bytes_left >= 0:
+            return None
+        return f"a program can say {MAX_PROGRAM_BYTES} bytes to its tools, and this one has: write less into its calls"
+
+    def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
+        for place, (name, content) in enumerate(said):
+            try:
+                call = self._made(name, content)
+            except errors.InvalidRequest as error:
+                caller.answer(place, success=False, content=str(error).encode("utf-8", "replace"))
+            else:
+                self._new[call.id] = _Waiting(call, caller, place, alone)
+        self._bell.ring()
+
+    def leave(self, caller: Caller) -> None:
+        for calls in (self._new, self._out):
+            for id in [id for id, waiting in calls.items() if waiting.caller is caller]:
+                del calls[id]
+        self._let_clock()
+
+    # -- inside
+
+    def _check_size(self) -> None:
+        try:
+            size = len(msgspec.json.encode(self.header))
+        except (UnicodeEncodeError, TypeError):
+            raise errors.InvalidRequest("names, descriptions and parameters of tools must be JSON") from None
+        if size > MAX_HEADER_BYTES:
+            raise errors.InvalidRequest(
+                f"the parameters of the tools have {size} bytes: {MAX_HEADER_BYTES} are possible; shorten their schemas"
+            )
+
+    def _made(self, name: str, content: bytes) -> ToolCall:
+        if name not in self._by_name:
+            raise errors.InvalidRequest(f"there is no tool {clean(name, 256)!r}")
+        if len(content) > MAX_CALL_BYTES:
+            raise errors.InvalidRequest(f"{name} was called with {len(content)} bytes: {MAX_CALL_BYTES} are possible")
+        if self._count >= self._max_calls:
+            raise errors.InvalidRequest(f"a program can call tools {self._max_calls} times, and this one has")
+        self._charge(name, content)
+        given = _object(name, content)
+        self._count += 1
+        return ToolCall(id=f"call_{self._count:03}", name=name, input=given)
+
+    def _charge(self, name: str, content: bytes) -> None:
+        """What is small as text can be large as objects."""
+        count = sum(map(content.count, _SIGNS))
+        if count > MAX_CALL_VALUES:  # most of them in text, perhaps
+            count = sum(map(_TEXT.sub(b"", content).count, _SIGNS))
+        self._values_left -= count
+        if count > MAX_CALL_VALUES or self._values_left < 0:
+            most = f"{MAX_CALL_VALUES} values, and all calls of a program {MAX_PROGRAM_VALUES}"
+            raise errors.InvalidRequest(f"{name} was called with too much: a call can have {most}; put it into a text")
+
+    async def _gather(self) -> None:
+        """Waits for the rest of a round of calls that come one by one. Only how many rounds there are depends on it."""
+        began = quiet_since = time.monotonic()
+        seen = len(self._new)
+        while self._is_open and self._new and all(waiting.alone for waiting in self._new.values()):
+            await asyncio.sleep(LOOK_SECONDS)
+            stirs = await self._stirs()
+            now = time.monotonic()
+            if stirs or len(self._new) != seen:
+                quiet_since, seen = now, len(self._new)
+            if now - quiet_since >= QUIET_SECONDS or now - began >= LONGEST_SECONDS:
+                return
+
+    async def _stirs(self) -> bool:
+        try:
+            return self._runner is not None and await self._runner.stirring()
+        except errors.ClocheError:  # it has ended, or its sandbox has
+            return False
+
+    def _hand_out(self) -> tuple[ToolCall, ...]:
+        if self._runner is not None:
+            self._runner.catch_up()
+        handed, self._new = self._new, {}
+        self._out.update(handed)
+        self._let_clock()
+        return tuple(waiting.call for waiting in handed.values())
+
+    def _check_results(self, results: Sequence[ToolResult]) -> None:
+        for id, count in Counter(result.call_id for result in results).items():
+            if count > 1:
+                raise errors.InvalidRequest(f"the call {id!r} has {count} results: give it one")
+            if not self._was_made(id):
+                raise errors.InvalidRequest(f"the program made no call {id!r}")
+
+    def _was_made(self, id: str) -> bool:
+        number = id.removeprefix("call_")
+        if not number.isascii() or not number.isdigit() or len(number) > 9 or id != f"call_{int(number):03}":
+            return False
+        return 0 < int(number) <= self._count and id not in self._new
+
+    def _let_clock(self) -> None:
+        """The clock stands for as long as the client has calls."""
+        if self._runner is None or self._holds == bool(self._out):
+            return
+        self._holds = bool(self._out)
+        if self._holds:
+            self._runner.hold_clock()
+        else:
+            self._runner.release_clock()
+
+
+def size_of(call: ToolCall) -> int:
+    """How many bytes there are in it."""
+    return len(msgspec.json.encode(call.input))
+
+
+def _function(identifier: str, tool: Tool) -> dict[str, Any]:
+    """What a program needs to know of a tool: of the schema only what a signature can say."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    shape: dict[str, Any] = {"required": list(required) if isinstance(required, list | tuple) else []}
+    if isinstance(properties, dict):
+        shape["properties"] = {str(name): _type_of(schema) for name, schema in properties.items()}
+    if "additionalProperties" in tool.parameters:
+        shape["additionalProperties"] = tool.parameters["additionalProperties"] is not False
+    description = tool.description[:MAX_DESCRIPTION]
+    return {"identifier": identifier, "name": tool.name, "description": description, "parameters": shape}
+
+
+def _type_of(schema: object) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        return {}
+    several = schema.get("anyOf")
+    kinds = [each.get("type") for each in several if isinstance(each, dict)] if isinstance(several, list) else None
+    kind = schema.get("type", kinds)
+    return {"type": kind} if isinstance(kind, str | list) else {}
+
+
+def _object(name: str, content: bytes) -> dict[str, Any]:
+    """Raises InvalidRequest, which the program is told, for an argument that is no JSON object."""
+    try:
+        given = msgspec.json.decode(content.strip() or b"{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise errors.InvalidRequest(
+            f"{name} takes one JSON object, and what it was given is no JSON: {error}"
+        ) from None
+    if not isinstance(given, dict):
+        raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}, not {type(given).__name__}")
+    return given
+
+
+def _tell(waiting: _Waiting, result: ToolResult) -> None:
+    if result.error is not None:
+        content = clean(result.error, MAX_ERROR).encode()
+        waiting.caller.answer(waiting.place, success=False, content=content or b"the tool failed")
+        return
+    try:
+        content = msgspec.json.encode(result.result)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        problem = f"the result of {waiting.call.name} is no JSON value: {error}"
+    else:
+        if len(content) <= MAX_RESULT_BYTES:
+            waiting.caller.answer(waiting.place, success=True, content=content)
+            return
+        problem = f"the result of {waiting.call.name} has {len(content)} bytes: {MAX_RESULT_BYTES} are possible"
+    waiting.caller.answer(waiting.place, success=False, content=problem.encode("utf-8", "replace"))

@@ -1,0 +1,87 @@
+"""A program as Python's command line names it (a file, `-c`, `-m`, stdin), in a fork of init: see `warm_python`."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import runpy
+import sys
+from typing import Any, NoReturn
+
+from cloche.guest import ending, interpreter, running, threads
+from cloche.guest.reception import Refused
+
+
+def check(order: Any) -> None:
+    """Raises Refused where a new interpreter would find other modules or settings. We are the caller already."""
+    directory = _first_directory(order) or "."
+    if interpreter.other_modules(directory) or os.path.exists("matplotlibrc"):
+        raise Refused("it would find other modules, or settings, than are imported here")
+    if order.kind == "module" and not {order.argument, f"{order.argument}.__main__"}.isdisjoint(sys.modules):
+        raise Refused("this module is imported already")
+
+
+def run(order: Any) -> NoReturn:
+    """The descriptors are in place."""
+    interpreter.start(**order.flags)
+    source = _source(order)
+    threads.restore_for(source)
+    sys.argv = list(order.argv) or [""]
+    sys.orig_argv = [sys.executable, *order.words]
+    first = _first_directory(order)
+    if first is not None:
+        sys.path.insert(0, first)
+    running.new_main(**_facts(order))
+    running.hide_ourselves()
+    if order.kind == "module":
+        _run_module(order.argument)
+    if order.kind == "file":
+        running.execute(source, _absolute(order.argument))
+    name, in_memory = ("<string>", sys.version_info >= (3, 13)) if order.kind == "command" else ("<stdin>", False)
+    running.execute(source, name, from_memory=in_memory)
+
+
+def _facts(order: Any) -> dict:
+    """What `__main__` knows of itself."""
+    if order.kind == "stdin":
+        return {"__file__": "<stdin>", "__cached__": None}
+    if order.kind != "file":
+        return {}
+    path = _absolute(order.argument)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    return {"__file__": path, "__cached__": None, "__loader__": loader}
+
+
+def _first_directory(order: Any) -> str | None:
+    """What comes first in sys.path."""
+    if order.kind == "file":
+        return os.path.dirname(os.path.realpath(order.argument))
+    if order.kind != "module":
+        return ""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _absolute(path: str) -> str:
+    """Joined, and nothing else."""
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:
+        return path
+
+
+def _source(order: Any) -> bytes:
+    if order.kind == "command":
+        return os.fsencode(order.argument) + b"\n"
+    if order.kind == "module":
+        return b""
+    with open(order.file if order.kind == "file" else 0, "rb", closefd=order.kind == "file") as file:
+        return file.read()
+
+
+def _run_module(name: str) -> NoReturn:
+    """By the function that an interpreter itself calls for `-m`."""
+    as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+    ending.end(ending.raised_by(lambda: as_main(name, True)), as_main.__code__, from_memory=False)

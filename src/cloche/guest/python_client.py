@@ -1,0 +1,199 @@
+"""The `python3` of a sandbox: asks init for a fork of an interpreter that has started already. See `warm_python.py`.
+
+It is in the way of every start, so it imports only what is in every interpreter's memory, and speaks to init by hand.
+What a fork would not reproduce exactly runs in the real interpreter, and so does everything where init has no room.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import _socket
+import posix
+import sys
+
+REAL = "/opt/cloche/env/bin/python3"
+ADDRESS = b"\0cloche-python"
+MAX_EXTRA_FILES = 10  # of the 16 descriptors that a frame can carry
+_FLAGS = {"u": "unbuffered", "B": "dont_write_bytecode"}
+_INSTALLERS = ("pip", "npm", "npx")  # what they need is prepared when an interpreter starts: see usersite.py
+_PASSED_ON = (1, 2, 3, 10, 12, 14, 15, *range(34, 65))  # HUP INT QUIT USR1 USR2 ALRM TERM and those without names
+
+
+class Unfit(Exception):
+    """A fork would not be the same."""
+
+
+class Line:
+    """A command line of Python's, as far as a fork can follow it. Raises Unfit."""
+
+    def __init__(self, words: list):
+        self.kind, self.argument, self.rest = "stdin", "", words
+        self.flags = dict.fromkeys(_FLAGS.values(), 0)
+        while self.rest and self.rest[0].startswith("-") and self.rest[0] != "-":
+            if self._letters(self.rest[0][1:], self.rest[1:]):
+                return
+        if self.rest and self.rest[0] != "-":
+            self.kind, self.argument = "file", self.rest[0]
+
+    def _letters(self, letters: str, after: list) -> bool:
+        """Takes one word with options. True if it ends them."""
+        for at, letter in enumerate(letters):
+            if letter in "cm":
+                value = [letters[at + 1 :]] if letters[at + 1 :] else after[:1]
+                if not value:
+                    raise Unfit
+                self.kind, self.argument = {"c": "command", "m": "module"}[letter], value[0]
+                self.rest = ["-" + letter, *(after if letters[at + 1 :] else after[1:])]
+                return True
+            if letter not in _FLAGS:
+                raise Unfit
+            self.flags[_FLAGS[letter]] = 1
+        self.rest = after
+        return False
+
+
+def main() -> None:
+    """Never returns."""
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # whoever interrupts means the program, which is not there yet
+    try:
+        _ask(sys.argv[1:])
+    except (Unfit, OSError):
+        pass
+    posix.execv(REAL, [REAL, *sys.argv[1:]])
+
+
+def _ask(words: list) -> None:
+    line = Line(words)
+    _look_at_environment(line)
+    files, numbers = _files()
+    if line.kind == "file":
+        files.append(_open_program(line.argument))
+    elif line.kind == "module" and line.argument.startswith(_INSTALLERS):
+        raise Unfit
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.connect(ADDRESS)
+    _send(connection, line, files, numbers)
+    _wait(connection, files)
+
+
+def _look_at_environment(line: Line) -> None:
+    """What Python itself would heed is left to it, but for the two commonest."""
+    env = posix.environ
+    for name, flag in ((b"PYTHONUNBUFFERED", "unbuffered"), (b"PYTHONDONTWRITEBYTECODE", "dont_write_bytecode")):
+        if env.get(name):
+            if env[name] != b"1":
+                raise Unfit
+            line.flags[flag] = 1
+
+
+def _files() -> tuple:
+    """Descriptors to pass: stdin, stdout, stderr, the working directory, then others of the caller's; their numbers."""
+    for fd in (0, 1, 2):
+        if posix.isatty(fd) or not posix.fstat(fd):  # raises if it is closed
+            raise Unfit
+    try:
+        posix.close(posix.open("/dev/tty", posix.O_RDWR | posix.O_CLOEXEC | posix.O_NOCTTY))
+        raise Unfit  # a terminal's signals and job control are for those of its session
+    except OSError:
+        pass
+    extra = [int(name) for name in posix.listdir("/proc/self/fd")]
+    extra = [fd for fd in extra if fd > 2 and _is_inherited(fd)]
+    if len(extra) > MAX_EXTRA_FILES:
+        raise Unfit
+    directory = posix.open(".", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    return [0, 1, 2, directory, *extra], extra
+
+
+def _is_inherited(fd: int) -> bool:
+    try:
+        return posix.get_inheritable(fd)
+    except OSError:
+        return False  # that of the listing itself
+
+
+def _open_program(path: str) -> int:
+    """A file with source. One that cannot be read, a directory, an archive or bytecode is for Python itself."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    info = posix.fstat(fd)
+    if info.st_mode & 0o170000 != 0o100000 or path.rpartition("/")[2].startswith(_INSTALLERS):
+        raise Unfit
+    if not path.endswith(".py") and b"\0" in posix.pread(fd, 1 << 16, max(info.st_size - (1 << 16), 0)):
+        raise Unfit
+    return fd
+
+
+def _send(connection: _socket.socket, line: Line, files: list, numbers: list) -> None:
+    """One frame of `wire`, without its module. What are lists of text is in the body, with NUL between the items."""
+    env = [name + b"=" + value for name, value in posix.environ.items()]
+    words = [word.encode("utf-8", "surrogateescape") for word in (*line.rest, line.argument, *sys.argv[1:])]
+    body = b"\0".join((*words, *env))
+    head = '{"kind":"%s","uid":%d,"rest":%d,"words":%d,"env":%d,"numbers":%s,"unbuffered":%d,"dont_write_bytecode":%d,'
+    head += '"fds":%d}'
+    counts = (len(line.rest), len(sys.argv) - 1, len(env))
+    head = head % (line.kind, posix.getuid(), *counts, numbers, *line.flags.values(), len(files))
+    data = len(head).to_bytes(4, "big") + len(body).to_bytes(4, "big") + head.encode() + body
+    rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in files)
+    sent = connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    connection.sendall(data[sent:])
+
+
+def _wait(connection: _socket.socket, files: list) -> None:
+    """Until the program has ended, then ends like it. Raises Unfit if none was started."""
+    started = _receive(connection)
+    if not started.startswith(b'{"started":'):
+        raise Unfit
+    _end_like(_accompany(connection, int(started[11:-1]), files))
+
+
+def _accompany(connection: _socket.socket, pid: int, files: list) -> int:
+    """The program's wait status. From here on there is no way back to the real interpreter: it would run twice."""
+    for number in _PASSED_ON:
+        if _signal.getsignal(number) is not _signal.SIG_IGN:
+            _signal.signal(number, lambda number, _frame: _signal_program(pid, number))
+    try:
+        _let_go(files)
+        ended = _receive(connection)
+    except OSError:
+        ended = b""
+    return int(ended[10:-1]) if ended.startswith(b'{"status":') else _signal.SIGKILL
+
+
+def _let_go(files: list) -> None:
+    """They are the program's now: a pipe that it closes must be closed."""
+    null = posix.open("/dev/null", posix.O_RDWR)
+    for fd in files:
+        posix.dup2(null, fd)
+
+
+def _signal_program(pid: int, number: int) -> None:
+    """Its whole group: whoever ends a program by a signal (`timeout`, a shell) means those that it has started, too."""
+    try:
+        posix.killpg(pid, number)
+    except OSError:
+        pass
+
+
+def _receive(connection: _socket.socket) -> bytes:
+    """The head of a frame; b"" at the end."""
+    length = int.from_bytes(_exactly(connection, 8)[:4], "big")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: _socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def _end_like(status: int) -> None:
+    number = status & 0x7F
+    if number:
+        if number != _signal.SIGKILL:
+            _signal.signal(number, _signal.SIG_DFL)
+        posix.kill(posix.getpid(), number)
+    posix._exit(status >> 8 if not number else 128 + number)

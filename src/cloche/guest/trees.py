@@ -1,0 +1,180 @@
+"""What lies below a directory, at a glance; and files below it that its user must not change."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import time
+from itertools import islice
+
+from cloche.guest import wire
+from cloche.guest.drafts import check_regular
+
+MAX_ENTRIES = 20_000
+MAX_BODY_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
+AS_IT_WAS = "="  # in place of a digest
+_CHUNK = 1 << 20
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
+_WORTH_A_LOOK = 1 << 20  # bytes; what is smaller is read in less time than it takes to be sure without
+_MADE_AGAIN = "__pycache__"
+_FOLLOW_NOTHING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+
+
+class Survey:
+    """A walk below `root` that follows no symlink.
+
+    `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told, or
+    that nothing was done to it since `since_ns`.
+    Hidden directories are passed by, and Python's caches, unless something known is in them.
+    """
+
+    def __init__(self, root: str, depth: int, known: dict, since_ns: int):
+        self._root = root
+        self._depth = depth
+        self._known = known
+        self._since_ns = since_ns
+        self._inhabited = {parent for path in known for parent in _parents(path)}
+        self._left = MAX_ENTRIES
+        self.files: list = []
+        self.empty: list = []
+        self.passed: dict = {}
+
+    def walk(self) -> bool:
+        """False if there is more than can be told."""
+        waiting = [("", 1)]
+        while waiting and self._left > 0:
+            directory, depth = waiting.pop()
+            entries = self._entries(directory)
+            if not entries and directory and entries is not None:
+                self.empty.append(directory)
+            for entry in entries or ():
+                self._look(entry, f"{directory}/{entry.name}" if directory else entry.name, depth, waiting)
+        return not waiting and self._left > 0
+
+    def _entries(self, directory: str) -> list | None:
+        """None for a directory that cannot be looked into."""
+        try:
+            with os.scandir(os.path.join(self._root, directory)) as entries:
+                found = sorted(islice(entries, self._left + 1), key=lambda each: each.name)
+        except OSError:
+            if not directory:
+                raise
+            self._pass_by("unreadable")
+            return None
+        self._left -= len(found)
+        return found
+
+    def _look(self, entry, path: str, depth: int, waiting: list) -> None:
+        try:
+            path.encode()
+            about = entry.stat(follow_symlinks=False)
+        except UnicodeEncodeError:
+            self._pass_by("unnamed")
+            return
+        except OSError:
+            return  # it is gone by now
+        if stat.S_ISDIR(about.st_mode):
+            self._look_into(entry.name, path, depth, waiting)
+        elif stat.S_ISREG(about.st_mode):
+            self.files.append([path, about.st_size, self._digest(path, about)])
+        else:
+            self._pass_by("symlink" if stat.S_ISLNK(about.st_mode) else "special")
+
+    def _look_into(self, name: str, path: str, depth: int, waiting: list) -> None:
+        if path not in self._inhabited and (name.startswith(".") or name == _MADE_AGAIN):
+            self._pass_by("hidden")
+        elif depth >= self._depth:
+            self._pass_by("deep")
+        else:
+            waiting.append((path, depth + 1))
+
+    def _pass_by(self, why: str) -> None:
+        self.passed[why] = self.passed.get(why, 0) + 1
+
+    def _digest(self, path: str, about: os.stat_result) -> str | None:
+        """A program can set neither the clock nor a ctime, and the first write through a mapping sets that, too."""
+        if self._known.get(path) != about.st_size:
+            return None
+        if about.st_size > _WORTH_A_LOOK and about.st_ctime_ns < self._since_ns:
+            return AS_IT_WAS
+        return digest(os.path.join(self._root, path))
+
+
+def now_ns() -> int:
+    """By the clock that stamps files. Whatever is done from now on has this time, or a later one."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+def survey(root: str, header: dict, since_ns: int) -> tuple:
+    """The answer to `tree_survey`."""
+    at_ns = now_ns()
+    found = Survey(root, int(header.get("depth", 10)), header.get("known") or {}, since_ns)
+    whole = found.walk()
+    body = json.dumps({"files": found.files, "empty": found.empty}, ensure_ascii=False).encode()
+    if len(body) > MAX_BODY_BYTES:
+        whole, body = False, b'{"files":[],"empty":[]}'
+    return {"truncated": not whole, "passed": found.passed, "at_ns": at_ns}, body, ()
+
+
+def digest(path: str) -> str | None:
+    """The SHA-256 of a regular file; None for what cannot be read."""
+    try:
+        fd = os.open(path, _FOLLOW_NOTHING)
+    except OSError:
+        return None
+    try:
+        check_regular(fd)
+        sha256 = hashlib.sha256()
+        while piece := os.read(fd, _CHUNK):
+            sha256.update(piece)
+        return sha256.hexdigest()
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def guard(root: str, paths: list, single: bool) -> list:
+    """Makes these files root's, and all directories above them up to `root` root's, for everybody to add to.
+
+    Those directories are sticky: what is root's in them, `user` can neither rename nor remove. With a single uid there
+    is no root to give them to, and the files merely lose the permission to write. Gives the paths that are no files.
+    """
+    return [path for path in paths if not _guarded(root, path.split("/"), single)]
+
+
+def _guarded(root: str, names: list, single: bool) -> bool:
+    fds = [os.open(root, os.O_DIRECTORY | _FOLLOW_NOTHING)]
+    try:
+        for name in names[:-1]:
+            fds.append(os.open(name, os.O_DIRECTORY | _FOLLOW_NOTHING, dir_fd=fds[-1]))
+        file = os.open(names[-1], _FOLLOW_NOTHING, dir_fd=fds[-1])
+        directories, fds = fds, [*fds, file]
+        check_regular(file)
+        _take(file, 0o444, single)
+        for fd in () if single else directories:
+            _take(fd, 0o1777, single)
+        return True
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            return False
+        raise
+    except ValueError:  # no regular file
+        return False
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _take(fd: int, mode: int, single: bool) -> None:
+    if not single:
+        os.fchown(fd, 0, 0)
+    os.fchmod(fd, mode)
+
+
+def _parents(path: str) -> list:
+    names = path.split("/")[:-1]
+    return ["/".join(names[: count + 1]) for count in range(len(names))]

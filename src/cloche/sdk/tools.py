@@ -1,0 +1,239 @@
+"""Functions of the caller's own that code in a sandbox may call: `run(code, tools={"get_weather": get_weather})`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.tool_calls import MAX_RESULT_BYTES
+from cloche.events import AnyEvent, Ended, Folding, Run, ToolsCalled
+from cloche.sdk import seam
+from cloche.sdk.tool_schemas import schema_of
+from cloche.tools import Tool as Offered
+from cloche.tools import ToolCall, ToolResult
+
+Function = Callable[..., Any]
+
+THREADS = 32  # calls of functions that are not coroutine functions, of one run at once
+
+
+class Tool:
+    """A function that code may call by `name`. What it takes and does is read off it unless it is said here.
+
+    `parameters` is a JSON schema of the object of its arguments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        *,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ):
+        if not callable(function):
+            raise errors.InvalidRequest(f"the tool {name!r} must be a function, not {type(function).__name__}")
+        self.name = name
+        self.function = function
+        self.description = inspect.getdoc(function) or "" if description is None else description
+        self.parameters: dict[str, Any] = schema_of(name, function) if parameters is None else dict(parameters)
+
+    def __repr__(self) -> str:
+        return f"<cloche.Tool {self.name}>"
+
+
+ToolsLike = Mapping[str, Function] | Iterable[Tool | Function] | None
+
+
+class Toolbox:
+    """The tools of one run. Plain functions are called in threads; coroutine functions on the loop of who made it."""
+
+    def __init__(self, tools: list[Tool], loop: asyncio.AbstractEventLoop | None):
+        self.offered = tuple(Offered(name=t.name, description=t.description, parameters=t.parameters) for t in tools)
+        self._functions = {tool.name: tool.function for tool in tools}
+        self._loop = loop
+        self._context = contextvars.copy_context()
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def result(self, call: ToolCall) -> ToolResult:
+        """What a call came to. What the function raises is what the program is told."""
+        function = self._functions[call.name]
+        try:
+            if self._loop is not None and _is_async(function):
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(function, call), self._loop))
+            return await self._in_thread(partial(_called, function, call))
+        except (SystemExit, KeyboardInterrupt, RuntimeError) as error:  # their loop has ended, or is about to
+            return _failed(call, error)
+
+    def close(self) -> None:
+        """Waits for no function that still runs."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _in_thread(self, work: Callable[[], ToolResult]) -> Awaitable[ToolResult]:
+        if self._threads is None:
+            # Of its own: a function may use the sandbox, and what that needs threads for must not wait for these.
+            self._threads = ThreadPoolExecutor(THREADS, "cloche-tool")
+        return asyncio.get_running_loop().run_in_executor(self._threads, self._context.copy().run, work)
+
+
+def toolbox_of(tools: ToolsLike, loop: asyncio.AbstractEventLoop | None = None) -> Toolbox | None:
+    """Raises InvalidRequest for what cannot be a program's tools. `loop`: the caller's, if it has one."""
+    if tools is None:
+        return None
+    if not isinstance(tools, Mapping | Iterable) or isinstance(tools, str | bytes):
+        raise errors.InvalidRequest(f"tools must be functions by their names, not {type(tools).__name__}")
+    named = [Tool(name, function) for name, function in tools.items()] if isinstance(tools, Mapping) else None
+    listed = named if named is not None else [_tool(each) for each in tools]  # type: ignore[arg-type]
+    for tool in listed:
+        if loop is None and _is_async(tool.function):
+            raise errors.InvalidRequest(f"the tool {tool.name!r} is a coroutine function: those need an AsyncSandbox")
+    return Toolbox(listed, loop) if listed else None
+
+
+def toolbox_from_loop(tools: ToolsLike) -> Toolbox | None:
+    """The same where the caller has an event loop, on which their coroutine functions run."""
+    return None if tools is None else toolbox_of(tools, asyncio.get_running_loop())
+
+
+class Attended:
+    """An execution whose calls of tools are answered as its events are taken."""
+
+    def __init__(self, execution: seam.Execution, toolbox: Toolbox):
+        self._execution = execution
+        self._toolbox = toolbox
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def ended(self) -> Ended | None:
+        return self._execution.ended
+
+    async def __aenter__(self) -> Attended:
+        await self._execution.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Attended:
+        return self
+
+    async def __anext__(self) -> AnyEvent:
+        event = await self._execution.__anext__()
+        self._attend([event])
+        return event
+
+    async def next_events(self) -> list[AnyEvent]:
+        events = await self._execution.next_events()
+        self._attend(events)
+        return events
+
+    async def result(self) -> Run:
+        folding = Folding()
+        async with self:
+            while events := await self.next_events():
+                for event in events:
+                    folding.feed(event)
+        return folding.run()
+
+    async def aclose(self) -> None:
+        self._leave()
+        await self._execution.aclose()
+
+    def interrupt(self) -> None:
+        self._execution.interrupt()
+
+    def answer(self, text: str | None) -> None:
+        self._execution.answer(text)
+
+    def answer_tools(self, results: Iterable[ToolResult]) -> None:
+        self._execution.answer_tools(results)
+
+    def _attend(self, events: list[AnyEvent]) -> None:
+        for event in events:
+            if isinstance(event, ToolsCalled):
+                for call in event.calls:
+                    self._begin(call)
+            elif isinstance(event, Ended):
+                self._leave()
+
+    def _begin(self, call: ToolCall) -> None:
+        task = asyncio.ensure_future(self._answer(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, call: ToolCall) -> None:
+        self._execution.answer_tools([await self._toolbox.result(call)])
+
+    def _leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._toolbox.close()
+
+
+def attended(execution: seam.Execution, toolbox: Toolbox | None) -> seam.Execution:
+    return execution if toolbox is None else Attended(execution, toolbox)
+
+
+def _tool(given: Tool | Function) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    name = getattr(given, "__name__", None)
+    if not callable(given) or not isinstance(name, str):
+        raise errors.InvalidRequest(f"{given!r} cannot be a tool: give functions by their names, or cloche.Tool")
+    return Tool(name, given)
+
+
+def _is_async(function: Function) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _called(function: Function, call: ToolCall) -> ToolResult:
+    """In a thread. Nothing that is raised leaves it: SystemExit would end our loop, StopIteration is no future's."""
+    try:
+        return _succeeded(call, function(**call.input))
+    except BaseException as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
+        return _failed(call, error)
+
+
+async def _awaited(function: Function, call: ToolCall) -> ToolResult:
+    """On the caller's loop."""
+    try:
+        return _succeeded(call, await function(**call.input))
+    except Exception as error:  # noqa: BLE001 - as above
+        return _failed(call, error)
+
+
+def _succeeded(call: ToolCall, value: object) -> ToolResult:
+    return ToolResult(call_id=call.id, result=msgspec.Raw(_encoded(value)))
+
+
+def _failed(call: ToolCall, error: BaseException) -> ToolResult:
+    return ToolResult(call_id=call.id, error=str(error) or type(error).__name__)
+
+
+def _encoded(value: object) -> bytes:
+    """Raises TypeError for what is no JSON, ValueError for what is too long."""
+    content = msgspec.json.encode(value, enc_hook=_plain)
+    if len(content) > MAX_RESULT_BYTES:
+        raise ValueError(f"the tool's result has {len(content)} bytes: {MAX_RESULT_BYTES} are possible")
+    return content
+
+
+def _plain(value: Any) -> Any:
+    """What numpy, pydantic and the like have their own words for."""
+    for name in ("model_dump", "tolist", "to_dict"):
+        if callable(say := getattr(value, name, None)):
+            return say()
+    raise TypeError(f"the tool's result is no JSON value: it has a {type(value).__name__}")
