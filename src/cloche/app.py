@@ -8,6 +8,7 @@ from cloche import errors
 from cloche.api.admin import Admin
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.e2b import E2b
+from cloche.api.librechat import LibreChat
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
@@ -49,6 +50,7 @@ class Server:
             "api": NativeApi(engine, gatekeeper, config),
             "v1": OpenAi(engine, gateway, gatekeeper, config),
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
+            "librechat": LibreChat(engine, gateway.shelf, gatekeeper, config, secret),
             "admin": Admin(keys, gateway.shelf.steps, gatekeeper),
             "health": self.system,
             "ready": self.system,

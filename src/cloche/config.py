@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cloche import errors, found_config
+from cloche import errors, found_config, librechat_config
 from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
+from cloche.librechat_config import LibreChat
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
 from cloche.upstream_config import Upstream
@@ -34,7 +35,7 @@ DEFAULT_ALIASES: Mapping[str, str] = {
 
 NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
 
-_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"})
+_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat_config.MAY_HOLD_SECRETS
 _FLAGS = {"packages.enabled": "--packages"}  # those that are not called as their key
 
 _UNITS = {"": 1, "b": 1} | {
@@ -149,6 +150,7 @@ class Config(Struct):
     gateway: Gateway = Gateway()
     network: Network = Network()
     packages: Packages = Packages()
+    librechat: LibreChat = LibreChat()
     upstream: tuple[Upstream, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
@@ -242,10 +244,10 @@ def _assemble(settings: list[Setting]) -> Config:
     try:
         return msgspec.convert({**tree, "origins": origins}, Config)
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        raise errors.InvalidConfig(_with_origin(str(error), origins)) from None
+        raise errors.InvalidConfig(with_origin(str(error), origins)) from None
 
 
-def _with_origin(problem: str, origins: Mapping[str, str]) -> str:
+def with_origin(problem: str, origins: Mapping[str, str]) -> str:
     """A problem that names its key, with where that came from; without the place in a tree that nobody wrote."""
     said = re.sub(r" - at `\$[^`]*`$", "", problem)
     named = [key for key in origins if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", said)]
@@ -304,6 +306,8 @@ def bytes_of(text: str) -> int | None:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name, key in librechat_config.variables(environ):
+        yield Setting(key, environ[name], f"environment variable {name}")
     for name in sorted(environ):
         if not name.startswith("CLOCHE_") or name in NOT_KEYS:
             continue

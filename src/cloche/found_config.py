@@ -30,6 +30,8 @@ def check_harmless(file: Path, key: str, value: Any) -> None:
         what, flag = "choose data_dir, from which templates are taken", "--data-dir, CLOCHE_DATA_DIR"
     elif key in _WAYS_IN:
         what, flag = f"set {key}, which says where names, packages or private addresses lead", variable_of(key)
+    elif key.startswith("librechat.jwt."):
+        what, flag = f"set {key}, which says whose tokens this server accepts", variable_of(key)
     else:
         return
     raise errors.InvalidConfig(

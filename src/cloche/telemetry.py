@@ -26,7 +26,7 @@ Level = Literal["debug", "info", "warning", "error"]
 PRIVATE = frozenset({"code", "output", "stdout", "stderr", "text", "content", "path", "key", "api_key"})
 """Fields that are dropped above DEBUG, should somebody log them by mistake."""
 
-FREQUENT = frozenset({"request.ended"})
+FREQUENT = frozenset({"request.ended", "librechat.token_refused"})
 """Events that are logged only: were they kept, they would push out those that say why something ended."""
 
 OF_NETWORKS = frozenset({"network.allowed", "network.denied", "network.failed", "network.left_out"})

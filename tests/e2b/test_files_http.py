@@ -222,8 +222,8 @@ def test_environment_and_metrics_are_told(server):
 
 
 @pytest.fixture(scope="module")
-def small_server(data_dir, template):
-    with serving(data_dir, env={"CLOCHE_SERVER_UPLOAD_BYTES": str(LIMIT)}) as running:
+def small_server(bare_dir):
+    with serving(bare_dir, env={"CLOCHE_SERVER_UPLOAD_BYTES": str(LIMIT)}) as running:
         yield running
 
 

@@ -77,8 +77,10 @@ def key_of(headers: Mapping[str, str]) -> str:
 
 
 def _password(encoded: str) -> str:
+    """The password, or the user where there is none: a URL can be written as http://KEY@host, too."""
     try:
-        return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
+        user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+        return password or user
     except ValueError:  # also where it is no base64, or not UTF-8
         return ""
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -27,6 +28,7 @@ class Part(NamedTuple):
     name: str
     filename: str | None  # as it was sent, with its slashes
     chunks: AsyncGenerator[bytes, None]
+    content_type: str = ""  # as it was sent
 
 
 def boundary_of(content_type: str) -> bytes:
@@ -38,13 +40,19 @@ def boundary_of(content_type: str) -> bytes:
     return boundary
 
 
-async def parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[Part, None]:
-    """The fields of a form, one after the other. Raises InvalidRequest for what is no form, or not a whole one."""
+async def parts(body: AsyncIterator[bytes], boundary: bytes, *, lenient: bool = False) -> AsyncGenerator[Part, None]:
+    """The fields of a form, one after the other. Raises InvalidRequest for what is no form, or not a whole one.
+
+    With `lenient`, a name that is not UTF-8 is no error of the form: it has surrogates then.
+    """
+    content_type = ""
     async with contextlib.aclosing(_tokens(body, boundary)) as tokens:
         async for kind, content in tokens:
+            if kind == "type":
+                content_type = content.decode("latin-1")
             if kind == "headers":
                 async with contextlib.aclosing(_data(tokens)) as chunks:
-                    yield Part(*_named(content), chunks)
+                    yield Part(*_named(content, lenient), chunks, content_type)
                     async for _skipped in chunks:
                         pass
 
@@ -56,12 +64,18 @@ async def _data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerat
         yield content
 
 
-def _named(disposition: bytes) -> tuple[str, str | None]:
+def _named(disposition: bytes, lenient: bool) -> tuple[str, str | None]:
     found = {name.lower(): value.strip() for name, value in _PARAMETER.findall(disposition.decode("latin-1"))}
+    how = "surrogateescape" if lenient else "strict"
     try:
         given = {
-            name: _unquoted(found[name]).encode("latin-1").decode() for name in ("name", "filename") if name in found
+            name: _unquoted(found[name]).encode("latin-1").decode(errors=how)
+            for name in ("name", "filename")
+            if name in found
         }
+        if "filename*" in found:  # RFC 5987: whoever sends both means this one
+            escaped = _unquoted(found["filename*"]).split("'", 2)[-1]
+            given["filename"] = unquote_to_bytes(escaped.encode("latin-1")).decode(errors=how)
         return given.get("name", ""), given.get("filename")
     except UnicodeDecodeError:
         raise errors.InvalidRequest("the name of a file in a form must be UTF-8") from None
@@ -73,7 +87,9 @@ def _unquoted(value: str) -> str:
 
 
 async def _tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[tuple[str, bytes], None]:
-    """("headers", its Content-Disposition), ("data", ..) as often as it comes, ("end", b"") for each part."""
+    """("type", its Content-Type), ("headers", its Content-Disposition), then ("data", ..) as often as it comes, and
+    ("end", b"") for each part.
+    """
     form = _Form(boundary)
     async for chunk in body:
         for token in form.feed(chunk):
@@ -86,7 +102,7 @@ class _Form:
     def __init__(self, boundary: bytes):
         self.whole = False
         self._found: list[tuple[str, bytes]] = []
-        self._field, self._value, self._disposition = b"", b"", b""
+        self._field, self._value, self._disposition, self._type = b"", b"", b"", b""
         self._parser = MultipartParser(
             boundary,
             {
@@ -122,10 +138,12 @@ class _Form:
     def _on_header_end(self) -> None:
         if self._field.lower() == b"content-disposition":
             self._disposition = self._value
+        elif self._field.lower() == b"content-type":
+            self._type = self._value
 
     def _on_headers_finished(self) -> None:
-        self._found.append(("headers", self._disposition))
-        self._disposition = b""
+        self._found += [("type", self._type), ("headers", self._disposition)]
+        self._disposition, self._type = b"", b""
 
     def _on_end(self) -> None:
         self.whole = True

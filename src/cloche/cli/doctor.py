@@ -72,6 +72,7 @@ def examine() -> list[Section]:
         Section(title="Python interpreters", checks=_attempt("Python", _pythons)),
         Section(title="Templates", checks=_attempt("templates", lambda: _templates(config))),
         Section(title="Networks of sandboxes", checks=_attempt("network", lambda: _networks(config))),
+        *_tokens(config),
         Section(title="Places", checks=[*wrong, *_attempt("data directory", lambda: _places(config))]),
     ]
 
@@ -165,6 +166,14 @@ def _networks(config: Config) -> Iterable[Check]:
     from cloche.cli.doctor_network import checks
 
     return checks(config)
+
+
+def _tokens(config: Config) -> list[Section]:
+    """Only where some are accepted."""
+    from cloche.cli.token_keys import checks
+
+    found = _attempt("LibreChat's tokens", lambda: checks(config))
+    return [Section(title="LibreChat", checks=found)] if found else []
 
 
 def _places(config: Config) -> Iterable[Check]:

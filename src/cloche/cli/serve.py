@@ -14,13 +14,14 @@ import uvloop
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.app import LOCAL_ADMIN, Server
-from cloche.cli import configuration
+from cloche.cli import configuration, token_keys
 from cloche.cli.hosting import hosted
 from cloche.cli.listening import bind, check_tls, reachable, silence_uvicorn, url_of
 from cloche.cli.welcome import VARIABLE, preset_key, welcome
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.librechat_config import SECRET_VARIABLES
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
 from cloche.telemetry import log
@@ -55,8 +56,10 @@ def command(
     silence_uvicorn()
     _warn(config, insecure_no_auth)
     check_tls(config.server)
+    token_keys.ids(config)
     preset = preset_key(os.environ)
-    os.environ.pop(VARIABLE, None)  # no program that is started from here needs it
+    for secret in (VARIABLE, *SECRET_VARIABLES):
+        os.environ.pop(secret, None)  # no program that is started from here needs it
     uvloop.run(_serve(config, preset, no_auth=insecure_no_auth))
 
 

@@ -38,7 +38,8 @@ async def welcome(keys: StoredKeys, url: str) -> None:
         click.echo("cloche: warning: every key was revoked: `cloche key add` makes a new one", err=True)
         return
     _, key = await keys.add("local", "admin", "first")
-    click.echo(_WELCOME.format(key=key, url=url.rstrip("/")))
+    scheme, _, place = url.rstrip("/").partition("://")
+    click.echo(_WELCOME.format(key=key, url=url.rstrip("/"), with_key=f"{scheme}://cloche:{key}@{place}"))
 
 
 _WELCOME = """\
@@ -57,6 +58,10 @@ OpenAI's SDKs (the code interpreter, containers, files; the model cloche/echo an
 LiteLLM's interceptor, as its sandbox provider:
 
     export OPEN_SANDBOX_API_KEY={key} OPEN_SANDBOX_API_BASE={url}/opensandbox/v1
+
+LibreChat, in its environment:
+
+    LIBRECHAT_CODE_BASEURL={with_key}/librechat/v1
 
 Cloche's own library and command line:
 

@@ -156,6 +156,52 @@ MIGRATIONS = (
     CREATE INDEX steps_by_age ON steps (started_at);
     CREATE INDEX steps_of_requests ON steps (started_at, id) WHERE kind = 'request';
     """,
+    """
+    CREATE TABLE code_files (
+        id TEXT PRIMARY KEY,
+        session TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        user TEXT NOT NULL,
+        space TEXT NOT NULL,
+        name TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        content_type TEXT NOT NULL,
+        read_only INTEGER NOT NULL,
+        sha256 TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        used_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX code_files_by_session ON code_files (session);
+    CREATE INDEX code_files_by_owner ON code_files (owner, tenant, user, bytes);
+    CREATE INDEX code_files_by_use ON code_files (used_at);
+    CREATE TABLE code_sessions (
+        key TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        used_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX code_sessions_by_use ON code_sessions (used_at);
+    CREATE TABLE code_workspaces (
+        key TEXT NOT NULL,
+        path TEXT NOT NULL,
+        session TEXT NOT NULL,
+        file TEXT NOT NULL,
+        PRIMARY KEY (key, path)
+    ) WITHOUT ROWID;
+    CREATE INDEX code_workspaces_by_file ON code_workspaces (file);
+    """,
+    """
+    CREATE TABLE code_room (
+        owner TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        user TEXT NOT NULL,
+        files INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        PRIMARY KEY (owner, tenant, user)
+    ) WITHOUT ROWID;
+    INSERT INTO code_room SELECT owner, tenant, user, COUNT(*), SUM(bytes) FROM code_files GROUP BY 1, 2, 3;
+    DROP INDEX code_files_by_owner;
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from cloche.store import container_files, files
+from cloche.store import code_files, container_files, files
 from cloche.store.blobs import Blobs
 from cloche.store.chat_calls import ChatCalls
+from cloche.store.code_sessions import StoredCodeSessions
 from cloche.store.conversations import Conversations
 from cloche.store.database import Database
 from cloche.store.responses import Responses
@@ -18,18 +19,24 @@ from cloche.store.steps import Steps
 from cloche.telemetry import log
 
 PRUNE_SECONDS = 3600.0
+CODE_HOURS = 24.0
 
 
 class Shelf:
-    """Use as `async with Shelf(data_dir, days) as shelf`. What is older than so many days is removed, every hour."""
+    """Use as `async with Shelf(data_dir, days) as shelf`. What is older than so many days is removed, every hour.
 
-    def __init__(self, data_dir: Path, days: float):
+    Files of LibreChat's code API go after so many hours without use.
+    """
+
+    def __init__(self, data_dir: Path, days: float, code_hours: float = CODE_HOURS):
         self._kept_seconds = days * 86400.0
         self._database = Database(data_dir / "store.sqlite3")
         self._pruning: asyncio.Task[None] | None = None
         self.blobs = Blobs(data_dir / "blobs")
         self.files = files.StoredFiles(self._database, self.blobs, self._kept_seconds)
         self.container_files = container_files.StoredContainerFiles(self._database, self.blobs)
+        self.code_files = code_files.StoredCodeFiles(self._database, self.blobs, code_hours * 3600.0)
+        self.code_sessions = StoredCodeSessions(self._database, code_hours * 3600.0)
         self.steps = Steps(self._database)
         self.responses = Responses(self._database)
         self.conversations = Conversations(self._database)
@@ -64,7 +71,9 @@ class Shelf:
         try:
             await self.files.prune()
             await self.container_files.prune(time.time() - self._kept_seconds)
-            await self.blobs.remove_orphans((files.PREFIX, container_files.PREFIX), self._known_contents)
+            await self.code_files.prune()
+            prefixes = (files.PREFIX, container_files.PREFIX, code_files.PREFIX)
+            await self.blobs.remove_orphans(prefixes, self._known_contents)
         except (OSError, sqlite3.Error) as error:
             log.error("files.not_pruned", error=type(error).__name__)
 
@@ -73,5 +82,7 @@ class Shelf:
 
 
 def _known(db: sqlite3.Connection, ids: list[str]) -> set[str]:
-    query = "SELECT 1 FROM files WHERE id = ? UNION ALL SELECT 1 FROM container_files WHERE id = ? AND kept LIMIT 1"
-    return {id for id in ids if db.execute(query, (id, id)).fetchone() is not None}
+    query = """SELECT 1 FROM files WHERE id = ? UNION ALL SELECT 1 FROM container_files WHERE id = ? AND kept
+        UNION ALL SELECT 1 FROM code_files WHERE id = ? LIMIT 1"""
+    asked = ((id, (id, id, id.removeprefix(code_files.PREFIX))) for id in ids)
+    return {id for id, values in asked if db.execute(query, values).fetchone() is not None}

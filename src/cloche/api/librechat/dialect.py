@@ -1,0 +1,63 @@
+"""LibreChat's code API as one ASGI application."""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from cloche.api.auth import Gatekeeper
+from cloche.api.librechat import execution, files, programmatic
+from cloche.api.librechat.desk import Desk
+from cloche.api.librechat.replies import json_reply
+from cloche.api.librechat.workshop import Workshop
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.store.shelf import Shelf
+
+PREFIXES = ("/librechat/v1", "/librechat")
+
+
+class LibreChat:
+    """Serves requests under `/librechat/v1`, and under `/librechat` for whoever forgot the rest."""
+
+    def __init__(self, engine: Engine, shelf: Shelf, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+        desk = Desk(engine, shelf, gatekeeper, config, secret)
+        workshop = Workshop(desk)
+        routes = [
+            desk.route("GET", "/health", _health),
+            *execution.routes(desk, workshop),
+            *programmatic.routes(desk, workshop),
+            *files.routes(desk),
+        ]
+        self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000, "reason": "there is no WebSocket here"})
+            return
+        strip_prefix(scope)
+        scope["app"] = self  # makes the router raise what it would else answer in its own words
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            await _missing(error, scope)(scope, receive, send)
+
+
+async def _health(request: Request) -> Response:
+    """For LibreChat's operators. Whether code can be run is what `/health` at the root says."""
+    return PlainTextResponse("OK")
+
+
+def strip_prefix(scope: Scope) -> None:
+    """Lets what is behind see the path as if it had the origin to itself."""
+    path: str = scope["path"]
+    prefix = next((each for each in PREFIXES if path == each or path.startswith(each + "/")), "")
+    scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
+
+
+def _missing(error: HTTPException, scope: Scope) -> Response:
+    what = "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
+    return json_reply({"error": what}, error.status_code, dict(error.headers or {}))

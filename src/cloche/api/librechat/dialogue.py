@@ -1,0 +1,181 @@
+"""A program that calls tools, and the client that runs them: one program, which waits, and round after round of calls.
+
+A round is what a client sends (results of calls) and what it is told then (more calls, or how the program ended). What
+was told is kept for a while: whoever sends the same again is told the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cloche.api.librechat.continuation import expired
+from cloche.api.librechat.programmatic_request import Given, missing_and_unknown
+from cloche.api.librechat.replies import Json, Refusal
+from cloche.tools import ToolCall, ToolResult
+
+MAX_RESULT_BYTES = 5_000_000
+MAX_RESULTS_BYTES = 40_000_000  # of all rounds of one program
+KEPT_ROUNDS_BYTES = 4 << 20  # of what was told in earlier rounds
+DIALOGUE_BYTES = 4 << 10  # that a dialogue takes beside what was told
+
+Said = Json | BaseException  # what a client is told; an exception is one that the handler raises
+
+
+class Round:
+    """What a client is to send, has sent, and is told then. The first is the program itself, and has no calls."""
+
+    def __init__(self, calls: Sequence[ToolCall] = ()):
+        loop = asyncio.get_running_loop()
+        self.calls = tuple(call.id for call in calls)
+        self.digests: dict[str, str] | None = None if calls else {}
+        self.results: asyncio.Future[tuple[ToolResult, ...]] = loop.create_future()
+        self.told: asyncio.Future[Said] = loop.create_future()
+        self.bytes = 0  # of what was told, about
+
+    def take(self) -> tuple[ToolResult, ...]:
+        """The results, once they have come. They are the program's from here on, and can be large."""
+        taken, self.results = self.results, asyncio.get_running_loop().create_future()
+        return taken.result()
+
+
+class Dialogue:
+    """`session_id` says where the program's files are. `token_of(round)` makes the client's next token.
+
+    `afford(bytes)` raises if so much more cannot be kept.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        wait_seconds: float,
+        *,
+        token_of: Callable[[int], str],
+        afford: Callable[[int], None],
+    ):
+        self.session_id = session_id
+        self.is_over = False
+        self.bytes = DIALOGUE_BYTES  # that are kept of it, about
+        self._wait_seconds = wait_seconds
+        self._token_of = token_of
+        self._afford = afford
+        self._rounds = [Round()]
+        self._results_bytes = 0
+
+    # -- as the client has it
+
+    @property
+    def first(self) -> asyncio.Future[Said]:
+        """What whoever began the program is told."""
+        return self._rounds[0].told
+
+    def submit(self, number: int, given: Mapping[str, Given]) -> asyncio.Future[Said]:
+        """What whoever sends these results for that round is told.
+
+        Raises Refusal (400) for results of other calls, or not of all; (409) for others than were sent before.
+        """
+        round = self._rounds[number]
+        problem = missing_and_unknown(round.calls, given)
+        if problem:
+            raise Refusal(400, problem, "send exactly one result for each of the tool_calls that came with the token")
+        digests = {id: each.digest for id, each in given.items()}
+        if round.digests is None:
+            round.digests = digests
+            if not self.is_over:
+                round.results.set_result(tuple(self._bounded(each) for each in given.values()))
+        elif round.digests != digests:
+            raise _altered([id for id in digests if digests[id] != round.digests[id]])
+        if round.told.cancelled():
+            raise Refusal(
+                409, "these results were submitted before", "the program is rounds ahead: send its last calls'"
+            )
+        return round.told
+
+    def _bounded(self, given: Given) -> ToolResult:
+        """A result that is too large is one that the program can handle: an error of the tool's."""
+        self._results_bytes += given.bytes
+        call_id = given.result.call_id
+        if given.bytes > MAX_RESULT_BYTES:
+            why = f"the tool's result has {given.bytes} bytes, and {MAX_RESULT_BYTES} are possible: ask it for less"
+            return ToolResult(call_id=call_id, error=why)
+        if self._results_bytes > MAX_RESULTS_BYTES:
+            why = f"the results of one program's calls can have {MAX_RESULTS_BYTES} bytes together, and these have more"
+            return ToolResult(call_id=call_id, error=why)
+        return given.result
+
+    # -- as the program has it
+
+    async def ask(
+        self, calls: Sequence[ToolCall], so_far: Json, ending: asyncio.Future[Any]
+    ) -> tuple[ToolResult, ...] | None:
+        """Tells the client of calls, and waits for their results; None if the program ends meanwhile.
+
+        `so_far` is what the program has written; `ending` is done when it ends. Raises Refusal (404) when the client
+        takes too long, and what `afford` raises.
+        """
+        number = len(self._rounds)
+        told = {
+            "status": "tool_call_required",
+            "continuation_token": self._token_of(number),
+            "tool_calls": [{"id": call.id, "name": call.name, "input": call.input} for call in calls],
+            **so_far,
+            "session_id": self.session_id,
+        }
+        self._afford(_bytes_of(told))
+        self._rounds.append(Round(calls))
+        self._tell(self._rounds[number - 1], told)
+        return await self._results(self._rounds[number], ending)
+
+    async def _results(self, round: Round, ending: asyncio.Future[Any]) -> tuple[ToolResult, ...] | None:
+        coming: list[asyncio.Future[Any]] = [round.results, ending]
+        done, _ = await asyncio.wait(coming, timeout=self._wait_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if round.results in done:
+            return round.take()
+        if ending in done:
+            return None
+        raise expired()
+
+    def conclude(self, said: Said) -> None:
+        """The program has ended. Whatever results still come, this is the answer."""
+        self.is_over = True
+        last = self._rounds[-1]
+        if last.results.done():
+            last.take()  # nobody else does
+        self._tell(last, said)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether anybody can come back to it."""
+        return len(self._rounds) > 1
+
+    def _tell(self, round: Round, said: Said) -> None:
+        round.told.set_result(said)
+        round.bytes = _bytes_of(said)
+        self.bytes += round.bytes
+        for old in self._rounds[: self._rounds.index(round)]:
+            if self.bytes - round.bytes > DIALOGUE_BYTES + KEPT_ROUNDS_BYTES:
+                self._forget(old)
+
+    def _forget(self, round: Round) -> None:
+        round.told = asyncio.get_running_loop().create_future()
+        round.told.cancel()
+        self.bytes -= round.bytes
+        round.bytes = 0
+
+
+def _altered(ids: Sequence[str]) -> Refusal:
+    return Refusal(
+        409,
+        f"tool_results differ from those that were submitted before, for {', '.join(ids[:10])}",
+        "what a program was told cannot be changed: send the same results again, or run the program anew",
+    )
+
+
+def _bytes_of(said: Said) -> int:
+    """About, and at little cost: text is what can be long."""
+    if not isinstance(said, dict):
+        return 0
+    texts = [value for value in said.values() if isinstance(value, str)]
+    calls = said.get("tool_calls") or ()
+    return sum(map(len, texts)) + sum(len(str(call)) for call in calls)

@@ -1,0 +1,183 @@
+"""POST /exec/programmatic: a program that calls tools, which its client runs.
+
+The program runs once, and waits for each result. Its own time is limited as that of any program; the time that its
+client takes is not its own. A client that leaves before it was told of any calls has no way back, so its program is
+ended; one that leaves later can send the same results again, and finds its program where it would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cloche import errors
+from cloche.api.http import unless_left
+from cloche.api.librechat import cancelling
+from cloche.api.librechat.cancelling import Cancelling
+from cloche.api.librechat.continuation import Tokens
+from cloche.api.librechat.desk import Desk
+from cloche.api.librechat.dialogue import Dialogue, Said
+from cloche.api.librechat.dialogues import Dialogues
+from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.languages import language_of
+from cloche.api.librechat.outcome import MEMORY, TIME, Outcome
+from cloche.api.librechat.places import Place
+from cloche.api.librechat.programmatic_request import Program, decode_program, decode_results
+from cloche.api.librechat.programs import running
+from cloche.api.librechat.replies import Json, json_reply
+from cloche.api.librechat.request import decode_object
+from cloche.api.librechat.sessions import SPARE_SECONDS
+from cloche.api.librechat.workshop import Workshop, outcome_of
+from cloche.engine.capture import Capture, Kept
+from cloche.engine.program import Exited
+from cloche.engine.tool_calls import Offer
+from cloche.tools import ToolCall
+
+PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all of it comes at the end
+_PLAIN = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
+
+
+def routes(desk: Desk, workshop: Workshop) -> list[Route]:
+    programs = Programs(desk, workshop)
+    return [
+        desk.route("POST", "/exec/programmatic", programs.execute),
+        desk.route("POST", "/exec/programmatic/cancel", programs.cancel),
+    ]
+
+
+class Programs:
+    def __init__(self, desk: Desk, workshop: Workshop):
+        self._desk = desk
+        self._workshop = workshop
+        self._dialogues = Dialogues(Tokens(desk.secret), desk.config.tool_wait_seconds)
+        self._cancelling = Cancelling()
+
+    async def execute(self, request: Request) -> Response:
+        caller = self._desk.caller(request)
+        with self._cancelling.cancellable(caller, request.headers.get(cancelling.HEADER)) as cancellable:
+            # What was sent is not kept while the client waits: it can be large.
+            dialogue, told = self._take(request, caller, decode_object(await self._desk.body(request)))
+            cancellable.ends(partial(self._dialogues.end, dialogue))
+            try:
+                said = await unless_left(request, _when_told(told))
+            finally:
+                if not dialogue.first.done():
+                    self._dialogues.end(dialogue)
+        if isinstance(said, BaseException):
+            raise said
+        return json_reply(said)
+
+    async def cancel(self, request: Request) -> Response:
+        """For a client whose user wants no answer any more: the connection's end alone may mean a bad network."""
+        caller = self._desk.caller(request)
+        self._cancelling.cancel(caller, decode_object(await self._desk.body(request)).get("request_id"))
+        return json_reply({"status": "cancellation_requested"}, 202)
+
+    def _take(self, request: Request, caller: Caller, given: Json) -> tuple[Dialogue, asyncio.Future[Said]]:
+        """Begins a program, or hands results to one. Raises Refusal, InvalidRequest."""
+        token = given.get("continuation_token")
+        if token:
+            results = decode_results(given.get("tool_results"))
+            dialogue, round = self._dialogues.find(token, caller)
+            return dialogue, dialogue.submit(round, results)
+        self._desk.starter(request)
+        program = decode_program(given, self._desk.config.max_tools)
+        dialogue = self._dialogues.begin(caller, partial(self._play, caller, program), len(program.asked.code))
+        return dialogue, dialogue.first
+
+    # -- the program
+
+    async def _play(self, caller: Caller, program: Program, dialogue: Dialogue) -> Json:
+        """All of a program's life. Returns the last word of its dialogue."""
+        async with self._workshop.place(caller, program.asked, dialogue.session_id) as place:
+            outcome = await self._perform(place, program, dialogue)
+            return last_word(place.answer(outcome, await place.collect()), outcome)
+
+    async def _perform(self, place: Place, program: Program, dialogue: Dialogue) -> Outcome:
+        language, bounds = language_of(program.asked.lang), self._workshop.bounds(program.asked)
+        assert language is not None
+        began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._desk.config.max_tool_calls
+        patience = self._desk.config.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
+        async with (
+            tools.offer(program.tools, language=program.language, max_calls=max_calls) as offer,
+            running(place.sandbox, language, program.asked, bounds, offer) as process,
+        ):
+            offer.runs(process)
+            await Conversation(place, process, offer, dialogue, patience).hold()
+            await process.wait()
+        return outcome_of(process, time.monotonic() - began_at)
+
+
+async def _when_told(told: asyncio.Future[Said]) -> Said:
+    """Whoever is cancelled here does not cancel what others wait for, too."""
+    await asyncio.wait((told,))
+    return told.result()
+
+
+class Conversation:
+    """Takes a program's calls to its client, and the results back."""
+
+    def __init__(self, place: Place, process: Capture, offer: Offer, dialogue: Dialogue, patience_seconds: float):
+        self._place = place
+        self._process = process
+        self._offer = offer
+        self._dialogue = dialogue
+        self._patience_seconds = patience_seconds
+
+    async def hold(self) -> None:
+        """Until the program ends, or its sandbox. Raises Refusal when the client takes too long."""
+        ending = asyncio.ensure_future(self._process.wait())
+        ending.add_done_callback(lambda _: self._offer.close())
+        try:
+            with contextlib.suppress(errors.Gone):
+                while calls := await self._offer.next_round():
+                    await self._ask(calls, ending)
+        finally:
+            ending.cancel()
+
+    async def _ask(self, calls: Sequence[ToolCall], ending: asyncio.Future[Exited]) -> None:
+        """While the client has the calls, others may use the place: a tool may well be a program that runs there."""
+        self._place.sandbox.extend(self._patience_seconds)
+        self._place.step_aside()
+        results = await self._dialogue.ask(calls, _so_far(self._process), ending)
+        await self._place.step_back()
+        if results is not None:
+            self._offer.answer(results)
+
+
+def _so_far(process: Capture) -> Json:
+    return {
+        "partial_stdout": _beginning(process.so_far("stdout")),
+        "partial_stderr": _beginning(process.so_far("stderr")),
+    }
+
+
+def _beginning(kept: Kept) -> str:
+    return (kept.head + kept.tail)[:PARTIAL_BYTES].decode(errors="replace")
+
+
+def last_word(answer: Json, outcome: Outcome) -> Json:
+    """How a program ended: what /exec would answer, in the words that clients of this one know."""
+    fields = {name: value for name, value in answer.items() if name not in _PLAIN}
+    error = _failure(outcome)
+    return {"status": "completed", **fields} if error is None else {"status": "error", "error": error, **fields}
+
+
+def _failure(outcome: Outcome) -> str | None:
+    """Clients pass on to the model no other words than these."""
+    exited = outcome.exited
+    match exited.outcome:
+        case "timed_out":
+            return TIME
+        case "out_of_memory":
+            return MEMORY
+    if exited.outcome != "ok" and exited.signal is None:  # its sandbox has ended
+        return "Execution failed or timed out"
+    return f"Sandbox exited with code {exited.exit_code}" if exited.exit_code else None

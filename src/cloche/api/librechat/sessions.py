@@ -1,0 +1,322 @@
+"""Sessions: a sandbox that lasts from program to program, for whoever asks with the same hint.
+
+After each program, all of /mnt/data is in the store. So a sandbox that was idle for too long can end, and one that died
+is no loss: the next program finds its files in a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+
+import msgspec
+
+from cloche import errors
+from cloche.api.librechat.desk import Desk
+from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.inputs import Input, Inputs
+from cloche.api.librechat.languages import is_python
+from cloche.api.librechat.notes import Notes, named
+from cloche.api.librechat.outputs import Collected, Outputs
+from cloche.api.librechat.places import Place
+from cloche.api.librechat.request import DATA, Asked
+from cloche.engine.sandbox import Sandbox
+from cloche.model import SandboxSpec
+from cloche.store.code_files import CodeFile, Tenant
+from cloche.store.code_sessions import WorkspaceEntry
+
+SPARE_SECONDS = 300.0  # beside a program's own time: for its files
+SWEEP_SECONDS = 60.0
+MAX_RUNNING = 256  # sandboxes that wait for the next program of their session, about
+
+
+class Session:
+    """One lasting /mnt/data. One program at a time uses it; others wait, in the order in which they came."""
+
+    def __init__(self, key: str):
+        self.key = key
+        self.turn = asyncio.Lock()
+        self.users = 0  # that run in it, or wait
+        self.used_at = 0.0
+        self.sandbox: Sandbox | None = None
+        self.files: dict[str, CodeFile] = {}  # that are in /mnt/data, and in the store
+        self.empty: tuple[str, ...] = ()  # directories
+        self.not_kept: dict[str, int] = {}  # files that cannot be in the store, with their sizes
+        self.collected_ns = 0  # when that was so, by the sandbox's clock
+        self.lost_variables = False
+
+    @property
+    def running(self) -> Sandbox | None:
+        return None if self.sandbox is None or self.sandbox.ending is not None else self.sandbox
+
+    @property
+    def inputs(self) -> list[Input]:
+        return [Input(path=path, file=file) for path, file in self.files.items()]
+
+    @property
+    def entries(self) -> list[WorkspaceEntry]:
+        files = [WorkspaceEntry(path=path, session=file.session, file=file.id) for path, file in self.files.items()]
+        return files + [WorkspaceEntry(path=path) for path in self.empty]
+
+
+class Turn:
+    """One program's turn in a session, until this is left. It can be given up for a while."""
+
+    def __init__(self, lock: asyncio.Lock):
+        self._lock = lock
+        self._is_ours = False
+
+    async def __aenter__(self) -> Turn:
+        await self.take()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.give_up()
+
+    async def take(self) -> None:
+        await self._lock.acquire()
+        self._is_ours = True
+
+    def give_up(self) -> None:
+        if self._is_ours:
+            self._is_ours = False
+            self._lock.release()
+
+
+class SessionPlace(Place):
+    """In the sandbox of a session. `asked` are the paths of the files that the caller named."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        session: Session,
+        sandbox: Sandbox,
+        caller: Caller,
+        storage: str,
+        notes: Notes,
+        *,
+        asked: frozenset[str],
+    ):
+        super().__init__(sandbox, caller, storage, notes)
+        self.session = session
+        self.turn: Turn | None = None
+        self._sessions = sessions
+        self._asked = asked
+
+    def step_aside(self) -> None:
+        if self.turn is not None:
+            self.turn.give_up()
+
+    async def step_back(self) -> None:
+        if self.turn is not None:
+            await self.turn.take()
+
+    async def _collect(self) -> Collected:
+        collected = await self._sessions.collect(self.session, self)
+        return msgspec.structs.replace(collected, inherited=self._named(collected.inherited))
+
+    def _lost(self) -> Collected:
+        return Collected(inherited=self._named(self.session.inputs))
+
+    def _named(self, inherited: Sequence[Input]) -> tuple[Input, ...]:
+        """Whoever did not name a file does not follow it, and need not hear that it is as it was."""
+        return tuple(one for one in inherited if one.path in self._asked)
+
+
+class Sessions:
+    """All sessions of this process. Those of other callers are other sessions, whatever their hints are."""
+
+    def __init__(self, desk: Desk, inputs: Inputs, outputs: Outputs):
+        self._engine = desk.engine
+        self._config = desk.config
+        self._files = desk.shelf.code_files
+        self._workspaces = desk.shelf.code_sessions
+        self._inputs = inputs
+        self._outputs = outputs
+        self._sessions: dict[str, Session] = {}
+        self._swept_at = 0.0
+
+    @contextlib.asynccontextmanager
+    async def place(
+        self, caller: Caller, asked: Asked, seconds: float, storage: str, notes: Notes
+    ) -> AsyncGenerator[SessionPlace, None]:
+        """With the session's files in it, and those that `asked` names. `seconds` is how long the program may take.
+
+        Waits for its turn. Raises what the engine raises.
+        """
+        session = self._session(key_of(caller, asked.hint or ""))
+        session.users += 1
+        try:
+            async with Turn(session.turn) as turn:
+                place = await self._enter(session, caller, asked, seconds, storage, notes)
+                place.turn = turn
+                try:
+                    yield place
+                finally:
+                    self._leave(session)
+        finally:
+            session.users -= 1
+
+    async def collect(self, session: Session, place: Place) -> Collected:
+        """Keeps what a program left, and that this is the session's workspace now. Raises Gone."""
+        before = session.entries
+        collected = await self._outputs.collect(
+            place.sandbox,
+            place.caller,
+            place.storage,
+            session.inputs,
+            place.notes,
+            marks=False,
+            ignored=session.not_kept,
+            since_ns=session.collected_ns,
+        )
+        session.files = {one.path: one.file for one in collected.inherited}
+        session.files |= {one.path: one.file for one in collected.outputs}
+        session.empty, session.not_kept = collected.empty, collected.not_kept
+        session.collected_ns = collected.at_ns
+        if session.entries == before:
+            self._workspaces.touch(session.key, place.caller.owner)
+        else:
+            await self._workspaces.remember_workspace(session.key, place.caller.owner, session.entries)
+        return collected
+
+    async def _enter(
+        self, session: Session, caller: Caller, asked: Asked, seconds: float, storage: str, notes: Notes
+    ) -> SessionPlace:
+        inputs = await self._inputs.find(caller, asked.files, notes)
+        sandbox, status = await self._prepared(session, caller, inputs, seconds, notes)
+        named_paths = frozenset(one.path for one in inputs)
+        place = SessionPlace(self, session, sandbox, caller, storage, notes, asked=named_paths)
+        place.fields = {"runtime_session_id": session.key, "runtime_status": status}
+        place.keeps_variables = self._config.python_state
+        if session.lost_variables and is_python(asked.lang):
+            session.lost_variables = False
+            notes.add("variables of earlier programs are gone, as the session had ended; its files are there again")
+        return place
+
+    async def _prepared(
+        self, session: Session, caller: Caller, inputs: Sequence[Input], seconds: float, notes: Notes
+    ) -> tuple[Sandbox, str]:
+        """A sandbox with these inputs in it, which lives for as long as the program needs; and whether it is new."""
+        lifetime = self._idle_seconds + seconds + SPARE_SECONDS
+        lasting = self._lasting(session, seconds)
+        if lasting is not None:
+            with contextlib.suppress(errors.Gone):  # it may end at this very moment
+                await self._bring(session, lasting, inputs, notes)
+                lasting.extend(lifetime)
+                return lasting, "reused"
+        sandbox = await self._begin(session, caller, notes)
+        await self._bring(session, sandbox, inputs, notes)
+        sandbox.extend(lifetime)
+        return sandbox, "new"
+
+    def _lasting(self, session: Session, seconds: float) -> Sandbox | None:
+        """Its sandbox, if that runs, and may run for as long as the program needs: none lives for ever."""
+        sandbox = session.running
+        if sandbox is None:
+            return None
+        oldest = sandbox.record.created_at + self._engine.config.lifetime.max_seconds
+        if time.time() + seconds + SPARE_SECONDS < oldest:
+            return sandbox
+        sandbox.expire()
+        return None
+
+    async def _begin(self, session: Session, caller: Caller, notes: Notes) -> Sandbox:
+        """A new sandbox, with what the session had in /mnt/data."""
+        if session.sandbox is not None and session.sandbox.record.state == "lost":
+            notes.add("the session's sandbox had died: its files are as they were after the last program that ended")
+        self._make_room()
+        spec = SandboxSpec(
+            template=self._config.template, owner=caller.owner, lifetime_seconds=self._most(self._idle_seconds)
+        )
+        sandbox = await self._engine.create(spec)
+        try:
+            await self._restore(session, sandbox, caller, notes)
+        except BaseException:
+            sandbox.expire()
+            raise
+        session.sandbox = sandbox
+        return sandbox
+
+    async def _restore(self, session: Session, sandbox: Sandbox, caller: Caller, notes: Notes) -> None:
+        session.files, session.empty, session.not_kept, session.collected_ns = {}, (), {}, 0
+        entries = await self._workspaces.workspace(session.key, caller.owner)
+        if entries is None:
+            return
+        session.lost_variables = self._config.python_state
+        reach = Tenant(owner=caller.owner, tenant=caller.tenant)  # what the session had, it may have again
+        found = await self._files.find([(reach, (each.session, each.file)) for each in entries if each.file])
+        there = [Input(path=each.path, file=file) for each in entries if (file := found.get((each.session, each.file)))]
+        for each in entries:
+            if each.file and (each.session, each.file) not in found:
+                notes.add(f"{named(each.path)} is not here any more: the session had ended, and the file has expired")
+        written = await self._inputs.write(sandbox, there, notes)
+        session.files = {one.path: one.file for one in written}
+        empty = [each.path for each in entries if not each.file]
+        await asyncio.gather(*(_make_directory(sandbox, path) for path in empty))
+        session.empty = tuple(empty)
+
+    async def _bring(self, session: Session, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes) -> None:
+        """Writes those inputs that the session does not have, or has in an older state."""
+        lasting = session.not_kept  # nobody could get them back
+        new = [one for one in inputs if one.path not in lasting and _is_news(session.files.get(one.path), one.file)]
+        for one in new:
+            old = session.files.get(one.path)
+            if old is not None and old.sha256 != one.file.sha256:
+                notes.add(f"{named(one.path)} is now the newer file of that name; the session had another one")
+            if old is not None and old.read_only:
+                await sandbox.files.remove(DATA + one.path, user="root")
+        written = await self._inputs.write(sandbox, new, notes)
+        session.files |= {one.path: one.file for one in written}
+
+    def _make_room(self) -> None:
+        """Ends those that were idle for longest, where there are too many. The store has what they had."""
+        running = [(each, each.running) for each in self._sessions.values() if each.running is not None]
+        idle = sorted((each.used_at, each.key, sandbox) for each, sandbox in running if not each.users)
+        for _, _, sandbox in idle[: max(len(running) - MAX_RUNNING + 1, 0)]:
+            sandbox.expire()
+
+    def _leave(self, session: Session) -> None:
+        session.used_at = time.monotonic()
+        """Where a program of it waits for its client, that one needs the sandbox for longer than an idle one lives."""
+        if session.running is not None and session.users == 1:
+            session.running.renew(self._idle_seconds)
+
+    def _session(self, key: str) -> Session:
+        self._sweep()
+        return self._sessions.setdefault(key, Session(key))
+
+    def _sweep(self) -> None:
+        """Forgets those whose sandboxes have ended: the store has what is to be known of them."""
+        if time.monotonic() - self._swept_at > SWEEP_SECONDS:
+            self._swept_at = time.monotonic()
+            kept = {key: each for key, each in self._sessions.items() if each.users or each.running is not None}
+            self._sessions = kept
+
+    @property
+    def _idle_seconds(self) -> float:
+        return self._config.session_idle_minutes * 60
+
+    def _most(self, seconds: float) -> float:
+        return min(seconds, self._engine.config.lifetime.max_seconds)
+
+
+def key_of(caller: Caller, hint: str) -> str:
+    """What a session is called, for its caller and in the store. Nobody else can have the same."""
+    parts = msgspec.json.encode((caller.owner, caller.tenant, caller.user, hint))
+    return "rt_" + hashlib.sha256(parts).hexdigest()[:40]
+
+
+def _is_news(had: CodeFile | None, file: CodeFile) -> bool:
+    return had is None or (had.ref != file.ref and had.created_at < file.created_at)
+
+
+async def _make_directory(sandbox: Sandbox, path: str) -> None:
+    with contextlib.suppress(errors.FileError, errors.InvalidPath):
+        await sandbox.files.make_dir(DATA + path)

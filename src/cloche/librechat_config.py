@@ -1,0 +1,168 @@
+"""`[librechat]` and `[librechat.jwt]`: what LibreChat's users get, and whose tokens say who they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from cloche import errors
+from cloche.structs import Struct
+
+KIB, MIB = 1 << 10, 1 << 20
+ALGORITHMS = ("EdDSA", "RS256", "HS256")
+HS256_KEY_ID = "hs256-dev"  # what LibreChat's own server calls such a key where nobody names it
+MAX_AGE_SECONDS, MAX_SKEW_SECONDS = 300, 30  # of the contract: no token is to be usable for longer
+HS256_SECRET_BYTES = 32  # RFC 7518, 3.2: a shorter one can be guessed from one token
+
+VARIABLES: Mapping[str, str] = {
+    "CODEAPI_JWT_JWKS_JSON": "librechat.jwt.jwks",
+    "CODEAPI_JWT_PUBLIC_KEYS_DIR": "librechat.jwt.keys_dir",
+    "CODEAPI_JWT_PUBLIC_KEY": "librechat.jwt.public_key",
+    "CODEAPI_JWT_KEY_ID": "librechat.jwt.key_id",
+    "CODEAPI_JWT_KID": "librechat.jwt.key_id",  # comes after the one above, so it wins, as it does there
+    "CODEAPI_JWT_HS256_SECRET": "librechat.jwt.hs256_secret",
+    "CODEAPI_JWT_HS256_KID": "librechat.jwt.hs256_key_id",
+    "CODEAPI_JWT_ALLOWED_ALGS": "librechat.jwt.algorithms",
+    "CODEAPI_JWT_ISSUER": "librechat.jwt.issuer",
+    "CODEAPI_JWT_AUDIENCE": "librechat.jwt.audience",
+    "CODEAPI_JWT_CLOCK_SKEW_SECONDS": "librechat.jwt.skew_seconds",
+    "CODEAPI_JWT_MAX_TTL_SECONDS": "librechat.jwt.max_age_seconds",
+    "CODEAPI_JWT_SINGLE_TENANT_ID": "librechat.jwt.tenant",
+    "CODEAPI_TENANT_ISOLATION_STRICT": "librechat.jwt.strict_tenants",
+}
+"""What LibreChat's own server reads from its environment, and our keys for the same. A `CLOCHE_*` variable wins."""
+
+MAY_HOLD_SECRETS = frozenset({"librechat.jwt.hs256_secret", "librechat.jwt.jwks", "librechat.jwt.public_key"})
+"""A public key is none, but a private one is pasted in its place too easily."""
+
+SECRET_VARIABLES = ("CODEAPI_JWT_HS256_SECRET", "CLOCHE_LIBRECHAT_JWT_HS256_SECRET")
+
+
+def variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(variable, key) of those of LibreChat's own server that are set; empty means unset, there as here."""
+    return ((name, key) for name, key in VARIABLES.items() if environ.get(name, "").strip())
+
+
+_POSITIVE = (
+    "timeout_seconds",
+    "max_timeout_seconds",
+    "file_bytes",
+    "max_files",
+    "files_hours",
+    "session_idle_minutes",
+    "max_tools",
+    "max_tool_calls",
+    "tool_wait_seconds",
+)
+
+
+def _check_algorithms(algorithms: tuple[str, ...]) -> None:
+    unknown = [name for name in algorithms if name not in ALGORITHMS]
+    if unknown or not algorithms:
+        said = f"not {unknown[0][:40]!r}" if unknown else "at least one of them"
+        raise errors.InvalidRequest(f"librechat.jwt.algorithms: {', '.join(ALGORITHMS)} are possible, {said}")
+
+
+def _check_name(key: str, text: str) -> None:
+    if not re.fullmatch(r"[\x21-\x7e]{1,256}", text):
+        raise errors.InvalidRequest(f"{key} must be 1 to 256 printable ASCII characters without spaces")
+
+
+def _check_positive(key: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise errors.InvalidRequest(f"{key} must be a positive number, not {value}")
+
+
+def _check_range(key: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise errors.InvalidRequest(f"{key} must be between {least} and {most}, not {value}")
+
+
+class Jwt(Struct):
+    """Tokens that LibreChat mints for each of its users. They are accepted as soon as a key to check them is given."""
+
+    jwks: str = ""  # a set of public keys: JSON, or the path of such a file
+    keys_dir: str = ""  # a directory of public keys, PEM or JWK; a file's name without its ending is the key's id
+    public_key: str = ""  # one public key: PEM, JWK, or the path of such a file
+    key_id: str = ""  # the id of `public_key`
+    hs256_secret: str = ""  # shared with LibreChat; only with "HS256" among `algorithms`
+    hs256_key_id: str = ""  # empty: `key_id`, else hs256-dev
+    algorithms: tuple[str, ...] = ("EdDSA", "RS256")
+    issuer: str = "librechat"
+    audience: str = "codeapi"
+    tenant: str = "legacy"  # of users whose token names none
+    strict_tenants: bool = False  # whether a token must name its tenant
+    owner: str = "librechat"  # to whom the sandboxes of these users belong
+    max_age_seconds: int = MAX_AGE_SECONDS  # between a token's iat and exp
+    skew_seconds: int = MAX_SKEW_SECONDS  # by which clocks may differ
+
+    def __post_init__(self) -> None:
+        _check_algorithms(self.algorithms)
+        for name in ("issuer", "audience", "tenant", "owner"):
+            _check_name(f"librechat.jwt.{name}", getattr(self, name))
+        _check_range("librechat.jwt.max_age_seconds", self.max_age_seconds, 1, MAX_AGE_SECONDS)
+        _check_range("librechat.jwt.skew_seconds", self.skew_seconds, 0, MAX_SKEW_SECONDS)
+        if self.public_key and not self.key_id:
+            raise errors.InvalidRequest(
+                "librechat.jwt.public_key needs librechat.jwt.key_id, the `kid` of LibreChat's tokens: CODEAPI_JWT_KID "
+                "of LibreChat, which is lc-codeapi-2026-05 unless it was set"
+            )
+        self._check_secret()
+
+    def _check_secret(self) -> None:
+        listed = "HS256" in self.algorithms
+        if listed and not self.hs256_secret:
+            raise errors.InvalidRequest(
+                "librechat.jwt.algorithms has HS256, which needs librechat.jwt.hs256_secret: give it, or remove HS256"
+            )
+        if self.hs256_secret and not listed:
+            raise errors.InvalidRequest(
+                "librechat.jwt.hs256_secret is used only with HS256 in librechat.jwt.algorithms "
+                "(CODEAPI_JWT_ALLOWED_ALGS): add it there, or remove the secret"
+            )
+        if self.hs256_secret and len(self.hs256_secret.encode()) < HS256_SECRET_BYTES:
+            raise errors.InvalidRequest(
+                f"librechat.jwt.hs256_secret must have {HS256_SECRET_BYTES} bytes or more: a shorter one can be "
+                "guessed. `openssl rand -hex 32` makes one"
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a key to check tokens with."""
+        return bool(self.jwks or self.keys_dir or self.public_key or self.hs256_secret)
+
+
+class LibreChat(Struct):
+    """What one LibreChat, or each of its users, may have."""
+
+    template: str = "python"
+    python_state: bool = False  # whether Python variables last in a session, as its files do
+    timeout_seconds: float = 120.0  # of a program whose caller says nothing
+    max_timeout_seconds: float = 300.0  # that a caller may ask for
+    output_bytes: int = 1 * MIB  # of stdout, and of stderr, that a caller gets: head and tail
+    file_bytes: int = 150 * MIB  # of one file that is uploaded or made
+    max_files: int = 200  # of one upload, of one program's inputs, and of what it made
+    files_hours: float = 24.0  # that a file is kept after its last use
+    session_idle_minutes: float = 35.0  # after which a session's sandbox ends; its files are kept as others are
+    exec_per_minute: int = 0  # of one user; 0: no limit
+    max_tools: int = 100  # that a program can call
+    max_tool_calls: int = 200  # of one program
+    tool_wait_seconds: float = 600.0  # for a client to answer a program's calls
+    jwt: Jwt = Jwt()
+
+    def __post_init__(self) -> None:
+        if not self.template:
+            raise errors.InvalidRequest("librechat.template must name a template: `cloche template list` shows them")
+        for name in _POSITIVE:
+            _check_positive(f"librechat.{name}", getattr(self, name))
+        if self.output_bytes < KIB:
+            raise errors.InvalidRequest(f"librechat.output_bytes must be {KIB} or more, not {self.output_bytes}")
+        if self.timeout_seconds > self.max_timeout_seconds:
+            raise errors.InvalidRequest(
+                f"librechat.timeout_seconds = {self.timeout_seconds:g} is over librechat.max_timeout_seconds = "
+                f"{self.max_timeout_seconds:g}: lower the one, or raise the other"
+            )
+        if self.exec_per_minute < 0:
+            raise errors.InvalidRequest(
+                f"librechat.exec_per_minute must be 0 (no limit) or more, not {self.exec_per_minute}"
+            )

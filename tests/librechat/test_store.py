@@ -1,0 +1,188 @@
+"""Files of LibreChat's users: who finds which, how long they are kept, and how many they may be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cloche import errors
+from cloche.api.librechat.replies import new_code_id
+from cloche.store import code_files
+from cloche.store.code_files import CodeFile, Space, Tenant, new_file
+from cloche.store.code_sessions import WorkspaceEntry
+from cloche.store.shelf import Shelf
+
+MINE = Space(owner="chat", tenant="t", kind="user", id="ann")
+HOUR = 3600.0
+
+
+@pytest.fixture
+async def shelf(tmp_path: Path) -> AsyncGenerator[Shelf, None]:
+    async with Shelf(tmp_path, 30) as opened:
+        await opened.prune_files()  # it does so itself in the beginning, beside what a test does then
+        yield opened
+
+
+async def chunks(*data: bytes) -> AsyncGenerator[bytes, None]:
+    for each in data:
+        yield each
+
+
+async def put(
+    shelf: Shelf, space: Space = MINE, name: str = "a.txt", data: bytes = b"data", age_hours: float = 0
+) -> CodeFile:
+    content = await shelf.code_files.put_content(new_code_id(), chunks(data), 1000)
+    made = new_file(content, space, session=new_code_id(), user=space.id, name=name, content_type="text/plain")
+    then = time.time() - age_hours * HOUR
+    made = msgspec.structs.replace(made, created_at=then, used_at=then)
+    await shelf.code_files.add([made])
+    return made
+
+
+async def is_there(shelf: Shelf, file: CodeFile, space: Space | Tenant = MINE) -> bool:
+    try:
+        return (await shelf.code_files.get(space, *file.ref)).id == file.id
+    except errors.FileNotFound:
+        return False
+
+
+def contents(tmp_path: Path) -> set[str]:
+    return {name.removeprefix(code_files.PREFIX) for name in os.listdir(tmp_path / "blobs")}
+
+
+async def test_a_file_is_found_again_as_it_was_put(shelf: Shelf):
+    made = await put(shelf, name="ordner/ein bild é 画.png", data=b"\x00\xff")
+    found = await shelf.code_files.get(MINE, made.session, made.id)
+    assert found == made
+    assert b"".join([chunk async for chunk in await shelf.code_files.chunks(found)]) == b"\x00\xff"
+    assert found.sha256 == hashlib.sha256(b"\x00\xff").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Space(owner="other", tenant="t", kind="user", id="ann"),
+        Space(owner="chat", tenant="u", kind="user", id="ann"),
+        Space(owner="chat", tenant="t", kind="user", id="bob"),
+        Space(owner="chat", tenant="t", kind="agent", id="ann"),
+        Space(owner="chat", tenant="t", kind="skill", id="ann", version="1"),
+        Space(owner="chat", tenant='t","user","ann', kind="user", id=""),
+        Tenant(owner="chat", tenant=""),
+        Tenant(owner="other", tenant="t"),
+    ],
+)
+async def test_a_file_of_one_space_is_not_there_for_another(shelf: Shelf, space: Space | Tenant):
+    made = await put(shelf)
+    assert not await is_there(shelf, made, space)
+    assert await shelf.code_files.of_session(space, made.session, 10) == []
+    assert await is_there(shelf, made)
+
+
+async def test_a_file_needs_its_own_session(shelf: Shelf):
+    one, other = await put(shelf), await put(shelf)
+    with pytest.raises(errors.FileNotFound):
+        await shelf.code_files.get(MINE, other.session, one.id)
+
+
+async def test_many_references_are_looked_up_at_once_and_each_by_its_own_right(shelf: Shelf):
+    skill = Space(owner="chat", tenant="t", kind="skill", id="s", version="2")
+    mine, shared, foreign = await put(shelf), await put(shelf, skill), await put(shelf, Space(owner="x"))
+    asked = [(MINE, mine.ref), (skill, shared.ref), (MINE, foreign.ref), (MINE, ("no" * 10, "x" * 21))]
+    assert set(await shelf.code_files.find(asked)) == {mine.ref, shared.ref}
+    assert set(await shelf.code_files.find([(skill, mine.ref), (MINE, shared.ref)])) == set()
+    assert set(await shelf.code_files.find([(MINE, mine.ref), (skill, mine.ref)])) == {mine.ref}
+    assert await shelf.code_files.find([]) == {}
+
+
+async def test_a_file_goes_a_day_after_its_last_use(shelf: Shelf, tmp_path: Path):
+    used, unused = await put(shelf, age_hours=23.9), await put(shelf, age_hours=24.1)
+    found = await shelf.code_files.get(MINE, *used.ref)
+    assert found.used_at > time.time() - 60  # being found was a use
+    assert await shelf.code_files.get(MINE, *used.ref) == found
+    assert not await is_there(shelf, unused)
+    await shelf.prune_files()
+    assert contents(tmp_path) == {used.id}
+
+
+async def test_a_file_of_a_session_lives_as_long_as_that(shelf: Shelf, tmp_path: Path):
+    old, older = await put(shelf, age_hours=50), await put(shelf, age_hours=50)
+    await shelf.code_sessions.remember_workspace("key", "chat", [entry(old, "a/b.txt")])
+    await shelf.prune_files()
+    assert contents(tmp_path) == {old.id}
+    assert await is_there(shelf, old)
+    assert not await is_there(shelf, older)
+
+
+def entry(file: CodeFile, path: str) -> WorkspaceEntry:
+    return WorkspaceEntry(path=path, session=file.session, file=file.id)
+
+
+async def test_a_workspace_is_what_was_remembered_last(shelf: Shelf):
+    one, two = await put(shelf), await put(shelf)
+    empty = WorkspaceEntry(path="empty")
+    await shelf.code_sessions.remember_workspace("key", "chat", [entry(one, "one")])
+    await shelf.code_sessions.remember_workspace("key", "chat", [entry(two, "two"), empty])
+    assert await shelf.code_sessions.workspace("key", "chat") == [empty, entry(two, "two")]
+    assert await shelf.code_sessions.workspace("key", "other") is None
+    assert await shelf.code_sessions.workspace("other", "chat") is None
+    await shelf.code_sessions.forget("key", "other")
+    assert await shelf.code_sessions.workspace("key", "chat") is not None
+    await shelf.code_sessions.forget("key", "chat")
+    assert await shelf.code_sessions.workspace("key", "chat") is None
+
+
+async def test_a_session_is_forgotten_a_day_after_its_last_use(tmp_path: Path):
+    async with Shelf(tmp_path, 30) as shelf:
+        made = await put(shelf, age_hours=0)
+        await shelf.code_sessions.remember_workspace("key", "chat", [entry(made, "x")])
+    async with Shelf(tmp_path, 30, code_hours=-1) as shelf:  # all that is there has been unused for long
+        assert await shelf.code_sessions.workspace("key", "chat") is None
+        await shelf.prune_files()
+        assert contents(tmp_path) == set()
+    async with Shelf(tmp_path, 30) as shelf:
+        assert await shelf.code_sessions.workspace("key", "chat") is None
+
+
+async def test_what_is_removed_is_gone_with_its_content(shelf: Shelf, tmp_path: Path):
+    made, other = await put(shelf), await put(shelf)
+    await shelf.code_sessions.remember_workspace("key", "chat", [entry(made, "x"), entry(other, "y")])
+    await shelf.code_files.remove([made])
+    await shelf.code_files.remove([made])
+    assert contents(tmp_path) == {other.id}
+    assert await shelf.code_sessions.workspace("key", "chat") == [entry(other, "y")]
+
+
+async def test_a_content_that_became_no_file_is_removed(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cloche.store.blobs.ORPHAN_SECONDS", -1.0)
+    made = await put(shelf)
+    await shelf.code_files.put_content(new_code_id(), chunks(b"lost"), 100)
+    await shelf.prune_files()
+    assert contents(tmp_path) == {made.id}
+
+
+async def test_an_owner_and_each_user_have_so_much_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(code_files, "MAX_USER_FILES", 2)
+    monkeypatch.setattr(code_files, "MAX_OWNER_BYTES", 100)
+    room = shelf.code_files.check_room
+    made = [await put(shelf, data=b"x" * 20) for _ in range(2)]
+    with pytest.raises(errors.TooLarge, match="You have 2 files of 40 bytes, and 2 "):
+        await room("chat", "t", "ann")
+    await room("chat", "t", "bob", bytes=60)
+    with pytest.raises(errors.TooLarge, match="100 bytes are possible: delete some"):
+        await room("chat", "t", "bob", bytes=61)
+    await room("other", "t", "ann", bytes=100)
+    await shelf.code_files.remove(made)
+    await shelf.code_files.remove(made)
+    await room("chat", "t", "ann", files=2, bytes=100)
+
+
+async def test_what_has_expired_takes_no_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(code_files, "MAX_OWNER_FILES", 1)
+    await put(shelf, age_hours=30)
+    await shelf.code_files.check_room("chat")
