@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.network.index_server import IndexDoor, IndexServer, index_door, index_server
 
 from cloche.egress.door import Door
 from cloche.egress.egress import Egress
@@ -136,6 +137,20 @@ async def opening() -> AsyncIterator[Opening]:
         await doorway.egress.aclose()
         assert doorway.door.journal.count == doorway.visits, "one line for each connection"
     assert not faults
+
+
+@pytest.fixture
+def index() -> Iterator[IndexServer]:
+    """A package index that has nothing yet."""
+    with index_server() as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def door(index: IndexServer, tmp_path: Path) -> AsyncIterator[IndexDoor]:
+    """A door to the host's package index, which fetches from `index` and has nothing kept."""
+    async with index_door(tmp_path / "packages", index) as door:
+        yield door
 
 
 class Server:

@@ -225,10 +225,11 @@ def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_l
         assert "Cloche" not in box.commands.run("pip install --no-index mdurl").stderr
 
 
-def test_what_uv_runs_gets_its_signals_and_its_status_is_passed_on(bare_dir: str) -> None:
+def test_uv_gets_its_signals_if_it_is_to_and_the_status_of_what_it_runs_is_passed_on(bare_dir: str) -> None:
     with embedding(bare_dir), cloche.Sandbox() as box:
-        done = box.commands.run("uv run --no-project sh -c 'exit 7'")
-        assert (done.exit_code, "Cloche" in done.stderr) == (7, False)
+        for status in (7, 2):  # of which the second is uv's own, too, where it cannot fetch something
+            done = box.commands.run(f"uv run --no-project sh -c 'exit {status}'")
+            assert (done.exit_code, "Cloche" in done.stderr) == (status, False)
         box.files.write(
             "/tmp/program.sh", b"trap 'echo asked to end; exit 3' TERM; echo up; while :; do sleep 0.05; done\n"
         )
@@ -237,6 +238,11 @@ def test_what_uv_runs_gets_its_signals_and_its_status_is_passed_on(bare_dir: str
             "kill $!; wait $!; echo $?; cat /tmp/said"
         )
         assert done.stdout.split("\n")[:3] == ["3", "up", "asked to end"], done
+        done = box.commands.run(  # who opens a pipe to write waits for who reads it: by then uv runs
+            "mkfifo /tmp/wanted; nohup uv pip install -r /tmp/wanted & exec 3> /tmp/wanted; "
+            "kill -HUP $!; exec 3>&-; wait $!"
+        )
+        assert done.exit_code == 0, done
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv pip", "npm"])

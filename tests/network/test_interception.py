@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 import uvloop
+from tests.network.conftest import read_all
 from tests.network.far_server import ADDRESS, FarServer, own_trust
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.sync.client import connect
@@ -76,11 +77,16 @@ class Entrance(NamedTuple):
         assert self.door.authority is not None
         return ssl.create_default_context(cadata=self.door.authority.certificate_pem.decode())
 
-    async def speak(self, *requests: bytes, host: str = "api.test", name: str | None = None) -> bytes:
-        """What comes back for requests that are sent one after the other, each when the one before is answered."""
-        return await asyncio.to_thread(self._speak, requests, host, name or host)
+    async def speak(
+        self, *requests: bytes, host: str = "api.test", name: str | None = None, stays: bool = True
+    ) -> bytes:
+        """What comes back for requests that are sent one after the other, each when the one before is answered.
 
-    def _speak(self, requests: tuple[bytes, ...], host: str, name: str) -> bytes:
+        Who `stays` waits for the end after the last.
+        """
+        return await asyncio.to_thread(self._speak, requests, host, name or host, stays)
+
+    def _speak(self, requests: tuple[bytes, ...], host: str, name: str, stays: bool) -> bytes:
         context = self.client_tls()
         with socket.create_connection(("127.0.0.1", self.port), 20) as plain:
             plain.sendall(f"CONNECT {host}:{self.far.port} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
@@ -88,7 +94,7 @@ class Entrance(NamedTuple):
             if not said.startswith(b"HTTP/1.1 200"):
                 return said
             with context.wrap_socket(plain, server_hostname=name) as tls:
-                return b"".join(self._ask(tls, each, last=each is requests[-1]) for each in requests)
+                return b"".join(self._ask(tls, each, stays and each is requests[-1]) for each in requests)
 
     def _ask(self, tls: ssl.SSLSocket, request: bytes, last: bool) -> bytes:
         tls.sendall(request.replace(b"HOST", f"api.test:{self.far.port}".encode()))
@@ -333,24 +339,44 @@ async def test_a_websocket_that_could_be_read_in_two_ways_is_broken_off(entrance
         b"\x80\x01a",
         b"\x01\x01a\x81\x01b",
         b"\x09\x00",
-        b"\x81\x09half",
     ):
         before, said = entrance.door.journal.count, await _after_upgrade(entrance, frame)
         assert said.startswith(b"HTTP/1.1 101 ") and said.partition(b"\r\n\r\n")[2] == b""
         assert (await entrance.entry(before)).verdict == "failed"
 
 
-async def _after_upgrade(entrance: Entrance, frames: bytes) -> bytes:
+async def test_a_websocket_that_ends_within_a_message_has_not_ended_well(entrance: Entrance) -> None:
+    """Within a frame, between two of one message, and after a ping that came between them."""
+    for frames in (b"\x81\x09half", b"\x01\x04half", b"\x01\x04half\x00\x00", b"\x01\x04half\x89\x00"):
+        before = entrance.door.journal.count
+        assert (await _after_upgrade(entrance, frames)).startswith(b"HTTP/1.1 101 ")
+        entry = await entrance.entry(before)
+        assert entry.verdict == "failed" and "in the middle of a message" in entry.reason
+
+
+async def test_a_program_may_be_the_first_to_end_a_websocket(entrance: Entrance) -> None:
+    """TLS cannot pass on that one side alone has ended."""
+    before, said = entrance.door.journal.count, await _after_upgrade(entrance, b"", stays=False)
+    assert said.startswith(b"HTTP/1.1 101 ")
+    entry = await entrance.entry(before)
+    assert (entry.verdict, entry.reason) == ("allowed", "")
+
+
+async def _after_upgrade(entrance: Entrance, frames: bytes, *, stays: bool = True) -> bytes:
+    """What a program gets when the server says that and ends; or when it ends itself, and the server waits for it."""
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 101 OK\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + frames)
+        if not stays:
+            await read_all(reader)
         writer.close()
 
     server = await asyncio.start_server(answer, ADDRESS, 0, ssl=entrance.far.tls)
     async with server:
         port = server.sockets[0].getsockname()[1]
         there = entrance._replace(far=_At(port))  # type: ignore[arg-type]
-        return await there.speak(get("/ws", "Connection: Upgrade", "Upgrade: websocket", close=False))
+        return await there.speak(get("/ws", "Connection: Upgrade", "Upgrade: websocket", close=False), stays=stays)
 
 
 class _At(NamedTuple):

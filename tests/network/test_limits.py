@@ -490,6 +490,17 @@ async def test_a_fault_of_ours_ends_one_connection_with_a_line(opening: Opening)
     assert any(each.event == "network.broken" and each.fields["error"] == "RuntimeError" for each in log.recent)
 
 
+async def test_no_flood_of_denials_hides_a_fault_of_ours(opening: Opening, clean_log: None) -> None:
+    async def resolve(name: str):
+        raise RuntimeError("a bug")
+
+    door = opening(allow=("good.test",), resolve=resolve)
+    for _ in range(LINES_AT_ONCE + 20):
+        await door.say(b"CONNECT evil.test:80 HTTP/1.1\r\n\r\n")
+    await door.say(b"CONNECT good.test:80 HTTP/1.1\r\n\r\n")
+    assert [each.event for each in log.recent].count("network.broken") == 1
+
+
 async def test_thousands_of_connections_one_after_another_leave_nothing(opening: Opening) -> None:
     door = opening(allow=("good.test:*",))
     async with serving_at(answering(OK)) as server:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from cloche.telemetry import log
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 PATH = f"/pypi/files/demo/{WHEEL}"
-
-
-@pytest.fixture
-def index() -> Iterator[IndexServer]:
-    with index_server() as server:
-        yield server
 
 
 def kept_files(directory: Path) -> list[Path]:
@@ -241,6 +234,16 @@ def test_what_does_not_come_gives_its_room_back(tmp_path: Path) -> None:
     with kept.room() as room:
         room.take(600)  # and what was kept makes room for what comes
         assert kept.read("url-x") is None
+
+
+def test_a_directory_that_cannot_be_looked_through_keeps_no_room_for_ever(tmp_path: Path) -> None:
+    kept = Cache(tmp_path, 1000)
+    (tmp_path / "00").symlink_to("x" * 300)  # no name can be that long: whoever follows it gets an error
+    for number in range(3):
+        kept.write(f"url-{number}", bytes(600))
+        assert kept.read(f"url-{number}") == bytes(600)
+    with kept.room() as room:
+        room.take(1000)
 
 
 async def test_a_disk_that_is_almost_full_gets_nothing(

@@ -7,14 +7,13 @@ import contextlib
 import gzip
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.network.far_server import Trust, own_trust
@@ -33,18 +32,6 @@ from cloche.egress.packages import pages, simple, upstream
 from cloche.network_config import Network
 
 WHEEL = "demo-1.0-py3-none-any.whl"
-
-
-@pytest.fixture
-def index() -> Iterator[IndexServer]:
-    with index_server() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def door(index: IndexServer, tmp_path: Path) -> AsyncIterator[IndexDoor]:
-    async with index_door(tmp_path / "packages", index) as door:
-        yield door
 
 
 async def raw(door: IndexDoor, request: bytes) -> bytes:

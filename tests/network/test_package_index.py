@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from tests.network.index_server import JSON, IndexDoor, IndexServer, Told, index_door, index_doors, index_server, sha256
 
 WHEEL = "demo_pkg-1.0-py3-none-any.whl"
-
-
-@pytest.fixture
-def index() -> Iterator[IndexServer]:
-    with index_server() as server:
-        yield server
-
-
-@pytest_asyncio.fixture
-async def door(index: IndexServer, tmp_path: Path) -> AsyncIterator[IndexDoor]:
-    async with index_door(tmp_path / "packages", index) as door:
-        yield door
 
 
 def hrefs(page: str) -> list[str]:
@@ -215,6 +201,12 @@ async def test_why_something_was_refused_can_be_asked_once(index: IndexServer, t
         assert (await door.get("/npm/bad")).json() == {"error": told.strip()}
 
 
+async def test_to_ask_when_nothing_was_refused_is_no_denial(door: IndexDoor) -> None:
+    """Each installation that fails for a reason of its own asks."""
+    assert (await door.get("/refused")).status_code == 404
+    assert [entry.verdict for entry in door.log] == ["allowed"]
+
+
 async def test_the_first_index_that_has_a_project_is_the_only_one_for_it(tmp_path: Path) -> None:
     with index_server() as private, index_server() as public:
         private.add_file("corp-tool", "corp_tool-1.0.tar.gz", b"ours")
@@ -269,6 +261,16 @@ async def test_a_sandbox_may_take_so_many_bytes(index: IndexServer, tmp_path: Pa
         assert (second.status_code, "100000 bytes" in second.text) == (403, True)
         assert (await door.get("/pypi/simple/demo/")).status_code == 200
         assert door.log[1].verdict == "denied"
+
+
+async def test_a_head_takes_the_bytes_that_the_host_fetches_for_it(index: IndexServer, tmp_path: Path) -> None:
+    names = ("demo-1.0.tar.gz", "demo-2.0.tar.gz")
+    for number, name in enumerate(names):
+        index.add_file("demo", name, bytes([number]) * 60_000)
+    async with index_door(tmp_path, index, sandbox_bytes=100_000) as door:
+        heads = [await door.send("HEAD", f"/pypi/files/demo/{name}") for name in names]
+        assert [head.status_code for head in heads] == [200, 403]
+        assert [entry.verdict for entry in door.log] == ["allowed", "denied"]
 
 
 async def test_a_file_without_a_hash_is_named_without_one(index: IndexServer, door: IndexDoor) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -203,6 +206,36 @@ def test_whose_an_address_is() -> None:
     assert not is_own(ipaddress.ip_address("203.0.113.5"))
     assert not is_own(ipaddress.ip_address("255.255.255.255"))
     assert not is_own(ipaddress.ip_address("2001:db8::5"))
+
+
+def own_ones(*addresses: str, before: str = "", within: tuple[str, ...] = ()) -> list[str]:
+    """Those that are its own to a process that has done something `before`, or runs `within` another program."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(rulebook.__file__).parents[2])!r})
+import ipaddress, resource
+from cloche.egress.own_addresses import is_own
+{before}
+print(*(each for each in sys.argv[1:] if is_own(ipaddress.ip_address(each))))
+"""
+    asked = [*within, sys.executable, "-c", program, *addresses]
+    return subprocess.run(asked, check=True, timeout=60, stdout=subprocess.PIPE, text=True).stdout.split()
+
+
+def test_without_descriptors_left_every_address_counts_as_the_hosts_own() -> None:
+    """Nothing can be found out then, and programs can bring it about."""
+    addresses = ["203.0.113.5", "2001:db8::5"]
+    assert own_ones(*addresses, before="resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))") == addresses
+
+
+def test_where_the_kernel_does_not_say_whose_an_address_is_it_counts_as_the_hosts_own() -> None:
+    """For one that routes forbid it has no other answer than that. Where no way leads to, the host is not."""
+    apart = ("env", "unshare", "--map-root-user", "--net", "sh", "-c")
+    routes = "ip route add prohibit 203.0.113.0/24 && ip route add unreachable 198.51.100.0/24"
+    if subprocess.run([*apart, f"ip link set lo up && {routes}"], capture_output=True).returncode:
+        pytest.skip("a network with routes of its own takes unshare, ip, and the right to use them")
+    within = (*apart, f'ip link set lo up && {routes} && exec "$@"', "sh")
+    assert own_ones("203.0.113.5", "198.51.100.5", "192.0.2.5", within=within) == ["203.0.113.5"]
 
 
 @pytest.mark.parametrize("pattern", ["::ffff:192.0.2.7", "[::ffff:192.0.2.7]:443", "::ffff:192.0.2.0/120"])
