@@ -119,3 +119,49 @@ async def test_its_source_may_be_long_and_anything(box: Sandbox):
     assert outcome(await ran(box, f"x = '{'é' * 400_000}'\nprint(len(x))")) == (0, "400000\n", "")
     assert (await ran(box, "print('a\0b')")).exit_code == 1
     assert (await ran(box, "print('\udcff')")).exit_code == 1
+
+
+SPAWNS = """
+import multiprocessing, os
+def double(x): return 2 * x, os.path.basename(__file__)
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+"""
+
+
+async def test_processes_that_it_spawns_have_its_source(box: Sandbox):
+    assert outcome(await ran(box, SPAWNS)) == (0, "[(2, 'main.py'), (4, 'main.py')]\n", "")
+    assert [file.name for file in await box.files.list() if file.kind == "file"] == []
+
+
+async def test_what_it_wrote_is_written(box: Sandbox):
+    tee = "import sys\nclass Tee:\n    def __init__(self): self.files = [sys.stdout, open('log', 'w')]\n"
+    tee += "    def write(self, text): [file.write(text) for file in self.files]\n    def flush(self): pass\n"
+    assert outcome(await ran(box, tee + "sys.stdout = Tee(); print('data')")) == (0, "data\n", "")
+    assert await box.files.read("log") == b"data\n"
+    await box.files.remove("log")
+    assert (await ran(box, "import io, sys\nprint('data'); sys.stdout = io.StringIO()")).stdout == "data\n"
+
+
+@pytest.mark.parametrize("source", ["x = 1\nreturn x", "x = 1\nawait x", "def f():\n    nonlocal x"])
+async def test_a_syntax_error_has_its_line(box: Sandbox, source: str):
+    lines = (await ran(box, source)).stderr.splitlines()
+    assert lines[0].endswith('/main.py", line 2') and lines[1].strip() == source.splitlines()[1].strip()
+
+
+async def test_what_was_never_awaited_is_told_with_the_programs_line(box: Sandbox):
+    result = await ran(box, "async def f(): pass\n\nkept = f()", awaits=True)
+    assert result.stderr.startswith("sys:1: RuntimeWarning: coroutine 'f' was never awaited\n")
+    assert '/main.py", line 3, in <module>' in result.stderr and "ending.py" not in result.stderr
+
+
+async def test_tasks_can_be_begun_without_an_await_and_are_waited_for(box: Sandbox):
+    begin = "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    print(END)\nasyncio.create_task(f())\n"
+    assert outcome(await ran(box, begin.replace("END", "'done'"), awaits=True)) == (0, "done\n", "")
+    failed = await ran(box, begin.replace("END", "1 / 0"), awaits=True)
+    assert (failed.exit_code, failed.stderr.splitlines()[2]) == (1, "    print(1 / 0)")
+    own = "import asyncio\nasync def f(): print(await asyncio.create_task(asyncio.sleep(0, 7)))\nasyncio.run(f())"
+    assert outcome(await ran(box, own, awaits=True)) == (0, "7\n", "")
+    old = "import asyncio\nasyncio.get_event_loop().run_until_complete(asyncio.sleep(0))"
+    assert outcome(await ran(box, old)) == (0, "", "")

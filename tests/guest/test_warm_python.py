@@ -10,11 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import program_ends
 import pytest
 
 import cloche
 
 REAL = "/opt/cloche/env/bin/python3"
+PYTHONS = ("python3", REAL)
 WARM = "import sys; print('pandas' in sys.modules)"
 
 
@@ -31,9 +33,10 @@ def said(box: cloche.Sandbox, command: str, **options: Any) -> str:
 
 
 def both(box: cloche.Sandbox, command: str) -> list:
-    """What a command with PY in it gives, with the warm and with the real interpreter."""
-    runs = [box.commands.run(with_python(command, python)) for python in ("python3", REAL)]
-    return [(run.exit_code, neutral(run.stdout), neutral(run.stderr)) for run in runs]
+    """What a command with PY in it gives, with the warm and with the real interpreter, at the same time."""
+    runs = [box.commands.run(with_python(command, python), background=True, timeout=300) for python in PYTHONS]
+    results = [run.wait() for run in runs]
+    return [(result.exit_code, neutral(result.stdout), neutral(result.stderr)) for result in results]
 
 
 def with_python(command: str, python: str) -> str:
@@ -177,20 +180,22 @@ def test_programs_are_the_same(box: cloche.Sandbox, way: str):
     programs = {name: PROGRAMS[name] for name in (PROGRAMS if way == "file" else ON_ALL_WAYS)}
     for number, source in enumerate(programs.values()):
         box.files.write(f"/mnt/data/programs/{number}.py", source)
-    loop = f"cd programs; for n in $(seq 0 {len(programs) - 1}); do f=$n.py; "
-    loop += f"echo one line | {WAYS[way]} >../$n.out 2>../$n.err; echo $?; done"
-    outcomes = [outcomes_of(box, with_python(loop, python), len(programs)) for python in ("python3", REAL)]
-    for name, warm, real in zip(programs, *outcomes, strict=True):
+    loop = f"cd programs; d=$(mktemp -d); for n in $(seq 0 {len(programs) - 1}); do f=$n.py; "
+    loop += f"echo one line | {WAYS[way]} >$d/out 2>$d/err; "
+    loop += "echo $?; cat $d/out; printf '\\0'; cat $d/err; printf '\\0'; done"
+    outcomes = [outcome[1].split("\0") for outcome in both(box, loop)]
+    for name, warm, real in zip(programs, *[zip(said[::2], said[1::2]) for said in outcomes], strict=True):
         assert warm == real, name
 
 
-def outcomes_of(box: cloche.Sandbox, loop: str, count: int) -> list:
-    codes = box.commands.run(loop, timeout=300).stdout.split()
-    files = [[box.files.read(f"/mnt/data/{number}.{kind}") for kind in ("out", "err")] for number in range(count)]
-    return [
-        (code, *(neutral(each.decode(errors="replace")) for each in both))
-        for code, both in zip(codes, files, strict=True)
-    ]
+def test_programs_leave_the_same(box: cloche.Sandbox):
+    """Nothing that a program wrote is lost, whatever still holds the file when it ends."""
+    programs = program_ends.PROGRAMS
+    for number, source in enumerate(programs.values()):
+        box.files.write(f"/mnt/data/ends/{number}.py", source)
+    outcomes = [outcome[1].split("\0")[:-1] for outcome in both(box, program_ends.all_of_them("PY", "/mnt/data/ends"))]
+    for name, warm, real in zip(programs, *outcomes, strict=True):
+        assert warm == real, name
 
 
 TRANSCRIPTS = (
@@ -219,6 +224,22 @@ TRANSCRIPTS = (
     "PYTHONPATH=/tmp PY -c 'import sys; print(sys.path)'; PYTHONHASHSEED=0 PY -c 'print(hash(\"a\"))'; LC_ALL=C PY -c "
     "'import locale, sys; print(locale.getlocale(), sys.stdout.errors)'; OMP_NUM_THREADS=3 PY -c 'import os; "
     'print(os.environ["OMP_NUM_THREADS"])\'; PYTHONIOENCODING=latin-1 PY -c \'print("\\xe9")\' | od -c',
+    # Its source.
+    "printf '# coding: latin-1\\nprint(\"\\xe9\")' > l.py; PY l.py; PY < l.py; "
+    "printf '# coding: nosuch\\n' > n.py; PY n.py; "
+    "printf 'print(\"\\xe9\")' > b.py; PY b.py; PY < b.py; PY -c $'# coding: latin-1\\nprint(\"\\u00e9\")'",
+    "printf 'a\\0' > z.py; PY z.py; PY - a < z.py; "
+    "printf '\\xef\\xbb\\xbfdef f():\\r\\n  1/0\\r\\nf()\\r\\n' > w.py; PY w.py; PY < w.py",
+    # What looks below it on the stack, and what the leader of a session may not.
+    "PY -c 'import faulthandler as f; f.enable(); import os; os.abort()' 2>&1 | grep -v Ext; "
+    "PY - a <<< 'import traceback, sys; traceback.print_stack(); print(sys.argv, sys.stdin.read()); input()'; "
+    "PY -c 'import pdb; pdb.set_trace(); x = 1' <<< n; PY -c 'import os; os.setpgrp(); print(1)'",
+    # What it sets before it imports: the real one has imported nothing yet.
+    'PY -c \'import os; os.environ["MPLBACKEND"] = "svg"; import sys; print("pandas" in sys.modules)\'; '
+    "export XDG_CONFIG_HOME=$PWD; mkdir matplotlib; echo 'lines.linewidth: 7' > matplotlib/matplotlibrc; "
+    "PY -c 'import sys; print(\"pandas\" in sys.modules)'; unset XDG_CONFIG_HOME; "
+    "echo 'x = 8' > json.py; mkdir in; cd in; "
+    "PY -c 'import sys; sys.path.insert(0, \"..\"); import json; print(json.x)'",
     # What lies beside the program comes first, and what it imports runs.
     "mkdir own; cd own; echo 'x = 1' > json.py; echo 'import json; print(json.x)' > a.py; PY a.py; cd ..; PY own/a.py",
     "mkdir own2; cd own2; printf 'class A:\\n  def __del__(s): print(7)\\na = A()' > b.py; PY -c 'import b; print(b)'",
@@ -278,7 +299,7 @@ def test_what_is_installed_comes_first(box: cloche.Sandbox):
 
 def test_the_real_one_finds_its_packages_by_its_bare_name_too(box: cloche.Sandbox):
     """An interpreter that has only a name looks for itself on the PATH, where it finds ours. Embedded ones do that."""
-    look = "import pandas, subprocess, sys; subprocess.run([sys.executable, '-c', 'import pandas; print(7)'])"
+    look = "import traitlets, subprocess, sys; subprocess.run([sys.executable, '-c', 'import traitlets; print(7)'])"
     assert said(box, f'exec -a python3 {REAL} -c "{look}"') == "7\n"
     path = "import sys; print([path.replace('/front/', '/env/') for path in sys.path])"
     assert said(box, f'(exec -a python3 {REAL} -c "{path}")') == said(box, f'{REAL} -c "{path}"')
@@ -291,11 +312,35 @@ def test_cells_have_it_too(box: cloche.Sandbox):
 
 def test_figures_become_files_where_that_is_asked_for(box: cloche.Sandbox):
     draw = "import matplotlib.pyplot as p; p.plot([1]); p.figure(); p.plot([2]); p.show(); print(p.get_fignums())"
-    for python in ("python3", REAL):
-        show = f"d=$(mktemp -d); cd $d; touch figure-2.png; MPLBACKEND=module://cloche_show {python} -c '{draw}'; ls -s"
+    for python in PYTHONS:
+        show = f"d=$(mktemp -d); cd $d; touch figure-2.png; CLOCHE_FIGURES=files {python} -c '{draw}'; ls -s"
         assert re.sub(r"total.*|\d+ f", "f", said(box, show)).split() == [
             "[]", "f", "figure-1.png", "figure-2.png", "figure-3.png",
         ]  # fmt: skip
+
+
+def test_an_environment_of_the_users_own_draws_as_anywhere(box: cloche.Sandbox):
+    """It has no backend of ours, however its interpreter is started."""
+    make = "d=$(mktemp -d); cd $d; python3 -m venv --without-pip own; export CLOCHE_FIGURES=files; "
+    look = "import os; print(os.environ.get('MPLBACKEND'))"
+    inner = "python3 -c \"import subprocess; subprocess.run(['own/bin/python', 'look.py'])\""
+    assert said(box, f'{make} echo "{look}" > look.py; own/bin/python look.py; {inner}') == "Agg\nAgg\n"
+
+
+LOCK_IN = """
+import ctypes, os, struct
+libc = ctypes.CDLL(None)
+libc.prctl(38, 1, 0, 0, 0)  # no_new_privs
+ruleset = libc.syscall(444, struct.pack("Q", 2), 8, 0)  # landlock_create_ruleset: no file may be opened for writing
+assert libc.syscall(446, ruleset, 0) == 0  # landlock_restrict_self
+os.execvp("python3", ["python3", "-c", "print('once', flush=True); raise SystemExit(3)"])
+"""
+
+
+def test_a_client_that_may_not_write_anywhere_waits_for_its_program_all_the_same(box: cloche.Sandbox):
+    box.files.write("/mnt/data/lock_in.py", LOCK_IN)
+    result = box.commands.run(f"{REAL} lock_in.py")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "once\n", "")
 
 
 def test_many_at_once_all_run(box: cloche.Sandbox):

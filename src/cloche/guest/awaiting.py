@@ -15,6 +15,8 @@ import typing
 from typing import Any
 
 MAIN = "__user_main__"  # what LibreChat's own server calls the function
+_WANTS_LOOP = ("create_task(", "ensure_future(", "get_running_loop(")
+_RUNS_LOOP = ("asyncio.run(", "run_until_complete(", "run_forever(", ".Runner(")
 _TYPES = ("Any", "Dict", "List", "Optional", "Union")
 KNOWN = dict(asyncio=asyncio, json=json, os=os, sys=sys, **{name: getattr(typing, name) for name in _TYPES})
 """What such a program has without importing it."""
@@ -28,6 +30,21 @@ def compiled(source: bytes, path: str) -> Any:
         if error.msg != "'return' outside function":
             raise
         return _compiled(_as_function(ast.parse(source, path)), path)
+
+
+def wants_loop(source: str) -> bool:
+    """Whether a program that does not await anything itself has to run inside of a loop nevertheless."""
+    return any(word in source for word in _WANTS_LOOP) and not any(word in source for word in _RUNS_LOOP)
+
+
+async def in_loop(code: Any, names: dict) -> None:
+    """Runs it, and then the tasks that it has begun: nobody else waits for them. Raises what one of them raises."""
+    exec(code, names)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            if not task.cancelled():
+                task.result()
 
 
 def _compiled(source: Any, path: str) -> Any:

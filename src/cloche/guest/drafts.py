@@ -231,6 +231,12 @@ def beside(path: str) -> str:
     return f"{os.path.dirname(path)}/{PREFIX}{secrets.token_hex(8)}"
 
 
+def refuse_symlinks(path: str, root: str) -> None:
+    """Raises OSError if the file, or a directory between it and `root`, is a symlink: what is meant lies elsewhere."""
+    if os.path.realpath(path) != os.path.join(os.path.realpath(root), os.path.relpath(path, root)):
+        raise OSError(errno.ELOOP, "a symlink is in its place, or on the way to it")
+
+
 def refuse_proc(fd: int) -> None:
     """What lies in /proc is init's own, when init opens it: a link to `/proc/self` must not lead into init."""
     if syscalls.filesystem_type(fd) == syscalls.PROC_SUPER_MAGIC:

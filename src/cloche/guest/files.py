@@ -82,10 +82,15 @@ class Files:
             raise
 
     def _draft(self, header: dict):
+        self._refuse_symlinks(header)
         wishes = drafts.Wishes(header.get("mode"), self._owner(header), header.get("attributes"))
         if header.get("in_place"):
             return drafts.Overwriting(self.path(header), wishes, bool(header.get("stream")))
         return drafts.Draft(self.path(header), wishes)
+
+    def _refuse_symlinks(self, header: dict) -> None:
+        if header.get("below"):
+            drafts.refuse_symlinks(self.path(header), self.path(header, "below"))
 
     def _owner(self, header: dict) -> tuple | None:
         """Whose what is made shall be; None: the caller's, as it comes."""
@@ -115,11 +120,13 @@ class Files:
         return _known(moving.move(self.path(header), self.path(header, "to"), self._owner(header)))
 
     def _remove(self, header: dict, _: bytes):
+        self._refuse_symlinks(header)
         moving.remove(self.path(header))
         return {}
 
-    def _survey(self, header: dict, _: bytes):
-        return trees.survey(self.path(header), header, header.get("since_ns") or self._known_ns)
+    def _survey(self, header: dict, body: bytes):
+        since_ns = header.get("since_ns") or self._known_ns
+        return trees.survey(self.path(header), int(header.get("depth", 10)), json.loads(body or b"{}"), since_ns)
 
     def _know(self, header: dict, _: bytes):
         self._known_ns = trees.now_ns()

@@ -6,12 +6,14 @@ What the template imports stays imported: that is the point. All else that a pro
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import asyncio
 import atexit
 import builtins
 import ctypes
 import gc
 import getpass
 import io
+import itertools
 import os
 import sys
 import threading
@@ -64,6 +66,8 @@ def start(*, unbuffered: bool = False, dont_write_bytecode: bool = False) -> Non
     _set_flags({**_AS_STARTED, "dont_write_bytecode": int(dont_write_bytecode), "unbuffered": int(unbuffered)})
     _restore_signals()
     _open_streams(unbuffered)
+    asyncio.events._event_loop_policy = None  # type: ignore[attr-defined]  # the notebook's loop was the main thread's
+    threading._counter = itertools.count(1).__next__  # type: ignore[attr-defined]  # of threads without a name
     warnings._filters_mutated()  # type: ignore[attr-defined]  # warnings that the warm-up met come again
 
 
@@ -88,7 +92,7 @@ def _follow_installed(dont_write_bytecode: bool) -> None:
     if _LIB in sys.path:
         sys.path.remove(_LIB)
     usersite: Any = sys.modules.get("cloche_usersite")
-    if usersite is not None and os.environ.get("MPLBACKEND") == usersite.SHOW:
+    if usersite is not None and usersite.draws_to_files():
         sys.path.append(os.path.dirname(usersite.__file__))
     sys.dont_write_bytecode = dont_write_bytecode
     installed.follow()

@@ -57,13 +57,18 @@ def main() -> None:
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # whoever interrupts means the program, which is not there yet
     try:
-        _ask(sys.argv[1:])
+        connection, pid, files = _ask(sys.argv[1:])
     except (Unfit, OSError):
-        pass
-    posix.execv(REAL, [REAL, *sys.argv[1:]])
+        posix.execv(REAL, [REAL, *sys.argv[1:]])
+    # From here on there is no way back to the real interpreter: the program would run twice.
+    _end_like(_accompany(connection, pid, files))
 
 
-def _ask(words: list) -> None:
+def _ask(words: list) -> tuple:
+    """The connection by which init will say how the program has ended, the program's pid, and what was passed to it.
+
+    Raises Unfit, or OSError, if none was started.
+    """
     line = Line(words)
     _look_at_environment(line)
     files, numbers = _files()
@@ -74,7 +79,10 @@ def _ask(words: list) -> None:
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.connect(ADDRESS)
     _send(connection, line, files, numbers)
-    _wait(connection, files)
+    started = _receive(connection)
+    if not started.startswith(b'{"started":'):
+        raise Unfit
+    return connection, int(started[11:-1]), files
 
 
 def _look_at_environment(line: Line) -> None:
@@ -138,32 +146,18 @@ def _send(connection: _socket.socket, line: Line, files: list, numbers: list) ->
     connection.sendall(data[sent:])
 
 
-def _wait(connection: _socket.socket, files: list) -> None:
-    """Until the program has ended, then ends like it. Raises Unfit if none was started."""
-    started = _receive(connection)
-    if not started.startswith(b'{"started":'):
-        raise Unfit
-    _end_like(_accompany(connection, int(started[11:-1]), files))
-
-
 def _accompany(connection: _socket.socket, pid: int, files: list) -> int:
-    """The program's wait status. From here on there is no way back to the real interpreter: it would run twice."""
+    """The program's wait status. Init kills it when we end first."""
     for number in _PASSED_ON:
         if _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, lambda number, _frame: _signal_program(pid, number))
+    for fd in files:  # they are the program's now: a pipe that it closes must be closed
+        posix.close(fd)
     try:
-        _let_go(files)
         ended = _receive(connection)
     except OSError:
         ended = b""
     return int(ended[10:-1]) if ended.startswith(b'{"status":') else _signal.SIGKILL
-
-
-def _let_go(files: list) -> None:
-    """They are the program's now: a pipe that it closes must be closed."""
-    null = posix.open("/dev/null", posix.O_RDWR)
-    for fd in files:
-        posix.dup2(null, fd)
 
 
 def _signal_program(pid: int, number: int) -> None:

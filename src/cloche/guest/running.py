@@ -16,10 +16,11 @@ import types
 from inspect import CO_COROUTINE
 from typing import Any, NoReturn
 
-from cloche.guest import awaiting, ending
+from cloche.guest import awaiting, ending, spawning
 
 _OURS = ("cloche", "cloche.")
 _kept: list = []  # our own modules: taken out of sys.modules, they must not go
+_own_names: list = []  # of them, where that was looked up before the fork
 
 
 def run_afresh(fd: int, before: set, paths: list) -> NoReturn:
@@ -45,6 +46,9 @@ def run_source(order: dict, source: bytes) -> NoReturn:
     new_main(__file__=path, __cached__=None)
     if directory is not None:
         sys.path.insert(0, directory)
+    spawning.provide(source, path)
+    if order.get("awaits"):
+        sys.set_coroutine_origin_tracking_depth(1)  # what was never awaited is told with the line that it is from
     _offer(order.get("tools"))
     execute(source, path, awaits=bool(order.get("awaits")), from_memory=True)
 
@@ -57,14 +61,23 @@ def new_main(**facts: Any) -> None:
         main.__annotations__ = {}
     main.__builtins__ = builtins
     main.__dict__.update(facts)
-    ending.imported.update(sys.modules.keys() - {"__main__"})
-    sys.modules["__main__"] = main
+    sys.modules.pop("__main__", None)
+    sys.modules["__main__"] = main  # as the last: what the program imports comes after it, see `ending`
+
+
+def know_ourselves() -> None:
+    """In the zygote: to go through all modules' names copies their pages, which takes a fork as long as to start."""
+    _own_names[:] = _names_of_ours()
 
 
 def hide_ourselves() -> None:
     """A program cannot import what is ours, nor does it see it."""
-    for name in [name for name in sys.modules if name == _OURS[0] or name.startswith(_OURS[1])]:
-        _kept.append(sys.modules.pop(name))
+    for name in _own_names or _names_of_ours():
+        _kept.append(sys.modules.pop(name, None))
+
+
+def _names_of_ours() -> list:
+    return [name for name in sys.modules if name == _OURS[0] or name.startswith(_OURS[1])]
 
 
 def _offer(tools: dict | None) -> None:
@@ -82,17 +95,25 @@ def execute(source: bytes, path: str, *, awaits: bool = False, from_memory: bool
         _remember(source, path)
 
     def run() -> None:
-        code.append(awaiting.compiled(source, path) if awaits else compile(source, path, "exec", dont_inherit=True))
-        _evaluate(code[0], sys.modules["__main__"].__dict__)
+        code.append(_compiled(source, path, awaits, from_memory))
+        names = sys.modules["__main__"].__dict__
+        if code[0].co_flags & CO_COROUTINE:
+            asyncio.run(eval(code[0], names))
+        elif awaits and awaiting.wants_loop(source.decode("utf-8", "replace")):
+            asyncio.run(awaiting.in_loop(code[0], names))
+        else:
+            exec(code[0], names)
 
     ending.end(ending.raised_by(run), code[0] if code else None, from_memory=from_memory)
 
 
-def _evaluate(code: Any, names: dict) -> None:
-    if code.co_flags & CO_COROUTINE:
-        asyncio.run(eval(code, names))
-    else:
-        exec(code, names)
+def _compiled(source: bytes, path: str, awaits: bool, from_memory: bool) -> Any:
+    try:
+        return awaiting.compiled(source, path) if awaits else compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        if from_memory and error.text is None and error.filename == path and error.lineno:
+            error.text = linecache.getline(path, error.lineno)  # some are raised when only a file could tell
+        raise
 
 
 def _remember(source: bytes, path: str) -> None:

@@ -27,7 +27,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets import Type, observe
 from traitlets.config import Config
 
-from cloche.guest import commands, display, tracebacks
+from cloche.guest import awaiting, commands, display, tracebacks
 from cloche.guest.installed import Installed
 from cloche.guest.interrupts import Interrupts
 
@@ -35,8 +35,6 @@ KEPT_CELLS = 4096  # sources of cells, for tracebacks, `In` and inspect.getsourc
 
 _FIRST_WORD = re.compile(r"[^\W\d]\w*")
 _INPUT = re.compile(r"_i\d+")
-_WANTS_LOOP = ("create_task(", "ensure_future(", "get_running_loop(")
-_RUNS_LOOP = ("asyncio.run(", "run_until_complete(", "run_forever(", ".Runner(")
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
@@ -270,7 +268,7 @@ class Shell(InteractiveShell):
     def _execute(self, code: Any, source: str, *, last: bool) -> None:
         if code.co_flags & CO_COROUTINE:
             self._in_loop(self._awaited(code, last))
-        elif any(word in source for word in _WANTS_LOOP) and not any(word in source for word in _RUNS_LOOP):
+        elif awaiting.wants_loop(source):
             # A notebook's loop is running while a cell does: there, a task can be made without an await.
             self._in_loop(self._called(code, last))
         else:
@@ -293,7 +291,7 @@ class Shell(InteractiveShell):
 
     def _in_loop(self, coroutine: Any) -> None:
         loop = self.live_loop()
-        task = loop.create_task(coroutine)
+        task = loop.create_task(coroutine, name="cell")  # those without a name are counted: see `interpreter`
         self.interrupts.watch(task)
         try:
             _complete(loop, task)

@@ -1,4 +1,4 @@
-"""Matplotlib's backend for programs whose pictures are files: `module://cloche_show`, where MPLBACKEND asks for it.
+"""Matplotlib's backend for programs whose pictures are files, where the environment has CLOCHE_FIGURES=files.
 
 `plt.show()` saves each open figure as figure-1.png, figure-2.png and so on, whichever is free in the working directory,
 and closes it. It lies in sandboxes as `cloche_show`: see `usersite`.

@@ -15,6 +15,7 @@ _HIDDEN = (
     os.path.dirname(IPython.__file__) + os.sep,
     "<decorator-gen",
     "<frozen runpy>",
+    "<tool ",  # see `tools`
 )
 
 

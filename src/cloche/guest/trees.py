@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -20,6 +21,9 @@ _CHUNK = 1 << 20
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
 _WORTH_A_LOOK = 1 << 20  # bytes; what is smaller is read in less time than it takes to be sure without
 _MADE_AGAIN = "__pycache__"
+_PACKAGES = "node_modules"
+_VENV = "pyvenv.cfg"
+_OF_VENVS = frozenset({_VENV, "bin", "include", "lib", "lib64", "share"})
 _FOLLOW_NOTHING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
 
 
@@ -28,7 +32,8 @@ class Survey:
 
     `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told, or
     that nothing was done to it since `since_ns`.
-    Hidden directories are passed by, and Python's caches, unless something known is in them.
+    Hidden directories are passed by, and Python's caches, and what packages were installed into, unless something known
+    is in them. Of the last it is told if they came after `since_ns`.
     """
 
     def __init__(self, root: str, depth: int, known: dict, since_ns: int):
@@ -50,15 +55,17 @@ class Survey:
             entries = self._entries(directory)
             if not entries and directory and entries is not None:
                 self.empty.append(directory)
-            for entry in entries or ():
-                self._look(entry, f"{directory}/{entry.name}" if directory else entry.name, depth, waiting)
+            for entry in self._without_venv(directory, entries or []):
+                self._look(entry, _below(directory, entry.name), depth, waiting)
         return not waiting and self._left > 0
 
     def _entries(self, directory: str) -> list | None:
         """None for a directory that cannot be looked into."""
         try:
             with os.scandir(os.path.join(self._root, directory)) as entries:
-                found = sorted(islice(entries, self._left + 1), key=lambda each: each.name)
+                # Where names come and go meanwhile, one may be told twice.
+                listed = {each.name: each for each in islice(entries, self._left + 1)}
+                found = [listed[name] for name in sorted(listed)]
         except OSError:
             if not directory:
                 raise
@@ -86,10 +93,29 @@ class Survey:
     def _look_into(self, name: str, path: str, depth: int, waiting: list) -> None:
         if path not in self._inhabited and (name.startswith(".") or name == _MADE_AGAIN):
             self._pass_by("hidden")
+        elif path not in self._inhabited and name == _PACKAGES:
+            self._pass_by_packages(path)
         elif depth >= self._depth:
             self._pass_by("deep")
         else:
             waiting.append((path, depth + 1))
+
+    def _without_venv(self, directory: str, entries: list) -> list:
+        """What lies beside an environment of Python's is somebody's own, and is no part of it."""
+        if not any(entry.name == _VENV for entry in entries):
+            return entries
+        own = [each for each in entries if each.name not in _OF_VENVS or self._is_known(_below(directory, each.name))]
+        if len(own) < len(entries):
+            self._pass_by_packages(_below(directory, _VENV))
+        return own
+
+    def _is_known(self, path: str) -> bool:
+        return path in self._known or path in self._inhabited
+
+    def _pass_by_packages(self, path: str) -> None:
+        with contextlib.suppress(OSError):  # it is gone by now
+            about = os.lstat(os.path.join(self._root, path))
+            self._pass_by("packages" if about.st_ctime_ns > self._since_ns else "hidden")
 
     def _pass_by(self, why: str) -> None:
         self.passed[why] = self.passed.get(why, 0) + 1
@@ -100,7 +126,7 @@ class Survey:
             return None
         if about.st_size > _WORTH_A_LOOK and about.st_ctime_ns < self._since_ns:
             return AS_IT_WAS
-        return digest(os.path.join(self._root, path))
+        return digest(os.path.join(self._root, path), about.st_size)
 
 
 def now_ns() -> int:
@@ -108,10 +134,10 @@ def now_ns() -> int:
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
-def survey(root: str, header: dict, since_ns: int) -> tuple:
+def survey(root: str, depth: int, known: dict, since_ns: int) -> tuple:
     """The answer to `tree_survey`."""
     at_ns = now_ns()
-    found = Survey(root, int(header.get("depth", 10)), header.get("known") or {}, since_ns)
+    found = Survey(root, depth, known, since_ns)
     whole = found.walk()
     body = json.dumps({"files": found.files, "empty": found.empty}, ensure_ascii=False).encode()
     if len(body) > MAX_BODY_BYTES:
@@ -119,18 +145,22 @@ def survey(root: str, header: dict, since_ns: int) -> tuple:
     return {"truncated": not whole, "passed": found.passed, "at_ns": at_ns}, body, ()
 
 
-def digest(path: str) -> str | None:
-    """The SHA-256 of a regular file; None for what cannot be read."""
+def digest(path: str, size: int) -> str | None:
+    """The SHA-256 of a regular file of that size; None for what cannot be read, or has another size by now.
+
+    No more is read than that: a program may make the file longer faster than it can be read.
+    """
     try:
         fd = os.open(path, _FOLLOW_NOTHING)
     except OSError:
         return None
     try:
         check_regular(fd)
-        sha256 = hashlib.sha256()
-        while piece := os.read(fd, _CHUNK):
+        sha256, left = hashlib.sha256(), size + 1
+        while left > 0 and (piece := os.read(fd, min(_CHUNK, left))):
             sha256.update(piece)
-        return sha256.hexdigest()
+            left -= len(piece)
+        return sha256.hexdigest() if left == 1 else None
     except (OSError, ValueError):
         return None
     finally:
@@ -173,6 +203,10 @@ def _take(fd: int, mode: int, single: bool) -> None:
     if not single:
         os.fchown(fd, 0, 0)
     os.fchmod(fd, mode)
+
+
+def _below(directory: str, name: str) -> str:
+    return f"{directory}/{name}" if directory else name
 
 
 def _parents(path: str) -> list:

@@ -9,11 +9,19 @@ import site
 import sys
 
 LIB = "/opt/cloche/lib"
-SHOW = "module://cloche_show"  # beside this file, for those who ask for it
+SHOW = "module://cloche_show"  # beside this file
+
+
+def draws_to_files() -> bool:
+    """Whether figures shall become files: see `show`. Then this interpreter's matplotlib is told so, and not those of
+    the programs that it starts: in an environment of their own they have no such backend."""
+    if os.environ.get("CLOCHE_FIGURES") == "files" and os.environ.get("MPLBACKEND", "Agg") == "Agg":
+        os.environ._data[b"MPLBACKEND"] = SHOW.encode()  # type: ignore  # typeshed has it not
+    return os.environ.get("MPLBACKEND") == SHOW
 
 
 def _arrange() -> None:
-    if os.environ.get("MPLBACKEND") != SHOW:
+    if not draws_to_files():
         own = os.path.dirname(__file__)
         sys.path[:] = [path for path in sys.path if path != own]
     if not site.ENABLE_USER_SITE:  # `-I` and `-s`: our own processes above all

@@ -4,9 +4,11 @@ The `python3` on the PATH is a client (see `python_client.py`) of a socket that 
 takes the caller's descriptors, arguments, environment, working directory, limits and so on, and runs the program as an
 interpreter would that has just started. Where it would not be the same, it says so, and the client runs the real one.
 
-It widens nothing: the fork is the user that the caller is, behind the same filter, and has the limits that every
-program has, or lower ones, if the caller has. It is that user before it reads what the caller says. Init keeps its side
-of the connection: when the client is gone, the program is killed, and when the program has ended, the client is told.
+It does not widen what a program may do: the fork is the user that the caller is, behind the same filter, and has the
+limits that every program has, or lower ones, if the caller has. It is that user before it reads what the caller says.
+But its memory is a copy of init's, in which may lie what the host has asked init for before: see docs/design.md, "What
+init remembers". Init keeps its side of the connection: when the client is gone, the program is killed, and when the
+program has ended, the client is told.
 
   client -> fork   {"kind":"file|command|module|stdin","uid":n,"rest":n,"words":n,"env":n,"numbers":[fd,..],
                     "unbuffered":0|1,"dont_write_bytecode":0|1}
@@ -78,16 +80,14 @@ def _receive(connection: socket.socket, processes) -> Order:
 
 
 def _take(order: Order, connection: socket.socket) -> socket.socket:
-    """Puts the caller's descriptors where the caller has them, and closes all others but the program's file.
+    """Puts the caller's descriptors where the caller has them, and closes all others.
 
     Gives the connection, which is elsewhere now.
     """
     # Out of the way of the numbers that they will get, and above all that is open.
-    above = max(CONNECTION, order.directory, order.file, *order.places, *order.places.values()) + 1
+    above = max(CONNECTION, order.directory, *order.places, *order.places.values()) + 1
     high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for number, fd in order.places.items()}
     moved = socket.socket(fileno=fcntl.fcntl(connection.detach(), fcntl.F_DUPFD_CLOEXEC, above))
-    if order.file >= 0:
-        order.file = fcntl.fcntl(order.file, fcntl.F_DUPFD_CLOEXEC, above)
     syscalls.close_range(CONNECTION, above - 1)
     for number, fd in high.items():
         os.dup2(fd, number)
@@ -119,6 +119,7 @@ class Order:
         self.directory = fds[3]
         self.places = dict(zip((0, 1, 2, *numbers), (*fds[:3], *fds[4:]), strict=False))
         self.file = fds[-1] if kind == "file" else -1
+        self.source = b""  # of a program that is no stdin, once it was looked at
 
 
 def _are_numbers(numbers: object) -> bool:

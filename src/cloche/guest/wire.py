@@ -43,6 +43,7 @@ INIT (host <-> pid 1 of a sandbox)
                     owner: user | null              to whom it is given, and the directories that are made for it
                     attributes: {"space","values":{..}} | null
                     in_place: bool                  the file itself is overwritten, and not replaced by another
+                    below: directory | null         fails if it, or what lies between it and that one, is a symlink
                     with "stream": true, write: w   ok {}, fds=[pipe]; w is a name of the host's choice
     write_end       write, commit, size             commit: the file is what came, if that is `size` bytes; ok {info}
                                                     not: as if there had been no file_write; ok {}
@@ -53,8 +54,8 @@ INIT (host <-> pid 1 of a sandbox)
     file_stat       path, user                      ok {info}
     file_make_dir   path, user, owner | null        ok {info,"created":bool}
     file_move       path, to, user, owner | null    ok {info}
-    file_remove     path, user                      ok {}
-    tree_survey     path, user, depth, known: {relative path: size}, since_ns (0: tree_known's)
+    file_remove     path, user, below (as above)    ok {}
+    tree_survey     path, user, depth, since_ns (0: tree_known's), body={relative path: size} of those that are known
                                                     ok {"truncated":bool,"passed":{why: count},"at_ns"},
                                                     body={"files":[[path, size, SHA-256 | "=" | null],..],"empty":[..]}
                                                     "=": as it was at since_ns; see guest/trees.py

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from cloche.guest import enclosure, init, sessions, warmup, wire
+from cloche.guest import enclosure, init, running, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.linux import hugepages, namespaces, syscalls
@@ -69,6 +69,7 @@ class Zygote:
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
         self._init.adopt_environment()
+        running.know_ourselves()
         if self._walls:
             rehearse(self._env)
         gc.collect()
