@@ -99,6 +99,8 @@ for name in ("KeyError", "SystemExit", "KeyboardInterrupt", "StopIteration"):
         print(error)
 """
     assert box.run(code, tools=[throw]).stdout == "KeyError\nSystemExit\nKeyboardInterrupt\nStopIteration\n"
+    missing = box.run("await look()", tools={"look": lambda: {}["id"]})
+    assert missing.error is not None and missing.error.value == "KeyError: 'id'"
 
 
 def test_a_tool_by_another_name_with_a_schema_of_its_own(box: cloche.Sandbox):
@@ -119,12 +121,12 @@ class Point:
 
 
 def test_results_are_whatever_has_a_json_form(box: cloche.Sandbox):
-    values: list[Any] = [Point(1, 2), (1, "ü"), None, {"a": b"bytes"}, "x" * 1_000_000]
+    values: list[Any] = [Point(1, 2), ({1}, "ü"), float("nan"), {"a": b"bytes"}, "x" * 1_000_000]
     run = box.run(
         "got = await asyncio.gather(*(give(n=n) for n in range(5)))\ngot[:4], len(got[4])",
         tools={"give": lambda n: values[n]},
     )
-    assert run.text == "([{'x': 1, 'y': 2}, [1, 'ü'], None, {'a': 'Ynl0ZXM='}], 1000000)", run.error
+    assert run.text == "([{'x': 1, 'y': 2}, [[1], 'ü'], None, {'a': 'Ynl0ZXM='}], 1000000)", run.error
     bad = box.run("await give()", tools={"give": lambda: object()})
     assert bad.error is not None and "no JSON value: it has a object" in bad.error.value
     huge = box.run("await give()", tools={"give": lambda: "x" * (6 << 20)})
@@ -177,6 +179,8 @@ def test_bash_has_tools_too(box: cloche.Sandbox):
     run = shell.run('get_weather \'{"city":"a"}\'; get_weather \'{"city":"nowhere"}\'', tools=[get_weather])
     assert (run.stdout, run.stderr) == ('{"city":"a","unit":"C"}\n', "there is no such city\n")
     assert run.exit_code == 1
+    piped = shell.run('echo \'{"city": "a"}\' | get_weather; get_weather \'{"unit": "F"}\'', tools=[get_weather])
+    assert piped.stdout == "" and piped.stderr.count('get_weather needs {"city": ..}: give it one JSON object') == 2
 
 
 def test_what_cannot_be_a_tool_is_refused_before_anything_runs(box: cloche.Sandbox):
@@ -223,6 +227,12 @@ def test_awaiting_functions_run_on_the_callers_loop(library: str):
             assert run.text == "[True, True, True, False]", run.error
             events = [event async for event in box.stream("await plain()", tools=[plain])]
             assert any(isinstance(event, ToolsCalled) for event in events)
+
+            async def give_up() -> None:
+                raise asyncio.CancelledError
+
+            given_up = await box.run("await give_up()", tools=[give_up])
+            assert given_up.error is not None and given_up.error.name == "ToolExecutionError"
 
             never = asyncio.Event()
 

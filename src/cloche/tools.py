@@ -2,7 +2,8 @@
 
 A name of a tool can be anything; code knows it by an identifier. The rules are those of LibreChat's clients, which
 tell their models the same: `-` and blanks become `_` (in bash `.` too), what no identifier can have is dropped, one
-that would begin with a digit gets `_` before it, and one that means something already gets `_tool` behind it.
+that would begin with a digit gets `_` before it, and one that cannot be a function's gets `_tool` behind it. Others
+take the place of what was called so.
 """
 
 from __future__ import annotations

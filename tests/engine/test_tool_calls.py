@@ -4,92 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.engine.tool_programs import ECHO, Client, execute, script, shell
 
 from cloche import errors
 from cloche.engine import tool_calls
-from cloche.engine.process import ProcessResult
 from cloche.engine.program import Script
 from cloche.engine.sandbox import Sandbox
-from cloche.engine.tool_calls import Offer
 from cloche.events import Run, ToolsCalled, fold
 from cloche.tools import Tool, ToolCall, ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-CITY = {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}, "required": ["city"]}
-WEATHER = Tool(name="get-weather", description="The weather of a city.", parameters=CITY)
-ECHO = Tool(name="echo_it", parameters={"type": "object"})
-
-Answer = Callable[[ToolCall], Any]
-
-
-class Client:
-    """Answers rounds, as a client of ours would, and remembers them."""
-
-    def __init__(self, answer: Answer | None = None, delay_seconds: float = 0.0):
-        self.rounds: list[list[dict[str, Any]]] = []
-        self._answer = answer or (lambda call: call.input)
-        self._delay_seconds = delay_seconds
-
-    def result(self, call: ToolCall) -> ToolResult:
-        try:
-            return ToolResult(call_id=call.id, result=self._answer(call))
-        except LookupError as error:
-            return ToolResult(call_id=call.id, error=str(error.args[0]))
-
-    async def serve(self, offer: Offer) -> None:
-        while calls := await offer.next_round():
-            self.rounds.append([call.input for call in calls])
-            await asyncio.sleep(self._delay_seconds)
-            offer.answer(map(self.result, calls))
-
-    @property
-    def sizes(self) -> list[int]:
-        return [len(each) for each in self.rounds]
-
-
-async def script(
-    box: Sandbox, source: str, client: Client, tools: Sequence[Tool] = (WEATHER, ECHO), **how: Any
-) -> ProcessResult:
-    async with box.tools.offer(tools, max_calls=how.pop("max_calls", 200)) as offer:
-        program = Script(source=source, awaits=True, tools=offer.header)
-        return await _run(offer, client, await box.commands.start(script=program, **how))
-
-
-async def shell(
-    box: Sandbox, source: str, client: Client, tools: Sequence[Tool] = (WEATHER, ECHO), **how: Any
-) -> ProcessResult:
-    async with box.tools.offer(tools, language="bash") as offer:
-        return await _run(offer, client, await box.commands.start(source, env=offer.env, **how))
-
-
-async def _run(offer: Offer, client: Client, process: Any) -> ProcessResult:
-    offer.runs(process)
-    serving = asyncio.create_task(client.serve(offer))
-    try:
-        async with process:
-            return await process.result()
-    finally:
-        offer.close()
-        await serving
-
-
-async def execute(box: Sandbox, code: str, client: Client, *, language: str = "python", **how: Any) -> Run:
-    """In a context, where rounds are events."""
-    seen = []
-    context = box.default_context(language)
-    async with context.execute(code, tools=[WEATHER, ECHO], **how) as execution:
-        async for event in execution:
-            seen.append(event)
-            if isinstance(event, ToolsCalled):
-                client.rounds.append([call.input for call in event.calls])
-                execution.answer_tools(map(client.result, event.calls))
-
-    return fold(seen)
 
 
 # --- Python
@@ -310,7 +237,7 @@ print(await echo_it(slow=False))
         async with process:
             (slow,) = await offer.next_round()
             (next_one,) = await offer.next_round()
-            assert [call.id for call in offer.calls] == [next_one.id]
+            assert offer.calls == (next_one.id,)
             offer.answer([ToolResult(call_id=slow.id, result="late"), ToolResult(call_id=next_one.id, result="ok")])
             assert (await process.result()).stdout == "gave up\nok\n"
 
@@ -454,160 +381,6 @@ async def test_other_languages_have_no_tools(box: Sandbox):
         box.default_context("javascript").execute("1", tools=[ECHO])
     with pytest.raises(errors.InvalidRequest, match="cannot call tools"):
         box.tools.offer([ECHO], language="ruby")
-
-
-# --- time, interrupts, ends
-
-
-async def test_time_with_the_client_is_not_the_programs(box: Sandbox):
-    source = "await echo_it(); await echo_it(); print('done')"
-    result = await script(box, source, Client(delay_seconds=0.7), timeout_seconds=1.0)
-    assert (result.stdout, result.outcome) == ("done\n", "ok"), result.stderr
-    own = await script(box, "import time; await echo_it(); time.sleep(60)", Client(), timeout_seconds=1.0)
-    assert own.outcome == "timed_out"
-
-
-async def test_time_with_the_client_is_not_a_contexts(box: Sandbox):
-    async with box.context().execute("await echo_it(); print(1)", tools=[ECHO], timeout_seconds=0.5) as execution:
-        async for event in execution:
-            if isinstance(event, ToolsCalled):
-                await asyncio.sleep(0.8)
-                execution.answer_tools([ToolResult(call_id=event.calls[0].id)])
-        assert execution.ended is not None and execution.ended.outcome == "ok"
-    late = await execute(box, "import time; await echo_it(); time.sleep(60)", Client(), timeout_seconds=0.5)
-    assert late.outcome == "timed_out"
-
-
-@pytest.mark.parametrize(("language", "code"), [("python", "await echo_it()"), ("bash", "echo_it")])
-async def test_a_run_that_waits_can_be_interrupted_and_the_context_lives_on(box: Sandbox, language: str, code: str):
-    context = box.default_context(language)
-    await context.execute("x=5").result()
-    async with context.execute(code, tools=[ECHO]) as execution:
-        async for event in execution:
-            if isinstance(event, ToolsCalled):
-                execution.interrupt()
-        assert execution.ended is not None and execution.ended.outcome == "interrupted"
-    kept = await context.execute("print(x)" if language == "python" else "echo $x").result()
-    assert kept.stdout == "5\n"
-
-
-async def test_leaving_a_run_that_waits_ends_it(box: Sandbox):
-    async with box.context().execute("await echo_it()", tools=[ECHO]) as execution:
-        async for event in execution:
-            if isinstance(event, ToolsCalled):
-                break
-    assert execution.ended is not None and execution.ended.outcome == "interrupted"
-    assert (await box.context().execute("1").result()).outcome == "ok"
-
-
-async def test_a_program_that_is_killed_takes_its_calls_along(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        program = Script(source="await asyncio.gather(echo_it(), echo_it())", awaits=True, tools=offer.header)
-        process = await box.commands.start(script=program)
-        offer.runs(process)
-        async with process:
-            calls = await offer.next_round()
-            process.kill()
-            await process.result()
-        while offer.calls:
-            await asyncio.sleep(0.001)
-        offer.answer([ToolResult(call_id=call.id) for call in calls])  # nobody is there; nobody is harmed
-    assert await offer.next_round() == ()
-
-
-async def test_a_sandbox_that_ends_ends_its_offers(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        process = await box.commands.start(script=Script(source="await echo_it()", awaits=True, tools=offer.header))
-        offer.runs(process)
-        await offer.next_round()
-        waiting = asyncio.create_task(offer.next_round())
-        await asyncio.sleep(0)
-        await box.kill()
-        assert await waiting == ()
-    with pytest.raises(errors.Gone):
-        await box.tools.offer([ECHO]).open()
-
-
-async def test_results_must_be_of_calls_that_were_made(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        process = await box.commands.start(script=Script(source="await echo_it()", awaits=True, tools=offer.header))
-        async with process:
-            (call,) = await offer.next_round()
-            for wrong in ("call_002", "call_1", "call_" + "1" * 5000, "x", ""):
-                with pytest.raises(errors.InvalidRequest, match="made no call"):
-                    offer.answer([ToolResult(call_id=call.id), ToolResult(call_id=wrong)])
-            with pytest.raises(errors.InvalidRequest, match="has 2 results"):
-                offer.answer([ToolResult(call_id=call.id), ToolResult(call_id=call.id)])
-            assert [each.id for each in offer.calls] == ["call_001"]
-            offer.answer([ToolResult(call_id=call.id)])
-            assert (await process.result()).exit_code == 0
-
-
-# --- what programs inside may try
-
-
-FORGED = r"""
-import json, socket, sys
-port, token = json.loads(sys.argv[1])
-def say(*parts, end=False):
-    with socket.create_connection(("127.0.0.1", port)) as line:
-        line.settimeout(20)
-        try:
-            for part in parts: line.sendall(part)
-            if end: line.shutdown(socket.SHUT_WR)
-            got = b""
-            while more := line.recv(65536): got += more
-        except OSError as error:
-            return type(error).__name__
-        return got.decode()
-print(say(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"y" * 200))
-print(say(b"wrong\0" + b"0\0echo_it\0{}\0"))
-for count in (b"-1", b"x", b"00", b"99999", b""):
-    print(say(token.encode() + b"\0" + count + b"\0"))
-print(say(token.encode() + b"\0" + b"0\0no_such\0{}\0"))
-print(say(token.encode() + b"\0" + b"0\0echo_it\0" + b"[" * 100_000 + b"\0"))
-print(say(token.encode() + b"\0" + b"0\0echo_it\0{\"a\":[" + b"0," * 300_000 + b"0]}\0"))
-print(say(token.encode() + b"\0" + b"0\0echo_it\0\xff\xfe\0"))
-print(repr(say(token.encode() + b"\0" + b"0\0echo", end=True)))
-idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
-print("done")
-"""
-
-
-async def test_forged_calls_are_answered_and_harm_nobody(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer, box.tools.offer([ECHO]) as other:
-        words = json.dumps([offer.header["port"], offer.header["token"]])
-        forging = await box.commands.run(["python3", "-c", FORGED, words])
-        lines = [line for line in forging.stdout.splitlines() if line]
-        assert lines[-1] == "done", forging.stderr
-        said = [line for line in lines if not line.startswith(("-1 error", "0 error"))]
-        assert "what came is no call" in said[0] and "no tools are offered to this program" in said[1]
-        assert all("does not say how many" in line for line in said[2:7])
-        assert "there is no tool 'no_such'" in said[7]
-        assert "is no JSON" in said[8] and "a call can have 200000 values" in said[9] and "is no JSON" in said[10]
-        assert offer.calls == other.calls == ()
-        # And whoever is honest is served as before.
-        assert (await script(box, "print(await echo_it(n=1))", Client(), [ECHO])).stdout == "{'n': 1}\n"
-
-
-async def test_a_token_is_good_for_as_long_as_its_offer_is(box: Sandbox):
-    async with box.tools.offer([ECHO], language="bash") as offer:
-        env = offer.env
-    over = await box.commands.run("echo_it '{}'", env=env)
-    assert (over.stdout, over.exit_code) == ("", 1) and "no tools are offered to this program" in over.stderr
-
-
-async def test_a_program_says_so_much_and_no_more(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tool_calls, "MAX_PROGRAM_BYTES", 1 << 20)
-    source = """
-await echo_it(text="x" * 700_000)
-try:
-    await echo_it(text="x" * 700_000)
-except ToolExecutionError as error:
-    print(error)
-"""
-    result = await script(box, source, Client(lambda _: None), [ECHO])
-    assert "a program can say 1048576 bytes to its tools" in result.stdout, result.stderr
 
 
 async def test_tools_that_cannot_be_are_refused_before_anything_runs(box: Sandbox):

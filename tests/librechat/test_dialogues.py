@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import time
+import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 
+import msgspec
 import pytest
 
+from cloche.api.librechat import cancelling as cancelling_module
 from cloche.api.librechat import dialogue as dialogue_module
 from cloche.api.librechat import dialogues as dialogues_module
+from cloche.api.librechat.cancelling import Cancelling
 from cloche.api.librechat.continuation import Continuation, Tokens
-from cloche.api.librechat.dialogue import Dialogue
-from cloche.api.librechat.dialogues import MAX_IN_ALL, MAX_OF_USER, Dialogues
+from cloche.api.librechat.dialogue import Dialogue, Said
+from cloche.api.librechat.dialogues import MAX_IN_ALL, MAX_OF_KEY, MAX_OF_USER, Dialogues
 from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.programmatic_request import Given, decode_results
+from cloche.api.librechat.programmatic_request import Given, decode_program, decode_results
 from cloche.api.librechat.replies import Json, Refusal
 from cloche.tools import ToolCall
 
@@ -33,9 +40,9 @@ def calling(*numbers: int, text: str = "") -> Callable[[Dialogue], Awaitable[Jso
     async def play(dialogue: Dialogue) -> Json:
         got = []
         for number in numbers:
-            results = await dialogue.ask([call(number)], {"partial_stdout": text}, asyncio.Future())
-            assert results is not None
-            got += [each.error or each.result for each in results]
+            round = dialogue.ask([call(number)], {"partial_stdout": text})
+            assert await dialogue.is_answered(round, asyncio.Future())
+            got += [each.error or each.result for each in round.take()]
         return {"status": "completed", "got": got}
 
     return play
@@ -47,15 +54,17 @@ def results(number: int, result: object = "r") -> dict[str, Given]:
 
 async def told(dialogues: Dialogues, before: Json, number: int, result: object = "r", caller: Caller = ANN) -> Json:
     dialogue, round = dialogues.find(before["continuation_token"], caller)
-    said = await dialogue.submit(round, results(number, result))
-    assert isinstance(said, dict)
-    return said
+    return decoded(await dialogue.submit(round, results(number, result)))
 
 
 async def first(dialogue: Dialogue) -> Json:
-    said = await dialogue.first
-    assert isinstance(said, dict)
-    return said
+    return decoded(await dialogue.first)
+
+
+def decoded(said: Said) -> Json:
+    if isinstance(said, BaseException):
+        raise said
+    return dict(json.loads(said))
 
 
 def refused(error: pytest.ExceptionInfo[Refusal]) -> int:
@@ -69,7 +78,7 @@ async def test_a_client_that_takes_too_long_finds_its_program_ended():
     while not dialogue.is_over:
         await asyncio.sleep(0.01)
     with pytest.raises(Refusal) as error:
-        raise await dialogue.submit(1, results(1))
+        decoded(await dialogue.submit(1, results(1)))
     assert (refused(error), "too late" in str(error.value)) == (404, True)
     await asyncio.sleep(0.1)
     with pytest.raises(Refusal) as error:
@@ -88,10 +97,15 @@ async def test_a_user_can_have_so_many_programs_that_wait_and_all_together_too()
     assert (await told(dialogues, before, 1))["status"] == "completed"
     await asyncio.sleep(0)
     dialogues.begin(ANN, calling(1))  # one has ended
-    for _ in range(MAX_IN_ALL - MAX_OF_USER - 1):  # a key stands for many users
+    for _ in range(MAX_OF_KEY):  # a key may stand for many users
         dialogues.begin(KEY, calling(1))
     with pytest.raises(Refusal) as error:
         dialogues.begin(KEY, calling(1))
+    assert refused(error) == 429 and f"{MAX_OF_KEY} programs with tools that this key started" in str(error.value)
+    for number in range(MAX_IN_ALL - MAX_OF_KEY - MAX_OF_USER - 1):
+        dialogues.begin(Caller(owner="o", tenant="t", user=f"user {number}"), calling(1))
+    with pytest.raises(Refusal) as error:
+        dialogues.begin(BOB, calling(1))
     assert refused(error) == 503
 
 
@@ -99,16 +113,16 @@ async def test_a_program_that_is_ended_answers_whoever_waits():
     dialogues = Dialogues(TOKENS, wait_seconds=60)
     dialogue = dialogues.begin(ANN, calling(1))
     before = await first(dialogue)
-    dialogues.end(dialogue)
+    dialogues.end(dialogue.id)
     last = await told(dialogues, before, 1)
     assert (last["status"], last["error"]) == ("error", "Programmatic execution request cancelled")
-    dialogues.end(dialogue)  # harmless
+    dialogues.end(dialogue.id)  # harmless
 
 
 async def test_a_program_that_ends_while_its_client_is_away_has_said_its_last_word():
     async def play(dialogue: Dialogue) -> Json:
         ended = asyncio.ensure_future(asyncio.sleep(0))
-        assert await dialogue.ask([call(1)], {}, ended) is None
+        assert not await dialogue.is_answered(dialogue.ask([call(1)], {}), ended)
         return {"status": "completed"}
 
     dialogues = Dialogues(TOKENS, wait_seconds=60)
@@ -161,7 +175,7 @@ async def test_what_waits_has_a_limit_together(monkeypatch: pytest.MonkeyPatch):
     waiting = await first(dialogues.begin(ANN, calling(1)))
     large = dialogues.begin(ANN, calling(1, text="x" * 4 * dialogue_module.DIALOGUE_BYTES))
     with pytest.raises(Refusal) as error:
-        raise await large.first
+        decoded(await large.first)
     assert refused(error) == 503
     with pytest.raises(Refusal) as error:
         dialogues.begin(ANN, calling(1), program_bytes=5 * dialogue_module.DIALOGUE_BYTES)
@@ -173,7 +187,7 @@ async def test_ended_programs_are_forgotten_before_they_are_too_much(monkeypatch
     monkeypatch.setattr(dialogues_module, "KEPT_BYTES", 3 * (1000 + dialogue_module.DIALOGUE_BYTES + 500))
 
     async def play(dialogue: Dialogue) -> Json:
-        await dialogue.ask([call(1)], {}, asyncio.Future())
+        await dialogue.is_answered(dialogue.ask([call(1)], {}), asyncio.Future())
         return {"status": "completed", "stdout": "x" * 1000}
 
     dialogues = Dialogues(TOKENS, wait_seconds=60)
@@ -187,6 +201,124 @@ async def test_ended_programs_are_forgotten_before_they_are_too_much(monkeypatch
         await told(dialogues, asked[0], 1)
     assert refused(error) == 404
     assert (await told(dialogues, waiting, 1))["status"] == "completed"  # one that waits is not forgotten
+
+
+async def test_what_was_told_is_counted_as_it_is_sent_and_kept_as_nothing_else():
+    """As objects, many small values are twenty times larger than as text."""
+    many = [{"a": {}}] * 20_000
+    released = asyncio.Event()
+
+    async def play(dialogue: Dialogue) -> Json:
+        round = dialogue.ask([call(1, many=many)], {})
+        assert round.calls == ("call_001",)
+        await released.wait()
+        return {}
+
+    dialogues = Dialogues(TOKENS, wait_seconds=60)
+    dialogue = dialogues.begin(ANN, play)
+    said = await dialogue.first
+    assert isinstance(said, bytes) and json.loads(said)["tool_calls"][0]["input"] == {"many": many}
+    assert dialogue.bytes == dialogue_module.DIALOGUE_BYTES + len(said)
+    released.set()
+
+
+def test_results_are_kept_as_text_until_the_program_has_them():
+    given = results(1, {"b": [1, None, "ü"], "a": {}})["call_001"]
+    assert isinstance(given.result.result, msgspec.Raw)
+    assert json.loads(msgspec.json.encode(given.result.result)) == {"b": [1, None, "ü"], "a": {}}
+    assert given.digest == results(1, {"a": {}, "b": [1, None, "ü"]})["call_001"].digest
+    failed = decode_results([{"call_id": "call_001", "result": None, "is_error": True, "error_message": "x"}])
+    other = decode_results([{"call_id": "call_001", "result": None, "is_error": True, "error_message": "y"}])
+    assert len({failed["call_001"].digest, other["call_001"].digest, results(1, None)["call_001"].digest}) == 3
+
+
+def test_what_is_said_of_tools_has_a_limit():
+    """It is kept for as long as the program runs, and of a schema only little is needed."""
+    schema = {"properties": {"a": {}}, "more": [[]] * 1_400_000}
+    with pytest.raises(Refusal) as error:
+        decode_program({"code": "1", "tools": [{"name": "tool", "parameters": schema}]}, 100)
+    assert refused(error) == 413 and "tools have" in str(error.value)
+
+
+async def test_what_a_program_does_not_read_is_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dialogues_module, "PLAYING_BYTES_OF_CALLER", 4 * dialogue_module.DIALOGUE_BYTES)
+    dialogues = Dialogues(TOKENS, wait_seconds=60)
+    dialogue = dialogues.begin(ANN, calling(1))
+    before = await first(dialogue)
+    dialogue.counts(lambda: 4 * dialogue_module.DIALOGUE_BYTES)
+    with pytest.raises(Refusal) as error:
+        dialogues.begin(ANN, calling(1))
+    assert (refused(error), error.value.body["error"]) == (503, "too_much_waits")
+    dialogues.begin(BOB, calling(1))  # others have room of their own
+    await told(dialogues, before, 1)
+    await asyncio.sleep(0)
+    dialogues.begin(ANN, calling(1))  # it has ended, and with it what it did not read
+
+
+async def test_results_wait_for_room_too(monkeypatch: pytest.MonkeyPatch):
+    """A program that does not take its results, or not yet, since another one is in its place."""
+    monkeypatch.setattr(dialogues_module, "PLAYING_BYTES_OF_CALLER", 4 * dialogue_module.DIALOGUE_BYTES)
+    taking = asyncio.Event()
+
+    async def play(dialogue: Dialogue) -> Json:
+        round = dialogue.ask([call(1)], {})
+        assert await dialogue.is_answered(round, asyncio.Future())
+        await taking.wait()
+        return {"got": [each.result for each in round.take()]}
+
+    dialogues = Dialogues(TOKENS, wait_seconds=60)
+    one, other = dialogues.begin(ANN, play), dialogues.begin(ANN, play)
+    before_one, before_other = await first(one), await first(other)
+    text = "x" * dialogue_module.DIALOGUE_BYTES
+    waiting = asyncio.ensure_future(told(dialogues, before_one, 1, text))
+    await asyncio.sleep(0)
+    assert one.held_bytes > 2 * dialogue_module.DIALOGUE_BYTES
+    with pytest.raises(Refusal) as error:
+        await told(dialogues, before_other, 1, text)
+    assert (refused(error), error.value.body["error"]) == (503, "too_much_waits")
+    taking.set()
+    assert (await waiting)["got"] == [text]
+    assert (await told(dialogues, before_other, 1, text))["got"] == [text]  # the same again, and now there is room
+
+
+async def test_a_request_whose_client_has_left_keeps_no_program(monkeypatch: pytest.MonkeyPatch):
+    cancelling, dialogues = Cancelling(), Dialogues(TOKENS, wait_seconds=0.01)
+    dialogue = dialogues.begin(ANN, calling(1))
+    alive = weakref.ref(dialogue)
+    with pytest.raises(asyncio.CancelledError), cancelling.cancellable(ANN, "request") as request:
+        request.ends(partial(dialogues.end, dialogue.id))
+        raise asyncio.CancelledError
+    while dialogue.id in dialogues._known:
+        await asyncio.sleep(0.01)
+    del dialogue
+    gc.collect()
+    assert alive() is None
+    cancelling.cancel(ANN, "request")  # harmless
+
+
+async def test_one_users_early_cancels_are_not_at_the_expense_of_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cancelling_module, "MAX_REMEMBERED_OF_USER", 5)
+    monkeypatch.setattr(cancelling_module, "REMEMBERED_SECONDS", 0.2)
+    cancelling = Cancelling()
+
+    def is_remembered(caller: Caller, id: str) -> bool:
+        ended: list[bool] = []
+        with cancelling.cancellable(caller, id) as request:
+            request.ends(lambda: ended.append(True))
+        return bool(ended)
+
+    for number in range(20):
+        cancelling.cancel(ANN, f"request-{number}")
+    cancelling.cancel(BOB, "request")
+    assert len(cancelling._requests) == 6
+    assert is_remembered(ANN, "request-4") and not is_remembered(ANN, "request-5") and is_remembered(BOB, "request")
+    for number in range(20):  # those that their clients leave count, too
+        with pytest.raises(asyncio.CancelledError), cancelling.cancellable(ANN, f"left-{number}"):
+            raise asyncio.CancelledError
+    assert len(cancelling._requests) <= 6
+    while cancelling._remembered_in_all:
+        await asyncio.sleep(0.01)
+    assert not cancelling._requests and not cancelling._remembered
 
 
 def test_a_token_is_for_one_caller_and_a_while():

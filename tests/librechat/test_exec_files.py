@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 import httpx2
 import pytest
 from tests.librechat.conftest import User
@@ -188,8 +190,19 @@ def test_what_cannot_be_kept_is_told(client: httpx2.Client) -> None:
     code = f"mkdir -p {deep}; echo x > {deep}/x; echo x > 'back\\slash'; printf x > $'\\377'; echo x > no; chmod 0 no"
     answer = run(client, "bash", code)
     assert answer["files"] == [] and answer["artifact_delivery"]["status"] == "failed"
-    for said in ("lie too deep", "backslash", "no UTF-8", "'no' was not kept"):
+    assert answer["artifact_delivery"]["failed"] == 4
+    for said in ("is too deep", "backslash", "1 file or directory in /mnt/data was not kept: a name", "'no' was not"):
         assert said in answer["stderr"]
+
+
+def test_what_packages_were_installed_into_is_not_kept_and_said_once(client: httpx2.Client) -> None:
+    session = {"runtime_session_hint": f"v2:user:{secrets.token_hex(16)}"}
+    code = "mkdir -p v/lib node_modules/x; touch v/pyvenv.cfg v/lib/a.py node_modules/x/index.js v/kept; echo 1 > kept"
+    first, second = run(client, "bash", code, **session), run(client, "bash", "ls", **session)
+    assert names(first) == ["kept", "v/kept"] and "(a venv, node_modules) is not kept" in first["stderr"]
+    assert (second["stdout"], second["stderr"]) == ("kept\nnode_modules\nv\n", "") and "artifact_delivery" not in first
+    given = run(client, "bash", "echo 2 >> v/pyvenv.cfg", files=upload(client, {"v/pyvenv.cfg": b"1"}))
+    assert names(given) == ["v/pyvenv.cfg"]
 
 
 def test_a_file_where_a_directory_must_be_spoils_only_the_other(client: httpx2.Client) -> None:

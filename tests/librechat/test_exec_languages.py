@@ -71,12 +71,47 @@ def test_what_does_not_compile_is_on_stderr(client: httpx2.Client) -> None:
     assert answer["code"] == 1 and "main.c:1" in answer["stderr"] and answer["stdout"] == ""
 
 
+def test_main_of_java_may_be_in_any_class(client: httpx2.Client) -> None:
+    if not is_here("java"):
+        pytest.skip("this host has no Java")
+    code = """
+record Point(int x) {}
+class Other { int x; }
+public class App {
+    public static void main(String[] args) { System.out.println(new Point(3).x() + args[0]); System.exit(4); }
+}
+"""
+    answer = run(client, "java", code, args=["a b"])
+    assert (answer["stdout"], answer["code"], answer["files"]) == ("3a b\n", 4, []), answer["stderr"]
+
+
 def test_javascript_may_be_a_script_a_module_or_both(client: httpx2.Client) -> None:
     for code in ("console.log(require('os').EOL === '\\n')", "import os from 'os'; console.log(os.EOL === '\\n')"):
         assert run(client, "js", code)["stdout"] == "true\n"
     mixed = "const os = require('os'); console.log(await Promise.resolve(os.EOL === '\\n'))"
     assert run(client, "js", mixed)["stdout"] == "true\n"
     assert "boo" in run(client, "js", "throw new Error('boo')")["stderr"]
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("js", "if (require.main === module) console.log(__filename, process.argv[1], __dirname)"),
+        ("ts", "const f: string = __filename; if (require.main === module) console.log(f, process.argv[1], __dirname)"),
+    ],
+)
+def test_a_script_of_javascript_is_the_main_program(client: httpx2.Client, language: str, code: str) -> None:
+    answer = run(client, language, code)
+    assert answer["stdout"] == "/mnt/data/main.js /mnt/data/main.js /mnt/data\n", answer["stderr"]
+
+
+def test_a_module_of_javascript_is_the_main_program(client: httpx2.Client) -> None:
+    code = """
+import { fileURLToPath } from 'url';
+console.log(import.meta.url === `file://${process.argv[1]}`, fileURLToPath(import.meta.url) === process.argv[1]);
+console.log(require.main === module, process.argv.slice(2));
+"""
+    assert run(client, "js", code, args=["a"])["stdout"] == "true true\ntrue [ 'a' ]\n"
 
 
 def test_a_program_is_not_in_the_way_of_the_users_files(client: httpx2.Client) -> None:

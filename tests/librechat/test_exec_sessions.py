@@ -153,6 +153,19 @@ def check_variables(client: httpx2.Client) -> None:
     drawn = python(client, hint, "import matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()")
     assert names(drawn) == ["figure-1.png"] and content(client, drawn["files"][0]).startswith(b"\x89PNG")
     assert run(client, "py", "print('x' in globals())")["stdout"] == "False\n"  # without a session nothing lasts
+    asked = python(client, hint, "input()")
+    assert "nobody answers in this run\n" in asked["stderr"] and "library" not in asked["stderr"]
+    check_ends_of_the_interpreter(client, hint)
+
+
+def check_ends_of_the_interpreter(client: httpx2.Client, hint: str) -> None:
+    """Variables are gone by them, and that is said at once, and once."""
+    left = python(client, hint, "import os\nos._exit(4)")
+    assert (left["code"], left["signal"]) == (4, None) and "variables and functions of this session" in left["stderr"]
+    assert (python(client, hint, "print('x' in globals())"))["stderr"] == ""
+    killed = python(client, hint, "import os\nos.kill(os.getpid(), 11)")
+    assert (killed["code"], killed["signal"]) == (None, "SIGSEGV")
+    assert "killed by signal 11" in killed["stderr"] and "variables and functions of this session" in killed["stderr"]
 
 
 def check_limits(client: httpx2.Client, memory_is_enforced: bool) -> None:
@@ -162,6 +175,13 @@ def check_limits(client: httpx2.Client, memory_is_enforced: bool) -> None:
         answer = run(client, lang, code)
         assert (answer["status"], answer["message"], answer["stdout"]) == ("SG", "Out of memory", "before\n"), answer
         assert answer["stderr"].endswith("[sandbox] Out of memory\n")
+        if lang == "bash":
+            body = {"lang": "bash", "code": code, "tools": [{"name": "any"}]}
+            with_tools = client.post("/exec/programmatic", json=body).json()
+            assert (with_tools["status"], with_tools["error"]) == ("error", "Out of memory"), with_tools
+            went_on = run(client, "bash", f"{code}\ntrue")
+            assert (went_on["code"], went_on["status"]) == (0, None)
+            assert "[sandbox] Out of memory: a process of the program was killed\n" in went_on["stderr"]
     refs = upload(client, {"large.bin": bytes(17 * MIB), "small": b"x"})
     answer = run(client, "bash", "cat small; ls", files=refs)
     assert answer["stdout"] == "xsmall\n" and "'large.bin' is not here: there is no space left" in answer["stderr"]

@@ -548,3 +548,10 @@ def test_a_program_whose_sandbox_is_killed_has_an_end(client: httpx2.Client, lib
     last = go_on(client, told)
     assert (last["status"], last["error"]) == ("error", "Execution failed or timed out")
     assert last["stdout"] == "before\n"
+
+
+def test_a_body_of_millions_of_small_values_is_refused_and_one_long_text_is_not(client: httpx2.Client):
+    many = client.post("/exec/programmatic", content=b'{"code":"1","tools":[' + b"[]," * 3_000_000 + b"[]]}")
+    assert (many.status_code, many.json()["error"][:17]) == (413, "Request too large")
+    commas = {"code": f"print(len({',' * 2_500_000!r}))", "tools": []}
+    assert client.post("/exec/programmatic", json=commas).json()["stdout"] == "2500000\n"

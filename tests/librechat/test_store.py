@@ -186,3 +186,11 @@ async def test_what_has_expired_takes_no_room(shelf: Shelf, monkeypatch: pytest.
     monkeypatch.setattr(code_files, "MAX_OWNER_FILES", 1)
     await put(shelf, age_hours=30)
     await shelf.code_files.check_room("chat")
+
+
+async def test_of_too_many_sessions_the_one_that_was_not_used_for_longest_is_forgotten(shelf: Shelf) -> None:
+    for key in ("first", "second", "first", "third"):
+        await shelf.code_sessions.remember_workspace(key, "ann", [WorkspaceEntry(path="d")], most=2)
+    await shelf.code_sessions.remember_workspace("other", "ben", [], most=2)
+    known = [await shelf.code_sessions.workspace(key, "ann") is not None for key in ("first", "second", "third")]
+    assert known == [True, False, True] and await shelf.code_sessions.workspace("other", "ben") == []

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
+from cloche import errors
 from cloche.tools import Tool
 
+MAX_NAMED = 10  # of arguments that are missing
 SHARED = "_cloche_call"  # by all of them
 # The answer: "PLACE ok|error SIZE", a line feed, so many bytes. A short one is read by the shell, which reads byte by
 # byte; else `cat` is worth its start. Everything is guarded against `set -e`, and the shell's own words have a `\` or a
@@ -50,6 +53,18 @@ out.buffer.write(content or b"the tools are gone: nobody answers any more\\n")
 out.flush()
 sys.exit(0 if success else 1)
 """
+
+
+def check_arguments(tool: Tool, given: Mapping[str, Any]) -> None:
+    """That a call has what it must have, which Python's functions know by themselves. Raises InvalidRequest."""
+    required = tool.parameters.get("required")
+    known = required if isinstance(required, list | tuple) else ()
+    missing = [each for each in known if isinstance(each, str) and each not in given]
+    if missing:
+        example = ", ".join(f'"{each}": ..' for each in missing[:MAX_NAMED])
+        raise errors.InvalidRequest(
+            f"{tool.name} needs {{{example}}}: give it one JSON object as its argument. It reads no stdin"
+        )
 
 
 def exported(tools: Mapping[str, Tool], port: int, token: str) -> dict[str, str]:

@@ -87,16 +87,18 @@ class Files:
         owner: User | None = None,
         attributes: FileAttributes | None = None,
         in_place: bool = False,
+        below: str | None = None,
     ) -> FileInfo:
         """Makes or replaces a file, and the directories above it. A file that is replaced stays until all has come.
 
         It is done with the rights of `user`; what is made is given to `owner`. With `in_place` the file is overwritten,
         once all has come: it stays the same one to those who watch it or have it open, but they may see it half done.
+        No symlink is followed that lies `below` that directory, at the path's end or on the way: FileError.
         Raises InvalidRequest also for a mode or a content that makes no sense.
         """
         check_mode(mode)
         check_user(owner)
-        wishes: dict[str, Any] = {"mode": mode, "owner": owner, "in_place": in_place}
+        wishes: dict[str, Any] = {"mode": mode, "owner": owner, "in_place": in_place, "below": below}
         if attributes is not None:
             wishes["attributes"] = msgspec.structs.asdict(attributes)
         chunked = isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, Chunk)
@@ -144,9 +146,9 @@ class Files:
         reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd), owner=owner)
         return _info(reply.ok)
 
-    async def remove(self, path: str, *, user: User | None = None) -> None:
-        """Removes a file, or a directory with all that is in it."""
-        await self._ask("file_remove", path, user)
+    async def remove(self, path: str, *, user: User | None = None, below: str | None = None) -> None:
+        """Removes a file, or a directory with all that is in it. `below`: as with `write`."""
+        await self._ask("file_remove", path, user, below=below)
 
     async def survey(
         self, path: str, known: Mapping[str, int] | None = None, *, since_ns: int = 0, depth: int = 10
@@ -156,22 +158,28 @@ class Files:
         `known` are relative paths with the sizes that those files had at `since_ns` (when an earlier survey began; else
         when `know` was called): of one that still has it, it is told whether it is the same.
         """
-        fields: dict[str, Any] = {"depth": depth, "known": dict(known or {}), "since_ns": since_ns}
-        return survey_of(await self._ask("tree_survey", path, None, **fields))
+        compared = msgspec.json.encode(dict(known or {}))
+        reply = await self._ask("tree_survey", path, None, compared, depth=depth, since_ns=since_ns)
+        if len(reply.body) <= INLINE_BYTES:
+            return survey_of(reply)
+        return await asyncio.to_thread(survey_of, reply)  # others would wait for so much
 
     def know(self) -> None:
         """What lies in directories that will be surveyed is known now: no program that changes them has begun."""
         self._guest.tell("tree_known")
 
-    async def guard(self, path: str, names: Sequence[str]) -> bool:
+    async def guard(self, path: str, names: Sequence[str]) -> Sequence[str]:
         """Takes these files below a directory from `user`, who can then neither change, replace nor remove them.
 
-        The directories above them, with that one, become root's, and everybody can still add to them. False if one of
-        them is no regular file, or lies behind a symlink. Where `user` and `root` are one identity, it merely takes the
-        permission to write, which `user` can give back.
+        The directories above them, with that one, become root's, and everybody can still add to them. Gives those
+        that are no regular files, or lie behind a symlink: those it did not take. Where `user` and `root` are one
+        identity, it merely takes the permission to write, which `user` can give back.
         """
         reply = await self._ask("tree_guard", path, "root", paths=list(names))
-        return reply.ok.get("missing") == []
+        missing = reply.ok.get("missing")
+        if not isinstance(missing, list):
+            raise errors.ProtocolViolation("the guest's init does not say what it guards")
+        return [name for name in names if name in missing]
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
         """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""

@@ -39,9 +39,9 @@ class OpenFile:
             yield chunk
             start += len(chunk)
 
-    async def until_read(self) -> AsyncGenerator[bytes, None]:
-        """All chunks; the file is closed then."""
-        async with self, contextlib.aclosing(self.chunks()) as chunks:
+    async def until_read(self, end: int | None = None) -> AsyncGenerator[bytes, None]:
+        """All chunks, up to `end`; the file is closed then."""
+        async with self, contextlib.aclosing(self.chunks(end=end)) as chunks:
             async for chunk in chunks:
                 yield chunk
 

@@ -31,8 +31,8 @@ class Found(Struct):
 class Survey(Struct):
     """Regular files and empty directories, by their paths, which lead through no symlink.
 
-    `passed` counts what is left out: "symlink", "special", "hidden" and "deep" directories, "unreadable" ones, and
-    "unnamed": what has a name that is no text.
+    `passed` counts what is left out: "symlink", "special", "hidden" and "deep" directories, "unreadable" ones, those
+    that "packages" were installed into lately, and "unnamed": what has a name that is no text.
     """
 
     files: tuple[Found, ...]

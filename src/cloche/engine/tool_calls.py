@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
 
 from cloche import errors
-from cloche.engine.bash_functions import SHARED, definitions, exported
+from cloche.engine.bash_functions import SHARED, check_arguments, definitions, exported
 from cloche.engine.guest import Guest, clean
+from cloche.engine.python_functions import described
 from cloche.engine.queue import Bell
 from cloche.engine.tool_door import Caller, Said, ToolDoor
+from cloche.json_values import count_values
 from cloche.tools import Tool, ToolCall, ToolLanguage, ToolResult, check_language, identifiers
 
 MAX_CALLS = 200
+MAX_TOGETHER = 1000  # calls that one connection announces, most of which would be refused
 MAX_CALL_BYTES = 5 << 20
 MAX_PROGRAM_BYTES = 40 << 20  # of all that one program says to its tools
 MAX_CALL_VALUES = 200_000
 MAX_PROGRAM_VALUES = 1_000_000
 MAX_RESULT_BYTES = 5 << 20
+MAX_UNREAD_BYTES = 64 << 20  # of results that a program was sent, and has not read
 MAX_HEADER_BYTES = 1 << 20
 MAX_ERROR = 100_000
-MAX_DESCRIPTION = 2000
+CHECK_BYTES = 1 << 20  # whether there is room for what a program says is asked whenever it has said so much more
 
 # Calls of a shell come one by one. A round of them is over when nothing of the program runs any more: all wait.
 QUIET_SECONDS = 0.01
 LOOK_SECONDS = 0.002
 LONGEST_SECONDS = 0.5
 
-_SIGNS = (b"[", b"{", b",")  # a value has one, at least
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Runner(Protocol):
@@ -60,12 +62,24 @@ class Tools:
     def __init__(self, guest: Guest):
         self._door = ToolDoor(guest)
 
-    def offer(self, tools: Iterable[Tool], *, language: str = "python", max_calls: int = MAX_CALLS) -> Offer:
+    def offer(
+        self,
+        tools: Iterable[Tool],
+        *,
+        language: str = "python",
+        max_calls: int = MAX_CALLS,
+        raw: bool = False,
+        no_room: Callable[[], str | None] = lambda: None,
+    ) -> Offer:
         """An offer to one program of that language, to be used as `async with`.
+
+        `raw` is for whom only passes calls on: the values in their inputs are `msgspec.Raw`, which takes neither the
+        time nor the memory of objects. `no_room()` says why the program cannot be listened to any more, with its
+        `held_bytes` as they are; or None.
 
         Raises InvalidRequest for a language without tools, for names that cannot be, and for schemas that are too long.
         """
-        return Offer(self._door, tuple(tools), check_language(language), max_calls)
+        return Offer(self._door, tuple(tools), check_language(language), max_calls, raw, no_room)
 
     def close(self) -> None:
         """The sandbox has ended."""
@@ -73,13 +87,20 @@ class Tools:
 
 
 class _Waiting:
-    """A call that waits for its result."""
+    """A call that waits for its result. Its input stays the text that it came as: as objects it can be much larger."""
 
-    def __init__(self, call: ToolCall, caller: Caller, place: int, alone: bool):
-        self.call = call
+    def __init__(self, id: str, said: Said, caller: Caller, place: int, alone: bool):
+        self.id = id
+        self.name, self.content = said
         self.caller = caller
         self.place = place
         self.alone = alone
+
+    def hand_out(self, *, raw: bool) -> ToolCall:
+        """For the client, who has it from here on."""
+        call = ToolCall(id=self.id, name=self.name, input=_object(self.name, self.content, raw=raw))
+        self.content = b""
+        return call
 
 
 class Offer:
@@ -89,7 +110,15 @@ class Offer:
     Once left, whoever still calls is told that it is over.
     """
 
-    def __init__(self, door: ToolDoor, tools: Sequence[Tool], language: ToolLanguage, max_calls: int):
+    def __init__(
+        self,
+        door: ToolDoor,
+        tools: Sequence[Tool],
+        language: ToolLanguage,
+        max_calls: int,
+        raw: bool,
+        no_room: Callable[[], str | None],
+    ):
         self.language = language
         self.tools = identifiers(tools, language)
         self._by_name = {tool.name: tool for tool in tools}
@@ -97,9 +126,14 @@ class Offer:
         self._token = secrets.token_urlsafe(24)
         self._port = 0
         self._max_calls = max_calls
+        self._raw = raw
+        self._no_room = no_room
+        self._unchecked_bytes = 0
         self._bytes_left = MAX_PROGRAM_BYTES
         self._values_left = MAX_PROGRAM_VALUES
-        self._count = 0
+        self._announced = 0  # calls, whatever becomes of them
+        self._tried = 0
+        self._count = 0  # of those that were made
         self._new: dict[str, _Waiting] = {}  # nobody has been told of them
         self._out: dict[str, _Waiting] = {}  # with the client
         self._runner: Runner | None = None
@@ -128,7 +162,7 @@ class Offer:
         """For a script or a kernel: what `cloche.guest.tools.functions` takes, or a shell's own definitions."""
         if self.language == "bash":
             return {"define": definitions(self.tools, self._port, self._token), "names": [SHARED, *self.tools]}
-        functions = [_function(identifier, tool) for identifier, tool in self.tools.items()]
+        functions = [described(identifier, tool) for identifier, tool in self.tools.items()]
         return {"port": self._port, "token": self._token, "functions": functions}
 
     @property
@@ -142,9 +176,14 @@ class Offer:
         self._let_clock()
 
     @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """Those that the client has, and has not answered."""
-        return tuple(each.call for each in self._out.values())
+    def calls(self) -> tuple[str, ...]:
+        """The ids of those that the client has, and has not answered."""
+        return tuple(self._out)
+
+    @property
+    def held_bytes(self) -> int:
+        """What the program has said and no client was told of yet, and what it was told and has not read."""
+        return self._door.held_bytes(self) + sum(len(each.content) for each in self._new.values())
 
     async def next_round(self) -> tuple[ToolCall, ...]:
         """The calls that wait, once there are some; those that the program makes together come together.
@@ -171,7 +210,7 @@ class Offer:
         for result in results:
             waiting = self._out.pop(result.call_id, None)
             if waiting is not None:
-                _tell(waiting, result)
+                self._tell(waiting, result)
         self._let_clock()
 
     def close(self) -> None:
@@ -189,18 +228,29 @@ class Offer:
 
     def admit(self, size: int) -> str | None:
         self._bytes_left -= size
-        if self._bytes_left >= 0:
+        self._unchecked_bytes += size
+        if self._bytes_left >= 0 and self._unchecked_bytes < CHECK_BYTES:
             return None
+        if self._bytes_left >= 0:
+            self._unchecked_bytes = 0
+            return self._no_room()
         return f"a program can say {MAX_PROGRAM_BYTES} bytes to its tools, and this one has: write less into its calls"
+
+    def expect(self, calls: int) -> str | None:
+        if calls > max(MAX_TOGETHER, self._max_calls):
+            return f"{calls} calls at once are too many: {max(MAX_TOGETHER, self._max_calls)} are possible"
+        left = self._max_calls - self._announced
+        self._announced += calls
+        return None if left > 0 else self._too_often()
 
     def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
         for place, (name, content) in enumerate(said):
             try:
-                call = self._made(name, content)
+                id = self._made(name, content)
             except errors.InvalidRequest as error:
                 caller.answer(place, success=False, content=str(error).encode("utf-8", "replace"))
             else:
-                self._new[call.id] = _Waiting(call, caller, place, alone)
+                self._new[id] = _Waiting(id, (name, content), caller, place, alone)
         self._bell.ring()
 
     def leave(self, caller: Caller) -> None:
@@ -221,23 +271,28 @@ class Offer:
                 f"the parameters of the tools have {size} bytes: {MAX_HEADER_BYTES} are possible; shorten their schemas"
             )
 
-    def _made(self, name: str, content: bytes) -> ToolCall:
+    def _made(self, name: str, content: bytes) -> str:
+        """The id of the call. One that is refused counts, too: it costs no less."""
+        self._tried += 1
+        if self._tried > self._max_calls:
+            raise errors.InvalidRequest(self._too_often())
         if name not in self._by_name:
             raise errors.InvalidRequest(f"there is no tool {clean(name, 256)!r}")
         if len(content) > MAX_CALL_BYTES:
             raise errors.InvalidRequest(f"{name} was called with {len(content)} bytes: {MAX_CALL_BYTES} are possible")
-        if self._count >= self._max_calls:
-            raise errors.InvalidRequest(f"a program can call tools {self._max_calls} times, and this one has")
         self._charge(name, content)
-        given = _object(name, content)
+        given = _object(name, content, raw=self._raw)
+        if self.language == "bash":
+            check_arguments(self._by_name[name], given)
         self._count += 1
-        return ToolCall(id=f"call_{self._count:03}", name=name, input=given)
+        return f"call_{self._count:03}"
+
+    def _too_often(self) -> str:
+        return f"a program can call tools {self._max_calls} times, and this one has"
 
     def _charge(self, name: str, content: bytes) -> None:
         """What is small as text can be large as objects."""
-        count = sum(map(content.count, _SIGNS))
-        if count > MAX_CALL_VALUES:  # most of them in text, perhaps
-            count = sum(map(_TEXT.sub(b"", content).count, _SIGNS))
+        count = count_values(content, MAX_CALL_VALUES)
         self._values_left -= count
         if count > MAX_CALL_VALUES or self._values_left < 0:
             most = f"{MAX_CALL_VALUES} values, and all calls of a program {MAX_PROGRAM_VALUES}"
@@ -268,7 +323,7 @@ class Offer:
         handed, self._new = self._new, {}
         self._out.update(handed)
         self._let_clock()
-        return tuple(waiting.call for waiting in handed.values())
+        return tuple(waiting.hand_out(raw=self._raw) for waiting in handed.values())
 
     def _check_results(self, results: Sequence[ToolResult]) -> None:
         for id, count in Counter(result.call_id for result in results).items():
@@ -282,6 +337,14 @@ class Offer:
         if not number.isascii() or not number.isdigit() or len(number) > 9 or id != f"call_{int(number):03}":
             return False
         return 0 < int(number) <= self._count and id not in self._new
+
+    def _tell(self, waiting: _Waiting, result: ToolResult) -> None:
+        success, content = _said_of(waiting.name, result)
+        unread = self._door.unread_bytes(self)
+        if success and unread + len(content) > MAX_UNREAD_BYTES:
+            why = f"of the results of this program's calls {unread} bytes are unread: {MAX_UNREAD_BYTES} are possible"
+            success, content = False, why.encode()
+        waiting.caller.answer(waiting.place, success=success, content=content)
 
     def _let_clock(self) -> None:
         """The clock stands for as long as the client has calls."""
@@ -299,32 +362,15 @@ def size_of(call: ToolCall) -> int:
     return len(msgspec.json.encode(call.input))
 
 
-def _function(identifier: str, tool: Tool) -> dict[str, Any]:
-    """What a program needs to know of a tool: of the schema only what a signature can say."""
-    properties = tool.parameters.get("properties")
-    required = tool.parameters.get("required")
-    shape: dict[str, Any] = {"required": list(required) if isinstance(required, list | tuple) else []}
-    if isinstance(properties, dict):
-        shape["properties"] = {str(name): _type_of(schema) for name, schema in properties.items()}
-    if "additionalProperties" in tool.parameters:
-        shape["additionalProperties"] = tool.parameters["additionalProperties"] is not False
-    description = tool.description[:MAX_DESCRIPTION]
-    return {"identifier": identifier, "name": tool.name, "description": description, "parameters": shape}
-
-
-def _type_of(schema: object) -> dict[str, Any]:
-    if not isinstance(schema, dict):
-        return {}
-    several = schema.get("anyOf")
-    kinds = [each.get("type") for each in several if isinstance(each, dict)] if isinstance(several, list) else None
-    kind = schema.get("type", kinds)
-    return {"type": kind} if isinstance(kind, str | list) else {}
-
-
-def _object(name: str, content: bytes) -> dict[str, Any]:
+def _object(name: str, content: bytes, *, raw: bool) -> dict[str, Any]:
     """Raises InvalidRequest, which the program is told, for an argument that is no JSON object."""
+    content = content.strip() or b"{}"
     try:
-        given = msgspec.json.decode(content.strip() or b"{}")
+        if raw:
+            content.decode()  # what is passed over is not looked at as text
+        given = _RAW.decode(content) if raw else msgspec.json.decode(content)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise errors.InvalidRequest(
             f"{name} takes one JSON object, and what it was given is no JSON: {error}"
@@ -334,18 +380,16 @@ def _object(name: str, content: bytes) -> dict[str, Any]:
     return given
 
 
-def _tell(waiting: _Waiting, result: ToolResult) -> None:
+def _said_of(name: str, result: ToolResult) -> tuple[bool, bytes]:
+    """Whether the call succeeded, and what the program is told."""
     if result.error is not None:
-        content = clean(result.error, MAX_ERROR).encode()
-        waiting.caller.answer(waiting.place, success=False, content=content or b"the tool failed")
-        return
+        return False, clean(result.error, MAX_ERROR).encode() or b"the tool failed"
     try:
         content = msgspec.json.encode(result.result)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        problem = f"the result of {waiting.call.name} is no JSON value: {error}"
+        problem = f"the result of {name} is no JSON value: {error}"
     else:
         if len(content) <= MAX_RESULT_BYTES:
-            waiting.caller.answer(waiting.place, success=True, content=content)
-            return
-        problem = f"the result of {waiting.call.name} has {len(content)} bytes: {MAX_RESULT_BYTES} are possible"
-    waiting.caller.answer(waiting.place, success=False, content=problem.encode("utf-8", "replace"))
+            return True, content
+        problem = f"the result of {name} has {len(content)} bytes: {MAX_RESULT_BYTES} are possible"
+    return False, problem.encode("utf-8", "replace")

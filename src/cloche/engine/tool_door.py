@@ -30,6 +30,9 @@ class Host(Protocol):
     def admit(self, size: int) -> str | None:
         """So many bytes more have come. Why that is too much, or None."""
 
+    def expect(self, calls: int) -> str | None:
+        """A connection announces so many. Why none of them is possible, or None."""
+
     def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
         """All of a connection's calls have come: (name, input) of each."""
 
@@ -77,6 +80,14 @@ class ToolDoor:
     def host(self, token: bytes) -> Host | None:
         return self._hosts.get(token.decode("ascii", "replace"))
 
+    def unread_bytes(self, host: Host) -> int:
+        """Of what its program was told, and has not read."""
+        return sum(caller.unread_bytes for caller in self._callers if caller.host is host)
+
+    def held_bytes(self, host: Host) -> int:
+        """And of what its program has begun to say."""
+        return sum(caller.unread_bytes + caller.said_bytes for caller in self._callers if caller.host is host)
+
     def close(self) -> None:
         self._is_closed = True
         if self._arrivals is not None:
@@ -114,6 +125,7 @@ class Caller(asyncio.Protocol):
 
     def __init__(self, door: ToolDoor):
         self.host: Host | None = None
+        self.said_bytes = 0  # that are kept, since there is more to come
         self._door = door
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -139,6 +151,10 @@ class Caller(asyncio.Protocol):
         elif self._unanswered <= 0:
             transport.close()  # once all is read
 
+    @property
+    def unread_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def abort(self) -> None:
         self._door.left(self)
         if self._transport is not None:
@@ -156,6 +172,7 @@ class Caller(asyncio.Protocol):
         if self._is_complete:
             return  # it has said all that there is to say
         self._buffer += data
+        self.said_bytes += len(data)
         if self.host is not None and (problem := self.host.admit(len(data))) is not None:
             self._refuse(problem)
             return
@@ -202,15 +219,19 @@ class Caller(asyncio.Protocol):
     def _count(self, count: bytes) -> None:
         if not count.isdigit() or len(count) > 4 or (count != b"0" and int(count) == 0):
             self._refuse("what came is no call: it does not say how many it is")
-        else:
-            self._wanted = 2 + 2 * max(int(count), 1)
+            return
+        calls = max(int(count), 1)
+        self._wanted = 2 + 2 * calls
+        assert self.host is not None
+        if (problem := self.host.expect(calls)) is not None:
+            self._refuse(problem)
 
     def _complete(self) -> None:
         self._is_complete = True
         self._disarm()
         alone = self._fields[1] == b"0"
         names, inputs = self._fields[2::2], self._fields[3::2]
-        self._fields, self._buffer = [], bytearray()
+        self._drop()
         self._unanswered = len(names)
         assert self.host is not None
         said = [(name.decode("utf-8", "replace"), input) for name, input in zip(names, inputs, strict=True)]
@@ -218,8 +239,12 @@ class Caller(asyncio.Protocol):
 
     def _refuse(self, why: str) -> None:
         self._is_complete = True
-        self._fields, self._buffer = [], bytearray()
+        self._drop()
         self.answer(ALL, success=False, content=why.encode())
+
+    def _drop(self) -> None:
+        """What has come is kept no longer here."""
+        self._fields, self._buffer, self.said_bytes = [], bytearray(), 0
 
     def _part(self) -> None:
         """No more is said. What still comes is read and dropped: else what was said last would be lost with it."""

@@ -71,7 +71,10 @@ class Toolbox:
             if self._loop is not None and _is_async(function):
                 return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(function, call), self._loop))
             return await self._in_thread(partial(_called, function, call))
-        except (SystemExit, KeyboardInterrupt, RuntimeError) as error:  # their loop has ended, or is about to
+        except BaseException as error:  # what ends the caller's loop or task, say, or that loop has ended
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it is this call that nobody waits for any more
+                raise
             return _failed(call, error)
 
     def close(self) -> None:
@@ -220,7 +223,10 @@ def _succeeded(call: ToolCall, value: object) -> ToolResult:
 
 
 def _failed(call: ToolCall, error: BaseException) -> ToolResult:
-    return ToolResult(call_id=call.id, error=str(error) or type(error).__name__)
+    message, kind = str(error), type(error).__name__
+    if isinstance(error, KeyError) and message:  # which says no more than the key
+        message = f"{kind}: {message}"
+    return ToolResult(call_id=call.id, error=message or kind)
 
 
 def _encoded(value: object) -> bytes:

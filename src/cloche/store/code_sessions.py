@@ -10,6 +10,8 @@ from cloche.model import Struct
 from cloche.store.code_files import TOUCH_SECONDS
 from cloche.store.database import Database
 
+MAX_SESSIONS = 10_000
+
 
 class WorkspaceEntry(Struct):
     """A file of a /mnt/data, or an empty directory: that has no file."""
@@ -22,17 +24,20 @@ class WorkspaceEntry(Struct):
 class StoredCodeSessions:
     """A session that nobody used for `kept_seconds` is forgotten. Until then, the files of its workspace are kept.
 
-    A `key` is the caller's own: let it be a hash of who asks and of what they call the session.
+    A `key` is the caller's own: let it be a hash of who asks and of what they call the session. An `owner` is whoever
+    shall not have more than `most` of them.
     """
 
     def __init__(self, database: Database, kept_seconds: float):
         self._database = database
         self._kept_seconds = kept_seconds + TOUCH_SECONDS
 
-    async def remember_workspace(self, key: str, owner: str, entries: Iterable[WorkspaceEntry]) -> None:
-        """It is this now, and in use."""
+    async def remember_workspace(
+        self, key: str, owner: str, entries: Iterable[WorkspaceEntry], *, most: int = MAX_SESSIONS
+    ) -> None:
+        """It is this now, and in use. Of too many, those are forgotten that nobody used for longest."""
         rows = [(key, entry.path, entry.session, entry.file) for entry in entries]
-        await self._database.do(lambda db: _remember(db, key, owner, rows))
+        await self._database.do(lambda db: _remember(db, key, owner, rows, most))
 
     async def workspace(self, key: str, owner: str) -> list[WorkspaceEntry] | None:
         """What it was, in the order of its paths; None for one that is not known. It counts as a use."""
@@ -51,12 +56,16 @@ class StoredCodeSessions:
         await self._database.do(lambda db: _forget(db, key, owner))
 
 
-def _remember(db: sqlite3.Connection, key: str, owner: str, rows: list[tuple[str, str, str, str]]) -> None:
+def _remember(db: sqlite3.Connection, key: str, owner: str, rows: list[tuple[str, str, str, str]], most: int) -> None:
     with db:
         put = "INSERT INTO code_sessions (key, owner, used_at) VALUES (?, ?, ?)"
         db.execute(f"{put} ON CONFLICT (key) DO UPDATE SET used_at = excluded.used_at", (key, owner, time.time()))
         db.execute("DELETE FROM code_workspaces WHERE key = ?", (key,))
         db.executemany("INSERT OR REPLACE INTO code_workspaces (key, path, session, file) VALUES (?, ?, ?, ?)", rows)
+        old = "SELECT key FROM code_sessions WHERE owner = ? ORDER BY used_at DESC LIMIT -1 OFFSET ?"
+        for (gone,) in db.execute(old, (owner, most)).fetchall():
+            db.execute("DELETE FROM code_workspaces WHERE key = ?", (gone,))
+            db.execute("DELETE FROM code_sessions WHERE key = ?", (gone,))
 
 
 def _recall(db: sqlite3.Connection, key: str, owner: str, since: float) -> list[tuple[str, str, str]] | None:

@@ -202,6 +202,9 @@ MIGRATIONS = (
     INSERT INTO code_room SELECT owner, tenant, user, COUNT(*), SUM(bytes) FROM code_files GROUP BY 1, 2, 3;
     DROP INDEX code_files_by_owner;
     """,
+    """
+    CREATE INDEX code_sessions_by_owner ON code_sessions (owner, used_at);
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from starlette.requests import ClientDisconnect
@@ -17,7 +18,9 @@ from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal
 
 HEADER = "x-librechat-code-request-id"
-MAX_REMEMBERED = 1000
+MAX_REMEMBERED_OF_USER = 100  # beyond those that are being answered
+MAX_REMEMBERED_OF_KEY = 1000  # which may stand for many users
+MAX_REMEMBERED = 10_000
 REMEMBERED_SECONDS = 60.0
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -46,6 +49,8 @@ class Cancelling:
 
     def __init__(self) -> None:
         self._requests: dict[tuple[Caller, str], Cancellable] = {}
+        self._remembered: Counter[Caller] = Counter()  # how many are forgotten later
+        self._remembered_in_all = 0
 
     def cancel(self, caller: Caller, id: object) -> None:
         """Raises Refusal (400)."""
@@ -54,7 +59,7 @@ class Cancelling:
         request = self._requests.get((caller, id))
         if request is not None:
             request.cancel()
-        elif len(self._requests) < MAX_REMEMBERED:
+        else:
             self._requests[caller, id] = _Early()
             self._forget_later((caller, id))
 
@@ -84,7 +89,22 @@ class Cancelling:
         return Cancellable(is_cancelled=before is not None)
 
     def _forget_later(self, key: tuple[Caller, str]) -> None:
-        asyncio.get_running_loop().call_later(REMEMBERED_SECONDS, self._forget, key, self._requests[key])
+        """Or at once, if so many are remembered of this caller that it would be at others' expense."""
+        caller, request = key[0], self._requests[key]
+        most = MAX_REMEMBERED_OF_USER if caller.user else MAX_REMEMBERED_OF_KEY
+        if self._remembered[caller] >= most or self._remembered_in_all >= MAX_REMEMBERED:
+            self._forget(key, request)
+            return
+        self._remembered[caller] += 1
+        self._remembered_in_all += 1
+        asyncio.get_running_loop().call_later(REMEMBERED_SECONDS, self._let_go, key, request)
+
+    def _let_go(self, key: tuple[Caller, str], request: Cancellable) -> None:
+        self._remembered_in_all -= 1
+        self._remembered[key[0]] -= 1
+        if not self._remembered[key[0]]:
+            del self._remembered[key[0]]
+        self._forget(key, request)
 
     def _forget(self, key: tuple[Caller, str], request: Cancellable) -> None:
         if self._requests.get(key) is request:

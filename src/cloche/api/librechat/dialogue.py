@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from cloche.api.librechat.continuation import expired
 from cloche.api.librechat.programmatic_request import Given, missing_and_unknown
 from cloche.api.librechat.replies import Json, Refusal
@@ -20,7 +22,9 @@ MAX_RESULTS_BYTES = 40_000_000  # of all rounds of one program
 KEPT_ROUNDS_BYTES = 4 << 20  # of what was told in earlier rounds
 DIALOGUE_BYTES = 4 << 10  # that a dialogue takes beside what was told
 
-Said = Json | BaseException  # what a client is told; an exception is one that the handler raises
+# What a client is told, as the JSON that it gets: as objects it can be much larger. An exception is for the handler to
+# raise.
+Said = bytes | BaseException
 
 
 class Round:
@@ -31,32 +35,38 @@ class Round:
         self.calls = tuple(call.id for call in calls)
         self.digests: dict[str, str] | None = None if calls else {}
         self.results: asyncio.Future[tuple[ToolResult, ...]] = loop.create_future()
+        self.results_bytes = 0  # of results that came, and that the program does not have yet
         self.told: asyncio.Future[Said] = loop.create_future()
-        self.bytes = 0  # of what was told, about
+        self.bytes = 0  # of what was told
 
     def take(self) -> tuple[ToolResult, ...]:
         """The results, once they have come. They are the program's from here on, and can be large."""
+        self.results_bytes = 0
         taken, self.results = self.results, asyncio.get_running_loop().create_future()
         return taken.result()
 
 
 class Dialogue:
-    """`session_id` says where the program's files are. `token_of(round)` makes the client's next token.
+    """`id` is the program's in tokens, and `session_id` says where its files are. `token_of(round)` makes the client's
+    next token.
 
     `afford(bytes)` raises if so much more cannot be kept.
     """
 
     def __init__(
         self,
+        id: str,
         session_id: str,
         wait_seconds: float,
         *,
         token_of: Callable[[int], str],
         afford: Callable[[int], None],
     ):
+        self.id = id
         self.session_id = session_id
         self.is_over = False
         self.bytes = DIALOGUE_BYTES  # that are kept of it, about
+        self._elsewhere: Callable[[], int] = int
         self._wait_seconds = wait_seconds
         self._token_of = token_of
         self._afford = afford
@@ -73,7 +83,8 @@ class Dialogue:
     def submit(self, number: int, given: Mapping[str, Given]) -> asyncio.Future[Said]:
         """What whoever sends these results for that round is told.
 
-        Raises Refusal (400) for results of other calls, or not of all; (409) for others than were sent before.
+        Raises Refusal (400) for results of other calls, or not of all; (409) for others than were sent before; and what
+        `afford` raises, after which they may come again.
         """
         round = self._rounds[number]
         problem = missing_and_unknown(round.calls, given)
@@ -81,9 +92,8 @@ class Dialogue:
             raise Refusal(400, problem, "send exactly one result for each of the tool_calls that came with the token")
         digests = {id: each.digest for id, each in given.items()}
         if round.digests is None:
+            self._accept(round, given)
             round.digests = digests
-            if not self.is_over:
-                round.results.set_result(tuple(self._bounded(each) for each in given.values()))
         elif round.digests != digests:
             raise _altered([id for id in digests if digests[id] != round.digests[id]])
         if round.told.cancelled():
@@ -91,6 +101,14 @@ class Dialogue:
                 409, "these results were submitted before", "the program is rounds ahead: send its last calls'"
             )
         return round.told
+
+    def _accept(self, round: Round, given: Mapping[str, Given]) -> None:
+        if not self.is_over:
+            size = sum(each.bytes for each in given.values())
+            if size > DIALOGUE_BYTES:  # small ones always pass: programs that go on are what makes room
+                self._afford(size)
+            round.results_bytes = size
+            round.results.set_result(tuple(self._bounded(each) for each in given.values()))
 
     def _bounded(self, given: Given) -> ToolResult:
         """A result that is too large is one that the program can handle: an error of the tool's."""
@@ -106,15 +124,36 @@ class Dialogue:
 
     # -- as the program has it
 
-    async def ask(
-        self, calls: Sequence[ToolCall], so_far: Json, ending: asyncio.Future[Any]
-    ) -> tuple[ToolResult, ...] | None:
-        """Tells the client of calls, and waits for their results; None if the program ends meanwhile.
+    @property
+    def held_bytes(self) -> int:
+        """All that is kept for it."""
+        return self.bytes + self._rounds[-1].results_bytes + self._elsewhere()
 
-        `so_far` is what the program has written; `ending` is done when it ends. Raises Refusal (404) when the client
-        takes too long, and what `afford` raises.
+    def counts(self, elsewhere: Callable[[], int]) -> None:
+        """So many bytes are kept for it elsewhere, whenever somebody asks. None, once it has ended."""
+        self._elsewhere = elsewhere
+
+    def no_room(self) -> str | None:
+        """Why not even what is held now can be kept, or None."""
+        try:
+            self._afford(0)
+        except Refusal as refusal:
+            return str(refusal)
+        return None
+
+    def ask(self, calls: Sequence[ToolCall], so_far: Json) -> Round:
+        """Tells the client of calls. `so_far` is what the program has written. Raises what `afford` raises.
+
+        Nothing of the calls but their ids is kept: whoever waits for their results does not keep them either.
         """
         number = len(self._rounds)
+        told = self._encoded(calls, so_far, number)
+        self._afford(len(told))
+        self._rounds.append(Round(calls))
+        self._tell(self._rounds[number - 1], told)
+        return self._rounds[number]
+
+    def _encoded(self, calls: Sequence[ToolCall], so_far: Json, number: int) -> bytes:
         told = {
             "status": "tool_call_required",
             "continuation_token": self._token_of(number),
@@ -122,23 +161,23 @@ class Dialogue:
             **so_far,
             "session_id": self.session_id,
         }
-        self._afford(_bytes_of(told))
-        self._rounds.append(Round(calls))
-        self._tell(self._rounds[number - 1], told)
-        return await self._results(self._rounds[number], ending)
+        return msgspec.json.encode(told)
 
-    async def _results(self, round: Round, ending: asyncio.Future[Any]) -> tuple[ToolResult, ...] | None:
+    async def is_answered(self, round: Round, ending: asyncio.Future[Any]) -> bool:
+        """Waits for the results of a round's calls, which it has then. False if the program ends meanwhile.
+
+        `ending` is that end. Raises Refusal (404) when the client takes too long.
+        """
         coming: list[asyncio.Future[Any]] = [round.results, ending]
         done, _ = await asyncio.wait(coming, timeout=self._wait_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if round.results in done:
-            return round.take()
-        if ending in done:
-            return None
-        raise expired()
+        if not done:
+            raise expired()
+        return round.results in done
 
     def conclude(self, said: Said) -> None:
         """The program has ended. Whatever results still come, this is the answer."""
         self.is_over = True
+        self._elsewhere = int
         last = self._rounds[-1]
         if last.results.done():
             last.take()  # nobody else does
@@ -151,7 +190,7 @@ class Dialogue:
 
     def _tell(self, round: Round, said: Said) -> None:
         round.told.set_result(said)
-        round.bytes = _bytes_of(said)
+        round.bytes = len(said) if isinstance(said, bytes) else 0
         self.bytes += round.bytes
         for old in self._rounds[: self._rounds.index(round)]:
             if self.bytes - round.bytes > DIALOGUE_BYTES + KEPT_ROUNDS_BYTES:
@@ -170,12 +209,3 @@ def _altered(ids: Sequence[str]) -> Refusal:
         f"tool_results differ from those that were submitted before, for {', '.join(ids[:10])}",
         "what a program was told cannot be changed: send the same results again, or run the program anew",
     )
-
-
-def _bytes_of(said: Said) -> int:
-    """About, and at little cost: text is what can be long."""
-    if not isinstance(said, dict):
-        return 0
-    texts = [value for value in said.values() if isinstance(value, str)]
-    calls = said.get("tool_calls") or ()
-    return sum(map(len, texts)) + sum(len(str(call)) for call in calls)

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from cloche import errors
 from cloche.api.http import Dropped, Stream
 from cloche.api.librechat import file_replies as replies
+from cloche.api.librechat.arriving import Arriving
 from cloche.api.librechat.desk import Desk
 from cloche.api.librechat.replies import Refusal, is_code_id, json_reply
 from cloche.api.librechat.spaces import reach_of
@@ -42,11 +43,12 @@ class Files:
     def __init__(self, desk: Desk):
         self._desk = desk
         self._files = desk.shelf.code_files
+        self._arriving = Arriving(self._files)
         self._deleted = _Deletions()
 
     async def upload(self, request: Request) -> Response:
         """All files of the form, or none."""
-        async with Upload(self._desk, self._desk.caller(request)) as upload:
+        async with Upload(self._desk, self._arriving, self._desk.caller(request)) as upload:
             await upload.take(request)
             if upload.failed:
                 raise upload.failed[0].refusal
@@ -54,7 +56,7 @@ class Files:
 
     async def upload_batch(self, request: Request) -> Response:
         """As many files of the form as possible."""
-        async with Upload(self._desk, self._desk.caller(request)) as upload:
+        async with Upload(self._desk, self._arriving, self._desk.caller(request)) as upload:
             await upload.take(request)
             made = await upload.keep()
             body = replies.batch_body(upload, made, self._desk.config.max_files)

@@ -22,6 +22,7 @@ from cloche.gateway.names import free_name
 from cloche.model import Struct
 from cloche.store.code_files import CodeFile, Reach, Ref, StoredCodeFiles
 
+GUARDED_AT_ONCE = 500  # their names go as one message
 SMALL_AT_ONCE = 64  # of up to 256 KiB each, which are in memory for a moment
 
 
@@ -57,10 +58,8 @@ class Inputs:
         written = [one for one in large if await self._write_large(sandbox, one, notes)]
         for start in range(0, len(small), SMALL_AT_ONCE):
             written += await self._write_small(sandbox, small[start : start + SMALL_AT_ONCE], notes)
-        read_only = [one.path for one in written if one.file.read_only]
-        if read_only:
-            await sandbox.files.guard(DATA, read_only)
-        return written
+        bare = await _guard(sandbox, [one.path for one in written if one.file.read_only], notes)
+        return [one for one in written if one.path not in bare]
 
     async def _write_small(self, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes) -> list[Input]:
         contents = await self._files.contents(one.file for one in inputs)
@@ -83,7 +82,7 @@ async def _write(sandbox: Sandbox, one: Input, content: Content | None, notes: N
         notes.add(_gone(named(one.path)))
         return False
     try:
-        await sandbox.files.write(DATA + one.path, content)
+        await sandbox.files.write(DATA + one.path, content, below=DATA)
     except errors.NoSpace:
         notes.add(f"{named(one.path)} is not here: there is no space left for its {one.file.bytes} bytes")
     except (errors.FileError, errors.InvalidPath, errors.FileNotFound) as error:
@@ -91,6 +90,18 @@ async def _write(sandbox: Sandbox, one: Input, content: Content | None, notes: N
     else:
         return True
     return False
+
+
+async def _guard(sandbox: Sandbox, paths: Sequence[str], notes: Notes) -> Sequence[str]:
+    """Those that programs could change after all, and that are therefore not there: something moved them meanwhile."""
+    bare: list[str] = []
+    for start in range(0, len(paths), GUARDED_AT_ONCE):
+        bare += await sandbox.files.guard(DATA, paths[start : start + GUARDED_AT_ONCE])
+    for path in bare:
+        notes.add(f"{named(path)} is not here: it is read-only, and a program moves it, or what lies above it")
+        with contextlib.suppress(errors.FileError, errors.FileNotFound):
+            await sandbox.files.remove(DATA + path, below=DATA)
+    return bare
 
 
 def _gone(what: str) -> str:

@@ -6,9 +6,13 @@ shell code below is the same for every program: `$0` is a private directory with
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shlex
 import time
+from collections.abc import Callable
 
+from cloche import errors
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Struct
 
@@ -16,6 +20,7 @@ MAX_ARGUMENT_BYTES = 100_000  # the kernel takes 131,072
 # Without what users have installed: what one of them has, others have not.
 SYSTEM_PATH = "/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"
 PROBE_SECONDS = 60.0  # for which it is remembered what there is
+LOOK_SECONDS = 20.0
 
 # The template's own Node.js: the `node` on the PATH may be a script around it, which takes longer to start than it.
 _FIND_NODE = (
@@ -43,6 +48,26 @@ def _compiled(compile: str) -> str:
 def _first_of(*programs: str) -> str:
     return f"compiler=$(type -P {' '.join(programs)} | head -n 1); "
 
+
+# `java FILE` starts the first class in it, whichever has `main`; one with another first is compiled, under the name
+# that the compiler wants.
+_TYPES_OF_JAVA = r"""
+/^package / { package = $2; sub(/;.*/, ".", package) }
+/^((public|final|abstract|sealed) +)*(class|record|enum|interface) / {
+    for (i = 1; $i !~ /^(class|record|enum|interface)$/; i++);
+    type = $(i + 1); sub(/[^A-Za-z0-9_$].*/, "", type)
+    if (!first) first = type
+    if ($1 == "public") public = type
+}
+/void +main *\(/ { if (!main) main = type }
+END { if (main && main != first) print package main, public ? public : main }
+"""
+_RUN_JAVA = (
+    f'read -r main name < <(awk {shlex.quote(_TYPES_OF_JAVA)} "$0/Main.java"); '
+    'if [[ -z $main ]]; then exec java -XX:TieredStopAtLevel=1 "$0/Main.java" "$@"; fi; '
+    '(cd "$0" && { mv Main.java "$name.java" 2> /dev/null; javac -d made "$name.java"; }) >&2 || exit 1; '
+    'exec java -XX:TieredStopAtLevel=1 -cp "$0/made" "$main" "$@"'
+)
 
 LANGUAGES = (
     Language(
@@ -87,7 +112,7 @@ LANGUAGES = (
         names=("java",),
         source="Main.java",
         needs=("java",),
-        recipe='exec java -XX:TieredStopAtLevel=1 "$0/Main.java" "$@"',
+        recipe=_RUN_JAVA,
     ),
     Language(
         name="go",
@@ -142,24 +167,33 @@ def is_python(lang: str) -> bool:
 
 
 class Available:
-    """Which languages a template's sandboxes have. What is there is looked at inside, now and then."""
+    """Which languages sandboxes have. That is looked at inside one, now and then, and told to everybody.
 
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+    So it is one of its own, in which `new_sandbox` leaves nobody alone: a program beside it could decide what is found.
+    """
 
-    async def in_sandbox(self, sandbox: Sandbox) -> list[Language]:
-        """Raises Gone."""
-        at, found = self._known.get(sandbox.record.template, (0.0, frozenset[str]()))
-        if time.monotonic() - at > PROBE_SECONDS:
-            found = await _programs_in(sandbox)
-            self._known = {sandbox.record.template: (time.monotonic(), found)}
-        return [each for each in LANGUAGES if not each.needs or found & set(each.needs)]
+    def __init__(self, new_sandbox: Callable[[], contextlib.AbstractAsyncContextManager[Sandbox]]):
+        self._new_sandbox = new_sandbox
+        self._turn = asyncio.Lock()
+        self._found: frozenset[str] = frozenset()
+        self._until = 0.0
+
+    async def languages(self) -> list[Language]:
+        """Raises what the engine raises, and Unavailable."""
+        async with self._turn:
+            if time.monotonic() >= self._until:
+                async with self._new_sandbox() as sandbox:
+                    self._found = await _programs_in(sandbox)
+                self._until = time.monotonic() + PROBE_SECONDS
+        return [each for each in LANGUAGES if not each.needs or self._found & set(each.needs)]
 
 
 async def _programs_in(sandbox: Sandbox) -> frozenset[str]:
     wanted = sorted({program for language in LANGUAGES for program in language.needs})
-    look = f'type -P {shlex.join(wanted)} | while read -r path; do echo "${{path##*/}}"; done'
-    result = await sandbox.commands.run(look, env={"PATH": SYSTEM_PATH})
+    look = f'for name in {shlex.join(wanted)}; do if type -P "$name" > /dev/null; then echo "$name"; fi; done'
+    result = await sandbox.commands.run(look, env={"PATH": SYSTEM_PATH}, timeout_seconds=LOOK_SECONDS)
+    if result.exit_code != 0:
+        raise errors.Unavailable("it could not be found out which languages there are: try again")
     return frozenset(result.stdout.split())
 
 

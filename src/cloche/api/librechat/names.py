@@ -5,7 +5,6 @@ from __future__ import annotations
 import mimetypes
 import posixpath
 import re
-import unicodedata
 
 from cloche import errors
 
@@ -16,6 +15,7 @@ RESERVED = frozenset({"_ptc_history.json"})  # clients know that LibreChat's own
 BYTES_TYPE = "application/octet-stream"
 
 _TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,64}/[A-Za-z0-9!#$&^_.+-]{1,96}(; ?charset=[A-Za-z0-9_-]{1,32})?")
+_UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of surrogates
 _ENDING = re.compile(r"\.[A-Za-z0-9]{1,16}")
 
 
@@ -25,6 +25,11 @@ def check_name(name: str) -> str:
     if problem is not None:
         raise errors.InvalidPath(f"a file cannot be called {shown(name)}: {problem}")
     return name
+
+
+def is_name(name: str) -> bool:
+    """Whether `check_name` takes it."""
+    return _problem(name) is None
 
 
 def shown(name: str) -> str:
@@ -52,7 +57,7 @@ def _problem(name: str) -> str | None:
         return "it is empty"
     if len(name) > MAX_CHARACTERS:
         return f"it has {len(name)} characters, and {MAX_CHARACTERS} are possible"
-    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+    if _UNFIT.search(name):
         return "it has control characters, or is not UTF-8"
     if "\\" in name:
         return "it has a backslash; directories are separated by /"

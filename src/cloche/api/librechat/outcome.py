@@ -24,6 +24,7 @@ class Outcome(Struct):
     stdout: Kept = Kept()
     stderr: Kept = Kept()
     usage: Usage = Usage()
+    notes: tuple[str, ...] = ()
 
 
 def refused(message: str) -> Outcome:
@@ -32,9 +33,14 @@ def refused(message: str) -> Outcome:
 
 
 def out_of_memory(ended: Outcome) -> Outcome:
-    """Of a program of which something was killed for want of memory: a shell says that of its children by a number."""
-    if ended.exited.outcome != "ok" or not ended.exited.exit_code:
+    """Of a program of which something was killed for want of memory: a shell says that of its children by a number.
+
+    One that went on and ended well is told of it, as nobody else would tell.
+    """
+    if ended.exited.outcome != "ok":
         return ended
+    if not ended.exited.exit_code:
+        return msgspec.structs.replace(ended, notes=(*ended.notes, f"{MEMORY}: a process of the program was killed"))
     return msgspec.structs.replace(ended, exited=msgspec.structs.replace(ended.exited, outcome="out_of_memory"))
 
 
@@ -48,6 +54,8 @@ def encode(outcome: Outcome, notes: Notes) -> Json:
         stderr += f"\n{MARK}{message}\n"
     elif exited.outcome == "died":
         notes.add(f"the program was ended: {exited.reason or 'nobody knows why'}")
+    for note in outcome.notes:
+        notes.add(note)
     return {
         "stdout": stdout,
         "stderr": notes.after(stderr),

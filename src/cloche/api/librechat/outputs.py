@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import islice
 
 from cloche import errors
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.inputs import Input
-from cloche.api.librechat.names import check_name, content_type_of
+from cloche.api.librechat.names import check_name, content_type_of, is_name
 from cloche.api.librechat.notes import Notes, named
 from cloche.api.librechat.replies import Json, new_code_id
 from cloche.api.librechat.request import DATA
@@ -24,6 +25,12 @@ from cloche.store.code_files import CodeFile, Content, StoredCodeFiles, new_file
 
 AT_ONCE = 8
 DIRECTORY_MARK = ".dirkeep"  # what stands for a directory with nothing in it, since only files are kept
+
+_LEFT_OUT = {
+    "unnamed": "a name must be UTF-8. Rename what has another",
+    "deep": "what lies ten directories down or more is too deep",
+    "unreadable": "what cannot be read, cannot be kept. Change its mode",
+}
 
 
 class Output(Struct):
@@ -90,11 +97,18 @@ class Outputs:
             outputs=tuple(Output(path=file.name, file=file, made_of=before.get(file.name)) for file in made),
             inherited=changes.inherited,
             deleted=changes.deleted,
-            failed=len(changes.made) + len(empty) - len(made),
-            not_kept={**changes.ignored, **keeping.not_kept},
-            empty=survey.empty,
+            failed=len(changes.made) + len(empty) - len(made) + (0 if since_ns else _lost_of(survey)),
+            not_kept=dict(islice({**changes.ignored, **keeping.not_kept}.items(), self._config.max_files)),
+            empty=survey.empty if marks else self._lasting(survey.empty, notes),
             at_ns=survey.at_ns,
         )
+
+    def _lasting(self, empty: Sequence[str], notes: Notes) -> tuple[str, ...]:
+        """Those directories that are remembered. Nobody has to pay for one, so there cannot be any number of them."""
+        most = self._config.max_files
+        if len(empty) > most:
+            notes.add(f"{len(empty) - most} empty directories will not last: a session can have {most}")
+        return tuple(path for path in empty[:most] if is_name(path))
 
 
 class _Keeping:
@@ -116,6 +130,7 @@ class _Keeping:
         self._storage = storage
         self._notes = notes
         self._turn = asyncio.Semaphore(AT_ONCE)
+        self._begun: list[str] = []  # ids of contents
         self.not_kept: dict[str, int] = {}
 
     async def keep(self, found: Sequence[Found], empty: Sequence[str]) -> list[CodeFile]:
@@ -127,12 +142,26 @@ class _Keeping:
                 f"{over} files were not kept: a program can leave {room} at once. Pack them into one archive"
             )
         wanted, empty = wanted[:room], empty[: max(room - len(wanted), 0)]
-        if not await self._has_room(wanted):
+        if not await self._has_room(len(wanted), sum(one.size_bytes for one in wanted)):
             return []
-        copying = [self._copy(one.path) for one in wanted] + [self._mark(path) for path in empty]
-        files = [file for file in await asyncio.gather(*copying) if file is not None]
-        await self._files.add(files)
-        return files
+        copying = [self._copy(one) for one in wanted] + [self._mark(path) for path in empty]
+        return await self._added([asyncio.ensure_future(each) for each in copying])
+
+    async def _added(self, copying: Sequence[asyncio.Future[CodeFile | None]]) -> list[CodeFile]:
+        """All that was copied, once the store knows it. Else nothing of it is left, also when we are cancelled."""
+        try:
+            files = [file for file in await asyncio.gather(*copying) if file is not None]
+            if await self._has_room(len(files), sum(file.bytes for file in files)):  # others kept files meanwhile
+                await self._files.add(files)
+                return files
+            await self._files.drop(self._begun)
+            return []
+        except BaseException:
+            for each in copying:
+                each.cancel()
+            await asyncio.gather(*copying, return_exceptions=True)
+            await self._files.drop(self._begun)
+            raise
 
     def _possible(self, found: Sequence[Found]) -> list[Found]:
         wanted = self._within_space([one for one in found if self._is_possible(one)])
@@ -166,21 +195,24 @@ class _Keeping:
             return False
         return True
 
-    async def _has_room(self, wanted: Sequence[Found]) -> bool:
-        caller, size = self._caller, sum(one.size_bytes for one in wanted)
+    async def _has_room(self, count: int, size: int) -> bool:
+        caller = self._caller
         try:
-            await self._files.check_room(caller.owner, caller.tenant, caller.user, files=len(wanted) or 1, bytes=size)
+            await self._files.check_room(caller.owner, caller.tenant, caller.user, files=count or 1, bytes=size)
         except errors.TooLarge as error:
-            self._notes.add(f"{len(wanted)} files were not kept: {error}")
+            self._notes.add(f"{count} files were not kept: {error}")
             return False
         return True
 
-    async def _copy(self, path: str) -> CodeFile | None:
-        """None if it could not be read: it is gone, say, or changes."""
+    async def _copy(self, one: Found) -> CodeFile | None:
+        """None if it could not be read: it is gone, say. No more is kept of it than there was room for."""
+        path, size = one.path, one.size_bytes
         async with self._turn:
             try:
                 opened = await self._sandbox.files.open(DATA + path)
-                return self._file(path, await self._content(opened.until_read()))
+                if opened.size_bytes != size:
+                    self._notes.add(f"{named(path)} changes while it is read: at most its first {size} bytes are kept")
+                return self._file(path, await self._content(opened.until_read(size)))
             except (
                 errors.FileError,
                 errors.NotFound,
@@ -198,7 +230,9 @@ class _Keeping:
             return None
 
     async def _content(self, chunks: AsyncGenerator[bytes, None]) -> Content:
-        return await self._files.put_content(new_code_id(), chunks, self._config.file_bytes)
+        id = new_code_id()
+        self._begun.append(id)
+        return await self._files.put_content(id, chunks, self._config.file_bytes)
 
     def _file(self, path: str, content: Content) -> CodeFile:
         space, user, kind = own_space(self._caller), self._caller.user, content_type_of(path)
@@ -237,13 +271,20 @@ def _tell_left_out(survey: Survey, notes: Notes) -> None:
         notes.add(
             "not all of /mnt/data was looked at: it has too many files. Remove some, or pack them into an archive"
         )
-    for why, words in (
-        ("unnamed", "have names that are no UTF-8: rename them"),
-        ("deep", "lie too deep: put them less than ten directories down"),
-        ("unreadable", "cannot be read: change their mode"),
-    ):
-        if survey.passed.get(why):
-            notes.add(f"{survey.passed[why]} files or directories in /mnt/data were not kept, as they {words}")
+    for why, words in _LEFT_OUT.items():
+        if count := survey.passed.get(why, 0):
+            what = "1 file or directory in /mnt/data was" if count == 1 else f"{count} files or directories were"
+            notes.add(f"{what} not kept: {words}")
+    if survey.passed.get("packages"):
+        notes.add(
+            "a directory that packages were installed into (a venv, node_modules) is not kept: install them again "
+            "where they are needed"
+        )
+
+
+def _lost_of(survey: Survey) -> int:
+    """What of it should have been kept. Of a session it is told once, as nobody knows whose it is later on."""
+    return sum(survey.passed.get(why, 0) for why in _LEFT_OUT)
 
 
 def encode(collected: Collected) -> Json:

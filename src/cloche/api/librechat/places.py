@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from cloche import errors
@@ -13,6 +14,8 @@ from cloche.api.librechat.outcome import Outcome
 from cloche.api.librechat.outputs import Collected, Outputs
 from cloche.api.librechat.replies import Json
 from cloche.engine.sandbox import Sandbox
+
+COLLECT_SECONDS = 120.0  # what is in a sandbox is read by its init, which its programs can keep busy
 
 
 class Place:
@@ -27,12 +30,19 @@ class Place:
         self.keeps_variables = False  # of Python, for the next program
 
     async def collect(self) -> Collected:
-        """Keeps what the program left. Nothing is raised for a sandbox that did not survive it: a note says so."""
+        """Keeps what the program left. Nothing is raised for a sandbox that did not survive it: a note says so.
+
+        Nor for one that takes too long, by what processes do that go on in it: then it does not survive that.
+        """
         try:
-            return await self._collect()
+            async with asyncio.timeout(COLLECT_SECONDS):
+                return await self._collect()
         except errors.Gone:
             self.notes.add("what the program left in /mnt/data is lost: it brought its sandbox to an end")
-            return self._lost()
+        except TimeoutError:
+            self.sandbox.expire()
+            self.notes.add("what the program left in /mnt/data is lost: it could not be read in time")
+        return self._lost()
 
     def answer(self, ended: Outcome, collected: Collected) -> Json:
         """The body of an answer to POST /exec."""

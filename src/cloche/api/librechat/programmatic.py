@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -23,11 +23,11 @@ from cloche.api.librechat import cancelling
 from cloche.api.librechat.cancelling import Cancelling
 from cloche.api.librechat.continuation import Tokens
 from cloche.api.librechat.desk import Desk
-from cloche.api.librechat.dialogue import Dialogue, Said
+from cloche.api.librechat.dialogue import Dialogue, Round, Said
 from cloche.api.librechat.dialogues import Dialogues
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.languages import language_of
-from cloche.api.librechat.outcome import MEMORY, TIME, Outcome
+from cloche.api.librechat.outcome import MEMORY, TIME, Outcome, out_of_memory
 from cloche.api.librechat.places import Place
 from cloche.api.librechat.programmatic_request import Program, decode_program, decode_results
 from cloche.api.librechat.programs import running
@@ -38,7 +38,6 @@ from cloche.api.librechat.workshop import Workshop, outcome_of
 from cloche.engine.capture import Capture, Kept
 from cloche.engine.program import Exited
 from cloche.engine.tool_calls import Offer
-from cloche.tools import ToolCall
 
 PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all of it comes at the end
 _PLAIN = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
@@ -63,16 +62,16 @@ class Programs:
         caller = self._desk.caller(request)
         with self._cancelling.cancellable(caller, request.headers.get(cancelling.HEADER)) as cancellable:
             # What was sent is not kept while the client waits: it can be large.
-            dialogue, told = self._take(request, caller, decode_object(await self._desk.body(request)))
-            cancellable.ends(partial(self._dialogues.end, dialogue))
+            dialogue, told = self._take(request, caller, await self._desk.body(request))
+            cancellable.ends(partial(self._dialogues.end, dialogue.id))
             try:
                 said = await unless_left(request, _when_told(told))
             finally:
                 if not dialogue.first.done():
-                    self._dialogues.end(dialogue)
+                    self._dialogues.end(dialogue.id)
         if isinstance(said, BaseException):
             raise said
-        return json_reply(said)
+        return Response(said, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
         """For a client whose user wants no answer any more: the connection's end alone may mean a bad network."""
@@ -80,8 +79,9 @@ class Programs:
         self._cancelling.cancel(caller, decode_object(await self._desk.body(request)).get("request_id"))
         return json_reply({"status": "cancellation_requested"}, 202)
 
-    def _take(self, request: Request, caller: Caller, given: Json) -> tuple[Dialogue, asyncio.Future[Said]]:
+    def _take(self, request: Request, caller: Caller, body: bytes) -> tuple[Dialogue, asyncio.Future[Said]]:
         """Begins a program, or hands results to one. Raises Refusal, InvalidRequest."""
+        given = decode_object(body)
         token = given.get("continuation_token")
         if token:
             results = decode_results(given.get("tool_results"))
@@ -89,7 +89,8 @@ class Programs:
             return dialogue, dialogue.submit(round, results)
         self._desk.starter(request)
         program = decode_program(given, self._desk.config.max_tools)
-        dialogue = self._dialogues.begin(caller, partial(self._play, caller, program), len(program.asked.code))
+        size = max(len(body), sys.getsizeof(program.asked.code))
+        dialogue = self._dialogues.begin(caller, partial(self._play, caller, program), size)
         return dialogue, dialogue.first
 
     # -- the program
@@ -97,7 +98,10 @@ class Programs:
     async def _play(self, caller: Caller, program: Program, dialogue: Dialogue) -> Json:
         """All of a program's life. Returns the last word of its dialogue."""
         async with self._workshop.place(caller, program.asked, dialogue.session_id) as place:
+            killed_before = place.sandbox.oom_kills()
             outcome = await self._perform(place, program, dialogue)
+            if place.sandbox.oom_kills() > killed_before:
+                outcome = out_of_memory(outcome)
             return last_word(place.answer(outcome, await place.collect()), outcome)
 
     async def _perform(self, place: Place, program: Program, dialogue: Dialogue) -> Outcome:
@@ -106,10 +110,13 @@ class Programs:
         began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._desk.config.max_tool_calls
         patience = self._desk.config.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
         async with (
-            tools.offer(program.tools, language=program.language, max_calls=max_calls) as offer,
+            tools.offer(
+                program.tools, language=program.language, max_calls=max_calls, raw=True, no_room=dialogue.no_room
+            ) as offer,
             running(place.sandbox, language, program.asked, bounds, offer) as process,
         ):
             offer.runs(process)
+            dialogue.counts(lambda: offer.held_bytes)
             await Conversation(place, process, offer, dialogue, patience).hold()
             await process.wait()
         return outcome_of(process, time.monotonic() - began_at)
@@ -137,19 +144,26 @@ class Conversation:
         ending.add_done_callback(lambda _: self._offer.close())
         try:
             with contextlib.suppress(errors.Gone):
-                while calls := await self._offer.next_round():
-                    await self._ask(calls, ending)
+                while round := await self._next_round():
+                    await self._answer(round, ending)
         finally:
             ending.cancel()
 
-    async def _ask(self, calls: Sequence[ToolCall], ending: asyncio.Future[Exited]) -> None:
-        """While the client has the calls, others may use the place: a tool may well be a program that runs there."""
+    async def _next_round(self) -> Round | None:
+        """Its calls are with the client: they are not kept here, where they can be large."""
+        calls = await self._offer.next_round()
+        if not calls:
+            return None
         self._place.sandbox.extend(self._patience_seconds)
+        return self._dialogue.ask(calls, _so_far(self._process))
+
+    async def _answer(self, round: Round, ending: asyncio.Future[Exited]) -> None:
+        """While the client has the calls, others may use the place: a tool may well be a program that runs there."""
         self._place.step_aside()
-        results = await self._dialogue.ask(calls, _so_far(self._process), ending)
+        is_answered = await self._dialogue.is_answered(round, ending)
         await self._place.step_back()
-        if results is not None:
-            self._offer.answer(results)
+        if is_answered:
+            self._offer.answer(round.take())
 
 
 def _so_far(process: Capture) -> Json:

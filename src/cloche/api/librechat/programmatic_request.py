@@ -11,12 +11,12 @@ import msgspec
 
 from cloche.api.librechat.names import shown
 from cloche.api.librechat.replies import Refusal
-from cloche.api.librechat.request import Asked, decode_fields
+from cloche.api.librechat.request import MAX_CODE_BYTES, Asked, decode_fields
 from cloche.model import Struct
 from cloche.tools import Tool, ToolLanguage, ToolResult, identifiers
 
-MAX_CODE_BYTES = 10_000_000
 MAX_RESULTS = 1000
+MAX_TOOLS_BYTES = 4_000_000  # of what is said of all tools of a program
 LEAST_SECONDS = 1.0  # what clients take for the least that a program can be given
 _CALL_ID = re.compile(r"call_[0-9]{3,6}")
 _LANGUAGES: dict[str, ToolLanguage] = {
@@ -88,7 +88,11 @@ def _tools(given: object, max_tools: int) -> tuple[Tool, ...]:
         raise Refusal(400, "Missing required field: tools (must be an array)")
     if len(given) > max_tools:
         raise Refusal(400, f"Too many tools provided ({len(given)}). Maximum is {max_tools}.")
-    return tuple(_tool(index, each) for index, each in enumerate(given))
+    tools = tuple(_tool(index, each) for index, each in enumerate(given))
+    size = len(msgspec.json.encode(tools))
+    if size > MAX_TOOLS_BYTES:  # they are kept for as long as the program runs
+        raise Refusal(413, f"Request too large: tools have {size} bytes, {MAX_TOOLS_BYTES} are possible")
+    return tools
 
 
 def _tool(index: int, given: object) -> Tool:
@@ -111,14 +115,17 @@ def _given(index: int, given: object) -> Given:
     if failed is not None and not isinstance(failed, bool):
         raise Refusal(400, f"tool_results[{index}].is_error must be true or false")
     error = (message if isinstance(message, str) and message else "Tool execution failed") if failed else None
-    result = ToolResult(call_id=call_id, result=None if failed else given.get("result"), error=error)
-    content = msgspec.json.encode([result.result, error], order="sorted")
-    return Given(result=result, bytes=len(content), digest=hashlib.sha256(content).hexdigest())
+    content = msgspec.json.encode(None if failed else given.get("result"), order="sorted")
+    digest = hashlib.sha256(content + b"\0" + (error or "").encode("utf-8", "replace"))
+    # The program gets it as JSON. Until then it is kept as such: as objects it can be much larger.
+    result = ToolResult(call_id=call_id, result=msgspec.Raw(content), error=error)
+    return Given(result=result, bytes=len(content) + len(error or ""), digest=digest.hexdigest())
 
 
 def missing_and_unknown(wanted: Sequence[str], given: Mapping[str, Given]) -> str:
     """What is wrong with results for these calls; empty if nothing is."""
-    unknown = [id for id in given if id not in wanted]
+    known = set(wanted)
+    unknown = [id for id in given if id not in known]
     missing = [id for id in wanted if id not in given]
     if unknown:
         return f"tool_results has results of calls that were not issued with this token: {', '.join(unknown[:10])}"

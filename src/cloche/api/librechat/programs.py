@@ -21,7 +21,7 @@ from cloche.model import Struct
 
 SHELL = "/bin/bash"
 # A figure that a program shows becomes a file: nobody would see it otherwise. See guest/show.py.
-ENVIRONMENT = {"MPLBACKEND": "module://cloche_show"}
+ENVIRONMENT = {"CLOCHE_FIGURES": "files"}
 
 
 class Bounds(Struct):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
@@ -32,13 +33,16 @@ from cloche.store.code_sessions import WorkspaceEntry
 SPARE_SECONDS = 300.0  # beside a program's own time: for its files
 SWEEP_SECONDS = 60.0
 MAX_RUNNING = 256  # sandboxes that wait for the next program of their session, about
+MAX_OF_USER = 1000  # sessions that are remembered of one user with a token
+MAX_OF_KEY = 20_000
 
 
 class Session:
     """One lasting /mnt/data. One program at a time uses it; others wait, in the order in which they came."""
 
-    def __init__(self, key: str):
+    def __init__(self, key: str, whose: str):
         self.key = key
+        self.whose = whose
         self.turn = asyncio.Lock()
         self.users = 0  # that run in it, or wait
         self.used_at = 0.0
@@ -144,16 +148,22 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def place(
-        self, caller: Caller, asked: Asked, seconds: float, storage: str, notes: Notes
+        self,
+        caller: Caller,
+        asked: Asked,
+        seconds: float,
+        storage: str,
+        notes: Notes,
+        start: contextlib.AbstractAsyncContextManager[None],
     ) -> AsyncGenerator[SessionPlace, None]:
         """With the session's files in it, and those that `asked` names. `seconds` is how long the program may take.
 
-        Waits for its turn. Raises what the engine raises.
+        Waits for its turn in the session, and then enters `start`. Raises what the engine raises.
         """
-        session = self._session(key_of(caller, asked.hint or ""))
+        session = self._session(caller, asked.hint or "")
         session.users += 1
         try:
-            async with Turn(session.turn) as turn:
+            async with Turn(session.turn) as turn, start:
                 place = await self._enter(session, caller, asked, seconds, storage, notes)
                 place.turn = turn
                 try:
@@ -181,9 +191,10 @@ class Sessions:
         session.empty, session.not_kept = collected.empty, collected.not_kept
         session.collected_ns = collected.at_ns
         if session.entries == before:
-            self._workspaces.touch(session.key, place.caller.owner)
+            self._workspaces.touch(session.key, session.whose)
         else:
-            await self._workspaces.remember_workspace(session.key, place.caller.owner, session.entries)
+            most = MAX_OF_USER if place.caller.user else MAX_OF_KEY
+            await self._workspaces.remember_workspace(session.key, session.whose, session.entries, most=most)
         return collected
 
     async def _enter(
@@ -246,7 +257,7 @@ class Sessions:
 
     async def _restore(self, session: Session, sandbox: Sandbox, caller: Caller, notes: Notes) -> None:
         session.files, session.empty, session.not_kept, session.collected_ns = {}, (), {}, 0
-        entries = await self._workspaces.workspace(session.key, caller.owner)
+        entries = await self._workspaces.workspace(session.key, session.whose)
         if entries is None:
             return
         session.lost_variables = self._config.python_state
@@ -271,16 +282,26 @@ class Sessions:
             if old is not None and old.sha256 != one.file.sha256:
                 notes.add(f"{named(one.path)} is now the newer file of that name; the session had another one")
             if old is not None and old.read_only:
-                await sandbox.files.remove(DATA + one.path, user="root")
+                await sandbox.files.remove(DATA + one.path, user="root", below=DATA)
         written = await self._inputs.write(sandbox, new, notes)
         session.files |= {one.path: one.file for one in written}
 
     def _make_room(self) -> None:
-        """Ends those that were idle for longest, where there are too many. The store has what they had."""
-        running = [(each, each.running) for each in self._sessions.values() if each.running is not None]
-        idle = sorted((each.used_at, each.key, sandbox) for each, sandbox in running if not each.users)
-        for _, _, sandbox in idle[: max(len(running) - MAX_RUNNING + 1, 0)]:
-            sandbox.expire()
+        """Ends one that was idle for longest, of whoever has most of them, where there are too many.
+
+        The store has what it had.
+        """
+        running = [each for each in self._sessions.values() if each.running is not None]
+        counts = Counter(each.whose for each in running)
+        for _ in range(len(running) - MAX_RUNNING + 1):
+            idle = [each for each in running if each.running is not None and not each.users]
+            if not idle:
+                return
+            chosen = min(idle, key=lambda each: (-counts[each.whose], each.used_at))
+            counts[chosen.whose] -= 1
+            running.remove(chosen)
+            if chosen.running is not None:
+                chosen.running.expire()
 
     def _leave(self, session: Session) -> None:
         session.used_at = time.monotonic()
@@ -288,9 +309,10 @@ class Sessions:
         if session.running is not None and session.users == 1:
             session.running.renew(self._idle_seconds)
 
-    def _session(self, key: str) -> Session:
+    def _session(self, caller: Caller, hint: str) -> Session:
         self._sweep()
-        return self._sessions.setdefault(key, Session(key))
+        key = key_of(caller, hint)
+        return self._sessions.setdefault(key, Session(key, whose_of(caller)))
 
     def _sweep(self) -> None:
         """Forgets those whose sandboxes have ended: the store has what is to be known of them."""
@@ -305,6 +327,11 @@ class Sessions:
 
     def _most(self, seconds: float) -> float:
         return min(seconds, self._engine.config.lifetime.max_seconds)
+
+
+def whose_of(caller: Caller) -> str:
+    """Who a session belongs to, in the store."""
+    return msgspec.json.encode((caller.owner, caller.tenant, caller.user)).decode()
 
 
 def key_of(caller: Caller, hint: str) -> str:

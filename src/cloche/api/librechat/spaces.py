@@ -52,6 +52,8 @@ def _shared(caller: Caller, kind: Kind, id: object, field: str, version: str = "
 
 
 def _version(version: object) -> str:
-    if isinstance(version, bool) or not _VERSION.fullmatch(str(version)):
+    if isinstance(version, int) and not isinstance(version, bool) and 0 <= version < 10**18:
+        return str(version)
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise Refusal(400, "version must be a whole number for kind skill")
-    return str(int(str(version)))
+    return str(int(version))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.http import body_chunks
+from cloche.api.librechat.arriving import NO_ROOM, Arriving
 from cloche.api.librechat.desk import Desk
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.names import check_name, content_type_of
@@ -39,9 +40,11 @@ class Failed(NamedTuple):
 
 
 class Upload:
-    """The files of one request. Use as `async with Upload(desk, caller) as upload`: what it does not keep is gone."""
+    """The files of one request. Use as `async with Upload(desk, arriving, caller) as upload`: what it does not keep is
+    gone. There is room for all that it brings before it is written.
+    """
 
-    def __init__(self, desk: Desk, caller: Caller):
+    def __init__(self, desk: Desk, arriving: Arriving, caller: Caller):
         self.session = new_code_id()
         self.arrived: list[Arrived] = []
         self.failed: list[Failed] = []
@@ -50,19 +53,23 @@ class Upload:
         self._files = desk.shelf.code_files
         self._config = desk.config
         self._caller = caller
+        self._room = arriving.reservation(caller)
         self._fields: dict[str, str] = {}
         self._kept = False
 
     async def __aenter__(self) -> Upload:
         """Raises Refusal if there is no room for a file."""
-        await self._check_room()
+        await self._room.check()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._kept:
-            await self._files.drop([each.content.id for each in self.arrived])
+        try:
+            if not self._kept:
+                await self._files.drop([each.content.id for each in self.arrived])
+        finally:
+            self._room.release()
 
     async def take(self, request: Request) -> None:
         """Reads the whole form. Raises InvalidRequest for what is none, and Refusal for one that is too large."""
@@ -83,7 +90,7 @@ class Upload:
         """What arrived, as files of the space that the form names. Raises Refusal if there is no room, or no space."""
         space = space_of(self._caller, self._fields)
         read_only = self._fields.get("read_only", "").strip().lower() in ("true", "1")
-        await self._check_room()
+        await self._room.check()
         made = [
             new_file(
                 each.content,
@@ -98,23 +105,16 @@ class Upload:
         ]
         await self._files.add(made)
         self._kept = True
+        self._room.release()
         return made
-
-    async def _check_room(self) -> None:
-        size = sum(each.content.bytes for each in self.arrived)
-        caller = self._caller
-        try:
-            await self._files.check_room(
-                caller.owner, caller.tenant, caller.user, files=max(1, len(self.arrived)), bytes=size
-            )
-        except errors.TooLarge as error:
-            raise Refusal(413, "storage_limit_exceeded", str(error)) from None
 
     async def _take_file(self, part: Part, name: str) -> None:
         """What is left of the content of one that fails is skipped: the form goes on behind it."""
         try:
             self.arrived.append(await self._arrived(part, name))
         except Refusal as refusal:
+            if refusal.body["error"] == NO_ROOM:  # nor for any other file
+                raise
             self._fail(name, refusal)
 
     async def _arrived(self, part: Part, name: str) -> Arrived:
@@ -125,8 +125,9 @@ class Upload:
             check_name(name)
         except errors.InvalidPath as error:
             raise Refusal(400, str(error)) from None
-        limited = _limited(part.chunks, self._config.file_bytes)
-        content = await self._files.put_content(new_code_id(), limited, self._config.file_bytes)
+        limited = self._room.taking(_limited(part.chunks, self._config.file_bytes))
+        with self._room.file():
+            content = await self._files.put_content(new_code_id(), limited, self._config.file_bytes)
         return Arrived(name=name, content=content, content_type=content_type_of(name, part.content_type))
 
     def _fail(self, name: str, refusal: Refusal) -> None:

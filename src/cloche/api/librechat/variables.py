@@ -19,9 +19,13 @@ from cloche.events import AnyEvent, Display, Ended, Output, Raised
 SCRIPT = "main.py"
 FIGURE = "figure-{}.png"
 MAX_FIGURES = 100
+MAX_NUMBER = 1000  # to which free names are looked for
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _IS_STATUS = re.compile(r"-?[0-9]*|None|True|False")  # other values of SystemExit are messages
+# What code is told of who else could answer is of no use here.
+_ELSEWHERE = re.compile(r"\s*\(the library takes answers as [^)]*\)")
 _SIGKILL = 9
+_LOST = "the interpreter has ended, so that variables and functions of this session are gone; its files are there"
 
 
 class Transcript:
@@ -41,7 +45,7 @@ class Transcript:
             case Raised(name="SystemExit", value=value):
                 self.stderr.add(b"" if _IS_STATUS.fullmatch(value) else _bytes(value + "\n"))
             case Raised(traceback=traceback):
-                self.stderr.add(_bytes(_COLOURS.sub("", traceback).rstrip("\n") + "\n"))
+                self.stderr.add(_bytes(_ELSEWHERE.sub("", _COLOURS.sub("", traceback)).rstrip("\n") + "\n"))
             case Display(main=False):
                 self._show(event)
             case Ended():
@@ -60,6 +64,7 @@ class Transcript:
             stdout=self.stdout.kept(),
             stderr=self.stderr.kept(),
             usage=self.ended.usage,
+            notes=(_LOST,) if _has_lost_variables(self.ended) else (),
         )
 
 
@@ -78,6 +83,9 @@ async def run(place: Place, asked: Asked, bounds: Bounds) -> Outcome:
 
 def exited_of(ended: Ended) -> Exited:
     """How a script would have ended."""
+    if ended.outcome == "died" and ended.exit_code is not None and ended.exit_code > 128:
+        number = ended.exit_code - 128
+        return Exited(exit_code=ended.exit_code, outcome="died", reason=f"killed by signal {number}", signal=number)
     if ended.exit_code is not None:
         return Exited(exit_code=ended.exit_code)
     if ended.outcome in ("timed_out", "out_of_memory", "died"):
@@ -85,12 +93,17 @@ def exited_of(ended: Ended) -> Exited:
     return Exited(exit_code=0 if ended.outcome == "ok" else 1)
 
 
+def _has_lost_variables(ended: Ended) -> bool:
+    """A program that stops at its time limit leaves them; one that had to be killed does not."""
+    return ended.outcome in ("died", "out_of_memory") or (ended.reason or "").endswith("state is lost")
+
+
 async def _save(place: Place, figures: list[bytes]) -> None:
     number = 0
     for figure in figures:
         number += 1
         try:
-            while await place.sandbox.files.exists(DATA + FIGURE.format(number)):
+            while number < MAX_NUMBER and await place.sandbox.files.exists(DATA + FIGURE.format(number)):
                 number += 1
             await place.sandbox.files.write(DATA + FIGURE.format(number), figure)
         except (errors.FileError, errors.Gone) as error:

@@ -27,6 +27,8 @@ from cloche.engine.capture import Capture
 from cloche.engine.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
+OWN_NAME = "(cloche)"  # the owner of sandboxes that are nobody's: no key can have it
+
 
 class Workshop:
     """Of this process: what all programs share, whatever way they came."""
@@ -37,25 +39,32 @@ class Workshop:
         self._inputs = Inputs(desk.shelf.code_files, desk.config.max_files)
         self._outputs = Outputs(desk.shelf.code_files, desk.config)
         self._sessions = Sessions(desk, self._inputs, self._outputs)
-        self._available = Available()
+        self._available = Available(self._untouched)
         self._ending: set[asyncio.Task[None]] = set()
 
     def place(
-        self, caller: Caller, asked: Asked, storage: str | None = None
+        self,
+        caller: Caller,
+        asked: Asked,
+        storage: str | None = None,
+        turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> contextlib.AbstractAsyncContextManager[Place]:
         """With the program's inputs in it. Leaving ends the sandbox, unless it is a session's.
 
         `storage` is the storage session of what the program will make, where that has an id already. Whoever asks for a
-        session waits for its turn. Raises what the engine raises.
+        session waits until nobody else uses it, and then enters `turn`: who waits for a session takes no turn from
+        others. Raises what the engine raises.
         """
-        notes, storage = Notes(asked.notes), storage or new_code_id()
+        notes, storage, turn = Notes(asked.notes), storage or new_code_id(), turn or contextlib.nullcontext()
         if asked.hint is None:
-            return self._own_place(caller, asked, storage, notes)
-        return self._sessions.place(caller, asked, self.bounds(asked).seconds, storage, notes)
+            return self._own_place(caller, asked, storage, notes, turn)
+        return self._sessions.place(caller, asked, self.bounds(asked).seconds, storage, notes, turn)
 
-    async def carry_out(self, caller: Caller, asked: Asked) -> Json:
+    async def carry_out(
+        self, caller: Caller, asked: Asked, turn: contextlib.AbstractAsyncContextManager[None] | None = None
+    ) -> Json:
         """Runs a program in a place for it. The answer to POST /exec. Raises what `place` and `run` raise."""
-        async with self.place(caller, asked) as place:
+        async with self.place(caller, asked, turn=turn) as place:
             return place.answer(await self.run(place, asked), await place.collect())
 
     def bounds(self, asked: Asked) -> Bounds:
@@ -64,7 +73,7 @@ class Workshop:
 
     async def run(self, place: Place, asked: Asked) -> Outcome:
         """The program, to its end. A language that is not there is an outcome, too. Raises Gone."""
-        language = await self._language(place.sandbox, asked)
+        language = await self._language(asked)
         if isinstance(language, Outcome):
             return language
         try:
@@ -82,31 +91,48 @@ class Workshop:
         ended = outcome_of(program, time.monotonic() - began_at)
         return outcome.out_of_memory(ended) if sandbox.oom_kills() > killed_before else ended
 
-    async def _language(self, sandbox: Sandbox, asked: Asked) -> Language | Outcome:
+    async def _language(self, asked: Asked) -> Language | Outcome:
         language = language_of(asked.lang)
         if language is not None and not language.needs:
             return language
-        available = await self._available.in_sandbox(sandbox)
+        available = await self._available.languages()
         if language is not None and language in available:
             return language
         return outcome.refused(missing(asked.lang, available))
 
     @contextlib.asynccontextmanager
-    async def _own_place(self, caller: Caller, asked: Asked, storage: str, notes: Notes) -> AsyncGenerator[Place, None]:
-        inputs = await self._inputs.find(caller, asked.files, notes)
-        sandbox = await self._create(caller)
+    async def _own_place(
+        self,
+        caller: Caller,
+        asked: Asked,
+        storage: str,
+        notes: Notes,
+        turn: contextlib.AbstractAsyncContextManager[None],
+    ) -> AsyncGenerator[Place, None]:
+        async with turn:
+            inputs = await self._inputs.find(caller, asked.files, notes)
+            async with self._sandbox_of(caller.owner) as sandbox:
+                written = await self._inputs.write(sandbox, inputs, notes)
+                sandbox.files.know()
+                yield OwnPlace(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)
+
+    def _untouched(self) -> contextlib.AbstractAsyncContextManager[Sandbox]:
+        """A sandbox that no program of a caller's has seen."""
+        return self._sandbox_of(OWN_NAME)
+
+    @contextlib.asynccontextmanager
+    async def _sandbox_of(self, owner: str) -> AsyncGenerator[Sandbox, None]:
+        sandbox = await self._create(owner)
         try:
-            written = await self._inputs.write(sandbox, inputs, notes)
-            sandbox.files.know()
-            yield OwnPlace(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)
+            yield sandbox
         finally:
             self._end(sandbox)
 
-    async def _create(self, caller: Caller) -> Sandbox:
+    async def _create(self, owner: str) -> Sandbox:
         """It lives for as long as any program may, and waits for its client."""
         seconds = self._config.max_timeout_seconds + self._config.tool_wait_seconds * 2 + SPARE_SECONDS
         lifetime = min(seconds, self._engine.config.lifetime.max_seconds)
-        spec = SandboxSpec(template=self._config.template, owner=caller.owner, lifetime_seconds=lifetime)
+        spec = SandboxSpec(template=self._config.template, owner=owner, lifetime_seconds=lifetime)
         return await self._engine.create(spec)
 
     def _end(self, sandbox: Sandbox) -> None:

@@ -1,0 +1,85 @@
+"""Files that come at once: together they take no more room than there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from cloche.api.librechat import arriving as arriving_module
+from cloche.api.librechat.arriving import Arriving, Reservation
+from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.replies import Refusal, new_code_id
+from cloche.store import code_files
+from cloche.store.code_files import Content, Space, new_file
+from cloche.store.shelf import Shelf
+
+ANN, BOB = Caller(owner="o", tenant="t", user="ann"), Caller(owner="o", tenant="t", user="bob")
+KEY = Caller(owner="o")
+PIECE = b"x" * 100
+
+
+@pytest.fixture
+async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Shelf, None]:
+    monkeypatch.setattr(code_files, "MAX_OWNER_BYTES", 1000)
+    monkeypatch.setattr(code_files, "MAX_USER_BYTES", 600)
+    monkeypatch.setattr(arriving_module, "CHECK_BYTES", len(PIECE))
+    async with Shelf(tmp_path, 30) as opened:
+        yield opened
+
+
+async def pieces(count: int) -> AsyncGenerator[bytes, None]:
+    for _ in range(count):
+        yield PIECE
+
+
+async def put(shelf: Shelf, room: Reservation, chunks: AsyncGenerator[bytes, None]) -> Content:
+    with room.file():
+        return await shelf.code_files.put_content(new_code_id(), room.taking(chunks), 10_000)
+
+
+def written(tmp_path: Path) -> int:
+    return sum(each.stat().st_size for each in (tmp_path / "blobs").iterdir())
+
+
+async def test_what_others_are_bringing_takes_room_before_it_is_known(shelf: Shelf, tmp_path: Path):
+    arriving = Arriving(shelf.code_files)
+    rooms = [arriving.reservation(KEY) for _ in range(10)]
+    coming = await asyncio.gather(*(put(shelf, room, pieces(6)) for room in rooms), return_exceptions=True)
+    assert sum(isinstance(each, Refusal) for each in coming) >= 9  # there is room for one
+    assert written(tmp_path) <= 1000
+    for room in rooms:
+        room.release()
+    assert not arriving._bytes and not arriving._count
+
+
+async def test_a_users_room_is_part_of_the_owners(shelf: Shelf):
+    arriving = Arriving(shelf.code_files)
+    ann, bob = arriving.reservation(ANN), arriving.reservation(BOB)
+    content = await put(shelf, ann, pieces(6))
+    with pytest.raises(Refusal) as error:
+        await put(shelf, ann, pieces(1))
+    assert (error.value.status, error.value.body["error"]) == (413, "storage_limit_exceeded")
+    await put(shelf, bob, pieces(4))
+    with pytest.raises(Refusal):
+        await put(shelf, bob, pieces(1))  # the owner has no more
+    ann.release()
+    await put(shelf, bob, pieces(2))  # what failed is counted no longer, nor what was dropped
+    bob.release()
+    assert not arriving._bytes and content.bytes == 600
+
+
+async def test_what_is_kept_is_counted_once(shelf: Shelf):
+    arriving = Arriving(shelf.code_files)
+    for _ in range(2):
+        room = arriving.reservation(KEY)
+        content = await put(shelf, room, pieces(5))
+        await room.check()
+        space = Space(owner="o")
+        file = new_file(content, space, session=new_code_id(), user="", name="a", content_type="text/plain")
+        await shelf.code_files.add([file])
+        room.release()
+    with pytest.raises(Refusal):
+        await put(shelf, arriving.reservation(KEY), pieces(1))

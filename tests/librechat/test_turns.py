@@ -1,0 +1,140 @@
+"""Whose program runs next, and how many requests may wait for that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat.turns import Capacity, Ticket, Turns
+
+ANN, BEN, EVE = (Caller(owner="chat", tenant="acme", user=name, source="jwt") for name in ("ann", "ben", "eve"))
+
+
+class Crowd:
+    """Callers at a server's turns. What they wait for is seen after the loop has gone round."""
+
+    def __init__(self, **capacity: int):
+        self.turns = Turns(Capacity(**capacity))
+        self.running: list[tuple[Caller, asyncio.Event]] = []
+
+    async def come(self, caller: Caller, count: int = 1) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.ensure_future(self._run(caller)) for _ in range(count)]
+        await _settle()
+        return tasks
+
+    async def end_one_of(self, caller: Caller) -> None:
+        _, event = next(each for each in self.running if each[0] == caller)
+        event.set()
+        await _settle()
+
+    def count(self, caller: Caller) -> int:
+        return sum(1 for each, _ in self.running if each == caller)
+
+    async def _run(self, caller: Caller) -> None:
+        with self.turns.ticket(caller) as ticket:
+            async with ticket.turn():
+                mine = (caller, asyncio.Event())
+                self.running.append(mine)
+                try:
+                    await mine[1].wait()
+                finally:
+                    self.running.remove(mine)
+
+
+async def _settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_whoever_starts_many_leaves_some_turns_for_others() -> None:
+    crowd = Crowd()
+    await crowd.come(ANN, 200)
+    assert crowd.count(ANN) == 64
+    await crowd.come(BEN, 40)
+    assert 10 <= crowd.count(BEN) < 40
+    await crowd.come(EVE)
+    assert crowd.count(EVE) == 1
+
+
+async def test_the_next_turn_is_whose_programs_are_fewest() -> None:
+    crowd = Crowd(at_once=4)
+    await crowd.come(ANN, 20)
+    await crowd.come(BEN, 20)
+    assert (crowd.count(ANN), crowd.count(BEN)) == (3, 1)
+    await crowd.end_one_of(ANN)
+    assert (crowd.count(ANN), crowd.count(BEN)) == (2, 2)
+    await crowd.come(EVE)
+    await crowd.end_one_of(BEN)
+    assert (crowd.count(ANN), crowd.count(BEN), crowd.count(EVE)) == (2, 1, 1)
+
+
+async def test_those_of_one_caller_run_in_their_order() -> None:
+    turns, order = Turns(Capacity(at_once=1)), []
+
+    async def run(number: int) -> None:
+        with turns.ticket(ANN) as ticket:
+            async with ticket.turn():
+                order.append(number)
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*map(run, range(20)))
+    assert order == list(range(20))
+
+
+async def test_whoever_leaves_takes_no_turn_along() -> None:
+    crowd = Crowd(at_once=2)
+    (first,) = await crowd.come(ANN)
+    await crowd.come(BEN)
+    waiting = await crowd.come(EVE, 3)
+    for each in waiting[:2]:
+        each.cancel()
+    first.cancel()  # at the same moment: the turn may have been given to one that is leaving
+    await _settle()
+    assert (crowd.count(ANN), crowd.count(BEN), crowd.count(EVE)) == (0, 1, 1)
+    waiting[2].cancel()
+    await _settle()
+    await crowd.come(ANN)
+    assert crowd.count(ANN) == 1
+
+
+async def test_of_too_many_that_wait_the_last_is_sent_away_and_may_come_again() -> None:
+    crowd = Crowd(at_once=1, waiting=6)
+    await crowd.come(ANN, 4)
+    (refused,) = await crowd.come(ANN)
+    with pytest.raises(Refusal, match="3 programs of yours wait") as refusal:
+        await refused
+    assert refusal.value.status == 503 and refusal.value.body["error"] == "too_many_programs"
+    assert refusal.value.headers["retry-after"] == str(refusal.value.body["retry_after_seconds"])
+    await crowd.come(BEN, 3)  # half of the room is never one caller's
+    (refused,) = await crowd.come(EVE)
+    with pytest.raises(Refusal, match="6 programs wait"):
+        await refused
+    await crowd.end_one_of(ANN)
+    (waits,) = await crowd.come(EVE)
+    assert not waits.done()
+
+
+async def test_bytes_are_bounded_while_they_come_and_free_when_a_request_ends() -> None:
+    turns = Turns(Capacity(bytes=1000))
+
+    def held(stack: contextlib.ExitStack, caller: Caller, bytes: int) -> Ticket:
+        ticket = stack.enter_context(turns.ticket(caller))
+        ticket.grow(bytes)
+        return ticket
+
+    for _ in range(2):
+        with contextlib.ExitStack() as stack:
+            first = held(stack, ANN, 400)
+            with pytest.raises(Refusal, match="memory"):
+                held(stack, ANN, 101)
+            held(stack, BEN, 500)
+            with pytest.raises(Refusal, match="memory"):
+                held(stack, EVE, 101)
+            first.settle(100)
+            held(stack, EVE, 400)
+            with pytest.raises(Refusal, match="memory"):
+                first.settle(101)
