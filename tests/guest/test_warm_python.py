@@ -12,8 +12,10 @@ from typing import Any
 
 import program_ends
 import pytest
+from tests.conftest import embedding
 
 import cloche
+from cloche.model import Template
 
 REAL = "/opt/cloche/env/bin/python3"
 PYTHONS = ("python3", REAL)
@@ -21,8 +23,8 @@ WARM = "import sys; print('pandas' in sys.modules)"
 
 
 @pytest.fixture(scope="module")
-def box(data_dir: str) -> Iterator[cloche.Sandbox]:
-    with cloche.Sandbox() as box:
+def box(data_dir: str, template: Template) -> Iterator[cloche.Sandbox]:
+    with embedding(data_dir), cloche.Sandbox() as box:
         yield box
 
 

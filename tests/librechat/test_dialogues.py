@@ -23,6 +23,7 @@ from cloche.api.librechat.dialogues import MAX_IN_ALL, MAX_OF_KEY, MAX_OF_USER, 
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.programmatic_request import Given, decode_program, decode_results
 from cloche.api.librechat.replies import Json, Refusal
+from cloche.telemetry import log
 from cloche.tools import ToolCall
 
 ANN, BOB = Caller(owner="o", tenant="t", user="ann"), Caller(owner="o", tenant="t", user="bob")
@@ -294,6 +295,36 @@ async def test_a_request_whose_client_has_left_keeps_no_program(monkeypatch: pyt
     gc.collect()
     assert alive() is None
     cancelling.cancel(ANN, "request")  # harmless
+
+
+async def test_a_request_whose_client_has_left_may_come_again():
+    cancelling = Cancelling()
+    with cancelling.cancellable(ANN, "request"), pytest.raises(Refusal) as error:
+        cancelling._new(ANN, "request")
+    assert refused(error) == 409
+    ended: list[str] = []
+    for _ in range(2):
+        with pytest.raises(asyncio.CancelledError), cancelling.cancellable(ANN, "request") as request:
+            request.ends(lambda: ended.append("left"))
+            raise asyncio.CancelledError
+    with cancelling.cancellable(ANN, "request") as request:
+        request.ends(lambda: ended.append("here"))
+        assert ended == []
+        cancelling.cancel(ANN, "request")
+    assert ended == ["here"]
+
+
+async def test_an_end_that_nobody_foresaw_is_in_the_log_without_its_words():
+    async def play(dialogue: Dialogue) -> Json:
+        raise KeyError("a secret")
+
+    dialogues = Dialogues(TOKENS, wait_seconds=60)
+    dialogue = dialogues.begin(ANN, play)
+    said = await dialogue.first
+    assert isinstance(said, KeyError) and said.__traceback__ is None  # which would keep what the program had
+    entry = log.recent[-1]
+    assert (entry.event, entry.fields["error"]) == ("program.failed", "KeyError")
+    assert "test_dialogues.py" in entry.fields["where"] and "secret" not in str(entry)
 
 
 async def test_one_users_early_cancels_are_not_at_the_expense_of_others(monkeypatch: pytest.MonkeyPatch):

@@ -49,16 +49,17 @@ def test_changed_made_and_deleted_files_are_told_apart(client: httpx2.Client) ->
 
 
 def test_changes_of_large_files_are_seen_however_they_are_made(client: httpx2.Client) -> None:
-    refs = upload(client, {name: bytes(2 * MIB) for name in ("same", "written", "mapped", "replaced")})
+    refs = upload(client, {name: bytes(2 * MIB) for name in ("same", "written", "mapped", "seen", "replaced")})
     code = """
 import mmap, os
 with open("written", "r+b") as file: file.seek(5); file.write(b"x")
 with open("mapped", "r+b") as file: view = mmap.mmap(file.fileno(), 0); view[5] = 1; view.close()
+with open("seen", "r+b") as file: view = mmap.mmap(file.fileno(), 0); view[5] += 1; view.close()  # the ctime stays
 with open("other", "wb") as file: file.write(b"x" * (2 << 20))
 os.utime("other", ns=(1, 1)); os.rename("other", "replaced"); open("same", "rb").read()
 """
     answer = run(client, "py", code, files=refs)
-    assert names(answer) == ["mapped", "replaced", "written"] and names(answer, inherited=True) == ["same"]
+    assert names(answer) == ["mapped", "replaced", "seen", "written"] and names(answer, inherited=True) == ["same"]
     changed = next(each for each in answer["files"] if each["name"] == "mapped")
     assert content(client, changed)[5] == 1
 
@@ -229,6 +230,18 @@ def test_changes_are_what_differs() -> None:
     assert [each.path for each in changes.made] == ["new", "more"]
     assert [each.path for each in changes.inherited] == ["same", "ro"]
     assert changes.deleted == ("gone",) and changes.ignored == {"x": 5}
+
+
+@pytest.mark.parametrize("survey", [Survey(files=(), whole=False), Survey(files=(), passed={"unreadable": 1})])
+def test_what_was_not_seen_is_deleted_only_where_all_was_seen(survey: Survey) -> None:
+    changes = changes_of(survey, [Input(path="a", file=_file("a", "1"))], {})
+    assert [each.path for each in changes.inherited] == ["a"] and changes.deleted == ()
+
+
+def test_an_input_in_a_directory_that_cannot_be_read_is_not_deleted(client: httpx2.Client) -> None:
+    answer = run(client, "bash", "chmod 000 d", files=upload(client, {"d/in": b"x"}, batch=True))
+    assert "deleted_files" not in answer and "cannot be read" in answer["stderr"]
+    assert names(answer, inherited=True) == ["d/in"]
 
 
 @pytest.mark.parametrize(

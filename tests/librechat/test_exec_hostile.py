@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import sqlite3
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from cloche.config import Config, Pool
 from cloche.guest import trees
 from cloche.model import MIB, SandboxSpec, Template
 from cloche.sdk.assembly import assemble
+from cloche.store.blobs import Blobs
 
 DAEMON = """
 import os
@@ -175,6 +177,42 @@ def test_of_whoever_leaves_nothing_is_stored_without_a_name(own: Own) -> None:
     wait_until(lambda: blobs(own) == rows(own))
     run(own.client, "bash", "true")
     assert blobs(own) == rows(own)
+    wait_until(lambda: not open_below("/mnt/data", own.server.process.pid))
+
+
+def open_below(directory: str, pid: int) -> list[str]:
+    """Files that a process has open there, in whatever sandbox."""
+    paths = []
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            paths.append(str(each.readlink()))
+    return [path for path in paths if path.startswith(directory)]
+
+
+async def test_an_answer_that_comes_as_its_asker_leaves_is_closed(bare_dir: str) -> None:
+    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
+        sandbox = await engine.create(SandboxSpec())
+        await sandbox.files.write("/mnt/data/large", bytes(MIB))
+        opening = asyncio.ensure_future(sandbox.files.open("/mnt/data/large"))
+        while not open_below("/mnt/data", os.getpid()):  # it is looked at in each turn of the loop
+            await asyncio.sleep(0)
+        assert opening.cancel(), "it has taken the answer before it could be cancelled"
+        await asyncio.gather(opening, return_exceptions=True)
+        assert opening.cancelled() and not open_below("/mnt/data", os.getpid())
+
+
+async def test_of_a_content_whose_writer_is_cancelled_at_once_no_draft_is_left(tmp_path: Path) -> None:
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield b"x"
+
+    for _ in range(50):  # a thread makes the draft meanwhile, sooner or later
+        putting = asyncio.ensure_future(Blobs(tmp_path).put("id", chunks(), 10))
+        await asyncio.sleep(0)
+        putting.cancel()
+        await asyncio.gather(putting, return_exceptions=True)
+        assert putting.cancelled()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert list(tmp_path.iterdir()) == []
 
 
 def blobs(own: Own) -> set[str]:

@@ -13,6 +13,7 @@ from tests.conftest import RunningServer, serving, with_template
 from tests.librechat.conftest import User, client_with
 from tests.librechat.programs import Json, content, names, reference, run, upload
 
+from cloche.api.librechat.languages import MAX_ARGUMENT_BYTES
 from cloche.model import MIB, Template
 
 
@@ -68,6 +69,18 @@ def test_a_newer_file_replaces_the_sessions(client: httpx2.Client, hint: str) ->
     run(client, "bash", "echo old > a", runtime_session_hint=hint)
     answer = run(client, "bash", "cat a", runtime_session_hint=hint, files=upload(client, {"a": b"new\n"}))
     assert answer["stdout"] == "new\n" and "'a' is now the newer file" in answer["stderr"]
+
+
+def test_what_could_not_be_kept_is_not_replaced_and_that_is_said(client: httpx2.Client, hint: str) -> None:
+    assert "'a' was not kept" in run(client, "bash", "truncate -s 1T a", runtime_session_hint=hint)["stderr"]
+    answer = run(client, "bash", "stat -c %s a", runtime_session_hint=hint, files=upload(client, {"a": b"other"}))
+    assert answer["stdout"] == f"{1 << 40}\n" and "'a' is the session's own" in answer["stderr"]
+
+
+def test_of_a_programs_source_nothing_is_left_in_its_session(client: httpx2.Client, hint: str) -> None:
+    long = "#" * (MAX_ARGUMENT_BYTES + 1) + "\nls -d /tmp/.program-* | wc -l"
+    assert run(client, "bash", long, runtime_session_hint=hint)["stdout"] == "1\n"
+    assert run(client, "bash", "ls -A /tmp | grep program", runtime_session_hint=hint)["stdout"] == ""
 
 
 def test_what_the_session_has_is_not_written_again(client: httpx2.Client, hint: str) -> None:
@@ -204,6 +217,14 @@ def make(client: httpx2.Client, hint: str) -> None:
     python(client, hint, "x = 1")
 
 
+def check_what_was_only_read(client: httpx2.Client, server: RunningServer) -> None:
+    hint = new_hint()
+    run(client, "bash", "cat read", runtime_session_hint=hint, files=upload(client, {"read": b"x"}))
+    end_sandboxes(server)
+    answer = run(client, "bash", "cat read", runtime_session_hint=hint)
+    assert (answer["stdout"], answer["runtime_status"]) == ("x", "new")
+
+
 def test_sessions_keep_variables_and_come_back_after_their_end_and_after_the_servers(
     lasting: Lasting, memory_is_enforced: bool
 ) -> None:
@@ -213,6 +234,7 @@ def test_sessions_keep_variables_and_come_back_after_their_end_and_after_the_ser
         make(client, hint)
         end_sandboxes(server)
         check_return(client, hint)
+        check_what_was_only_read(client, server)
         check_limits(client, memory_is_enforced)
     with lasting.serving() as server, client_with(server, {"x-api-key": server.key}) as client:
         check_return(client, hint)

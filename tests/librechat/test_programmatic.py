@@ -550,6 +550,12 @@ def test_a_program_whose_sandbox_is_killed_has_an_end(client: httpx2.Client, lib
     assert last["stdout"] == "before\n"
 
 
+def test_a_request_to_cancel_is_short(client: httpx2.Client):
+    long = client.post("/exec/programmatic/cancel", content=b'{"request_id":"x"' + b" " * (64 << 10) + b"}")
+    assert long.status_code == 413
+    assert client.post("/exec/programmatic/cancel", json={"request_id": "x"}).status_code == 202
+
+
 def test_a_body_of_millions_of_small_values_is_refused_and_one_long_text_is_not(client: httpx2.Client):
     many = client.post("/exec/programmatic", content=b'{"code":"1","tools":[' + b"[]," * 3_000_000 + b"[]]}")
     assert (many.status_code, many.json()["error"][:17]) == (413, "Request too large")

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
 
+import httpx2
 import pytest
 
+from cloche.api.auth import Gatekeeper
+from cloche.api.librechat import LibreChat, desk
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal
-from cloche.api.librechat.turns import Capacity, Ticket, Turns
+from cloche.api.librechat.room import Room, Share
+from cloche.api.librechat.turns import Capacity, Turns
+from cloche.config import Config
+from cloche.model import Principal
+from cloche.store.shelf import Shelf
 
 ANN, BEN, EVE = (Caller(owner="chat", tenant="acme", user=name, source="jwt") for name in ("ann", "ben", "eve"))
 
@@ -101,6 +110,18 @@ async def test_whoever_leaves_takes_no_turn_along() -> None:
     assert crowd.count(ANN) == 1
 
 
+async def test_whoever_leaves_at_the_moment_of_a_turn_has_left_and_nothing_else() -> None:
+    turns = Turns(Capacity(at_once=1))
+    await turns.take(ANN)
+    waiting = asyncio.ensure_future(turns.take(EVE))
+    await _settle()
+    waiting.cancel()
+    turns.give_back(ANN)  # it is found in the queue, and passed over, before it knows
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await turns.take(BEN)
+
+
 async def test_of_too_many_that_wait_the_last_is_sent_away_and_may_come_again() -> None:
     crowd = Crowd(at_once=1, waiting=6)
     await crowd.come(ANN, 4)
@@ -119,12 +140,12 @@ async def test_of_too_many_that_wait_the_last_is_sent_away_and_may_come_again() 
 
 
 async def test_bytes_are_bounded_while_they_come_and_free_when_a_request_ends() -> None:
-    turns = Turns(Capacity(bytes=1000))
+    room = Room(bytes=1000)
 
-    def held(stack: contextlib.ExitStack, caller: Caller, bytes: int) -> Ticket:
-        ticket = stack.enter_context(turns.ticket(caller))
-        ticket.grow(bytes)
-        return ticket
+    def held(stack: contextlib.ExitStack, caller: Caller, bytes: int) -> Share:
+        share = stack.enter_context(room.share(caller))
+        share.grow(bytes)
+        return share
 
     for _ in range(2):
         with contextlib.ExitStack() as stack:
@@ -138,3 +159,30 @@ async def test_bytes_are_bounded_while_they_come_and_free_when_a_request_ends() 
             held(stack, EVE, 400)
             with pytest.raises(Refusal, match="memory"):
                 first.settle(101)
+
+
+async def test_bytes_are_counted_together_whatever_way_programs_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API without what runs code: none of these requests gets as far."""
+    monkeypatch.setattr(desk, "ROOM_BYTES", 1000)
+    gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
+    app = LibreChat(None, Shelf(tmp_path, 1.0), gatekeeper, config, b"secret")  # type: ignore[arg-type]
+    is_held, is_enough = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncGenerator[bytes, None]:
+        yield b" " * 300
+        is_held.set()
+        await is_enough.wait()
+        yield b"{}"
+
+    transport, url = httpx2.ASGITransport(app), "http://localhost/librechat/v1"
+    async with httpx2.AsyncClient(transport=transport, base_url=url) as client:
+        held = asyncio.ensure_future(client.post("/exec/programmatic", content=slowly()))
+        await is_held.wait()
+        for path in ("/exec", "/exec/programmatic"):
+            refused = await client.post(path, content=b" " * 300)
+            assert (refused.status_code, refused.json()["error"]) == (503, "too_many_programs")
+        is_enough.set()
+        assert (await held).status_code == 400
+        assert (await client.post("/exec/programmatic", content=b" " * 300)).status_code == 400

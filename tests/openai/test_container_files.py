@@ -186,7 +186,7 @@ def test_a_file_that_code_removed_is_gone_for_good(client: OpenAI, expire: Calla
     assert client.containers.files.list(container).data == []
 
 
-def test_an_upload_that_code_changed_is_kept_as_it_is_now(client: OpenAI, expire: Callable[[str], None], data_dir: str):
+def test_an_upload_that_code_changed_is_kept_as_it_is_now(client: OpenAI, expire: Callable[[str], None], bare_dir: str):
     container = client.containers.create(name="changed").id
     stored = client.files.create(file=("stored.txt", b"old"), purpose="user_data")
     files = [
@@ -194,7 +194,7 @@ def test_an_upload_that_code_changed_is_kept_as_it_is_now(client: OpenAI, expire
         client.containers.files.create(container, file_id=stored.id),
     ]
     run(client, container, "for name in ('a.txt', 'stored.txt'): open(name, 'w').write('new, and longer')")
-    blobs = [Path(data_dir) / "blobs" / file.id for file in files]
+    blobs = [Path(bare_dir) / "blobs" / file.id for file in files]
     wait_until(lambda: [blob.read_bytes() for blob in blobs] == [b"new, and longer"] * 2)
     expire(container)
     assert [content(client, container, file.id) for file in files] == [b"new, and longer"] * 2
@@ -202,11 +202,11 @@ def test_an_upload_that_code_changed_is_kept_as_it_is_now(client: OpenAI, expire
     client.containers.delete(container)
 
 
-def test_an_upload_that_code_made_too_large_to_be_kept_has_its_id_still(client: OpenAI, container: str, data_dir: str):
+def test_an_upload_that_code_made_too_large_to_be_kept_has_its_id_still(client: OpenAI, container: str, bare_dir: str):
     file = client.containers.files.create(container, file=("data.bin", b"small"))
 
     def kept() -> int:
-        with contextlib.closing(sqlite3.connect(Path(data_dir) / "store.sqlite3")) as db:
+        with contextlib.closing(sqlite3.connect(Path(bare_dir) / "store.sqlite3")) as db:
             return db.execute("SELECT kept FROM container_files WHERE id = ?", (file.id,)).fetchone()[0]
 
     assert kept() == 1
@@ -216,7 +216,7 @@ def test_an_upload_that_code_made_too_large_to_be_kept_has_its_id_still(client: 
     assert [each.id for each in client.containers.files.list(container)] == [file.id]
 
 
-def test_files_that_come_and_go_leave_nothing_known(client: OpenAI, container: str, data_dir: str):
+def test_files_that_come_and_go_leave_nothing_known(client: OpenAI, container: str, bare_dir: str):
     for number in range(3):
         run(
             client,
@@ -225,16 +225,16 @@ def test_files_that_come_and_go_leave_nothing_known(client: OpenAI, container: s
             f"and os.remove('{number - 1}.txt')",
         )
         assert len(client.containers.files.list(container).data) == 1
-    with contextlib.closing(sqlite3.connect(Path(data_dir) / "store.sqlite3")) as db:
+    with contextlib.closing(sqlite3.connect(Path(bare_dir) / "store.sqlite3")) as db:
         query = "SELECT COUNT(*) FROM container_files WHERE sandbox = ?"
         assert db.execute(query, (container.removeprefix("cntr_"),)).fetchone() == (1,)
 
 
 @pytest.mark.parametrize("more", ["cut off", "too many"])
 def test_an_upload_that_is_refused_in_the_end_leaves_nothing(
-    client: OpenAI, container: str, gateway_server: RunningServer, data_dir: str, more: str
+    client: OpenAI, container: str, gateway_server: RunningServer, bare_dir: str, more: str
 ):
-    blobs = Path(data_dir) / "blobs"
+    blobs = Path(bare_dir) / "blobs"
     before = set(blobs.glob("cfile_*"))
     head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\ncontent\r\n--x'
     field = b'\r\nContent-Disposition: form-data; name="same"\r\n\r\n1\r\n--x'
@@ -248,26 +248,26 @@ def test_an_upload_that_is_refused_in_the_end_leaves_nothing(
     assert client.containers.files.list(container).data == []
     assert run(client, container, "import os; print(os.listdir('.'))") == "[]\n"
     # other tests use this directory at the same time: theirs are known, as files of other containers
-    wait_until(lambda: blobs_besides_others(data_dir, of=container) <= before)
+    wait_until(lambda: blobs_besides_others(bare_dir, of=container) <= before)
 
 
-def blobs_besides_others(data_dir: str, *, of: str) -> set[Path]:
+def blobs_besides_others(bare_dir: str, *, of: str) -> set[Path]:
     """Those that are of this container, or of none."""
-    blobs = set((Path(data_dir) / "blobs").glob("cfile_*"))
-    with contextlib.closing(sqlite3.connect(Path(data_dir) / "store.sqlite3")) as db:
+    blobs = set((Path(bare_dir) / "blobs").glob("cfile_*"))
+    with contextlib.closing(sqlite3.connect(Path(bare_dir) / "store.sqlite3")) as db:
         query = "SELECT id FROM container_files WHERE sandbox != ?"
         others = {id for (id,) in db.execute(query, (of.removeprefix("cntr_"),))}
     return {blob for blob in blobs if blob.name not in others}
 
 
 def test_a_container_that_was_killed_elsewhere_can_have_its_files_forgotten(
-    client: OpenAI, gateway_server: RunningServer, data_dir: str
+    client: OpenAI, gateway_server: RunningServer, bare_dir: str
 ):
     container = client.containers.create(name="killed").id
     file = client.containers.files.create(container, file=("a.txt", b"x"))
     url = f"{gateway_server.url}/api/v1/sandboxes/{container.removeprefix('cntr_')}"
     httpx2.delete(url, headers={"authorization": f"Bearer {gateway_server.key}"}).raise_for_status()
-    assert (Path(data_dir) / "blobs" / file.id).exists()
+    assert (Path(bare_dir) / "blobs" / file.id).exists()
     with pytest.raises(openai.NotFoundError):
         client.containers.delete(container)
-    assert not (Path(data_dir) / "blobs" / file.id).exists()
+    assert not (Path(bare_dir) / "blobs" / file.id).exists()

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import math
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -100,7 +101,7 @@ class Edge:
 
 def unforeseen(error: Exception, request: str) -> Internal:
     """What a client is told of a fault of ours; the log has the rest."""
-    log.error("request.failed", request=request, error=type(error).__name__, where=_where(error))
+    log.error("request.failed", request=request, error=type(error).__name__, where=where_of(error))
     return Internal("a fault of Cloche's: the server's log has this request")
 
 
@@ -124,7 +125,7 @@ def _sayable(error: errors.ClocheError) -> errors.ClocheError:
     return error
 
 
-def _where(error: BaseException) -> str:
+def where_of(error: BaseException) -> str:
     """File and line of ours where it was raised; never the message, which may hold what a user typed."""
     traceback = error.__traceback__
     where = ""
@@ -148,6 +149,18 @@ def request_id_of(scope: Scope) -> str:
         usable = 0 < len(sent) <= _MAX_REQUEST_ID and sent.isascii() and sent.isprintable()
         state["request_id"] = sent if usable else "req_" + secrets.token_hex(8)
     return str(state["request_id"])
+
+
+def strip_prefix(scope: Scope, prefixes: Sequence[str]) -> None:
+    """Lets what is behind see the path as if it had the origin to itself. The first that fits is taken off."""
+    path: str = scope["path"]
+    prefix = next((each for each in prefixes if path == each or path.startswith(each + "/")), "")
+    scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
+
+
+def what_is_missing(error: HTTPException, scope: Scope) -> str:
+    """What a router means that has no such path, or not with that method."""
+    return "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
 
 
 async def body_chunks(

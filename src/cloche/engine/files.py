@@ -155,18 +155,14 @@ class Files:
     ) -> Survey:
         """All regular files below a directory, as far as they are worth keeping: see `Survey`.
 
-        `known` are relative paths with the sizes that those files had at `since_ns` (when an earlier survey began; else
-        when `know` was called): of one that still has it, it is told whether it is the same.
+        `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told.
+        `since_ns` is when an earlier survey began: what that one has told of packages is not told again.
         """
         compared = msgspec.json.encode(dict(known or {}))
         reply = await self._ask("tree_survey", path, None, compared, depth=depth, since_ns=since_ns)
         if len(reply.body) <= INLINE_BYTES:
             return survey_of(reply)
         return await asyncio.to_thread(survey_of, reply)  # others would wait for so much
-
-    def know(self) -> None:
-        """What lies in directories that will be surveyed is known now: no program that changes them has begun."""
-        self._guest.tell("tree_known")
 
     async def guard(self, path: str, names: Sequence[str]) -> Sequence[str]:
         """Takes these files below a directory from `user`, who can then neither change, replace nor remove them.

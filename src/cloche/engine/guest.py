@@ -81,6 +81,9 @@ class Guest:
         self._pending[number] = future
         try:
             return await future
+        except asyncio.CancelledError:
+            _disown(future)
+            raise
         finally:
             self._pending.pop(number, None)
 
@@ -199,6 +202,12 @@ def clean(text: str, limit: int) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "backslashreplace").decode()
     return text
+
+
+def _disown(answered: asyncio.Future[Reply]) -> None:
+    """Whoever asked was cancelled, perhaps between the answer's coming and the moment to take it."""
+    if answered.done() and not answered.cancelled() and answered.exception() is None:
+        close_all(answered.result().fds)
 
 
 def _ok(header: Header) -> dict[str, Any]:

@@ -12,20 +12,15 @@ from cloche.model import Struct
 
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
-_Digest = Annotated[str, msgspec.Meta(pattern=r"^(=|[0-9a-f]{64})$")]
-_AS_IT_WAS = "="
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Found(Struct):
-    """A regular file. Its SHA-256 is there if it was asked for and the size is the one that was expected.
-
-    `as_it_was`: instead, that nothing was done to it since a moment at which it was known.
-    """
+    """A regular file. Its SHA-256 is there if it was asked for and the size is the one that was expected."""
 
     path: str  # relative
     size_bytes: int
     sha256: str | None = None
-    as_it_was: bool = False
 
 
 class Survey(Struct):
@@ -64,8 +59,6 @@ def survey_of(reply: Reply) -> Survey:
 
 
 def _found(path: str, size_bytes: int, digest: str | None) -> Found:
-    if digest == _AS_IT_WAS:
-        return Found(path=path, size_bytes=size_bytes, as_it_was=True)
     return Found(path=path, size_bytes=size_bytes, sha256=digest)
 
 

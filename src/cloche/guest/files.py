@@ -21,7 +21,6 @@ class Files:
         self._identities = identities
         self._defaults = defaults
         self._uploads = drafts.Uploads(identities, watch_fd)
-        self._known_ns = 0  # when the host knew what lies in directories that it will survey
 
     def verbs(self) -> dict:
         plain = {
@@ -34,7 +33,7 @@ class Files:
             "file_remove": self._remove,
             "tree_survey": self._survey,
         }
-        own = {"write_end": self._write_end, "tree_guard": self._guard, "tree_known": self._know}
+        own = {"write_end": self._write_end, "tree_guard": self._guard}
         return {**{name: self._as_caller(work) for name, work in plain.items()}, **own}
 
     def _as_caller(self, work):
@@ -125,12 +124,8 @@ class Files:
         return {}
 
     def _survey(self, header: dict, body: bytes):
-        since_ns = header.get("since_ns") or self._known_ns
-        return trees.survey(self.path(header), int(header.get("depth", 10)), json.loads(body or b"{}"), since_ns)
-
-    def _know(self, header: dict, _: bytes):
-        self._known_ns = trees.now_ns()
-        return {}
+        depth, since_ns = int(header.get("depth", 10)), int(header.get("since_ns") or 0)
+        return trees.survey(self.path(header), depth, json.loads(body or b"{}"), since_ns)
 
     def _guard(self, header: dict, _: bytes):
         return {"missing": trees.guard(self.path(header), header["paths"], self._identities.single)}

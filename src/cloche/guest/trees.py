@@ -16,10 +16,8 @@ from cloche.guest.drafts import check_regular
 
 MAX_ENTRIES = 20_000
 MAX_BODY_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
-AS_IT_WAS = "="  # in place of a digest
 _CHUNK = 1 << 20
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
-_WORTH_A_LOOK = 1 << 20  # bytes; what is smaller is read in less time than it takes to be sure without
 _MADE_AGAIN = "__pycache__"
 _PACKAGES = "node_modules"
 _VENV = "pyvenv.cfg"
@@ -30,8 +28,7 @@ _FOLLOW_NOTHING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | o
 class Survey:
     """A walk below `root` that follows no symlink.
 
-    `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told, or
-    that nothing was done to it since `since_ns`.
+    `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told.
     Hidden directories are passed by, and Python's caches, and what packages were installed into, unless something known
     is in them. Of the last it is told if they came after `since_ns`.
     """
@@ -121,11 +118,9 @@ class Survey:
         self.passed[why] = self.passed.get(why, 0) + 1
 
     def _digest(self, path: str, about: os.stat_result) -> str | None:
-        """A program can set neither the clock nor a ctime, and the first write through a mapping sets that, too."""
+        """No time says that a file is as it was: in a tmpfs, who read a page of a mapping can write it unseen."""
         if self._known.get(path) != about.st_size:
             return None
-        if about.st_size > _WORTH_A_LOOK and about.st_ctime_ns < self._since_ns:
-            return AS_IT_WAS
         return digest(os.path.join(self._root, path), about.st_size)
 
 

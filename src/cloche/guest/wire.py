@@ -55,11 +55,9 @@ INIT (host <-> pid 1 of a sandbox)
     file_make_dir   path, user, owner | null        ok {info,"created":bool}
     file_move       path, to, user, owner | null    ok {info}
     file_remove     path, user, below (as above)    ok {}
-    tree_survey     path, user, depth, since_ns (0: tree_known's), body={relative path: size} of those that are known
+    tree_survey     path, user, depth, since_ns, body={relative path: size} of those that are known
                                                     ok {"truncated":bool,"passed":{why: count},"at_ns"},
-                                                    body={"files":[[path, size, SHA-256 | "=" | null],..],"empty":[..]}
-                                                    "=": as it was at since_ns; see guest/trees.py
-    tree_known                                      ok {}; the host knows what lies where it will survey
+                                                    body={"files":[[path, size, SHA-256 | null],..],"empty":[..]}
     tree_guard      path, paths (relative to it)    ok {"missing":[..]}: these are no files; the others are root's now
     watch_start     watch, path, user, recursive    ok {}
     watch_stop      watch                           ok {}

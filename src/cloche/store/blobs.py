@@ -36,7 +36,7 @@ class Blobs:
         target = self._path(id)
         try:
             with _disk_full():
-                size = await _write(await asyncio.to_thread(_create, draft), chunks, max_bytes)
+                size = await _write(await _created(draft), chunks, max_bytes)
                 await asyncio.to_thread(os.replace, draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -81,6 +81,17 @@ class Blobs:
     def _path(self, id: str) -> Path:
         assert _ID.fullmatch(id), "ids of blobs are ours"
         return self._directory / id
+
+
+async def _created(path: Path) -> IO[bytes]:
+    """Whoever is cancelled waits for it: a thread goes on, and would make the file after it was removed."""
+    creating = asyncio.ensure_future(asyncio.to_thread(_create, path))
+    try:
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            (await creating).close()
+        raise
 
 
 def _create(path: Path) -> IO[bytes]:

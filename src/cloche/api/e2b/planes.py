@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.api.e2b.replies import error_reply
+from cloche.api.http import what_is_missing
 
 _PREFLIGHT_SECONDS = "7200"
 
@@ -30,7 +31,7 @@ class Plane:
             await self._missing(error, scope)(scope, receive, send)
 
     def _missing(self, error: HTTPException, scope: Scope) -> Response:
-        what = "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
+        what = what_is_missing(error, scope)
         response = error_reply(error.status_code, f"{self._name}: {what}; see docs/dialects/e2b.md for what there is")
         response.headers.update(error.headers or {})
         return response

@@ -29,17 +29,18 @@ class Cancellable:
     """A request. Whoever answers it says what there is to end."""
 
     def __init__(self, is_cancelled: bool = False) -> None:
-        self._is_cancelled = is_cancelled
+        self.is_cancelled = is_cancelled
+        self.is_here = False  # not yet, or no more: its client may send it again
         self._end: Callable[[], None] | None = None
 
     def ends(self, end: Callable[[], None]) -> None:
         """`end()` is called when the request is cancelled, or now, if it was."""
         self._end = end
-        if self._is_cancelled:
+        if self.is_cancelled:
             end()
 
     def cancel(self) -> None:
-        self._is_cancelled = True
+        self.is_cancelled = True
         if self._end is not None:
             self._end()
 
@@ -60,7 +61,7 @@ class Cancelling:
         if request is not None:
             request.cancel()
         else:
-            self._requests[caller, id] = _Early()
+            self._requests[caller, id] = Cancellable(is_cancelled=True)
             self._forget_later((caller, id))
 
     @contextlib.contextmanager
@@ -70,9 +71,11 @@ class Cancelling:
             yield Cancellable()
             return
         request = self._requests[caller, id] = self._new(caller, id)
+        request.is_here = True
         try:
             yield request
         except (ClientDisconnect, asyncio.CancelledError):
+            request.is_here = False
             self._forget_later((caller, id))
             raise
         except BaseException:
@@ -84,9 +87,9 @@ class Cancelling:
         if not _ID.fullmatch(id):
             raise Refusal(400, "Invalid programmatic request ID")
         before = self._requests.get((caller, id))
-        if before is not None and not isinstance(before, _Early):
+        if before is not None and before.is_here:
             raise Refusal(409, "Programmatic request ID is already in use")
-        return Cancellable(is_cancelled=before is not None)
+        return Cancellable(is_cancelled=before is not None and before.is_cancelled)
 
     def _forget_later(self, key: tuple[Caller, str]) -> None:
         """Or at once, if so many are remembered of this caller that it would be at others' expense."""
@@ -109,7 +112,3 @@ class Cancelling:
     def _forget(self, key: tuple[Caller, str], request: Cancellable) -> None:
         if self._requests.get(key) is request:
             del self._requests[key]
-
-
-class _Early(Cancellable):
-    """Cancelled, and not come yet."""

@@ -8,16 +8,18 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Edge, Handler, status_of, whole_body
+from cloche.api.http import Edge, Handler, body_chunks, status_of
 from cloche.api.librechat.identity import Caller, Doorkeeper
 from cloche.api.librechat.pace import Pace
 from cloche.api.librechat.replies import Refusal, json_reply
+from cloche.api.librechat.room import Room, Share
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import MIB
 from cloche.store.shelf import Shelf
 
 MAX_JSON_BYTES = 50 * MIB
+ROOM_BYTES = 512 * MIB  # for requests that come, wait or run
 
 
 class Desk:
@@ -28,6 +30,7 @@ class Desk:
         self.shelf = shelf
         self.config = config.librechat
         self.secret = secret
+        self.room = Room(ROOM_BYTES)
         self._doorkeeper = Doorkeeper(gatekeeper, config.librechat.jwt)
         self._pace = Pace(config.librechat.exec_per_minute)
 
@@ -44,8 +47,13 @@ class Desk:
         self._pace.take(caller)
         return caller
 
-    async def body(self, request: Request) -> bytes:
-        return await whole_body(request, MAX_JSON_BYTES)
+    async def body(self, request: Request, share: Share) -> bytes:
+        """Raises TooLarge, and Refusal (503) as soon as there is no room for it."""
+        pieces = []
+        async for chunk in body_chunks(request, MAX_JSON_BYTES):
+            share.grow(len(chunk))
+            pieces.append(chunk)
+        return b"".join(pieces)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, Refusal):

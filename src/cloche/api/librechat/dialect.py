@@ -9,6 +9,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
+from cloche.api.http import strip_prefix, what_is_missing
 from cloche.api.librechat import execution, files, programmatic
 from cloche.api.librechat.desk import Desk
 from cloche.api.librechat.replies import json_reply
@@ -38,7 +39,7 @@ class LibreChat:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": "there is no WebSocket here"})
             return
-        strip_prefix(scope)
+        strip_prefix(scope, PREFIXES)
         scope["app"] = self  # makes the router raise what it would else answer in its own words
         try:
             await self._router(scope, receive, send)
@@ -51,13 +52,5 @@ async def _health(request: Request) -> Response:
     return PlainTextResponse("OK")
 
 
-def strip_prefix(scope: Scope) -> None:
-    """Lets what is behind see the path as if it had the origin to itself."""
-    path: str = scope["path"]
-    prefix = next((each for each in PREFIXES if path == each or path.startswith(each + "/")), "")
-    scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
-
-
 def _missing(error: HTTPException, scope: Scope) -> Response:
-    what = "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
-    return json_reply({"error": what}, error.status_code, dict(error.headers or {}))
+    return json_reply({"error": what_is_missing(error, scope)}, error.status_code, dict(error.headers or {}))

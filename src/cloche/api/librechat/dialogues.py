@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from cloche import errors
+from cloche.api.http import where_of
 from cloche.api.librechat.continuation import Continuation, Tokens, not_found
 from cloche.api.librechat.dialogue import Dialogue, Said
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Json, Refusal, new_code_id
+from cloche.telemetry import log
 
 MAX_OF_USER = 32
 MAX_OF_KEY = 64  # which may stand for many users, and still is one caller of several
@@ -126,4 +129,9 @@ def _last_word(dialogue: Dialogue, task: asyncio.Task[Json]) -> Said:
     if task.cancelled():
         said = {"status": "error", "error": CANCELLED, "stdout": "", "stderr": "", "session_id": dialogue.session_id}
         return msgspec.json.encode(said)
-    return task.exception() or msgspec.json.encode(task.result())
+    error = task.exception()
+    if error is None:
+        return msgspec.json.encode(task.result())
+    if not isinstance(error, errors.ClocheError):  # it may be that nobody is told of it
+        log.error("program.failed", session=dialogue.session_id, error=type(error).__name__, where=where_of(error))
+    return error.with_traceback(None)  # which would keep all that the program had

@@ -6,11 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cloche.api.http import body_chunks, unless_left
-from cloche.api.librechat.desk import MAX_JSON_BYTES, Desk
+from cloche.api.http import unless_left
+from cloche.api.librechat.desk import Desk
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Json, json_reply
 from cloche.api.librechat.request import decode
+from cloche.api.librechat.room import Share
 from cloche.api.librechat.turns import Ticket, Turns
 from cloche.api.librechat.workshop import Workshop
 
@@ -27,18 +28,10 @@ class Executions:
 
     async def execute(self, request: Request) -> Response:
         caller = self._desk.starter(request)
-        with self._turns.ticket(caller) as ticket:
-            return json_reply(await self._answer(request, caller, ticket))
+        with self._turns.ticket(caller) as ticket, self._desk.room.share(caller) as share:
+            return json_reply(await self._answer(request, caller, ticket, share))
 
-    async def _answer(self, request: Request, caller: Caller, ticket: Ticket) -> Json:
-        asked = decode(await _body(request, ticket))
-        ticket.settle(asked.bytes)
+    async def _answer(self, request: Request, caller: Caller, ticket: Ticket, share: Share) -> Json:
+        asked = decode(await self._desk.body(request, share))
+        share.settle(asked.bytes)
         return await unless_left(request, self._workshop.carry_out(caller, asked, ticket.turn()))
-
-
-async def _body(request: Request, ticket: Ticket) -> bytes:
-    pieces = []
-    async for chunk in body_chunks(request, MAX_JSON_BYTES):
-        ticket.grow(len(chunk))
-        pieces.append(chunk)
-    return b"".join(pieces)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cloche import errors
 from cloche.api.librechat.identity import Caller
@@ -33,6 +33,10 @@ class Input(Struct):
     file: CodeFile
 
 
+def _nobody(_: Input) -> None:
+    """Hears of it."""
+
+
 class Inputs:
     """Finds what references mean, and writes it into sandboxes."""
 
@@ -50,33 +54,51 @@ class Inputs:
         found = await self._files.find(asked) if asked else {}
         return _without_duplicates(_named(refs, found, notes), notes)
 
-    async def write(self, sandbox: Sandbox, inputs: Iterable[Input], notes: Notes) -> list[Input]:
-        """Those that are there now; read-only ones cannot be changed by programs."""
+    async def write(
+        self, sandbox: Sandbox, inputs: Iterable[Input], notes: Notes, there: Callable[[Input], None] = _nobody
+    ) -> list[Input]:
+        """Those that are there now; read-only ones cannot be changed by programs.
+
+        `there` hears of each as soon as it is: whoever is cancelled knows then what was written.
+        """
         inputs = list(inputs)
         large = [one for one in inputs if one.file.bytes > INLINE_BYTES]
         small = [one for one in inputs if one.file.bytes <= INLINE_BYTES]
-        written = [one for one in large if await self._write_large(sandbox, one, notes)]
+        plain = _unless_read_only(there)
+        written = [one for one in large if await self._write_large(sandbox, one, notes, plain)]
         for start in range(0, len(small), SMALL_AT_ONCE):
-            written += await self._write_small(sandbox, small[start : start + SMALL_AT_ONCE], notes)
+            written += await self._write_small(sandbox, small[start : start + SMALL_AT_ONCE], notes, plain)
         bare = await _guard(sandbox, [one.path for one in written if one.file.read_only], notes)
+        for one in written:
+            if one.file.read_only and one.path not in bare:
+                there(one)
         return [one for one in written if one.path not in bare]
 
-    async def _write_small(self, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes) -> list[Input]:
+    async def _write_small(
+        self, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes, there: Callable[[Input], None]
+    ) -> list[Input]:
         contents = await self._files.contents(one.file for one in inputs)
-        writing = (_write(sandbox, one, content, notes) for one, content in zip(inputs, contents, strict=True))
+        writing = (_write(sandbox, one, content, notes, there) for one, content in zip(inputs, contents, strict=True))
         done = await asyncio.gather(*writing)
         return [one for one, is_there in zip(inputs, done, strict=True) if is_there]
 
-    async def _write_large(self, sandbox: Sandbox, one: Input, notes: Notes) -> bool:
+    async def _write_large(self, sandbox: Sandbox, one: Input, notes: Notes, there: Callable[[Input], None]) -> bool:
         try:
             chunks = await self._files.chunks(one.file)
         except errors.FileNotFound:
-            return await _write(sandbox, one, None, notes)
+            return await _write(sandbox, one, None, notes, there)
         async with contextlib.aclosing(chunks):
-            return await _write(sandbox, one, chunks, notes)
+            return await _write(sandbox, one, chunks, notes, there)
 
 
-async def _write(sandbox: Sandbox, one: Input, content: Content | None, notes: Notes) -> bool:
+def _unless_read_only(there: Callable[[Input], None]) -> Callable[[Input], None]:
+    """Such a one is there once it is guarded."""
+    return lambda one: None if one.file.read_only else there(one)
+
+
+async def _write(
+    sandbox: Sandbox, one: Input, content: Content | None, notes: Notes, there: Callable[[Input], None]
+) -> bool:
     """Whether it is there now. None: the store has it no longer."""
     if content is None:
         notes.add(_gone(named(one.path)))
@@ -88,6 +110,7 @@ async def _write(sandbox: Sandbox, one: Input, content: Content | None, notes: N
     except (errors.FileError, errors.InvalidPath, errors.FileNotFound) as error:
         notes.add(f"{named(one.path)} is not here: it could not be written ({error})")
     else:
+        there(one)
         return True
     return False
 

@@ -84,7 +84,7 @@ class Outputs:
         """Keeps what is new or changed, as files of that storage session. `marks`: empty directories, too.
 
         `ignored` are files, with their sizes, of which it was said before that they cannot be kept. At
-        `since_ns` (see `Files.survey`) the inputs were as they are in the store. Raises Gone.
+        `since_ns` (see `Files.survey`; 0 if never) all was collected before. Raises Gone.
         """
         survey = await sandbox.files.survey(DATA, _known(inputs), since_ns=since_ns)
         _tell_left_out(survey, notes)
@@ -209,10 +209,12 @@ class _Keeping:
         path, size = one.path, one.size_bytes
         async with self._turn:
             try:
-                opened = await self._sandbox.files.open(DATA + path)
-                if opened.size_bytes != size:
-                    self._notes.add(f"{named(path)} changes while it is read: at most its first {size} bytes are kept")
-                return self._file(path, await self._content(opened.until_read(size)))
+                async with await self._sandbox.files.open(DATA + path) as opened:
+                    if opened.size_bytes != size:
+                        self._notes.add(
+                            f"{named(path)} changes while it is read: at most its first {size} bytes are kept"
+                        )
+                    return self._file(path, await self._content(opened.chunks(end=size)))
             except (
                 errors.FileError,
                 errors.NotFound,
@@ -245,11 +247,17 @@ async def _nothing() -> AsyncGenerator[bytes, None]:
 
 
 def changes_of(survey: Survey, inputs: Sequence[Input], ignored: Mapping[str, int]) -> Changes:
-    """What differs from the inputs. A read-only one is as it was, whatever there is now."""
+    """What differs from the inputs. A read-only one is as it was, whatever there is now.
+
+    So is one that was not seen, where not all was looked at: nobody knows that it is gone.
+    """
+    all_seen = survey.whole and not survey.passed.get("unreadable")
     before, there = {one.path: one for one in inputs}, {found.path: found for found in survey.files}
     differs = [found for found in survey.files if not _is_same(found, before.get(found.path))]
-    same = [one for one in inputs if one.file.read_only or _is_same(there.get(one.path), one)]
-    deleted = [one.path for one in inputs if one.path not in there and not one.file.read_only]
+    unseen = [one for one in inputs if one.path not in there and not one.file.read_only]
+    spared = frozenset(one.path for one in unseen if not all_seen)
+    same = [one for one in inputs if one.file.read_only or one.path in spared or _is_same(there.get(one.path), one)]
+    deleted = [one.path for one in unseen if all_seen]
     passed = {found.path: found.size_bytes for found in differs if ignored.get(found.path) == found.size_bytes}
     made = [found for found in differs if found.path not in passed]
     return Changes(made=tuple(made), inherited=tuple(same), deleted=tuple(deleted), ignored=passed)
@@ -263,7 +271,7 @@ def _known(inputs: Sequence[Input]) -> dict[str, int]:
 def _is_same(found: Found | None, before: Input | None) -> bool:
     if found is None or before is None:
         return False
-    return before.file.read_only or found.as_it_was or found.sha256 == before.file.sha256
+    return before.file.read_only or found.sha256 == before.file.sha256
 
 
 def _tell_left_out(survey: Survey, notes: Notes) -> None:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import unless_left
+from cloche.api.http import unless_left, whole_body
 from cloche.api.librechat import cancelling
 from cloche.api.librechat.cancelling import Cancelling
 from cloche.api.librechat.continuation import Tokens
@@ -39,6 +39,7 @@ from cloche.engine.capture import Capture, Kept
 from cloche.engine.program import Exited
 from cloche.engine.tool_calls import Offer
 
+MAX_CANCEL_BYTES = 64 << 10
 PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all of it comes at the end
 _PLAIN = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
 
@@ -61,8 +62,9 @@ class Programs:
     async def execute(self, request: Request) -> Response:
         caller = self._desk.caller(request)
         with self._cancelling.cancellable(caller, request.headers.get(cancelling.HEADER)) as cancellable:
-            # What was sent is not kept while the client waits: it can be large.
-            dialogue, told = self._take(request, caller, await self._desk.body(request))
+            with self._desk.room.share(caller) as share:
+                # What was sent is not kept while the client waits: it can be large.
+                dialogue, told = self._take(request, caller, await self._desk.body(request, share))
             cancellable.ends(partial(self._dialogues.end, dialogue.id))
             try:
                 said = await unless_left(request, _when_told(told))
@@ -70,13 +72,14 @@ class Programs:
                 if not dialogue.first.done():
                     self._dialogues.end(dialogue.id)
         if isinstance(said, BaseException):
-            raise said
+            raise said.with_traceback(None)  # others are told the same, and each time would add to it
         return Response(said, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
         """For a client whose user wants no answer any more: the connection's end alone may mean a bad network."""
         caller = self._desk.caller(request)
-        self._cancelling.cancel(caller, decode_object(await self._desk.body(request)).get("request_id"))
+        given = decode_object(await whole_body(request, MAX_CANCEL_BYTES))
+        self._cancelling.cancel(caller, given.get("request_id"))
         return json_reply({"status": "cancellation_requested"}, 202)
 
     def _take(self, request: Request, caller: Caller, body: bytes) -> tuple[Dialogue, asyncio.Future[Said]]:

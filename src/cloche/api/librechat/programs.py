@@ -43,16 +43,17 @@ async def running(
         asked = msgspec.structs.replace(asked, code=asked.code.replace("\0", ""))
     source = asked.code.encode("utf-8", "surrogatepass")
     tools = offer.env if offer is not None else {}
-    if language.name == "py":
-        starting = _start(sandbox, bounds, script=_script(asked, offer))
-    elif language.name == "bash" and len(source) <= MAX_ARGUMENT_BYTES:
-        starting = _start(sandbox, bounds, (SHELL, "-c", asked.code, "bash", *asked.args), env=tools)
-    elif language.source:
-        starting = _start_file(sandbox, language, asked, source, bounds, tools)
-    else:
-        starting = _start(sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *asked.args), stdin=source)
-    async with await starting as program:
-        yield program
+    async with contextlib.AsyncExitStack() as stack:
+        if language.name == "py":
+            starting = _start(sandbox, bounds, script=_script(asked, offer))
+        elif language.name == "bash" and len(source) <= MAX_ARGUMENT_BYTES:
+            starting = _start(sandbox, bounds, (SHELL, "-c", asked.code, "bash", *asked.args), env=tools)
+        elif language.source:
+            directory = await stack.enter_async_context(_source_file(sandbox, language.source, source))
+            starting = _start(sandbox, bounds, (SHELL, "-c", language.recipe, directory, *asked.args), env=tools)
+        else:
+            starting = _start(sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *asked.args), stdin=source)
+        yield await stack.enter_async_context(await starting)
 
 
 def _script(asked: Asked, offer: Offer | None) -> Script:
@@ -61,13 +62,19 @@ def _script(asked: Asked, offer: Offer | None) -> Script:
     return Script(source=asked.code, argv=asked.args, awaits=True, tools=offer.header)
 
 
-async def _start_file(
-    sandbox: Sandbox, language: Language, asked: Asked, source: bytes, bounds: Bounds, env: dict[str, str]
-) -> Capture:
-    """In a directory of its own, so that it is neither among the user's files nor in the way of one."""
+@contextlib.asynccontextmanager
+async def _source_file(sandbox: Sandbox, name: str, source: bytes) -> AsyncGenerator[str, None]:
+    """In a directory of its own, so that it is neither among the user's files nor in the way of one.
+
+    With its program it goes: the sandbox may be a session's.
+    """
     directory = f"/tmp/.program-{secrets.token_hex(8)}"
-    await sandbox.files.write(posixpath.join(directory, language.source), source)
-    return await _start(sandbox, bounds, (SHELL, "-c", language.recipe, directory, *asked.args), env=env)
+    try:
+        await sandbox.files.write(posixpath.join(directory, name), source)
+        yield directory
+    finally:
+        with contextlib.suppress(errors.FileError, errors.FileNotFound, errors.Gone):
+            await sandbox.files.remove(directory)
 
 
 async def _start(

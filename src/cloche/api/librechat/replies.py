@@ -13,6 +13,7 @@ from starlette.responses import Response
 from cloche import errors
 
 ID_LENGTH = 21
+RETRY_SECONDS = 5
 _ID_LETTERS = string.ascii_letters + string.digits + "_-"
 
 Json = dict[str, Any]
@@ -30,6 +31,12 @@ class Refusal(errors.ClocheError):
         self.status = status
         self.body: Json = {"error": error, **({"message": message} if message else {}), **fields}
         self.headers = headers or {}
+
+
+def too_many_programs(why: str) -> Refusal:
+    """503, for what is possible soon."""
+    headers = {"retry-after": str(RETRY_SECONDS)}
+    return Refusal(503, "too_many_programs", f"{why}; try again later", headers, retry_after_seconds=RETRY_SECONDS)
 
 
 def new_code_id() -> str:

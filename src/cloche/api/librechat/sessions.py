@@ -1,7 +1,8 @@
 """Sessions: a sandbox that lasts from program to program, for whoever asks with the same hint.
 
-After each program, all of /mnt/data is in the store. So a sandbox that was idle for too long can end, and one that died
-is no loss: the next program finds its files in a new one.
+After each program that was answered, all of /mnt/data is in the store. So a sandbox that was idle for too long can end,
+and one that died is no loss: the next program finds its files in a new one. What a program did whose client has left is
+in the store after the next one: until then, only the sandbox has it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Session:
         self.empty: tuple[str, ...] = ()  # directories
         self.not_kept: dict[str, int] = {}  # files that cannot be in the store, with their sizes
         self.collected_ns = 0  # when that was so, by the sandbox's clock
+        self.remembered: list[WorkspaceEntry] | None = None  # what the store has; None if that is not known
         self.lost_variables = False
 
     @property
@@ -61,10 +63,14 @@ class Session:
     def inputs(self) -> list[Input]:
         return [Input(path=path, file=file) for path, file in self.files.items()]
 
+    def add(self, one: Input) -> None:
+        self.files[one.path] = one.file
+
     @property
     def entries(self) -> list[WorkspaceEntry]:
+        """As the store has them: in the order of their paths."""
         files = [WorkspaceEntry(path=path, session=file.session, file=file.id) for path, file in self.files.items()]
-        return files + [WorkspaceEntry(path=path) for path in self.empty]
+        return sorted(files + [WorkspaceEntry(path=path) for path in self.empty], key=lambda entry: entry.path)
 
 
 class Turn:
@@ -175,7 +181,6 @@ class Sessions:
 
     async def collect(self, session: Session, place: Place) -> Collected:
         """Keeps what a program left, and that this is the session's workspace now. Raises Gone."""
-        before = session.entries
         collected = await self._outputs.collect(
             place.sandbox,
             place.caller,
@@ -190,12 +195,17 @@ class Sessions:
         session.files |= {one.path: one.file for one in collected.outputs}
         session.empty, session.not_kept = collected.empty, collected.not_kept
         session.collected_ns = collected.at_ns
-        if session.entries == before:
-            self._workspaces.touch(session.key, session.whose)
-        else:
-            most = MAX_OF_USER if place.caller.user else MAX_OF_KEY
-            await self._workspaces.remember_workspace(session.key, session.whose, session.entries, most=most)
+        await self._remember(session, MAX_OF_USER if place.caller.user else MAX_OF_KEY)
         return collected
+
+    async def _remember(self, session: Session, most: int) -> None:
+        entries = session.entries
+        if session.remembered == entries:
+            self._workspaces.touch(session.key, session.whose)
+            return
+        session.remembered = None  # whoever is cancelled does not know what the store did
+        await self._workspaces.remember_workspace(session.key, session.whose, entries, most=most)
+        session.remembered = entries
 
     async def _enter(
         self, session: Session, caller: Caller, asked: Asked, seconds: float, storage: str, notes: Notes
@@ -257,7 +267,7 @@ class Sessions:
 
     async def _restore(self, session: Session, sandbox: Sandbox, caller: Caller, notes: Notes) -> None:
         session.files, session.empty, session.not_kept, session.collected_ns = {}, (), {}, 0
-        entries = await self._workspaces.workspace(session.key, session.whose)
+        session.remembered = entries = await self._workspaces.workspace(session.key, session.whose)
         if entries is None:
             return
         session.lost_variables = self._config.python_state
@@ -275,16 +285,21 @@ class Sessions:
 
     async def _bring(self, session: Session, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes) -> None:
         """Writes those inputs that the session does not have, or has in an older state."""
-        lasting = session.not_kept  # nobody could get them back
-        new = [one for one in inputs if one.path not in lasting and _is_news(session.files.get(one.path), one.file)]
+        new = [one for one in inputs if _is_news(session.files.get(one.path), one.file)]
+        for one in new:
+            if one.path in session.not_kept:
+                notes.add(
+                    f"{named(one.path)} is the session's own, not the file that was named: that one would replace what "
+                    "could not be kept, and nobody could get it back. Rename or remove it to have the other"
+                )
+        new = [one for one in new if one.path not in session.not_kept]
         for one in new:
             old = session.files.get(one.path)
             if old is not None and old.sha256 != one.file.sha256:
                 notes.add(f"{named(one.path)} is now the newer file of that name; the session had another one")
             if old is not None and old.read_only:
                 await sandbox.files.remove(DATA + one.path, user="root", below=DATA)
-        written = await self._inputs.write(sandbox, new, notes)
-        session.files |= {one.path: one.file for one in written}
+        await self._inputs.write(sandbox, new, notes, session.add)
 
     def _make_room(self) -> None:
         """Ends one that was idle for longest, of whoever has most of them, where there are too many.
@@ -305,7 +320,7 @@ class Sessions:
 
     def _leave(self, session: Session) -> None:
         session.used_at = time.monotonic()
-        """Where a program of it waits for its client, that one needs the sandbox for longer than an idle one lives."""
+        # Where a program of it waits for its client, that one needs the sandbox for longer than an idle one lives.
         if session.running is not None and session.users == 1:
             session.running.renew(self._idle_seconds)
 

@@ -8,19 +8,17 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 
 from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.replies import Refusal
-from cloche.model import MIB, Struct
+from cloche.api.librechat.replies import too_many_programs
+from cloche.model import Struct
 
 SHARE = 3  # a caller's programs are never more than so many times those that could still be started
-RETRY_SECONDS = 5
 
 
 class Capacity(Struct):
-    """Of the whole server. Half of what may wait, and of the bytes, can be one caller's."""
+    """Of the whole server. Half of what may wait can be one caller's."""
 
     at_once: int = 85  # programs; one caller has 64 of them at most
     waiting: int = 512  # requests
-    bytes: int = 512 * MIB  # of requests that wait or run
 
 
 class Ticket:
@@ -28,20 +26,8 @@ class Ticket:
 
     def __init__(self, turns: Turns, caller: Caller):
         self.caller = caller
-        self.bytes = 0
         self.waits = True
         self._turns = turns
-
-    def grow(self, bytes: int) -> None:
-        """So much more of it has come. Raises Refusal (503)."""
-        self.settle(self.bytes + bytes)
-
-    def settle(self, bytes: int) -> None:
-        """What is kept of it has that size: less than what has come, or more. Raises Refusal (503)."""
-        if bytes > self.bytes:
-            self._turns.check_bytes(self.caller, bytes - self.bytes)
-        self._turns.held[self.caller] += bytes - self.bytes
-        self.bytes = bytes
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
@@ -65,7 +51,6 @@ class Turns:
         self._tickets: set[Ticket] = set()
         self._running: Counter[Caller] = Counter()
         self._queue: list[tuple[Caller, asyncio.Future[None]]] = []
-        self.held: Counter[Caller] = Counter()  # bytes
 
     @contextlib.contextmanager
     def ticket(self, caller: Caller) -> Iterator[Ticket]:
@@ -77,15 +62,6 @@ class Turns:
             yield ticket
         finally:
             self._tickets.discard(ticket)
-            ticket.settle(0)
-            if not self.held[caller]:
-                del self.held[caller]
-
-    def check_bytes(self, caller: Caller, more: int) -> None:
-        """Raises Refusal (503)."""
-        most = self._capacity.bytes
-        if self.held[caller] + more > most / 2 or self.held.total() + more > most:
-            raise _refusal("the programs that run, or wait for their turn, take too much memory")
 
     async def take(self, caller: Caller) -> None:
         """Whoever is cancelled here has no turn."""
@@ -100,7 +76,7 @@ class Turns:
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():  # it came at the very moment
                 self.give_back(caller)
-            else:
+            elif (caller, mine) in self._queue:  # else a turn was to be given to it, a moment ago
                 self._queue.remove((caller, mine))
             raise
 
@@ -126,11 +102,6 @@ class Turns:
         waiting = [each for each in self._tickets if each.waits]
         own = sum(1 for each in waiting if each.caller == caller)
         if len(waiting) >= self._capacity.waiting:
-            raise _refusal(f"{len(waiting)} programs wait for their turn already")
+            raise too_many_programs(f"{len(waiting)} programs wait for their turn already")
         if own >= self._capacity.waiting / 2:
-            raise _refusal(f"{own} programs of yours wait for their turn already")
-
-
-def _refusal(why: str) -> Refusal:
-    headers = {"retry-after": str(RETRY_SECONDS)}
-    return Refusal(503, "too_many_programs", f"{why}; try again later", headers, retry_after_seconds=RETRY_SECONDS)
+            raise too_many_programs(f"{own} programs of yours wait for their turn already")

@@ -113,7 +113,6 @@ class Workshop:
             inputs = await self._inputs.find(caller, asked.files, notes)
             async with self._sandbox_of(caller.owner) as sandbox:
                 written = await self._inputs.write(sandbox, inputs, notes)
-                sandbox.files.know()
                 yield OwnPlace(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)
 
     def _untouched(self) -> contextlib.AbstractAsyncContextManager[Sandbox]:

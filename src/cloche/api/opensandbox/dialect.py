@@ -8,6 +8,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
+from cloche.api.http import strip_prefix, what_is_missing
 from cloche.api.opensandbox import absent, egress, execd, lifecycle
 from cloche.api.opensandbox.desk import Desk
 from cloche.api.opensandbox.known import KnownSandboxes
@@ -32,7 +33,7 @@ class OpenSandbox:
             refusal = error_reply(501, NOT_SUPPORTED, "there is no WebSocket here yet" + absent.SEE)
             await refusal(scope, receive, send)
             return
-        strip_prefix(scope)
+        strip_prefix(scope, PREFIXES)
         scope["app"] = self  # makes the router raise what it would else answer in its own words
         try:
             await self._router(scope, receive, send)
@@ -40,15 +41,7 @@ class OpenSandbox:
             await _missing(error, scope)(scope, receive, send)
 
 
-def strip_prefix(scope: Scope) -> None:
-    """Lets what is behind see the path as if it had the origin to itself."""
-    path: str = scope["path"]
-    prefix = next((each for each in PREFIXES if path == each or path.startswith(each + "/")), "")
-    scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
-
-
 def _missing(error: HTTPException, scope: Scope) -> Response:
-    what = "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
-    response = error_reply(error.status_code, INVALID, what + absent.SEE)
+    response = error_reply(error.status_code, INVALID, what_is_missing(error, scope) + absent.SEE)
     response.headers.update(error.headers or {})
     return response
