@@ -173,7 +173,9 @@ async def ask(nursery_of, code: str):
 async def test_a_pth_file_runs_in_the_nursery_and_nowhere_else(nursery_of, trace):
     async with nursery_of("") as engine:
         sandbox = await works(engine)
-        run = await sandbox.commands.run("python3 -c \"import os; print(os.environ.get('PTH_RAN'))\"")
+        run = await sandbox.commands.run(
+            "/opt/cloche/env/bin/python3 -c \"import os; print(os.environ.get('PTH_RAN'))\""
+        )
         assert run.stdout == "yes\n"  # the trap works
     assert not trace.exists()
 

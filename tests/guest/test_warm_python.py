@@ -348,3 +348,14 @@ def test_a_client_that_may_not_write_anywhere_waits_for_its_program_all_the_same
 def test_many_at_once_all_run(box: cloche.Sandbox):
     many = "for i in $(seq 70); do python3 -c 'import time; time.sleep(0.3); print(1)' & done; wait"
     assert said(box, many, timeout=120) == "1\n" * 70
+
+
+def test_it_is_warm_where_a_signal_of_the_c_librarys_own_is_ignored(box: cloche.Sandbox):
+    """`make` starts its programs so. No interpreter can ignore signal 32 itself."""
+    program = (
+        "import ctypes, os, struct; number = {'x86_64': 13, 'aarch64': 134}[os.uname().machine]; "
+        "assert ctypes.CDLL(None).syscall(number, 32, struct.pack('4Q', 1, 0, 0, 0), None, 8) == 0; "
+        f"os.execvp('python3', ['python3', '-c', {WARM!r}])"
+    )
+    box.files.write("ignoring.py", program)
+    assert said(box, f"{REAL} ignoring.py") == "True\n"

@@ -33,7 +33,8 @@ _READ_EARLY = (
 _READ_LATE = frozenset(("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"))  # the client has seen to them
 _RIGHTS = b"Uid Gid Groups CapInh CapPrm CapEff CapBnd CapAmb NoNewPrivs Seccomp Seccomp_filters".split()
 _KINDS = range(16)  # of limits
-_OWN = (_signal.SIGPIPE, _signal.SIGXFSZ)  # every interpreter ignores these
+# Every interpreter ignores the first two. The others are the C library's own, and `make`, say, hands one on ignored.
+_OWN = (_signal.SIGPIPE, _signal.SIGXFSZ, 32, 33)
 _ROOM_BYTES = 256 << 20
 
 
