@@ -23,7 +23,10 @@ _TELLTALE = (
 
 def check(order: Any) -> None:
     """Raises Refused where a new interpreter would find other modules or settings. We are the caller already."""
-    directory = _first_directory(order) or "."
+    directory = _first_directory(order)
+    if directory is None:
+        raise Refused("its directory is gone, which an interpreter notices in places that a fork has passed")
+    directory = directory or "."
     if interpreter.other_modules(directory) or _has_settings():
         raise Refused("it would find other modules, or settings, than are imported here")
     if order.kind == "module" and not {order.argument, f"{order.argument}.__main__"}.isdisjoint(sys.modules):
