@@ -30,10 +30,11 @@ MAX_NAME_CHARACTERS = 5000  # that are looked at: no name is as long
 MAX_WORD_CHARACTERS = 200
 REF_BYTES = 2000  # that a reference takes in memory, about
 _MOST_MILLISECONDS = 1e15  # as good as for ever; a JSON number can be more than a float
-_HALF = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-_PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# What comes before a half that has no other one. It takes no time twice, whatever a body is made of.
-_HALVES = re.compile(rb"((?:[^\\]++|\\(?:[^u]|\Z)|(?!%s)\\u|%s)*+)(%s)?" % (_HALF, _PAIR, _HALF))
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# A half of a letter without its other one. What is before and behind is looked at in steps of one length, so that it
+# takes no time twice, whatever a body is made of.
+_HALVES = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+_BACKSLASH, _STAND_IN = rb"\\", b"\0\0"  # NUL is in no JSON
 _HINT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 T = TypeVar("T")
@@ -147,9 +148,10 @@ def _read(body: bytes, read: Callable[[bytes], T]) -> T:
 
 def whole_letters(body: bytes) -> bytes:
     """With U+FFFD for each half of a letter, which JSON can have: of a text that was cut within an emoji, say."""
-    if b"\\ud" not in body and b"\\uD" not in body:
+    if (b"\\ud" not in body and b"\\uD" not in body) or b"\0" in body:
         return body
-    return _HALVES.sub(lambda found: found[1] + b"\\ufffd" if found[2] else found[1], body, MAX_HALVES)
+    single = body.replace(_BACKSLASH, _STAND_IN)  # from here on a backslash begins something
+    return _HALVES.sub(rb"\\ufffd", single, MAX_HALVES).replace(_STAND_IN, _BACKSLASH)
 
 
 def decode_fields(given: Mapping[str, Any], lang: str, noted: Sequence[str] = ()) -> Asked:

@@ -298,7 +298,8 @@ class Sessions:
             if old is not None and old.sha256 != one.file.sha256:
                 notes.add(f"{named(one.path)} is now the newer file of that name; the session had another one")
             if old is not None and old.read_only:
-                await sandbox.files.remove(DATA + one.path, user="root", below=DATA)
+                with contextlib.suppress(errors.FileNotFound):  # with a single uid, programs can remove it
+                    await sandbox.files.remove(DATA + one.path, user="root", below=DATA)
         await self._inputs.write(sandbox, new, notes, session.add)
 
     def _make_room(self) -> None:
