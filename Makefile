@@ -75,6 +75,7 @@ e2b-network: setup ## Run E2B's own tests of a sandbox's network, as root, in a 
 	@test -n "$(E2B_REPO)" || { echo "make e2b-network E2B_REPO=path/to/E2B" >&2; exit 1; }
 	$(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --prepare
 	$(BIN)/python tools/e2b_world.py --port 8140 $(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --port 8140 --files network internet_access internetAccess host
+	$(BIN)/python tools/e2b_world.py --port 8140 $(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --port 8140 --files test_create lifecycle sandbox/snapshot --match http
 
 .PHONY: litellm-test
 litellm-test: setup .venv-litellm/.stamp ## Try LiteLLM with Cloche: as a client, an upstream, a proxy in front, an interceptor

@@ -51,6 +51,22 @@ def test_json_has_the_same_and_says_whether_sandboxes_can_run(healthy, data_dir)
     assert {"kernel", "namespaces", "trial", "disk space"} <= set(names)
 
 
+def test_what_killed_processes_left_is_listed_and_left_alone(healthy, tmp_path):
+    abandoned = [tmp_path / "run/h0", tmp_path / "templates/small/.scratch-0"]
+    draft = tmp_path / "images/.draft-m00000000000000000000-h0"
+    for directory in (*abandoned, draft.parent):
+        directory.mkdir(parents=True)
+    draft.touch()
+    found = json.loads(doctor("--json", before=("--data-dir", str(tmp_path))).stdout)
+    (check,) = [each for section in found["sections"] for each in section["checks"] if each["name"] == "leftovers"]
+    assert check["state"] == "best effort" and "starts Cloche next" in check["advice"]
+    assert all(
+        part in check["detail"] for part in ("directories of h0", "m00000000000000000000-h0", "small/.scratch-0")
+    )
+    assert all(path.exists() for path in (*abandoned, draft))
+    assert found["can_run"] is True
+
+
 def test_without_a_template_it_says_what_to_do(healthy, tmp_path):
     done = doctor(before=("--data-dir", str(tmp_path / "none/yet")))
     assert done.returncode == 0

@@ -179,7 +179,9 @@ def cloche_command() -> str:
 
 def examples() -> list[tuple[Path, int]]:
     return [
-        (page, number) for page in (REPOSITORY / "README.md", LIBRARY) for number in range(len(blocks(page, "python")))
+        (page, number)
+        for page in (REPOSITORY / "README.md", LIBRARY, REPOSITORY / "docs/state.md")
+        for number in range(len(blocks(page, "python")))
     ]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.conftest import embedding
 
 import cloche
 from cloche import errors
@@ -65,3 +66,16 @@ def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(bare_dir: str):
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.strip().isdigit()
+
+
+def test_a_paused_sandbox_is_there_for_the_next_process(bare_dir: str):
+    code = (
+        "import cloche; box = cloche.Sandbox(env={'E': '1'}); box.files.write('f', b'kept'); box.pause(); print(box.id)"
+    )
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with embedding(bare_dir):
+        assert ended.stdout.strip() in [each.id for each in cloche.Sandbox.list("paused")]
+        with cloche.Sandbox.connect(ended.stdout.strip()) as box:
+            assert box.run("import os; open('f').read(), os.environ['E']").text == "('kept', '1')"

@@ -194,7 +194,7 @@ def test_what_makes_no_sense_is_refused_with_a_reason(how: dict, error: type[Exc
         ({"input": ["x" * (1 << 20) + "x"]}, errors.InvalidRequest),
         ({"input": "y\n" + "x" * (1 << 20) + "x"}, errors.InvalidRequest),
         ({"tools": "x"}, errors.InvalidRequest),
-        ({"detach": True}, errors.InvalidRequest),
+        ({"detach": "yes"}, errors.InvalidRequest),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused_before_it_starts(box: cloche.Sandbox, how: dict, error: type[Exception]):
@@ -222,7 +222,7 @@ def test_a_command_that_makes_no_sense_is_refused(box: cloche.Sandbox, how: dict
     assert box.commands.run(command).exit_code == 0
 
 
-def test_what_comes_with_a_later_version_may_be_left_as_it_is(box: cloche.Sandbox):
+def test_what_is_the_default_may_be_said(box: cloche.Sandbox):
     assert box.run("1", tools=None, detach=False).text == "1"
     assert box.contexts.get("default").run("2", tools=None, detach=False).text == "2"
 

@@ -166,6 +166,22 @@ answer = [run.outcome in ("out_of_memory", "raised"), other.run("kept").text, bo
     assert user.ask(code) == [True, "1", "2"]
 
 
+def test_contexts_go_back_and_are_copied(user: User):
+    code = """context = box.contexts.get()
+context.run("x = 1")
+mark = context.checkpoint()
+context.run("x = 2")
+(fork,) = context.fork()
+ended = fork.run("import os; os._exit(3)").reason
+context.rollback(mark)
+(fork,) = context.fork()
+other = box.contexts.create()
+other.run("y = 5")
+answer = [ended, context.run("x").text, fork.run("x").text, other.fork()[0].run("y").text]"""
+    ended, *values = user.ask(code)
+    assert "exited with code 3" in ended and values == ["1", "1", "5"]
+
+
 def test_processes_and_space_are_limited(user: User):
     code = """bomb = "import os, time\\nmade = 0\\ntry:\\n  while made < 400:\\n    if os.fork() == 0: time.sleep(9)\\n"
 bomb += "    made += 1\\nexcept OSError: pass\\nprint(made)"
@@ -174,6 +190,25 @@ box.contexts.restart(box.contexts.list()[0])
 full = box.commands.run("head -c 100M /dev/zero > /tmp/big").stderr
 answer = [made < 100, "No space" in full]"""
     assert user.ask(code) == [True, True]
+
+
+def test_a_paused_sandbox_stands_still_for_both_names(user: User):
+    code = """import time
+tick = "import time; last = time.monotonic(); most = 0"
+tick += "\\nwhile True: now = time.monotonic(); most, last = max(most, now - last), now"
+tick += "; open(NAME, 'w').write(str(most)); time.sleep(0.01)"
+for name in ("user", "root"):
+    box.files.write(f"/mnt/data/{name}.py", tick.replace("NAME", repr(f"/mnt/data/{name}")))
+    box.commands.run(f"python3 {name}.py >/dev/null 2>&1 & until [ -s {name} ]; do sleep 0.01; done", user=name)
+box.run("x = 41")
+box.pause()
+time.sleep(1)
+box.resume()
+def longest(name):
+    while float(box.files.read(f"/mnt/data/{name}") or 0) < 1: time.sleep(0.01)
+    return True
+answer = [longest("user"), longest("root"), box.run("x + 1").text]"""
+    assert user.ask(code) == [True, True, "42"]
 
 
 def test_doctor_says_what_is_best_effort(user: User):

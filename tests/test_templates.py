@@ -334,6 +334,18 @@ def test_list_show_and_rm_in_a_terminal(tmp_path):
 AGAIN = "name = 'tiny'\npackages = ['six', 'trapped']\n[env]\nAGAIN = 'yes'\n"
 
 
+def test_what_a_killed_builder_left_is_removed_and_nothing_of_one_that_lives(tmp_path):
+    catalogue = Catalogue(tmp_path)
+    abandoned = catalogue.directory / "dead/.scratch-0"
+    abandoned.mkdir(parents=True)
+    (abandoned.parent / ".lock").touch()
+    with catalogue.locked("live"), catalogue.scratch("live") as used:
+        assert catalogue.abandoned() == [abandoned]
+        catalogue.remove_abandoned()
+        assert used.exists() and not abandoned.exists()
+    assert catalogue.abandoned() == []
+
+
 def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny, trace, tmp_path):
     """And says so in plain lines where there is no terminal. Nor does a second version run code of the packages."""
     catalogue, template, _ = tiny
@@ -347,7 +359,7 @@ def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as builder:
         assert any(line == "install\n" for line in builder.stdout)
         builder.send_signal(signal.SIGKILL)
-    assert catalogue.list() == [template]
+    assert catalogue.list() == [template] and len(catalogue.abandoned()) == 1
     done = CliRunner().invoke(cli.main, ["--data-dir", data_dir, "template", "build", str(recipe)])
     assert done.exit_code == 0, done.output
     second = catalogue.resolve("tiny")

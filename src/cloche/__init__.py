@@ -17,21 +17,33 @@ if TYPE_CHECKING:
     from cloche.events import Error as Error
     from cloche.events import Result as Result
     from cloche.events import Run as Run
+    from cloche.events import RunInfo as RunInfo
     from cloche.model import FileChange as FileChange
     from cloche.model import FileInfo as FileInfo
     from cloche.model import Limits as Limits
+    from cloche.model import Mark as Mark
     from cloche.model import SandboxInfo as SandboxInfo
+    from cloche.model import SnapshotInfo as SnapshotInfo
     from cloche.model import Usage as Usage
     from cloche.network_policy import NetworkEntry as NetworkEntry
     from cloche.network_policy import NetworkPolicy as NetworkPolicy
+    from cloche.notebook import Cell as Cell
+    from cloche.notebook import History as History
     from cloche.sdk.aio import AsyncContext as AsyncContext
     from cloche.sdk.aio import AsyncSandbox as AsyncSandbox
     from cloche.sdk.aio import arun as arun
+    from cloche.sdk.aio_detached import AsyncDetachedRun as AsyncDetachedRun
+    from cloche.sdk.detached import DetachedRun as DetachedRun
     from cloche.sdk.parts import CommandResult as CommandResult
     from cloche.sdk.sandbox import Context as Context
     from cloche.sdk.sandbox import Sandbox as Sandbox
     from cloche.sdk.sandbox import run as run
+    from cloche.sdk.snapshots import AsyncSnapshots as AsyncSnapshots
+    from cloche.sdk.snapshots import Snapshots as Snapshots
+    from cloche.sdk.snapshots import snapshots as snapshots
     from cloche.sdk.tools import Tool as Tool
+    from cloche.variables import Variable as Variable
+    from cloche.variables import Variables as Variables
 
 # Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
 _PLACES = {
@@ -39,21 +51,33 @@ _PLACES = {
     "Error": "cloche.events",
     "Result": "cloche.events",
     "Run": "cloche.events",
+    "RunInfo": "cloche.events",
     "FileChange": "cloche.model",
     "FileInfo": "cloche.model",
     "Limits": "cloche.model",
+    "Mark": "cloche.model",
     "SandboxInfo": "cloche.model",
+    "SnapshotInfo": "cloche.model",
     "Usage": "cloche.model",
     "NetworkEntry": "cloche.network_policy",
     "NetworkPolicy": "cloche.network_policy",
+    "Cell": "cloche.notebook",
+    "History": "cloche.notebook",
     "AsyncContext": "cloche.sdk.aio",
     "AsyncSandbox": "cloche.sdk.aio",
     "arun": "cloche.sdk.aio",
+    "AsyncDetachedRun": "cloche.sdk.aio_detached",
+    "DetachedRun": "cloche.sdk.detached",
     "CommandResult": "cloche.sdk.parts",
     "Context": "cloche.sdk.sandbox",
     "Sandbox": "cloche.sdk.sandbox",
     "run": "cloche.sdk.sandbox",
+    "AsyncSnapshots": "cloche.sdk.snapshots",
+    "Snapshots": "cloche.sdk.snapshots",
+    "snapshots": "cloche.sdk.snapshots",
     "Tool": "cloche.sdk.tools",
+    "Variable": "cloche.variables",
+    "Variables": "cloche.variables",
 }
 _MODULES = ("errors", "events")
 

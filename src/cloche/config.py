@@ -21,6 +21,7 @@ from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
 from cloche.librechat_config import LibreChat
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
+from cloche.runs_config import Runs
 from cloche.upstream_config import Upstream
 
 DEFAULT_ALIASES: Mapping[str, str] = {
@@ -86,6 +87,32 @@ class Lifetime(Struct):
             raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
 
 
+class Kept(Struct):
+    """What of sandboxes outlasts them, for each owner."""
+
+    paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
+    paused: int = 200  # sandboxes
+    snapshots: int = 100
+    snapshot_bytes: int = 20 * GIB  # of all together
+
+    def __post_init__(self) -> None:
+        if not 0 < self.paused_seconds < float("inf"):
+            raise errors.InvalidRequest(f"kept.paused_seconds must be a positive number, not {self.paused_seconds}")
+        for name in ("paused", "snapshots", "snapshot_bytes"):
+            if getattr(self, name) < 0:
+                raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
+
+
+class History(Struct):
+    """What is kept in memory of the cells that ran, with their outputs."""
+
+    sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
+
+    def __post_init__(self) -> None:
+        if self.sandbox_bytes < 0:
+            raise errors.InvalidRequest(f"history.sandbox_bytes must be 0 or more, not {self.sandbox_bytes}")
+
+
 class Server(Struct):
     """`cloche serve`."""
 
@@ -146,10 +173,13 @@ class Config(Struct):
     pool: Pool = Pool()
     limits: SandboxLimits = SandboxLimits()
     lifetime: Lifetime = Lifetime()
+    kept: Kept = Kept()
+    history: History = History()
     server: Server = Server()
     gateway: Gateway = Gateway()
     network: Network = Network()
     packages: Packages = Packages()
+    runs: Runs = Runs()
     librechat: LibreChat = LibreChat()
     upstream: tuple[Upstream, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones

@@ -6,14 +6,18 @@ A program that fails inside a sandbox is never one of these: that is data in the
     ├── InvalidRequest              invalid_request       the caller asked for something that makes no sense
     │   ├── InvalidPath             invalid_path          a path that cannot name anything (NUL, empty, relative)
     │   ├── InvalidConfig           invalid_config        a configuration file or variable with a bad value
+    │   ├── NotCopyable             not_copyable          a program that a fork would not copy whole
     │   └── TooLarge                too_large             a body, file or message over its limit
     ├── Unauthenticated             unauthenticated       no key, or one that does not exist
     ├── Forbidden                   forbidden             a key without the right, or a request from a web page
     ├── NotFound                    not_found             it is not there, and may never have been
     │   ├── TemplateNotFound        template_not_found
+    │   ├── SnapshotNotFound        snapshot_not_found
     │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to somebody else)
     │   ├── ContextNotFound         context_not_found
+    │   ├── CheckpointNotFound      checkpoint_not_found  never existed, was forgotten, or has ended
     │   ├── ProcessNotFound         process_not_found
+    │   ├── RunNotFound             run_not_found         never existed, or is not kept any more
     │   ├── PortNotOpen             port_not_open         nothing listens there
     │   ├── ModelNotFound           model_not_found       no upstream has such a model
     │   └── FileNotFound            file_not_found
@@ -21,6 +25,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   ├── SandboxExpired          sandbox_expired       its deadline passed
     │   ├── SandboxKilled           sandbox_killed        somebody killed or closed it
     │   └── SandboxLost             sandbox_lost          its host process died or its cell was destroyed
+    ├── SandboxPaused               sandbox_paused        it is paused; it can be resumed
     ├── FileError                   file_error            the sandbox's file system said no
     │   ├── FileExists              file_exists
     │   ├── PermissionDenied        permission_denied
@@ -58,6 +63,10 @@ class InvalidConfig(InvalidRequest):
     code = "invalid_config"
 
 
+class NotCopyable(InvalidRequest):
+    code = "not_copyable"
+
+
 class TooLarge(InvalidRequest):
     code = "too_large"
 
@@ -81,6 +90,10 @@ class TemplateNotFound(NotFound):
     code = "template_not_found"
 
 
+class SnapshotNotFound(NotFound):
+    code = "snapshot_not_found"
+
+
 class SandboxNotFound(NotFound):
     code = "sandbox_not_found"
 
@@ -89,8 +102,16 @@ class ContextNotFound(NotFound):
     code = "context_not_found"
 
 
+class CheckpointNotFound(NotFound):
+    code = "checkpoint_not_found"
+
+
 class ProcessNotFound(NotFound):
     code = "process_not_found"
+
+
+class RunNotFound(NotFound):
+    code = "run_not_found"
 
 
 class PortNotOpen(NotFound):
@@ -119,6 +140,10 @@ class SandboxKilled(Gone):
 
 class SandboxLost(Gone):
     code = "sandbox_lost"
+
+
+class SandboxPaused(ClocheError):
+    code = "sandbox_paused"
 
 
 class FileError(ClocheError, OSError):

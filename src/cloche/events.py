@@ -6,7 +6,7 @@ First `Started`, last exactly one `Ended`, whatever happens.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 
 import msgspec
 
@@ -190,6 +190,27 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
+
+
+class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a detached run: one that goes on without a connection, and is kept for a while."""
+
+    id: str
+    sandbox: str
+    context: str
+    state: Literal["running", "ended"]
+    events: int  # how many there are so far: the number of the last one
+    created_at: float
+    ended_at: float | None = None
+    outcome: Outcome | None = None
+    reason: str | None = None
+
+
+class Numbered(NamedTuple):
+    """An event of a detached run. The first is number 1."""
+
+    number: int
+    event: AnyEvent
 
 
 class Folding:

@@ -23,7 +23,10 @@ MAX_METADATA_BYTES = 16 * KIB  # of names and values together: a record of them 
 _ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,127}")  # a name, NAME@VERSION, or an alias
 
+_SNAPSHOT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
+
 User = Literal["user", "root"]
+OnDeadline = Literal["kill", "pause"]
 FileKind = Literal["file", "directory", "symlink", "other"]
 Outcome = Literal["ok", "raised", "interrupted", "timed_out", "out_of_memory", "died"]
 Stream = Literal["stdout", "stderr"]
@@ -97,6 +100,10 @@ class SandboxSpec(Struct):
     cwd: str = "/mnt/data"
     sudo: bool = False  # whether programs of `user` may run others as root
     owner: str = "local"
+    on_deadline: OnDeadline = "kill"
+    pause_memory: bool = True  # whether the pause at its deadline keeps its memory
+    auto_resume: bool = False  # whether it is resumed by whoever uses it while it is paused
+    notes: dict[str, str] = {}  # a dialect's own words about it, kept as long as it is known
 
     def __post_init__(self) -> None:
         if not _TEMPLATE_NAME.fullmatch(self.template):
@@ -192,6 +199,15 @@ def check_line(line: object) -> None:
         )
 
 
+def check_snapshot_name(name: str) -> None:
+    """Raises InvalidRequest unless a snapshot can have that name: one that could be a template's."""
+    if not isinstance(name, str) or not _SNAPSHOT_NAME.fullmatch(name):
+        raise errors.InvalidRequest(
+            f"{name!r} cannot name a snapshot: use up to 128 letters, digits, '.', '_', '/', ':' and '-', a letter or "
+            "digit first"
+        )
+
+
 class Template(Struct):
     """One immutable version of a template, as it lies in the data directory."""
 
@@ -272,6 +288,77 @@ class SandboxInfo(Struct):
     limits: Limits
     ended_at: float | None = None
     end_reason: str | None = None
+    paused_at: float | None = None
+    pause_memory: bool | None = None  # of one that is paused: whether its memory is kept as well
+    on_deadline: OnDeadline = "kill"
+    auto_resume: bool = False
+    notes: dict[str, str] = {}
+
+
+class Launch(Struct):
+    """How sandboxes begin that are made from a template which was built by steps."""
+
+    user: User = "user"  # of the start command, and of what clients run as nobody in particular
+    cwd: str = "/home/user"
+    start_command: str | None = None  # runs from the beginning on
+    ready_command: str | None = None  # a sandbox is there when this one succeeds
+
+
+class Snapshot(Struct):
+    """What was in a sandbox: its files, and what its programs were given. New sandboxes can be made from it."""
+
+    id: str
+    owner: str
+    sandbox: str  # of which it was made
+    template: str  # NAME@VERSION
+    image: str  # where its files are kept
+    bytes: int
+    created_at: float
+    name: str | None = None
+    env: dict[str, str] = {}
+    limits: Limits = Limits()
+    network: NetworkPolicy | None = None  # without secrets
+    launch: Launch | None = None  # of a template that was built by steps
+
+    @property
+    def info(self) -> SnapshotInfo:
+        """What is told of it."""
+        return SnapshotInfo(
+            id=self.id,
+            name=self.name,
+            owner=self.owner,
+            sandbox=self.sandbox,
+            template=self.template,
+            size_bytes=self.bytes,
+            created_at=self.created_at,
+            limits=self.limits,
+        )
+
+
+class Mark(Struct):
+    """A checkpoint of a context: a moment that it can be taken back to, as often as one likes."""
+
+    id: str
+    created_at: float
+
+
+def check_copies(count: object) -> None:
+    """Raises InvalidRequest unless a context can be copied so many times; how much room there is, its sandbox says."""
+    if type(count) is not int or count < 1:
+        raise errors.InvalidRequest(f"a context is copied once or more often, not {count!r} times")
+
+
+class SnapshotInfo(Struct):
+    """A snapshot of a sandbox: give it, its id or its name as a template."""
+
+    id: str
+    name: str | None
+    owner: str
+    sandbox: str  # of which it was made
+    template: str  # NAME@VERSION
+    size_bytes: int
+    created_at: float
+    limits: Limits
 
 
 class Principal(Struct):

@@ -296,6 +296,11 @@ def useless_secret(policy: NetworkPolicy) -> Secret | None:
     return next((each for each in policy.secrets if not _overlaps_one(each.domain, allowed)), None)
 
 
+def without_secrets(policy: NetworkPolicy) -> NetworkPolicy:
+    """The policy as it may be kept on a disk."""
+    return msgspec.structs.replace(policy, secrets=())
+
+
 def with_secrets(policy: NetworkPolicy, secrets: Iterable[Secret]) -> NetworkPolicy:
     """The policy with those of another that are of use in it."""
     allowed = _allowed(policy)

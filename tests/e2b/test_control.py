@@ -102,8 +102,6 @@ def test_an_unknown_template_is_a_404_that_names_what_exists(server):
 
 
 def test_what_is_not_offered_is_refused_and_says_so(server):
-    with pytest.raises(SandboxException, match="autoPause: this server cannot pause"):
-        Sandbox.create(lifecycle={"on_timeout": "pause"}, **server.e2b)
     with pytest.raises(SandboxException, match=r"network\.dnsServers is not possible"):
         Sandbox.create(network={"dns_servers": ["1.1.1.1"]}, **server.e2b)
 

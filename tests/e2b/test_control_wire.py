@@ -109,8 +109,6 @@ def test_traffic_can_be_private_only_where_tokens_exist():
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        (b'{"templateID":"base","autoPause":true}', "autoPause"),
-        (b'{"templateID":"base","autoResume":{"enabled":true}}', "autoResume"),
         (b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt"}]}', "volumeMounts"),
         (b'{"templateID":"base","iam":{"tokens":{"aws":{}}}}', "iam"),
         (b'{"templateID":"base","network":{"egressProxy":{"address":"a:1080"}}}', "egressProxy"),

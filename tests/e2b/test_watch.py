@@ -136,7 +136,7 @@ async def test_streams_and_watchers_count_together(server, async_box):
 async def test_watchers_are_forgotten_with_their_sandbox(bare_dir):
     async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
         box, files = await engine.create(SandboxSpec()), Filesystem()
-        state = {"resident": Resident(box, Tokens(b"secret"))}
+        state = {"resident": Resident(box.info, Tokens(b"secret"), box)}
         request = Request({"type": "http", "headers": [], "state": state})
         await files.create_watcher(request, WatchRequest(path="/tmp"))
         assert list(files._watchers) == [box]

@@ -13,8 +13,9 @@ from contextlib import AsyncExitStack, contextmanager
 import pytest
 
 from cloche import errors
-from cloche.engine import engine as engine_module
-from cloche.engine.engine import MAX_ODD_POOLS, MAX_TEMPLATES_KNOWN, Engine
+from cloche.engine import housing as housing_module
+from cloche.engine.engine import Engine
+from cloche.engine.housing import MAX_ODD_POOLS, MAX_TEMPLATES_KNOWN
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.watch import MAX_WAITING_BYTES, MAX_WATCHES, TooManyWatches
 from cloche.model import MIB, Limits, SandboxSpec
@@ -136,30 +137,30 @@ async def test_an_ended_sandbox_lets_go_of_its_watches_at_once(engine: Engine):
 async def test_names_of_templates_are_not_remembered_without_end(engine: Engine):
     for number in range(MAX_TEMPLATES_KNOWN + 20):
         assert (await engine.template(f"python:3.{number}")).name == "python"
-    assert len(engine._templates) <= MAX_TEMPLATES_KNOWN
+    assert len(engine.housing._templates) <= MAX_TEMPLATES_KNOWN
     await engine.template("python")
-    assert "python" in engine._templates
+    assert "python" in engine.housing._templates
 
 
 async def test_few_unusual_kinds_of_cells_wait_at_once(engine: Engine):
     boxes = [await engine.create(SandboxSpec(limits=odd(number))) for number in range(MAX_ODD_POOLS + 3)]
-    await until(lambda: all(pool._refilling is None for pool in engine._pools.values()))
-    assert len(engine._odd_pools) == MAX_ODD_POOLS
-    assert sum(engine._pools[key].ready for key in engine._odd_pools) == MAX_ODD_POOLS
+    await until(lambda: all(pool._refilling is None for pool in engine.housing._pools.values()))
+    assert len(engine.housing._odd_pools) == MAX_ODD_POOLS
+    assert sum(engine.housing._pools[key].ready for key in engine.housing._odd_pools) == MAX_ODD_POOLS
     assert all([(await box.context().execute("6*7").result()).text == "42" for box in boxes])
     for box in boxes:
         await box.kill()
-    await asyncio.gather(*(engine._pools.pop(key).aclose() for key in engine._odd_pools))
+    await asyncio.gather(*(engine.housing._pools.pop(key).aclose() for key in engine.housing._odd_pools))
 
 
 async def test_a_pool_that_nobody_uses_is_forgotten(engine: Engine, monkeypatch):
-    monkeypatch.setattr(engine_module, "KEEP_OTHER_SECONDS", 0.3)
-    engine._forget_idle_pools()
+    monkeypatch.setattr(housing_module, "KEEP_OTHER_SECONDS", 0.3)
+    engine.housing._forget_idle_pools()
     await (await engine.create(SandboxSpec(limits=odd(100)))).kill()
-    [key] = [key for key in engine._pools if key[1].space_bytes == odd(100).space_bytes]
-    await until(lambda: engine._pools[key].idle)
+    [key] = [key for key in engine.housing._pools if key[1].space_bytes == odd(100).space_bytes]
+    await until(lambda: engine.housing._pools[key].idle)
     await (await engine.create(SandboxSpec(limits=odd(101)))).kill()
-    assert key not in engine._pools and key not in engine._odd_pools
+    assert key not in engine.housing._pools and key not in engine.housing._odd_pools
 
 
 def odd(number: int) -> Limits:

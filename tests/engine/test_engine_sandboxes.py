@@ -161,8 +161,8 @@ async def test_many_creates_at_once_are_all_different(engine: Engine):
 
 async def test_the_pool_refills_also_for_who_takes_a_cell_as_a_refill_ends(own_config: Config, opening):
     async with opening(own_config) as engine:
-        await engine.warm()
-        (pool,) = engine._pools.values()
+        await engine.housing.warm()
+        (pool,) = engine.housing._pools.values()
         refilling = pool._refilling
         while not refilling.done():
             await asyncio.sleep(0)
@@ -172,8 +172,8 @@ async def test_the_pool_refills_also_for_who_takes_a_cell_as_a_refill_ends(own_c
 
 async def test_the_pool_refills_and_replaces_what_died(own_config: Config, opening):
     async with opening(own_config) as engine:
-        await engine.warm()
-        (pool,) = engine._pools.values()
+        await engine.housing.warm()
+        (pool,) = engine.housing._pools.values()
         await until(lambda: pool.ready == 2)
         waiting = pool._ready[0]
         os.kill(_init_pid_of(waiting.cell), signal.SIGKILL)
@@ -190,7 +190,7 @@ def _init_pid_of(cell) -> int:
 async def test_a_nursery_that_dies_loses_no_sandbox_and_is_replaced(own_config: Config, opening):
     async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
-        (nursery,) = engine._nurseries.values()
+        (nursery,) = engine.housing._nurseries.values()
         first = await nursery.get()
         await box.context().execute("kept = 1").result()
         _kill_zygote(box)
@@ -341,7 +341,7 @@ async def test_only_the_dead_are_cleaned(tmp_path: Path):
 
 
 async def test_nothing_shows_that_a_cell_of_the_pool_has_rehearsed(engine):
-    await engine.warm()
+    await engine.housing.warm()
     while not engine.waiting:
         await asyncio.sleep(0.01)
     sandbox = await engine.create(SandboxSpec())

@@ -30,7 +30,7 @@ from cloche.isolation.conformance_claims import program
 from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups
 from cloche.model import SandboxSpec, Template
-from cloche.store.records import SqliteRecords
+from cloche.sdk.assembly import stores_in
 from cloche.templates import Catalogue, build, registry
 from cloche.templates.recipe import Recipe
 
@@ -130,9 +130,8 @@ def nursery_of(hostile, tmp_path):
         instance = Instance(tmp_path / "run")
         instance.open()
         backend = NamespacesBackend(instance.directory, instance.name, instance.is_live)
-        records = SqliteRecords(tmp_path / "store.sqlite3")
         config = Config(data_dir=str(tmp_path), pool=Pool(ready=0))
-        async with Engine(config, backend, Fixed(hostile), records, instance) as engine:
+        async with Engine(config, backend, Fixed(hostile), instance, stores_in(tmp_path, config)) as engine:
             yield engine
         assert state_of(hostile) == before
 

@@ -111,3 +111,31 @@ test('a program that listens is reached through the server', async () => {
   assert.equal(await answer.text(), 'a page')
   await listening.kill()
 })
+
+test('a paused sandbox goes on, with its memory and without', async () => {
+  const going = await box.commands.run('sleep 600', { background: true })
+  await box.files.write('kept.txt', 'kept')
+  assert.equal(await box.pause(), true)
+  assert.equal(await box.pause(), false)
+  assert.equal(await box.isRunning(), false)
+  assert.equal((await box.getInfo()).state, 'paused')
+  await box.connect()
+  assert.ok((await box.commands.list()).some(({ pid }) => pid === going.pid))
+  assert.equal(await box.pause({ keepMemory: false }), true)
+  await box.connect()
+  assert.deepEqual(await box.commands.list(), [])
+  assert.equal(await box.files.read('kept.txt'), 'kept')
+})
+
+test('sandboxes are made from a snapshot, and forked', async () => {
+  await box.files.write('kept.txt', 'kept')
+  const { snapshotId, names } = await box.createSnapshot({ name: 'made-by-javascript' })
+  assert.deepEqual(names, ['made-by-javascript'])
+  const listed = await box.listSnapshots().nextItems()
+  assert.deepEqual(listed.map((each) => each.snapshotId), [snapshotId])
+  const made = [await Sandbox.create('made-by-javascript'), ...(await box.fork({ count: 2 }))]
+  for (const each of made) assert.equal(await each.files.read('kept.txt'), 'kept')
+  await Promise.all(made.map((each) => each.kill()))
+  assert.equal(await Sandbox.deleteSnapshot(snapshotId), true)
+  assert.equal(await Sandbox.deleteSnapshot(snapshotId), false)
+})

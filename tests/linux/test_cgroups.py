@@ -249,8 +249,15 @@ def test_what_a_killed_instance_leaves_is_killed_and_removed(version: int | None
     assert name not in found.leftovers(lambda instance: True)
     assert os.path.exists(f"/proc/{child}")
     assert name in found.leftovers(lambda instance: instance != name)
-    eventually(lambda: not os.path.exists(f"/proc/{child}") or "Z" in Path(f"/proc/{child}/stat").read_text())
+    eventually(lambda: dead_or_gone(child))
     assert name not in found.leftovers(lambda instance: instance != name)
+
+
+def dead_or_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def dying_instance(found: cgroups.Cgroups, name: str) -> int:

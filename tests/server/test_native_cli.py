@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import RunningServer, serving, with_template
+from tests.conftest import RunningServer, serving, wait_until, with_template
 
 import cloche
 from cloche import errors
@@ -177,3 +177,51 @@ def test_a_server_that_is_told_to_stop_waits_for_nobody_who_holds_on(own_data_di
         assert "the server has ended" in logs.communicate()[1]
         shell.communicate()
     assert "http.failed" not in (tmp_path / "log").read_text()
+
+
+# --- runs that go on by themselves
+
+
+def test_a_run_that_is_detached_goes_on_and_its_sandbox_ends_with_it(call: Call, place: Path, tmp_path: Path):
+    (tmp_path / "data.txt").write_text("from a file")
+    code = (
+        "import sys, time; print('on', *sys.argv[1:], flush=True); time.sleep(0.3); print(open('data.txt').read()); 7"
+    )
+    begun = call("run", "--detach", "--file", str(tmp_path / "data.txt"), "-c", code, "--", "a")
+    assert (begun.returncode, begun.stderr) == (0, "")
+    id = begun.stdout.strip()
+    shown = call("attach", id)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "on a\nfrom a file\n7\n", "")
+    told = [json.loads(line) for line in call("attach", id, "--events", "--after", "2").stdout.splitlines()]
+    assert [each["type"] for each in told] == ["output", "display", "ended"]
+    run = cloche.DetachedRun.connect(id, url=f"unix:{control_socket(place)}")
+    wait_until(lambda: run.sandbox not in call("ps").stdout)
+
+
+def test_the_exit_status_of_a_detached_run_is_its_own(call: Call):
+    id = call("run", "--detach", "-c", "raise SystemExit(7)").stdout.strip()
+    shown = call("attach", id, "--json")
+    assert shown.returncode == 7 and json.loads(shown.stdout)["exit_code"] == 7
+
+
+def test_whoever_attaches_may_leave(call: Call, place: Path):
+    id = call("run", "--detach", "-c", "print('on', flush=True)\nimport time; time.sleep(60)").stdout.strip()
+    attached = subprocess.Popen(
+        [CLOCHE, "--data-dir", str(place), "attach", id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert attached.stdout is not None and attached.stdout.readline() == "on\n"
+    attached.send_signal(signal.SIGINT)
+    assert attached.wait(60) == 130
+    run = cloche.DetachedRun.connect(id, url=f"unix:{control_socket(place)}")
+    assert run.state == "running" and run.interrupt() and run.result().outcome == "interrupted"
+
+
+def test_what_makes_no_sense_of_a_detached_run_is_refused(call: Call, tmp_path: Path):
+    for option in (["--out", str(tmp_path)], ["--json"]):
+        refused = call("run", "--detach", *option, "-c", "1")
+        assert refused.returncode == 125 and f"--detach and {option[0]} do not go together" in refused.stderr
+    for id in ("x" + "0" * 20, "../sandboxes"):
+        unknown = call("attach", id)
+        assert unknown.returncode == 125 and "there is no run" in unknown.stderr
+    nowhere = calling(tmp_path)("run", "--detach", "-c", "1")
+    assert nowhere.returncode == 125 and "no server runs" in nowhere.stderr

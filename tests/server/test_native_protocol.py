@@ -8,6 +8,7 @@ from cloche import errors, events
 from cloche.api.native.door import read
 from cloche.api.native.files import mode_of
 from cloche.api.native.sse import encode as encode_sse
+from cloche.engine.kept_events import Line
 from cloche.engine.process import Exited
 from cloche.model import Usage
 from cloche.protocol import asks, told
@@ -65,6 +66,18 @@ def test_server_sent_events_have_a_name_and_one_line_of_data():
         events.Output(stream="stdout", text="a\n\nb")
     )
     assert told.event_in(b": still here") is None
+
+
+def test_an_event_of_a_run_has_its_number_as_its_id():
+    line = Line(7, told.encode_event(STARTED))
+    assert encode_sse(line) == b"id: 7\n" + encode_sse(STARTED)
+    assert list(told.EventsIn().feed_numbered(b": still here\n\n" + encode_sse(line))) == [(7, STARTED)]
+
+
+@pytest.mark.parametrize("id", [b"", b"id: \n", b"id: -1\n", b"id: x\n", b"id: 1.5\n", b"id: " + b"9" * 5000 + b"\n"])
+def test_an_event_of_a_run_without_its_number_is_not_ours(id: bytes):
+    with pytest.raises(errors.Unavailable, match="is it Cloche"):
+        list(told.EventsIn().feed_numbered(id + encode_sse(STARTED)))
 
 
 def all_errors() -> list[type[errors.ClocheError]]:

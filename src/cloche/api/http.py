@@ -34,11 +34,13 @@ _MAX_REQUEST_ID = 128
 
 _STATUSES: dict[type[errors.ClocheError], int] = {
     errors.InvalidRequest: 400,
+    errors.NotCopyable: 409,
     errors.TooLarge: 413,
     errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.Gone: 410,
+    errors.SandboxPaused: 409,
     errors.FileError: 400,
     errors.FileExists: 409,
     errors.PermissionDenied: 403,

@@ -131,6 +131,7 @@ class _Counts(Collector):
     def _sandboxes(self) -> Iterable[Metric]:
         tally = self._engine.tally
         yield GaugeMetricFamily("cloche_sandboxes", "Sandboxes that run now.", self._engine.running)
+        yield GaugeMetricFamily("cloche_sandboxes_paused", "Sandboxes that are paused now.", self._engine.paused)
         yield GaugeMetricFamily("cloche_pool_ready", "Cells that wait to become sandboxes.", self._engine.waiting)
         yield CounterMetricFamily("cloche_sandboxes_created", "Sandboxes that were made.", tally.created)
         yield _by("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", tally.ended)

@@ -115,7 +115,7 @@ class Lab:
 
     def raw_cost_seconds(self) -> float:
         """Of the zygote that makes the sandboxes without a pool."""
-        return self._empty.call(lambda: self._empty.engine.raw_cost_seconds())
+        return self._empty.call(lambda: self._empty.engine.housing.raw_cost_seconds())
 
     def _start(self, engine: Embedded) -> None:
         began = time.perf_counter()

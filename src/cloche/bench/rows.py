@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.bench import installs, load, memory, pythons, serving, starts, turns, warm
+from cloche.bench import branches, installs, load, memory, pauses, pythons, serving, starts, turns, warm
 from cloche.bench.lab import Lab
 from cloche.model import Struct
 
@@ -122,6 +122,43 @@ PARTS: Sequence[Part] = (
         rows=(
             Row(key="interrupt", title="interrupt of an endless loop, to its end", against=("kernel_interrupt",)),
             Row(key="kernel_interrupt", title="ipykernel: interrupt, to idle"),
+        ),
+    ),
+    Part(
+        title="pauses",
+        measure=pauses.pauses,
+        rows=(
+            Row(key="pause", title="pause with memory, files on a disk"),
+            Row(
+                key="resume_one",
+                title="resume and `1+1`",
+                against=("resumed_warm",),
+                bar=4,
+                limit=True,
+            ),
+            Row(key="resumed_warm", title="warm `1+1` in that sandbox"),
+        ),
+    ),
+    Part(
+        title="copies of a context",
+        measure=branches.branches,
+        rows=(
+            Row(
+                key="branch",
+                title="fork of a context with a DataFrame of 100 MB, to ready",
+                against=("branch_raw",),
+                bar=3,
+                limit=True,
+            ),
+            Row(key="branch_raw", title="raw cost: that process forks, one byte back"),
+            Row(
+                key="branch_memory",
+                title="what such a fork adds until it is written to",
+                unit="MB",
+                against=("branch_frame",),
+                bar=10,
+            ),
+            Row(key="branch_frame", title="the DataFrame", unit="MB"),
         ),
     ),
     Part(

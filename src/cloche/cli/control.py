@@ -19,6 +19,7 @@ from cloche.config import Config
 from cloche.engine.instance import live_control_sockets
 
 ANSWER_SECONDS = 30.0
+COPY_SECONDS = 600.0  # for what has a sandbox's files written to a disk, or read from one
 
 
 def no_server(config: Config) -> errors.Unavailable:
@@ -43,12 +44,30 @@ def connected(config: Config) -> Iterator[httpx2.Client | None]:
 
 
 @contextmanager
-def client_of(socket: Path) -> Iterator[httpx2.Client]:
+def client_of(socket: Path, seconds: float = ANSWER_SECONDS) -> Iterator[httpx2.Client]:
     """A client of the server with that control socket. It asks for paths, such as `/api/v1/sandboxes`."""
     with short_path(socket) as path:
         transport = httpx2.HTTPTransport(uds=path)
-        with httpx2.Client(transport=transport, base_url="http://localhost", timeout=ANSWER_SECONDS) as client:
+        with httpx2.Client(transport=transport, base_url="http://localhost", timeout=seconds) as client:
             yield client
+
+
+def ask_around(config: Config, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
+    """As `ask`, of whichever live server knows what the path names.
+
+    Raises Unavailable where no server runs, and what the last one says, if none of them has it.
+    """
+    found = sockets(config)
+    if not found:
+        raise no_server(config)
+    for socket in found[:-1]:
+        try:
+            with client_of(socket, seconds) as client:
+                return ask(client, method, path, body)
+        except errors.NotFound:
+            continue
+    with client_of(found[-1], seconds) as client:
+        return ask(client, method, path, body)
 
 
 @contextmanager

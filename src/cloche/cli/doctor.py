@@ -74,6 +74,7 @@ def examine() -> list[Section]:
         Section(title="Networks of sandboxes", checks=_attempt("network", lambda: _networks(config))),
         *_tokens(config),
         Section(title="Places", checks=[*wrong, *_attempt("data directory", lambda: _places(config))]),
+        Section(title="Leftovers", checks=_attempt("leftovers", lambda: _leftovers(config))),
     ]
 
 
@@ -190,6 +191,12 @@ def _places(config: Config) -> Iterable[Check]:
         detail=f"{free / GIB:.1f} GiB free",
         advice="" if enough else "a template takes about 1 GiB: make room, or set CLOCHE_DATA_DIR",
     )
+
+
+def _leftovers(config: Config) -> Iterable[Check]:
+    from cloche.cli.doctor_leftovers import checks
+
+    return checks(config)
 
 
 def _can_write(directory: Path) -> bool:

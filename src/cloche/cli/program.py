@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cloche import errors
 from cloche.cli import OUR_FAILURE
 from cloche.cli.lines import Lines
+from cloche.cli.notebooks import save_notebook
 from cloche.cli.outbox import Outbox
 from cloche.cli.screen import EventLines, Save, Screen, View, WholeRun, say
 from cloche.cli.session import INTERRUPTED, ending_by_signal, sandbox, watch
@@ -35,9 +36,11 @@ async def run(config: Config, ask: Ask) -> int:
         async with sandbox(
             config, ask.template, env=ask.env, limits=ask.limits, network=ask.network, alone=ask.alone
         ) as box:
-            uploaded = [await _upload(box, path, place) for path, place in ask.uploads]
-            view = _view(ask, outbox)
+            uploaded = [await upload(box, path, place) for path, place in ask.uploads]
+            view = view_of(ask.form, outbox.save_images if outbox else None)
             status = await _execute(box, ask, view)
+            if ask.notebook is not None:
+                await save_notebook(box, ask.notebook)
             if outbox is not None:
                 await _collect(box, outbox, uploaded)
     if isinstance(view, Screen) and view.unseen:
@@ -45,12 +48,12 @@ async def run(config: Config, ask: Ask) -> int:
     return status
 
 
-def _view(ask: Ask, outbox: Outbox | None) -> View:
+def view_of(form: str, save: Save | None = None) -> View:
     kinds: dict[str, Callable[[Save | None], View]] = {"text": Screen, "events": EventLines, "json": WholeRun}
-    return kinds[ask.form](outbox.save_images if outbox else None)
+    return kinds[form](save)
 
 
-async def _upload(box: Sandbox, path: Path, place: str) -> FileInfo:
+async def upload(box: Sandbox, path: Path, place: str) -> FileInfo:
     try:
         return await box.files.write(place, _chunks(path))
     except (errors.ClocheError, OSError) as error:
@@ -75,6 +78,11 @@ async def _execute(box: Sandbox, ask: Ask, view: View) -> int:
     if killing:
         await asyncio.wait(killing)
         return INTERRUPTED
+    return last_word(ended)
+
+
+def last_word(ended: Ended) -> int:
+    """The exit status. Says why it ended, unless that is known."""
     if ended.reason and not _left_by_itself(ended):
         say(ended.reason.partition(";")[0])  # the rest speaks of a context that nobody will use again
     return _status(ended)

@@ -17,6 +17,7 @@ from types import FrameType
 from cloche import errors
 from cloche.cli.cells import Cells
 from cloche.cli.lines import Lines
+from cloche.cli.notebooks import save_notebook
 from cloche.cli.screen import STDERR, STDOUT, Screen, say, write
 from cloche.cli.session import ENDING_SIGNALS, ending_by_signal, watch
 from cloche.config import Config
@@ -29,8 +30,10 @@ Ask = Callable[[bool], str | None]
 """Gives the next line, None at the end; the argument says whether it continues a cell."""
 
 
-def serve(config: Config, sandbox: contextlib.AbstractAsyncContextManager[Sandbox]) -> int:
-    """Prompts until the user leaves. Gives the exit status: that of `exit(n)`, else 0."""
+def serve(
+    config: Config, sandbox: contextlib.AbstractAsyncContextManager[Sandbox], notebook: Path | None = None
+) -> int:
+    """Prompts until the user leaves, and saves the notebook then. Gives the exit status: of `exit(n)`, else 0."""
     with asyncio.Runner() as runner:
         opening = contextlib.AsyncExitStack()
 
@@ -40,7 +43,11 @@ def serve(config: Config, sandbox: contextlib.AbstractAsyncContextManager[Sandbo
 
         try:
             box = runner.run(open_())
-            return _converse(runner, box, config)
+            try:
+                return _converse(runner, box, config)
+            finally:
+                if notebook is not None:
+                    runner.run(save_notebook(box, notebook))
         finally:
             runner.run(opening.aclose())
 

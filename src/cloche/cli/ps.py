@@ -11,40 +11,54 @@ from cloche.cli import configuration
 from cloche.cli.control import ask, client_of, no_server, sockets
 from cloche.model import SandboxInfo
 
-_HEAD = ("ID", "OWNER", "TEMPLATE", "AGE", "ENDS IN", "METADATA")
+_HEAD = ("ID", "OWNER", "TEMPLATE", "STATE", "AGE", "ENDS IN", "METADATA")
 
 
 @click.command("ps")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """List the sandboxes of the running server, of all owners."""
+    """List the sandboxes of the running server, also paused ones, of all owners."""
     config = configuration()
     found = sockets(config)
     if not found:
         raise no_server(config)
-    infos: list[SandboxInfo] = []
+    known: dict[str, SandboxInfo] = {}
     for socket in found:
         with client_of(socket) as client:
-            infos += msgspec.convert(ask(client, "GET", "/api/v1/sandboxes?all=true"), list[SandboxInfo])
+            for each in msgspec.convert(ask(client, "GET", "/api/v1/sandboxes?all=true"), list[SandboxInfo]):
+                if each.state == "running" or each.id not in known:  # one on a disk is known to all servers there
+                    known[each.id] = each
+    infos = list(known.values())
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(infos)))
     else:
-        _table([_HEAD, *(_row(each, time.time()) for each in infos)])
+        table([_HEAD, *(_row(each, time.time()) for each in infos)])
 
 
 def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
-    left = "never" if info.deadline_at is None else _duration(info.deadline_at - now)
     metadata = " ".join(f"{name}={value}" for name, value in info.metadata.items())
-    return info.id, info.owner, info.template, _duration(now - info.created_at), left, printable(metadata)
+    age = duration(now - info.created_at)
+    return info.id, info.owner, info.template, _state(info), age, _left(info, now), printable(metadata)
 
 
-def _table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+def _state(info: SandboxInfo) -> str:
+    return "paused (files)" if info.state == "paused" and not info.pause_memory else info.state
+
+
+def _left(info: SandboxInfo, now: float) -> str:
+    if info.state == "paused":
+        return "-"  # its deadline stands still
+    return "never" if info.deadline_at is None else duration(info.deadline_at - now)
+
+
+def table(rows: list[tuple[str, ...]]) -> None:
+    """The first row is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """The two largest units of it: 5s, 3m 20s, 2h 1m, 1d 4h."""
     parts: list[str] = []
     rest = max(int(seconds), 0)

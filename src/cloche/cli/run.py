@@ -16,6 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.cli import OUR_FAILURE, configuration
 from cloche.cli.network_options import NetworkAsk, network_options, taken
+from cloche.cli.notebooks import notebook_option
 from cloche.config import bytes_of
 
 INTERRUPTED = 130
@@ -34,9 +35,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, float]
     timeout_seconds: float | None
     out: Path | None
+    notebook: Path | None
     form: str  # "text", "json" or "events"
     network: NetworkAsk
     alone: bool  # whether to leave a server that runs aside
+    detach: bool  # whether it goes on without us
 
 
 class _WrongUse(click.UsageError):
@@ -88,6 +91,7 @@ def _upload(text: str) -> tuple[Path, str]:
 @click.argument("words", metavar="[FILE | -] [-- ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("-c", "code", metavar="CODE", help="The program itself, instead of a file.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Save images and new files there.")
+@notebook_option
 @click.option("--file", "uploads", metavar="PATH[:NAME]", multiple=True, callback=_uploads, help="Copy into /mnt/data.")
 @click.option("--env", metavar="K=V", multiple=True, callback=_variables, help="Set an environment variable.")
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
@@ -97,6 +101,7 @@ def _upload(text: str) -> tuple[Path, str]:
 @click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
 @click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
 @click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+@click.option("--detach", is_flag=True, help="Leave it to the server, and print its id: see `cloche attach`.")
 def command(words: tuple[str, ...], code: str | None, memory: int | None, form: str | None, **options: Any) -> None:
     """Run Python code in a fresh sandbox, of the server that runs on this machine or else of its own.
 
@@ -105,6 +110,8 @@ def command(words: tuple[str, ...], code: str | None, memory: int | None, form: 
     Exit status: the program's own; 1 for an exception, 124 time-out, 125 Cloche failed, 130 interrupted, 137 out of
     memory.
     """
+    if options["detach"]:
+        _check_detached(options, form)
     source, argv = _source(words, code)
     ask = Ask(
         code=source,
@@ -118,11 +125,19 @@ def command(words: tuple[str, ...], code: str | None, memory: int | None, form: 
     sys.exit(_status(ask))
 
 
+def _check_detached(options: dict[str, Any], form: str | None) -> None:
+    """What needs somebody who stays."""
+    given = {f"--{name}": options[name] for name in ("out", "notebook", "alone", "packages")}
+    for name, value in {**given, f"--{form}": form}.items():
+        if value:
+            raise _WrongUse(f"--detach and {name} do not go together", click.get_current_context())
+
+
 def _status(ask: Ask) -> int:
     try:
-        from cloche.cli import program  # the engine takes a while to import: not for `--help`, nor for a wrong option
+        from cloche.cli import detaching, program  # they take a while to import: not for `--help`, nor a wrong option
 
-        return asyncio.run(program.run(configuration(), ask))
+        return asyncio.run((detaching.start if ask.detach else program.run)(configuration(), ask))
     except BrokenPipeError:
         return BROKEN_PIPE
     except KeyboardInterrupt:

@@ -125,7 +125,7 @@ async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
     """Whether sandboxes can be had; False if the server was stopped meanwhile. Raises what `Health.check` does."""
 
     async def start() -> None:
-        await engine.warm(users=("user", "root"))
+        await engine.housing.warm(users=("user", "root"))
         await health.check()
 
     starting = asyncio.create_task(start())

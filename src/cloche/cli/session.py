@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,9 @@ from cloche.engine.instance import live_control_sockets
 from cloche.events import Ended, Input
 from cloche.model import SandboxSpec
 from cloche.sdk.seam import Execution, Sandbox
+
+if TYPE_CHECKING:
+    from cloche.protocol.asks import CreateSandbox
 
 INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -69,18 +73,10 @@ def _with_packages(config: Config) -> Config:
 @contextlib.asynccontextmanager
 async def _of_server(socket: Path, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox | None]:
     """A sandbox of that server, which ends with us however we end; None where it does not answer."""
-    from cloche.protocol import asks, networks  # here, and below: without a server, none of this is needed
-    from cloche.sdk import remote_sandbox
+    from cloche.sdk import remote_sandbox  # here, and below: without a server, none of this is needed
     from cloche.sdk.remote_server import Server
 
-    changed = asks.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
-    asked = asks.CreateSandbox(
-        template=spec.template,
-        env=spec.env,
-        limits=changed,
-        network=None if spec.network is None else networks.asked_of(spec.network),
-        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
-    )
+    asked = asked_of(spec, limits)
     async with contextlib.aclosing(Server(f"unix:{socket}", "")) as server:
         try:
             box = await remote_sandbox.create_as(server, asked)
@@ -95,6 +91,20 @@ async def _of_server(socket: Path, spec: SandboxSpec, limits: Mapping[str, float
             finally:
                 with contextlib.suppress(errors.ClocheError):
                     await asyncio.shield(box.kill())
+
+
+def asked_of(spec: SandboxSpec, limits: Mapping[str, float]) -> CreateSandbox:
+    """How a server is asked for it; `limits` change the template's."""
+    from cloche.protocol import asks, networks
+
+    changed = asks.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
+    return asks.CreateSandbox(
+        template=spec.template,
+        env=spec.env,
+        limits=changed,
+        network=None if spec.network is None else networks.asked_of(spec.network),
+        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
+    )
 
 
 @contextlib.asynccontextmanager
@@ -125,19 +135,19 @@ async def attached(config: Config, id: str) -> AsyncIterator[Sandbox]:
 @contextlib.asynccontextmanager
 async def _own(config: Config, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox]:
     """A sandbox of an engine for it alone. A built-in template is built first, with its progress on stderr."""
-    from cloche.engine.engine import default_limits  # here: with a server, none of the engine is needed
-    from cloche.sdk.assembly import assemble
+    from cloche.sdk.assembly import assemble  # here: with a server, none of the engine is needed
     from cloche.sdk.near import NearSandbox
     from cloche.templates import Catalogue, ensure
 
     alone = msgspec.structs.replace(for_oneself(config), pool=Pool(ready=0))  # one sandbox: none need wait in advance
     template = spec.template
-    with showing(f"building {template}") as report:
-        built = await asyncio.to_thread(ensure, Catalogue(config.data_dir, config.aliases), template, report)
-    if limits:
-        spec = msgspec.structs.replace(spec, limits=msgspec.structs.replace(default_limits(config, built), **limits))
+    with showing(f"building {template}") as report, contextlib.suppress(errors.TemplateNotFound):  # a snapshot, perhaps
+        await asyncio.to_thread(ensure, Catalogue(config.data_dir, config.aliases), template, report)
     async with assemble(alone, preload=False) as engine:
-        yield NearSandbox(await engine.create(spec), engine.networks)
+        if limits:
+            usual = await engine.limits_of(template, spec.owner)
+            spec = msgspec.structs.replace(spec, limits=msgspec.structs.replace(usual, **limits))
+        yield NearSandbox(engine, await engine.create(spec))
 
 
 async def watch(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloche.cli import configuration
 from cloche.cli.network_options import NetworkAsk, network_options, taken
+from cloche.cli.notebooks import notebook_option
 from cloche.config import Config
 
 if TYPE_CHECKING:
@@ -24,9 +26,10 @@ INTERRUPTED = 130
 @click.argument("id", required=False)
 @click.option("--lang", type=click.Choice(["python", "bash"]), default="python", show_default=True)
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
+@notebook_option
 @network_options
 @click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
-def command(id: str | None, lang: str, template: str, alone: bool, **options: Any) -> None:
+def command(id: str | None, lang: str, template: str, alone: bool, notebook: Path | None, **options: Any) -> None:
     """Open a prompt, Python or bash: in a fresh sandbox, of which nothing remains, or in the one ID of a server.
 
     Ctrl-D leaves it.
@@ -34,15 +37,25 @@ def command(id: str | None, lang: str, template: str, alone: bool, **options: An
     network = taken(options)
     if id is not None and network.given:
         raise click.UsageError("--allow, --deny, --secret and --packages are for a fresh sandbox")
+    if notebook is not None and lang != "python":
+        raise click.UsageError("--notebook is for Python: a terminal has no cells")
     try:
-        sys.exit(_prompt(configuration(), id, lang, template, network, alone))
+        sys.exit(_prompt(configuration(), id, lang, template, network, alone, notebook))
     except BrokenPipeError:
         sys.exit(BROKEN_PIPE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
 
 
-def _prompt(config: Config, id: str | None, lang: str, template: str, network: NetworkAsk, alone: bool) -> int:
+def _prompt(
+    config: Config,
+    id: str | None,
+    lang: str,
+    template: str,
+    network: NetworkAsk,
+    alone: bool,
+    notebook: Path | None,
+) -> int:
     from cloche.cli import bridge, prompt, session  # these take a while to import: not for `--help`
 
     box: AbstractAsyncContextManager[Sandbox]
@@ -50,7 +63,7 @@ def _prompt(config: Config, id: str | None, lang: str, template: str, network: N
         box = session.attached(config, id)
     else:
         box = session.sandbox(config, template, limits=_limits(config, lang), network=network, alone=alone)
-    return prompt.serve(config, box) if lang == "python" else asyncio.run(bridge.bash(box))
+    return prompt.serve(config, box, notebook) if lang == "python" else asyncio.run(bridge.bash(box))
 
 
 def _limits(config: Config, lang: str) -> dict[str, float]:

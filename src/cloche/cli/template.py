@@ -1,4 +1,4 @@
-"""`cloche template`: build, list, show, rm."""
+"""`cloche template`: build, list, show, diff, pin, export, import, rm."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 from cloche import errors
 from cloche.cli import configuration
 from cloche.cli.progress import showing
+from cloche.cli.template_lines import in_brief, in_lines
 from cloche.model import MIB, Template
-from cloche.templates import Catalogue, Recipe, build, recipe
+from cloche.templates import Catalogue, Recipe, build, difference, export, import_archive, recipe
 
 
 @click.group("template")
 def command() -> None:
-    """Build, list, show and remove templates."""
+    """Build, compare, pin, move and remove templates."""
 
 
 def catalogue() -> Catalogue:
@@ -51,16 +52,22 @@ def _recipe(source: str) -> Recipe:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List every version of every template, the newest of each name first."""
-    templates = catalogue().list()
+    known = catalogue()
+    templates = known.list()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(templates)))
         return
     if not templates:
         click.echo("no templates yet: `cloche template build python` builds the built-in one", err=True)
     for each in templates:
-        built = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.created_at))
-        packages = f"{len(each.packages)} packages"
-        click.echo(f"{each.ref:<36} Python {each.python_version:<8} {packages:<14} {_size(each):>9}  {built}")
+        click.echo(_line(each, "pinned" if known.pinned(each.name) == each.version else ""))
+
+
+def _line(template: Template, note: str) -> str:
+    built = time.strftime("%Y-%m-%d %H:%M", time.localtime(template.created_at))
+    packages = f"{len(template.packages)} packages"
+    said = f"{template.ref:<36} Python {template.python_version:<8} {packages:<14} {_size(template):>9}  {built}"
+    return f"{said}  {note}".rstrip()
 
 
 @command.command("show")
@@ -81,10 +88,85 @@ def show_command(ref: str, as_json: bool) -> None:
             click.echo(f"{name}: {_words(value)}")
 
 
+@command.command("history")
+@click.argument("name")
+def history_command(name: str) -> None:
+    """List the versions of one template, the newest first, with what each changed."""
+    known = catalogue()
+    versions = known.versions(name)
+    pin = known.pinned(versions[0].name)
+    meant = pin or versions[0].version
+    for each, before in zip(versions, [*versions[1:], None], strict=True):
+        mark = ("pinned" if pin else "in use") if each.version == meant else ""
+        click.echo(_line(each, mark))
+        if before is not None:
+            click.echo(f"    {in_brief(difference(before, each))}")
+
+
+@command.command("diff")
+@click.argument("before", metavar="NAME[@VERSION]")
+@click.argument("after", metavar="NAME[@VERSION]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def diff_command(before: str, after: str, as_json: bool) -> None:
+    """Show what the second has, lacks or has otherwise than the first."""
+    known = catalogue()
+    found = difference(known.resolve(before), known.resolve(after))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        return
+    for line in in_lines(found):
+        click.echo(line)
+
+
+@command.command("pin")
+@click.argument("ref", metavar="NAME@VERSION")
+def pin_command(ref: str) -> None:
+    """Let NAME mean that version, also when newer ones are built, until it is unpinned."""
+    template = catalogue().pin(ref)
+    click.echo(f"{template.name} is {template.ref} from now on")
+
+
+@command.command("unpin")
+@click.argument("name")
+def unpin_command(name: str) -> None:
+    """Let NAME mean its newest version again."""
+    newest = catalogue().unpin(name)
+    click.echo(f"{name} is {newest.ref if newest else 'none'} from now on, and what is built next")
+
+
+@command.command("rollback")
+@click.argument("name")
+def rollback_command(name: str) -> None:
+    """Pin the version before the one that NAME means now."""
+    template = catalogue().roll_back(name)
+    click.echo(f"{template.name} is {template.ref} from now on: `cloche template unpin {template.name}` undoes it")
+
+
+@command.command("export")
+@click.argument("ref", metavar="NAME[@VERSION]")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def export_command(ref: str, file: Path) -> None:
+    """Write a template to one file (tar.gz), for a machine without a registry."""
+    template = catalogue().resolve(ref)
+    with showing(f"exporting {template.ref}") as report:
+        digest = export(template, file, report)
+    click.echo(f"{template.ref}  {file.stat().st_size / MIB:.0f} MiB  sha256 {digest}")
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--sha256", metavar="DIGEST", help="Refuse any other file.")
+def import_command(file: Path, sha256: str | None) -> None:
+    """Add the template that such a file holds."""
+    with showing(f"importing {file.name}") as report:
+        template = import_archive(catalogue(), file, sha256, report)
+    click.echo(f"{template.ref}  Python {template.python_version}, {_size(template)}")
+
+
 @command.command("rm")
 @click.argument("refs", metavar="NAME[@VERSION]...", nargs=-1, required=True)
 def rm_command(refs: tuple[str, ...]) -> None:
-    """Remove versions of templates. NAME alone removes its newest version."""
+    """Remove versions of templates. NAME alone removes the version that it means; unpin it first if it is pinned."""
     for ref in refs:
         click.echo(f"removed {catalogue().remove(ref).ref}")
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 from cloche import errors
 from cloche.engine.answers import InputSource
+from cloche.engine.branching import Marks
 from cloche.engine.execution import Execution
+from cloche.engine.history import Transcript
 from cloche.engine.kernel import Kernel
 from cloche.engine.tool_calls import Tools
 from cloche.events import Ended
-from cloche.model import Limits, Showing, check_command_size, check_env, check_seconds
+from cloche.model import Limits, Mark, Showing, check_command_size, check_copies, check_env, check_seconds, new_id
 from cloche.tools import Tool
+from cloche.variables import Variables
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
@@ -26,9 +30,19 @@ class Home(Protocol):
 
     limits: Limits
     tools: Tools
+    transcript: Transcript
 
     async def start_kernel(self, context: Context) -> Kernel:
         """Raises SandboxLost or what init answers."""
+
+    async def branch_kernel(self, origin: Kernel) -> Kernel:
+        """A copy of that kernel. Raises NotCopyable, Unavailable or Gone."""
+
+    def check_room(self, count: int) -> None:
+        """Raises InvalidRequest unless it can have so many contexts more."""
+
+    def add_contexts(self, contexts: list[Context]) -> None:
+        """Raises as `check_room` and `check_running` do, with none added."""
 
     def oom_kills(self) -> int: ...
 
@@ -66,6 +80,7 @@ class Context:
         self._began_at = 0.0
         self._oom_kills = 0
         self._notice: str | None = None
+        self._marks = Marks()
         if kernel is not None:
             self._adopt(kernel)
 
@@ -89,12 +104,13 @@ class Context:
         until_deadline: bool = False,
         showing: Showing | None = None,
         tools: Sequence[Tool] = (),
+        recorded: bool = True,
     ) -> Execution:
         """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
 
         `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time limit
         but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are told as
-        ToolsCalled events; its time does not run while it waits for them.
+        ToolsCalled events; its time does not run while it waits for them. It is in the sandbox's history if `recorded`.
         Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended.
         """
         self._home.check_running()
@@ -116,7 +132,23 @@ class Context:
             argv=argv,
             showing=showing or Showing(),
             offer=self._home.tools.offer(tools, language=self.language) if tools else None,
+            heard=self._home.transcript.recording(self.id, self.language, code).hear if recorded else None,
         )
+
+    async def variables(self) -> Variables:
+        """What its names are bound to, told between two executions without running any of the program's own code.
+
+        A context whose kernel is not there has none. Raises ProtocolViolation for a kernel that lies, Unavailable for
+        one that does not answer, or Gone.
+        """
+        self._check_usable()
+        async with self._turn:
+            self._check_usable()
+            kernel = self._kernel
+            if kernel is None or not kernel.alive:
+                return Variables()
+            await kernel.settle()
+            return await kernel.inspect()
 
     def interrupt(self) -> bool:
         """Interrupts what runs now (see `Execution.interrupt`). False if nothing runs."""
@@ -124,6 +156,15 @@ class Context:
             return False
         self._running.interrupt()
         return True
+
+    def hold_clock(self) -> None:
+        """The time limit of what runs stands still until `release_clock`."""
+        if self._running is not None:
+            self._running.hold_clock()
+
+    def release_clock(self) -> None:
+        if self._running is not None:
+            self._running.release_clock()
 
     async def restart(self) -> None:
         """Kills the kernel with all that it started and starts a new one. What ran ends with outcome `died`."""
@@ -133,25 +174,83 @@ class Context:
         await self.kernel()
         self._notice = None
 
+    async def checkpoint(self) -> Mark:
+        """Keeps its state as it is between two executions. Files are no part of it.
+
+        Raises NotCopyable if what it runs cannot be copied, InvalidRequest if there are too many marks.
+        """
+        self._marks.check_room()
+        async with self._at_rest() as kernel:
+            self._marks.check_room()
+            copy = await self._home.branch_kernel(kernel)
+            self._check_still(kernel, copy)
+            return self._marks.add(copy)
+
+    async def rollback(self, mark: str) -> None:
+        """Takes its state back to that mark, which stays. Its kernel is killed with all that it started since.
+
+        Works also where the kernel has died. Raises CheckpointNotFound.
+        """
+        self._check_usable()
+        self._marks.kernel(mark)
+        async with self._turn:
+            copy = await self._home.branch_kernel(self._marks.kernel(mark))
+            try:
+                self._marks.kernel(mark)  # a restart forgets it
+            except errors.CheckpointNotFound:
+                copy.discard()
+                raise
+            await self._replace_kernel(copy)
+
+    async def fork(self, count: int = 1) -> list[Context]:
+        """So many new contexts that have its state. Raises as `checkpoint` does, and if there is no room for them."""
+        check_copies(count)
+        self._home.check_room(count)
+        copies: list[Kernel] = []
+        try:
+            async with self._at_rest() as kernel:
+                for _ in range(count):
+                    copies.append(await self._home.branch_kernel(kernel))
+            made = [
+                Context(self._home, new_id("c"), language=self.language, cwd=self.cwd, kernel=copy) for copy in copies
+            ]
+            self._home.add_contexts(made)
+            self._home.transcript.branch(self.id, [each.id for each in made])
+        except BaseException:
+            for copy in copies:
+                copy.discard()
+            raise
+        return made
+
+    def marks(self) -> list[Mark]:
+        """Those that it can be taken back to, the oldest first."""
+        self._check_usable()
+        return self._marks.list()
+
+    def forget(self, mark: str) -> None:
+        """Raises CheckpointNotFound."""
+        self._check_usable()
+        self._marks.forget(mark)
+
     def remove(self) -> None:
         """Ends the context with all that it started."""
         self.removed = True
         self.stop("kernel killed: the context was removed")
 
     def stop(self, reason: str) -> None:
-        """Ends what runs, and the kernel."""
+        """Ends what runs, and the kernel, and forgets all marks."""
+        self._marks.end()
         kernel, self._kernel = self._kernel, None
         if self._running is not None:
             self._running.finish("died", reason)
         if kernel is not None:
-            kernel.on_exit = None
-            kernel.kill()
-            kernel.close()
+            kernel.discard()
 
     def configure(self, env: dict[str, str]) -> None:
         """Adds to the environment of its kernel, if it has one."""
         if self._kernel is not None and self._kernel.alive:
             self._kernel.configure(env, None, {})
+        self._marks.configure(env)
 
     async def kernel(self) -> Kernel:
         """The live kernel; a new one where the last has died."""
@@ -224,6 +323,37 @@ class Context:
         self._kernel = None
         if not told:
             self._notice = f"[cloche] the {kernel.exit} since the last execution; the context's state was lost\n"
+
+    @asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[Kernel]:
+        """Waits its turn: its kernel, which executes nothing meanwhile. Raises Gone, NotCopyable, ContextNotFound."""
+        self._check_usable()
+        if self.language != "python":
+            raise errors.NotCopyable(f"only Python contexts can be copied, and this one is {self.language}")
+        async with self._turn:
+            kernel = await self._kernel_unless_over()
+            if kernel is None:
+                self._check_usable()
+                raise errors.SandboxLost(self.ending)
+            yield kernel
+
+    def _check_still(self, kernel: Kernel, copy: Kernel) -> None:
+        """A restart, or the end, may have come while `kernel` was copied: the copy is of no use then."""
+        if self._kernel is not kernel:
+            copy.discard()
+            self._check_usable()
+            raise errors.Unavailable("the context was restarted, or has died, while it was copied: try again")
+
+    async def _replace_kernel(self, copy: Kernel) -> None:
+        old, self._kernel, self._notice = self._kernel, None, None
+        self._adopt(copy)
+        if old is not None:
+            old.discard()
+            await copy.settle(always=True)  # init is done with the old one then
+
+    def _check_usable(self) -> None:
+        self._home.check_running()
+        self._check_exists()
 
     def _check_exists(self) -> None:
         if self.removed:

@@ -23,6 +23,16 @@ def gone(record: SandboxRecord) -> errors.Gone:
     return kind(f"{what}: {record.end_reason or 'its host process died'}; create a new one")
 
 
+def absent(record: SandboxRecord) -> errors.ClocheError:
+    """The error for whoever wants to use one that does not run: it is paused, or it has ended."""
+    if record.state != "paused":
+        return gone(record)
+    when = datetime.fromtimestamp(record.paused_at or record.created_at, UTC)
+    return errors.SandboxPaused(
+        f"sandbox {record.id} is paused since {when:%Y-%m-%d %H:%M:%S} UTC: resume it (connect to it), or kill it"
+    )
+
+
 def never(id: str) -> errors.SandboxNotFound:
     """The same for an id that never existed and for one that belongs to somebody else."""
     return errors.SandboxNotFound(f"there is no sandbox {id!r}")

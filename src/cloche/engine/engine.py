@@ -3,71 +3,74 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+import fnmatch
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.endings import gone, never
+from cloche.engine.builds import Builds, Site
+from cloche.engine.endings import absent, gone, never
+from cloche.engine.housing import Housing, Templates, default_limits
+from cloche.engine.images import Images
 from cloche.engine.instance import CONTROL_SOCKET, Instance
+from cloche.engine.lasting import MAX_FORKS, Lasting, Source
+from cloche.engine.launching import launched
+from cloche.engine.making import Making, from_snapshot, shutting_down
 from cloche.engine.networks import Networks
-from cloche.engine.nursery import LiveNursery
-from cloche.engine.pool import Pool
+from cloche.engine.runs import Runs
 from cloche.engine.sandbox import Sandbox, info_of
+from cloche.engine.snapshots import Snapshots, is_id
+from cloche.engine.stores import Stores
 from cloche.engine.tally import Tally
-from cloche.isolation.base import Backend, CellSpec
-from cloche.model import Limits, SandboxInfo, SandboxSpec, Template, User, new_id
-from cloche.store.base import SHUT_DOWN, Records, SandboxRecord
+from cloche.isolation.base import Backend
+from cloche.model import (
+    Limits,
+    SandboxInfo,
+    SandboxSpec,
+    Snapshot,
+    Template,
+    check_seconds,
+    check_snapshot_name,
+    new_id,
+)
+from cloche.store.base import SHUT_DOWN, SandboxRecord
 from cloche.telemetry import log
 
-TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
-KEEP_DEFAULT_SECONDS = 3600.0
-KEEP_OTHER_SECONDS = 60.0
-MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
 MAX_HISTORY = 10_000
-MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
-
-
-class Templates(Protocol):
-    """Where templates come from."""
-
-    def resolve(self, ref: str) -> Template:
-        """Raises TemplateNotFound or TemplateBuildFailed. May take long: it is called in a thread."""
-
-    def list(self) -> list[Template]:
-        """All that are built, by name, the newest of each first. It is called in a thread, too."""
-
-
-def default_limits(config: Config, template: Template) -> Limits:
-    """Those of a sandbox that asks for none: the template's own where it has some, else this host's."""
-    return template.limits if template.limits != Limits() else config.limits.default
 
 
 class Engine:
     """Use as `async with Engine(..) as engine`. On leaving, every sandbox ends and nothing of them remains."""
 
-    def __init__(self, config: Config, backend: Backend, catalogue: Templates, records: Records, instance: Instance):
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        catalogue: Templates,
+        instance: Instance,
+        stores: Stores,
+    ):
         self.config = config
         self._backend = backend
-        self._catalogue = catalogue
-        self._records = records
+        self._records = stores.records
         self._instance = instance
         self._sandboxes: dict[str, Sandbox] = {}
         self._destroying: set[asyncio.Task[None]] = set()
-        self._templates: dict[str, tuple[float, Template]] = {}
-        self._nurseries: dict[str, LiveNursery] = {}
-        self._pools: dict[tuple[str, CellSpec], Pool] = {}
-        self._odd_pools: set[tuple[str, CellSpec]] = set()
         kept = Path(config.data_dir, "cache", "packages")
         self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
-        self._closing = False
+        self.housing = Housing(config, backend, catalogue, door=self.networks.always_open)
+        self._images = Images(Path(config.data_dir, "images"), instance.name)
+        self.snapshots = Snapshots(stores.snapshots, self._images, config.kept)
+        self._lasting = Lasting(config.kept, self, instance, stores.records, self._images, self.snapshots)
+        self.runs = Runs(stores.runs, instance, config.runs)
+        self.builds = Builds(self._site(), stores.builds, stores.build_files, instance, config.aliases)
         self.tally = Tally()
+        self._making = Making(config, instance, self.housing, self.networks, self._images, self.tally, self)
 
     async def __aenter__(self) -> Engine:
         await self._records.open()
@@ -75,6 +78,9 @@ class Engine:
         dead = self._instance.clean()
         if lost or dead:
             log.info("instance.cleaned", instances=len(dead), sandboxes=lost)
+        await self._lasting.open()
+        await self.builds.open()
+        self.runs.open()
         return self
 
     async def __aexit__(
@@ -91,71 +97,57 @@ class Engine:
         TemplateBuildFailed, NurseryFailed, IsolationUnavailable, ShuttingDown, and Unavailable where too many files are
         open for one more.
         """
-        began_at = time.monotonic()
-        try:
-            sandbox = await self._create(spec, id or new_id())
-        except (errors.Unavailable, OSError) as failure:
-            error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
-            self.tally.not_created[error.code] += 1
-            log.warning("sandbox.not_created", template=spec.template, reason=error.code)
-            raise error from None
-        if spec.owner:
-            self.tally.sandbox_created(time.monotonic() - began_at)
-        return sandbox
+        found = await self._found(spec.template, spec.owner)
+        if isinstance(found, Template):
+            return await self._making.create(spec, id or new_id(), found)
+        return await launched(await self.make(from_snapshot(spec, found), id, image=found.image), found.launch)
 
-    async def _create(self, spec: SandboxSpec, id: str) -> Sandbox:
-        self._check(spec)
-        template = await self._template(spec.template)
-        limits = spec.limits or default_limits(self.config, template)
-        self.config.limits.check(limits)
-        network = self.networks.policy_for(spec, template)
-        ready = await self._pool(template, spec, limits).take()
-        if self._closing:
-            await ready.aclose()
-            raise _shutting_down()
-        record = self._new_record(id, spec, template, limits)
-        try:
-            sandbox = Sandbox(
-                ready,
-                spec,
-                record,
-                network=network,
-                max_lifetime_seconds=self.config.lifetime.max_seconds,
-                tally=self.tally if spec.owner else Tally(),
-                on_change=self._on_change,
-            )
-        except BaseException:  # a spec that fits into no frame, say
-            await ready.aclose()
-            raise
-        self._sandboxes[sandbox.id] = sandbox
-        self._record(record)
-        if self.networks.wants_door(network):
-            await self.networks.open(sandbox)
-        return sandbox
+    async def make(
+        self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
+    ) -> Sandbox:
+        """As `create`, with the files of that image; `before`: the paused sandbox that it is to be again."""
+        template = await self.housing.template(spec.template)
+        return await self._making.create(spec, id or new_id(), template, image=image, before=before)
 
     async def get(self, id: str, owner: str) -> Sandbox:
-        """A running sandbox of this process.
+        """A sandbox to be used. One that is paused is resumed, if it is to be by whoever uses it.
 
-        Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost: which, when and why, also after a restart.
+        Raises SandboxPaused, SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost: which, when and why, also
+        after a restart.
         """
-        sandbox = self._sandboxes.get(id)
-        if sandbox is not None and sandbox.spec.owner == owner:
-            return sandbox
-        record = await self._records.get(id) if sandbox is None else None
-        if record is None or record.owner != owner:
-            raise never(id)
-        raise self._absent(record)
+        return await self._awake(await self._known(id, owner))
 
     async def find(self, id: str) -> Sandbox:
         """As `get`, whoever the owner is: for callers who hold a secret of that very sandbox instead of a key."""
+        return await self._awake(await self._known(id, None))
+
+    async def _awake(self, known: Sandbox | SandboxRecord) -> Sandbox:
+        if isinstance(known, Sandbox) and known.record.state != "paused":
+            return known
+        record = known.record if isinstance(known, Sandbox) else known
+        if not record.auto_resume:
+            raise absent(record)
+        return await self._resumed(known, None)
+
+    async def _known(self, id: str, owner: str | None) -> Sandbox | SandboxRecord:
+        """One that has a cell here, or one that is paused on a disk. Raises SandboxNotFound, Gone."""
         sandbox = self._sandboxes.get(id)
-        if sandbox is not None:
+        if sandbox is not None and owner in (None, sandbox.spec.owner):
             return sandbox
-        record = await self._records.get(id)
-        raise never(id) if record is None else self._absent(record)
+        record = None if sandbox is not None else await self._lasting.asleep.find(id) or await self._records.get(id)
+        if record is None or owner not in (None, record.owner):
+            raise never(id)
+        if id in self._sandboxes:  # it was woken while we looked
+            return self._sandboxes[id]
+        if record.state == "paused" and not self._is_elsewhere(record):
+            return record
+        raise self._absent(record)
+
+    def _is_elsewhere(self, record: SandboxRecord) -> bool:
+        return record.instance != self._instance.name and self._instance.is_live(record.instance)
 
     def _absent(self, record: SandboxRecord) -> errors.ClocheError:
-        if record.state != "running":
+        if record.state not in ("running", "paused"):
             return gone(record)
         if self._instance.is_live(record.instance):
             return errors.SandboxNotFound(
@@ -163,10 +155,98 @@ class Engine:
             )
         return errors.SandboxLost(f"sandbox {record.id} was lost: its host process died; create a new one")
 
+    # -- what lasts
+
+    async def pause(self, id: str, owner: str, *, memory: bool = True) -> SandboxInfo:
+        """Its programs stand still until it is resumed; without `memory` they end, and only its files are kept.
+
+        Raises SandboxPaused if it is paused already, SandboxNotFound, Gone. Raises InvalidRequest, Unavailable or
+        TooLarge where it cannot be done: then it runs as before.
+        """
+        known = await self._known(id, owner)
+        if not isinstance(known, Sandbox):
+            raise absent(known)
+        await self._lasting.pause(known, memory=memory)
+        return known.info
+
+    async def resume(self, id: str, owner: str, *, seconds: float | None = None) -> Sandbox:
+        """Runs again, for so many seconds from now or as many as it was first given. One that runs is as it was.
+
+        Raises SandboxNotFound, Gone, and as `create` where there is no memory to go on from.
+        """
+        check_seconds("lifetime", seconds)
+        return await self._resumed(await self._known(id, owner), seconds)
+
+    async def _resumed(self, known: Sandbox | SandboxRecord, seconds: float | None) -> Sandbox:
+        if self._making.closing:
+            raise shutting_down()
+        while isinstance(known, Sandbox):
+            try:
+                return await self._lasting.resume(known, seconds)
+            except errors.SandboxPaused:  # it has left its cell at this very moment
+                known = await self._moved(known)
+        return await self._lasting.wake(known, seconds)
+
+    async def _moved(self, sandbox: Sandbox) -> Sandbox | SandboxRecord:
+        """Where one is that was paused without its memory. Raises SandboxPaused where it is where it was, Gone."""
+        known = await self._known(sandbox.id, sandbox.spec.owner)
+        if known is sandbox:
+            raise absent(sandbox.record)
+        return known
+
+    async def kill(self, id: str, owner: str, reason: str = "killed by its owner") -> None:
+        """Ends one that runs or is paused. Raises SandboxNotFound, Gone."""
+        known = await self._known(id, owner)
+        if isinstance(known, Sandbox):
+            await known.kill(reason)
+        else:
+            await self._lasting.end(known, reason)
+
+    async def snapshot(self, id: str, owner: str, *, name: str | None = None) -> Snapshot:
+        """The files of a sandbox, and what its programs were given, to make new ones from.
+
+        Raises SandboxNotFound, Gone, Unavailable, TooLarge; InvalidRequest for a name that is none, or a template's.
+        """
+        if name is not None:
+            await self._check_name(name)
+        await self.snapshots.check_room(owner)
+        return await self._lasting.snapshot(await self._source(id, owner), name)
+
+    async def fork(
+        self, id: str, owner: str, count: int = 1, *, seconds: float | None = None
+    ) -> Sequence[Sandbox | errors.ClocheError]:
+        """New sandboxes with its files and settings, and none of its memory; for each that failed, why.
+
+        Raises as `snapshot`.
+        """
+        if not 1 <= count <= MAX_FORKS:
+            raise errors.InvalidRequest(f"a sandbox can be forked into 1 to {MAX_FORKS} at once, not {count}")
+        check_seconds("lifetime", seconds)
+        return await self._lasting.fork(await self._source(id, owner), count, seconds)
+
+    async def _source(self, id: str, owner: str) -> Source:
+        known = await self._known(id, owner)
+        while isinstance(known, Sandbox):
+            try:
+                return await self._lasting.source_of(known)
+            except errors.SandboxPaused:  # as above
+                known = await self._moved(known)
+        return await self._lasting.source_asleep(known)
+
+    async def _check_name(self, name: str) -> None:
+        check_snapshot_name(name)
+        taken = {each.name for each in await self.templates()} | {"python"}
+        if name in taken or is_id(name) or any(fnmatch.fnmatchcase(name, each) for each in self.config.aliases):
+            raise errors.InvalidRequest(f"a snapshot cannot be called {name!r}: that is the name of a template")
+
+    def resting(self) -> Sequence[Sandbox]:
+        return [each for each in self._sandboxes.values() if each.record.state == "paused"]
+
     def list(self, owner: str | None) -> list[SandboxInfo]:
-        """The running sandboxes of that owner in this process, or with None of all, the oldest first."""
-        found = [each for each in self._sandboxes.values() if each.spec.owner and owner in (None, each.spec.owner)]
-        return [each.info for each in found]
+        """The sandboxes of that owner in this process, or with None of all, running and paused, the oldest first."""
+        here = [each.record for each in self._sandboxes.values() if each.spec.owner]
+        found = [each for each in here if owner in (None, each.owner)] + list(self._lasting.asleep.list(owner))
+        return [info_of(each) for each in sorted(found, key=lambda each: each.created_at)]
 
     async def describe(self, id: str, owner: str | None) -> SandboxInfo:
         """What is known of a sandbox of that owner, or with None of anybody's, also long after it has ended.
@@ -174,7 +254,10 @@ class Engine:
         Raises SandboxNotFound.
         """
         sandbox = self._sandboxes.get(id)
-        record = sandbox.record if sandbox is not None else await self._records.get(id)
+        if sandbox is not None:
+            record: SandboxRecord | None = sandbox.record
+        else:
+            record = await self._lasting.asleep.find(id) or await self._records.get(id)
         if record is None or owner not in (None, record.owner):
             raise never(id)
         return info_of(record)
@@ -188,37 +271,25 @@ class Engine:
     async def disclaim(self, id: str, owner: str, reason: str) -> None:
         """A sandbox that has ended counts as killed by its owner from now on, for that reason."""
         record = await self._records.get(id)
-        if record is not None and record.owner == owner and record.state != "running":
+        if record is not None and record.owner == owner and record.state not in ("running", "paused"):
             self._record(msgspec.structs.replace(record, state="killed", end_reason=reason))
 
-    async def template(self, ref: str) -> Template:
-        """The template that a sandbox would be made from. Raises as `create` does."""
-        return await self._template(ref)
+    async def template(self, ref: str, owner: str | None = None) -> Template:
+        """The template that a sandbox would be made from; with `owner` also that of a snapshot of theirs.
+
+        Raises as `create` does.
+        """
+        found = await self.housing.template(ref) if owner is None else await self._found(ref, owner)
+        return found if isinstance(found, Template) else await self.housing.template(found.template)
 
     async def templates(self) -> Sequence[Template]:
         """All that are built, by name, the newest of each first."""
-        return await asyncio.to_thread(self._catalogue.list)
+        return await self.housing.templates()
 
-    async def limits_of(self, ref: str) -> Limits:
-        """The limits of a sandbox of that template that asks for none. Raises as `create` does."""
-        return default_limits(self.config, await self._template(ref))
-
-    async def warm(self, ref: str = "python", users: Sequence[User] = ("user",)) -> Template:
-        """Starts the template's nursery and fills its pools, before anybody asks. Raises as `create` does.
-
-        `users`: as whom the kernels of those sandboxes will run.
-        """
-        template = await self._template(ref)
-        await self._nursery(template).get()
-        for user in users:
-            spec = SandboxSpec(template=ref, user=user)
-            self._pool(template, spec, default_limits(self.config, template)).refill()
-        return template
-
-    async def raw_cost_seconds(self, ref: str = "python") -> float:
-        """What a bare fork into namespaces costs right now in that template's nursery. Raises as `create` does."""
-        nursery = await self._nursery(await self._template(ref)).get()
-        return await nursery.raw_cost_seconds()
+    async def limits_of(self, ref: str, owner: str | None = None) -> Limits:
+        """The limits of a sandbox of that template, or snapshot, that asks for none. Raises as `create` does."""
+        found = await self.housing.template(ref) if owner is None else await self._found(ref, owner)
+        return default_limits(self.config, found) if isinstance(found, Template) else found.limits
 
     @property
     def instance(self) -> Instance:
@@ -233,25 +304,34 @@ class Engine:
     @property
     def closing(self) -> bool:
         """Whether it takes no more sandboxes, because it is about to end."""
-        return self._closing
+        return self._making.closing
 
     @property
     def waiting(self) -> int:
         """How many cells wait in pools."""
-        return sum(pool.ready for pool in self._pools.values())
+        return self.housing.ready
 
     @property
     def running(self) -> int:
         """How many sandboxes run."""
-        return sum(1 for each in self._sandboxes.values() if each.spec.owner)
+        return sum(1 for each in self._sandboxes.values() if each.spec.owner and each.record.state == "running")
+
+    @property
+    def paused(self) -> int:
+        """How many sandboxes are paused."""
+        return len(self.resting()) + len(self._lasting.asleep.list(None))
 
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions say "shutdown"), then everything that made them."""
-        self._closing = True
+        self._making.closing = True
+        await self.builds.aclose()
+        await asyncio.gather(*(self._lasting.lay_down(each) for each in list(self._sandboxes.values())))
         ending = [each.end("killed", "shutdown", SHUT_DOWN) for each in list(self._sandboxes.values())]
-        await asyncio.gather(*ending, *(pool.aclose() for pool in self._pools.values()))
+        await asyncio.gather(*ending, self.housing.close_pools())
+        await self.runs.aclose()
+        await self._lasting.aclose()
         await asyncio.gather(*self._destroying)  # those that had ended just before
-        await asyncio.gather(*(nursery.aclose() for nursery in self._nurseries.values()))
+        await self.housing.close_nurseries()
         await self.networks.aclose()
         clean = await self._backend.aclose()
         await self._records.aclose()
@@ -262,74 +342,48 @@ class Engine:
         self._instance.disown()
         self._backend.disown()
 
-    def _check(self, spec: SandboxSpec) -> None:
-        if self._closing:
-            raise _shutting_down()
-        most = self.config.lifetime.max_seconds
-        if spec.lifetime_seconds is not None and spec.lifetime_seconds > most:
-            raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
-
-    async def _template(self, ref: str) -> Template:
-        at, template = self._templates.get(ref, (0.0, None))
-        now = time.monotonic()
-        if template is None or now - at > TEMPLATE_SECONDS:
-            template = await asyncio.to_thread(self._catalogue.resolve, ref)
-            self._remember(ref, template)
-        return template
-
-    def _remember(self, ref: str, template: Template) -> None:
-        now = time.monotonic()
-        fresh = [(each, known) for each, known in self._templates.items() if now - known[0] <= TEMPLATE_SECONDS]
-        self._templates = dict(fresh[1 - MAX_TEMPLATES_KNOWN :]) | {ref: (now, template)}
-
-    def _nursery(self, template: Template) -> LiveNursery:
-        if template.version not in self._nurseries:
-            self._nurseries[template.version] = LiveNursery(self._backend, template)
-        return self._nurseries[template.version]
-
-    def _pool(self, template: Template, spec: SandboxSpec, limits: Limits) -> Pool:
-        usual_limits = default_limits(self.config, template)
-        cell, usual = _cell_spec(spec.user, limits), _cell_spec(spec.user, usual_limits)
-        key = (template.version, cell)
-        if key in self._pools:
-            return self._pools[key]
-        self._forget_idle_pools()
-        keeps, size, keep_seconds = True, self.config.pool.ready, KEEP_DEFAULT_SECONDS
-        if cell != usual:
-            keeps = len(self._odd_pools) < MAX_ODD_POOLS
-            size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
-        door = self.networks.always_open
-        pool = Pool(self._nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds, door=door)
-        if keeps:
-            self._pools[key] = pool
-            self._odd_pools |= {key} if cell != usual else set()
-        return pool
-
-    def _forget_idle_pools(self) -> None:
-        self._pools = {key: pool for key, pool in self._pools.items() if not pool.idle}
-        self._odd_pools &= self._pools.keys()
-
-    def _new_record(self, id: str, spec: SandboxSpec, template: Template, limits: Limits) -> SandboxRecord:
-        now = time.time()
-        return SandboxRecord(
-            id=id,
-            owner=spec.owner,
-            template=template.ref,
-            state="running",
-            instance=self._instance.name,
-            created_at=now,
-            deadline_at=None if spec.lifetime_seconds is None else now + spec.lifetime_seconds,
-            metadata=spec.metadata,
-            limits=limits,
+    def _site(self) -> Site:
+        return Site(
+            found=self._found,
+            create=self.create,
+            restore=lambda spec, image: self.make(spec, None, image=image),
+            source_of=self._lasting.source_of,
+            discard=self._images.remove,
+            check_room=lambda owner: self.snapshots.check_room(owner, for_build=True),
+            check_limits=self.config.limits.check,
         )
 
-    def _on_change(self, sandbox: Sandbox) -> None:
+    async def _found(self, ref: str, owner: str) -> Template | Snapshot:
+        """What a new sandbox is to be made from. Templates come first: they are what nearly everybody asks for."""
+        if is_id(ref) and (snapshot := await self.snapshots.find(ref, owner)) is not None:
+            return snapshot
+        try:
+            return await self.housing.template(ref)
+        except errors.TemplateNotFound:
+            if (named := await self.snapshots.find(ref, owner)) is None:
+                raise
+            return named
+
+    # -- for those who make sandboxes
+
+    def add(self, sandbox: Sandbox) -> None:
+        """It has a cell, and is one of ours from now on."""
+        self._sandboxes[sandbox.id] = sandbox
+        self._record(sandbox.record)
+
+    def on_due(self, sandbox: Sandbox) -> None:
+        self._lasting.on_due(sandbox)
+
+    def on_change(self, sandbox: Sandbox) -> None:
         record = sandbox.record
         self._record(record)
-        if record.state != "running":
-            self._sandboxes.pop(sandbox.id, None)
+        if sandbox.ending is not None and self._sandboxes.get(sandbox.id) is sandbox:
+            del self._sandboxes[sandbox.id]
             self._wait_for(sandbox.destroying)
-            self._say_ended(record)
+            if sandbox.unneeded is not None:
+                self._lasting.forget(sandbox.unneeded)
+            if record.state != "paused":
+                self._say_ended(record)
 
     def _record(self, record: SandboxRecord) -> None:
         if record.owner:
@@ -345,22 +399,3 @@ class Engine:
         if destroying is not None:
             self._destroying.add(destroying)
             destroying.add_done_callback(self._destroying.discard)
-
-
-def out_of_files(error: OSError) -> errors.Unavailable:
-    """What it means that no file can be opened. Raises the error itself where it means something else."""
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-        raise error
-    whose = "this process has" if error.errno == errno.EMFILE else "this host has"
-    return errors.Unavailable(
-        f"{whose} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
-    )
-
-
-def _cell_spec(user: User, limits: Limits) -> CellSpec:
-    """What of a sandbox must be known when its cell is made."""
-    return CellSpec(user=user, space_bytes=limits.space_bytes, open_files=limits.open_files)
-
-
-def _shutting_down() -> errors.ShuttingDown:
-    return errors.ShuttingDown("the host is shutting down")

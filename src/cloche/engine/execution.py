@@ -14,8 +14,9 @@ from cloche import errors
 from cloche.engine import frames
 from cloche.engine.answers import NO_MORE_ANSWERS, InputSource, answers_of, failed_answer
 from cloche.engine.endings import out_of_memory
+from cloche.engine.exits import KernelExit
 from cloche.engine.guest import expect
-from cloche.engine.kernel import Kernel, KernelExit
+from cloche.engine.kernel import Kernel
 from cloche.engine.orders import RUN_LENGTH, encoded, header_of
 from cloche.engine.output import Outlet, text_bytes
 from cloche.engine.queue import EventQueue
@@ -74,6 +75,7 @@ class Execution:
         argv: Sequence[str] | None = None,
         showing: Showing = Showing(),  # noqa: B008 - immutable
         offer: Offer | None = None,
+        heard: Callable[[AnyEvent, int], None] | None = None,  # of every event, whoever consumes them
     ):
         self.id = self.run = "x" + secrets.token_hex(RUN_LENGTH // 2)
         self.started = self.left = False
@@ -92,7 +94,7 @@ class Execution:
         self._folding: Folding | None = None
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
-        self._events: EventQueue[AnyEvent] = EventQueue()
+        self._events: EventQueue[AnyEvent] = EventQueue(heard=heard)
         self._outlet = Outlet(self._events.put, stage.limits.output_bytes)
 
     # -- the consumer's side
@@ -122,6 +124,11 @@ class Execution:
         if not self._used:
             await self._start()
         return await self._events.next_events()
+
+    @property
+    def begun(self) -> bool:
+        """Whether its turn has come."""
+        return self._kernel is not None or self.ended is not None
 
     async def result(self) -> Run:
         """Runs to the end and folds the events that nobody has taken. The same for all who ask."""

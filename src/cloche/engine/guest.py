@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
+from cloche.engine.queue import Bell
 from cloche.guest import wire
 from cloche.isolation.base import Cell
 from cloche.isolation.channel import Channel, Header, close_all
@@ -35,9 +36,12 @@ ERRORS: dict[str, type[errors.ClocheError]] = {
 SUBJECTS = {
     "kernel_exited": "kernel",
     "over_memory": "kernel",
+    "branch_ended": "kernel",
     "process_exited": "process",
     "changes": "watch",
+    "image_ended": "image",
 }
+AT_REST = frozenset({"hold", "release", "image_save", "image_restore", "usage", "kernel_signal", "process_signal"})
 MAX_UNCLAIMED = 256
 MAX_MESSAGE = 4096
 
@@ -63,6 +67,8 @@ class Guest:
         self._subscribers: dict[tuple[str, object], OnEvent] = {}
         self._unclaimed: dict[tuple[str, object], Header] = {}
         self._why_closed: str | None = None
+        self._shut = False
+        self._stirred = Bell()
         self._error: Callable[[], errors.ClocheError] = self._lost
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
@@ -73,6 +79,8 @@ class Guest:
 
     async def request(self, verb: str, body: bytes = b"", **fields: object) -> Reply:
         """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone."""
+        while self._shut and verb not in AT_REST and not self._channel.closed:
+            await self._stirred.heard()
         await self._channel.drain()
         if self._channel.closed:
             raise self._error()
@@ -96,6 +104,15 @@ class Guest:
             return await future
         finally:
             self._waiting.discard(future)
+
+    def shut(self) -> None:
+        """From now on what is asked for waits, but for what a sandbox that stands still can do: nothing new starts."""
+        self._shut = True
+
+    def open(self) -> None:
+        """Undoes `shut`."""
+        self._shut = False
+        self._stirred.ring()
 
     def tell(self, verb: str, **fields: object) -> None:
         """A request whose answer nobody waits for."""
@@ -169,6 +186,7 @@ class Guest:
 
     def _on_closed(self, why: str) -> None:
         self._why_closed = why
+        self._stirred.ring()
         pending, self._pending = self._pending, {}
         for future in (*pending.values(), *self._waiting):
             if not future.done():

@@ -83,6 +83,12 @@ class Instance:
             remove_tree(directory)
 
 
+def dead_instances(run_dir: Path) -> list[str]:
+    """The names of host processes that died and whose directories are still there. Only looks."""
+    there = run_dir.iterdir() if run_dir.is_dir() else ()
+    return sorted(each.name for each in there if not each.name.startswith(".") and not _is_locked(each))
+
+
 def live_control_sockets(run_dir: Path) -> list[Path]:
     """The control sockets of the servers that live in that directory, the newest first."""
     found = [path for path in run_dir.glob(f"[!.]*/{CONTROL_SOCKET}") if _is_locked(path.parent)]

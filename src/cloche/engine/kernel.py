@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
-import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -14,13 +11,17 @@ from functools import partial
 from typing import Protocol
 
 from cloche import errors
+from cloche.engine.exits import KernelExit, failed_start
 from cloche.engine.frames import number
-from cloche.engine.guest import Guest, Reply
+from cloche.engine.guest import Guest, Reply, clean
+from cloche.engine.inspection import Inspection
 from cloche.engine.marks import MarkedStream
 from cloche.engine.pipe import Pipe, is_readable_pipe
+from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
-from cloche.model import Stream, Struct
+from cloche.model import Stream
+from cloche.variables import Variables
 
 FIRST_KERNEL = "0"
 READY_SECONDS = 30.0
@@ -28,45 +29,7 @@ EXIT_ROUNDS = 4096  # more than a socket can hold of the smallest frames
 ERROR_BYTES = 1000
 IDLE_BYTES = 64 << 10
 CLOSED_GRACE_SECONDS = 1.0
-_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
-_START_ERRORS: dict[int, type[errors.ClocheError]] = {
-    errno.EACCES: errors.PermissionDenied,
-    errno.EPERM: errors.PermissionDenied,
-    errno.EROFS: errors.PermissionDenied,
-    errno.ENOTDIR: errors.NotADirectory,
-    errno.EEXIST: errors.NotADirectory,  # `makedirs` where a file is
-    errno.ENOENT: errors.InvalidPath,  # `makedirs` where none can be made
-    errno.ENOSPC: errors.NoSpace,
-    errno.ENAMETOOLONG: errors.InvalidPath,
-    errno.ELOOP: errors.InvalidPath,
-}
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
-
-
-class KernelExit(Struct):
-    """How a kernel ended."""
-
-    status: int = 0  # as from waitpid
-    cpu_seconds: float = 0.0
-    memory_peak_bytes: int = 0
-    over_memory: bool = False
-
-    @property
-    def signal(self) -> int | None:
-        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
-
-    @property
-    def code(self) -> int:
-        """As a shell says it: 128 + signal for one that a signal ended."""
-        return os.waitstatus_to_exitcode(self.status) if self.signal is None else 128 + self.signal
-
-    def __str__(self) -> str:
-        if self.signal is None:
-            return f"kernel exited with code {os.waitstatus_to_exitcode(self.status)}"
-        try:
-            return f"kernel killed by signal {self.signal} ({signal.Signals(self.signal).name})"
-        except ValueError:
-            return f"kernel killed by signal {self.signal}"
 
 
 class Sink(Protocol):
@@ -95,11 +58,14 @@ class Kernel:
         self._guest = guest
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._inspection: Inspection | None = None
         self._idle: list[tuple[Stream, bytes]] = []
         self._idle_room = IDLE_BYTES
         self._over_memory = False
         self._signalled = False
         self._paused = False
+        self._branching: dict[str, asyncio.Future[int]] = {}
+        self.on_collected: dict[str, Callable[[Header], None]] = {}  # by its id, who hears how a copy has ended
         self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
         self._pipes = [
             Pipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
@@ -107,7 +73,7 @@ class Kernel:
         ]
         self._channel = Channel(socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0)
         guest.subscribe("over_memory", id, self._on_over_memory)
-        guest.subscribe("kernel_exited", id, self._on_exited)
+        guest.subscribe("kernel_exited", id, self.exited)
         self._resume_pipes()
 
     @property
@@ -135,6 +101,15 @@ class Kernel:
         self.sink = sink
         self._channel.send({"do": "execute", "run": sink.run, **header}, code)
 
+    async def inspect(self) -> Variables:
+        """What its names are bound to. Nothing may execute meanwhile. Raises as `Inspection.answer` does."""
+        asked = self._inspection = Inspection()
+        self._channel.send({"do": "inspect", "ask": asked.id})
+        try:
+            return await asked.answer(self._guest)
+        finally:
+            self._inspection = None
+
     def answer(self, answer: Header) -> None:
         """Answers `input()`: {"text": ..} or {"error": ..}."""
         self._channel.send({"do": "input", **answer})
@@ -150,15 +125,40 @@ class Kernel:
             self._channel.send({"do": "interrupt", "run": self.sink.run})
         self.signal(signal.SIGINT)
 
-    async def settle(self) -> None:
+    async def settle(self, *, always: bool = False) -> None:
         """Until init has sent every signal: one that was meant for a run must not meet the next."""
-        if self._signalled:
+        if self._signalled or always:
             self._signalled = False
             with contextlib.suppress(errors.ClocheError):  # it has ended: whoever uses it next finds out
                 await self._guest.request("kernel_signal", kernel=self.id, signal=0, group=False)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL, group=True)
+
+    def discard(self) -> None:
+        """Kills it with all that it started; nobody hears of it."""
+        self.on_exit = None
+        self.kill()
+        self.close()
+
+    async def branch(self, id: str, token: str, wires: Sequence[int]) -> int:
+        """Has it make a copy of itself that owns `wires`. What it says is the copy's pid. See `branching`."""
+        future = self._branching[id] = self._loop.create_future()
+        try:
+            self._channel.send({"do": "branch", "branch": id, "token": token}, fds=wires)
+            close_all(wires)
+            if self._channel.closed:
+                raise errors.Unavailable("the kernel has ended before it was copied")
+            async with asyncio.timeout(READY_SECONDS):
+                return await self._guest.wait(future)
+        except TimeoutError:
+            raise errors.Unavailable(f"a kernel was not copied within {READY_SECONDS:.0f} s") from None
+        finally:
+            del self._branching[id]
+
+    def collect(self) -> None:
+        """One of its copies has ended: `on_collected` hears how, if the kernel comes to say it."""
+        self._channel.send({"do": "collect"})
 
     async def stirring(self) -> bool:
         """Whether anything in its session runs just now, and does not wait. Raises Gone."""
@@ -194,6 +194,11 @@ class Kernel:
         self._guest.unsubscribe("kernel_exited", self.id)
         self._guest.unsubscribe("over_memory", self.id)
         self.exit = self.exit or KernelExit()
+        if self._inspection is not None:
+            self._inspection.ended("kernel was stopped")
+        for future in self._branching.values():
+            if not future.done():
+                future.set_exception(errors.Unavailable(f"the {self.exit} before it was copied"))
         self._channel.close()
         for pipe in self._pipes:
             pipe.close()
@@ -227,6 +232,13 @@ class Kernel:
             if not self._ready.done():
                 self._ready.set_result(None)
             return
+        if header.get("ev") in ("branched", "refused", "collected"):
+            self._on_branch(header)
+            return
+        if header.get("ev") == "inspected":
+            if self._inspection is not None:
+                self._inspection.told(header, body)
+            return
         mark = header.get("mark")
         ours = self.sink is not None and header.get("run") == self.sink.run
         if type(mark) is int:
@@ -235,6 +247,20 @@ class Kernel:
             self.sink.on_frame(header, body)
         if type(mark) is int:
             self._go_on(ended=ours and header.get("ev") == "ended")
+
+    def _on_branch(self, header: Header) -> None:
+        name, pid = str(header.get("branch")), header.get("pid")
+        future = self._branching.get(name)
+        if header.get("ev") == "collected":
+            self.on_collected.get(name, _ignore)(header)
+        elif future is None or future.done():
+            return
+        elif header.get("ev") == "refused":
+            future.set_exception(errors.NotCopyable(clean(str(header.get("message")), ERROR_BYTES)))
+        elif type(pid) is int:
+            future.set_result(pid)
+        else:
+            raise wire.WireError("the pid of a copy is no number")
 
     def _skip(self, mark: int) -> None:
         """A frame of no execution: nothing is read for it, and nothing waits for it."""
@@ -258,11 +284,12 @@ class Kernel:
     def _on_over_memory(self, header: Header) -> None:
         self._over_memory = True
 
-    def _on_exited(self, header: Header, rounds: int = EXIT_ROUNDS) -> None:
+    def exited(self, header: Header, rounds: int = EXIT_ROUNDS) -> None:
+        """It has ended, and the header says how. Harmless when that is known."""
         if self.exit is not None:
             return
         if self._channel.pump() and rounds:  # it may have said "ended" just before
-            self._loop.call_soon(self._on_exited, header, rounds - 1)
+            self._loop.call_soon(self.exited, header, rounds - 1)
             return
         self._drain()
         status = header.get("status")
@@ -286,8 +313,10 @@ class Kernel:
     def _end(self, exit: KernelExit) -> None:
         self.exit = exit
         if not self._ready.done():
-            self._ready.set_exception(_failed_start(exit, self._last_words()))
+            self._ready.set_exception(failed_start(exit, self._last_words()))
             self._ready.exception()  # whether somebody waits for it or not
+        if self._inspection is not None:
+            self._inspection.ended(str(exit))
         sink, self.sink = self.sink, None
         self.close()
         if sink is not None:
@@ -313,7 +342,11 @@ class Kernel:
     def _presume_dead(self) -> None:
         """Nobody told how it ended: a first kernel is the zygote's child, and the zygote may be gone."""
         if self.exit is None and self._guest.alive:
-            self._on_exited({"status": signal.SIGKILL.value})
+            self.exited({"status": signal.SIGKILL.value})
+
+
+def _ignore(_header: Header) -> None:
+    """Nobody wants to know."""
 
 
 async def start_kernel(
@@ -322,7 +355,7 @@ async def start_kernel(
     """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
     try:
         reply = await guest.request("kernel_start", kernel=id, language=language, user=user, cwd=cwd, env=env)
-        if not _is_kernel(reply):
+        if not is_kernel(reply):
             close_all(reply.fds)
             raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
     except BaseException:
@@ -347,14 +380,8 @@ async def _ready(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _failed_start(exit: KernelExit, said: str) -> errors.ClocheError:
-    """Init's fork says in one line why it could not go where it was sent: see `guest.processes`."""
-    found = _ERRNO.match(said)
-    kind = _START_ERRORS.get(int(found[1]), errors.FileError) if found else errors.Unavailable
-    return kind(f"the {exit} before it was ready" + (f": {said.splitlines()[-1]}" if said else ""))
-
-
-def _is_kernel(reply: Reply) -> bool:
+def is_kernel(reply: Reply) -> bool:
+    """Whether what init passed is what the host needs of a kernel."""
     token = reply.ok.get("token")
     if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
         return False

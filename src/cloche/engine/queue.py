@@ -46,10 +46,16 @@ class EventQueue(Generic[E]):
     """Single producer; each event goes to one consumer, and the end to all.
 
     Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest events
-    above 4 MiB instead, and has `gap` say so where they were.
+    above 4 MiB instead, and has `gap` say so where they were. `heard(event, size)` is told of all that is put in.
     """
 
-    def __init__(self, pause: Callable[[], None] | None = None, resume: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        pause: Callable[[], None] | None = None,
+        resume: Callable[[], None] | None = None,
+        heard: Callable[[E, int], None] | None = None,
+    ):
+        self._heard = heard
         self._pause = pause or _nothing
         self._resume = resume or _nothing
         self._gap: Gap[E] | None = None
@@ -62,6 +68,8 @@ class EventQueue(Generic[E]):
         self._divert: Callable[[E], None] | None = None
 
     def put(self, event: E, size: int) -> None:
+        if self._heard is not None:
+            self._heard(event, size)
         if self._divert is not None:
             self._divert(event)
             return

@@ -10,10 +10,13 @@ from collections.abc import Callable
 import msgspec
 
 from cloche import errors
+from cloche.engine.branching import branch
 from cloche.engine.commands import Commands
 from cloche.engine.context import Context
-from cloche.engine.endings import gone
+from cloche.engine.endings import absent
 from cloche.engine.files import Files
+from cloche.engine.guest import Guest
+from cloche.engine.history import Transcript
 from cloche.engine.kernel import Kernel, start_kernel
 from cloche.engine.metrics import Meter, measured_inside
 from cloche.engine.network import SandboxNetwork, environment_of
@@ -21,18 +24,22 @@ from cloche.engine.paths import sandbox_path
 from cloche.engine.pool import ReadyCell
 from cloche.engine.ports import connect_port
 from cloche.engine.queue import Bell
+from cloche.engine.stillness import Stillness
 from cloche.engine.tally import Tally
 from cloche.engine.tool_calls import Tools
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id
-from cloche.network_policy import NetworkPolicy
-from cloche.store.base import SandboxRecord, State
+from cloche.network_policy import NetworkPolicy, without_secrets
+from cloche.store.base import Revival, SandboxRecord, State
 
 DEFAULT_CONTEXT = "default"
 MAX_CONTEXTS = 64
 
 
 class Sandbox:
-    """Made by `Engine.create`. `on_change(record)` hears of every change of what is recorded."""
+    """Made by `Engine.create`. `on_change(record)` hears of every change of what is recorded.
+
+    `on_due(sandbox)` hears that the deadline has passed of one that is to be paused then.
+    """
 
     def __init__(
         self,
@@ -44,16 +51,22 @@ class Sandbox:
         max_lifetime_seconds: float,
         tally: Tally,
         on_change: Callable[[Sandbox], None],
+        on_due: Callable[[Sandbox], None],
+        transcript: Transcript,
     ):
         self.id = record.id
         self.spec = spec
         self.limits: Limits = record.limits
         self.record = record
         self.ending: str | None = None  # why executions end, once the sandbox does
+        self.unneeded: str | None = None  # the image of one that ended while it was paused
         self._cell = ready.cell
         self._guest = ready.guest
         self._max_lifetime_seconds = max_lifetime_seconds
         self._on_change = on_change
+        self._on_due = on_due
+        self.changing = asyncio.Lock()  # held by whoever pauses it, resumes it, or makes an image of it
+        self.stillness = Stillness(ready.cell, ready.guest)
         self.execution_ended = tally.execution_ended
         self._deadline: asyncio.TimerHandle | None = None
         self._destroying: asyncio.Task[None] | None = None
@@ -66,6 +79,7 @@ class Sandbox:
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
         self.tools = Tools(ready.guest)
+        self.transcript = transcript
         self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
         self._configure(ready)
         self._arm_deadline()
@@ -77,9 +91,13 @@ class Sandbox:
         return info_of(self.record)
 
     def check_running(self) -> None:
-        """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended."""
+        """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended, SandboxPaused if it is paused."""
         if self.record.state != "running":
-            raise gone(self.record)
+            raise absent(self.record)
+
+    @property
+    def guest(self) -> Guest:
+        return self._guest
 
     def label(self, name: str, value: str) -> None:
         """Changes one pair of its metadata. Raises InvalidRequest for what is too much."""
@@ -95,7 +113,7 @@ class Sandbox:
         check_seconds("lifetime", seconds)
         if seconds is None:
             raise errors.InvalidRequest("renew needs a number of seconds")
-        latest = self.record.created_at + self._max_lifetime_seconds
+        latest = (self.record.resumed_at or self.record.created_at) + self._max_lifetime_seconds
         self._change(deadline_at=min(time.time() + seconds, latest))
         self._arm_deadline()
         return self.info
@@ -112,6 +130,72 @@ class Sandbox:
     def expire(self) -> None:
         """As if its deadline passed now. Harmless when it has ended."""
         self._on_deadline()
+
+    # -- rest
+
+    def rest(self, revival: Revival, *, memory: bool) -> SandboxRecord:
+        """What is recorded of it if it is paused now. Nothing is changed yet."""
+        return msgspec.structs.replace(
+            self.record, state="paused", paused_at=time.time(), pause_memory=memory, revival=revival
+        )
+
+    def lie_down(self, record: SandboxRecord) -> None:
+        """It is paused as that record says, its programs stand still. Time limits and its deadline stand still, too."""
+        self._stop_deadline()
+        self._hold_clocks()
+        self.record = record
+        self._on_change(self)
+
+    def leave_cell(self, reason: str) -> None:
+        """Paused without its memory: its cell is destroyed. This object is of no more use."""
+        self._leave(reason)
+        self._on_change(self)
+        self._guest.close(lambda: absent(self.record))
+
+    def get_up(self, seconds: float | None) -> None:
+        """It runs again, its programs go on, and has so many seconds, or as many as it was first given."""
+        now = time.time()
+        lifetime = seconds or self.spec.lifetime_seconds
+        deadline_at = None if lifetime is None else now + min(lifetime, self._max_lifetime_seconds)
+        self._change(
+            state="running",
+            paused_at=None,
+            resumed_at=now,
+            revival=None,
+            pause_memory=self.spec.pause_memory,
+            deadline_at=deadline_at,
+        )
+        self._release_clocks()
+        self._arm_deadline()
+
+    def revival(self, image: str) -> Revival:
+        """What it takes to make it again, with the files of that image."""
+        spec, policy = self.spec, self.network.policy
+        return Revival(
+            image=image,
+            env=spec.env,
+            user=spec.user,
+            cwd=spec.cwd,
+            sudo=spec.sudo,
+            network=without_secrets(policy),
+            lifetime_seconds=spec.lifetime_seconds,
+            pause_memory=spec.pause_memory,
+        )
+
+    def defer(self, seconds: float) -> None:
+        """Its deadline has passed, and what should be done then could not: so much later it passes again."""
+        self._stop_deadline()
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_deadline)
+
+    def _hold_clocks(self) -> None:
+        for context in self._contexts.values():
+            context.hold_clock()
+        self.commands.hold_clocks()
+
+    def _release_clocks(self) -> None:
+        for context in self._contexts.values():
+            context.release_clock()
+        self.commands.release_clocks()
 
     async def kill(self, reason: str = "killed by its owner") -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
@@ -179,8 +263,7 @@ class Sandbox:
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context:
         """A new context, its kernel ready. Raises InvalidRequest for a language that does not exist."""
         self.check_running()
-        if len(self._contexts) >= MAX_CONTEXTS:
-            raise errors.InvalidRequest(f"a sandbox can have {MAX_CONTEXTS} contexts: remove one first")
+        self.check_room(1)
         cwd = self.spec.cwd if cwd is None else sandbox_path(cwd, self.spec.cwd)
         context = Context(self, new_id("c"), language=language, cwd=cwd)
         await context.kernel()
@@ -202,6 +285,20 @@ class Sandbox:
         self._kernels_started += 1
         id, language = str(self._kernels_started), context.language
         return await start_kernel(self._guest, id, language=language, user=self.spec.user, cwd=context.cwd, env={})
+
+    async def branch_kernel(self, origin: Kernel) -> Kernel:
+        self.check_running()
+        self._kernels_started += 1
+        return await branch(self._guest, origin, str(self._kernels_started), user=self.spec.user)
+
+    def check_room(self, count: int) -> None:
+        if len(self._contexts) + count > MAX_CONTEXTS:
+            raise errors.InvalidRequest(f"a sandbox can have {MAX_CONTEXTS} contexts: remove one first")
+
+    def add_contexts(self, contexts: list[Context]) -> None:
+        self.check_running()
+        self.check_room(len(contexts))
+        self._contexts.update({context.id: context for context in contexts})
 
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
@@ -229,16 +326,22 @@ class Sandbox:
         first = Context(self, DEFAULT_CONTEXT, cwd=self.spec.cwd, kernel=ready.kernel)
         self._contexts[DEFAULT_CONTEXT] = first
 
-    def _arm_deadline(self) -> None:
+    def _stop_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None
+
+    def _arm_deadline(self) -> None:
+        self._stop_deadline()
         if self.record.deadline_at is not None:
             left = max(self.record.deadline_at - time.time(), 0.0)
             self._deadline = asyncio.get_running_loop().call_later(left, self._on_deadline)
 
     def _on_deadline(self) -> None:
-        self._end("expired", "deadline", "its deadline passed")
+        if self.record.on_deadline == "pause" and self.ending is None:
+            self._on_due(self)
+        else:
+            self._end("expired", "deadline", "its deadline passed")
 
     def _on_lost(self, why: str) -> None:
         self._end("lost", "sandbox lost: its init died", f"its init died ({why})")
@@ -246,10 +349,17 @@ class Sandbox:
     def _end(self, state: State, ending: str, reason: str) -> None:
         if self.ending is not None:
             return
+        self._leave(ending)
+        if self.record.revival is not None:
+            self.unneeded = self.record.revival.image
+        self._change(state=state, ended_at=time.time(), end_reason=reason, revival=None)
+        self._guest.close(lambda: absent(self.record))
+
+    def _leave(self, ending: str) -> None:
+        """All that runs ends, and the cell is destroyed."""
         self.ending = ending
         self._ended.ring()
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._stop_deadline()
         self.meter.close()
         self.network.close()
         self.tools.close()
@@ -257,8 +367,6 @@ class Sandbox:
             context.stop(ending)
         self.commands.end_all(ending)
         self._destroying = asyncio.create_task(self._cell.aclose())
-        self._change(state=state, ended_at=time.time(), end_reason=reason)
-        self._guest.close(lambda: gone(self.record))
 
     def _change(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
@@ -271,11 +379,16 @@ def info_of(record: SandboxRecord) -> SandboxInfo:
         id=record.id,
         template=record.template,
         owner=record.owner,
-        state="running" if record.state == "running" else "ended",
+        state=record.state if record.state in ("running", "paused") else "ended",
         created_at=record.created_at,
         deadline_at=record.deadline_at,
         metadata=record.metadata,
         limits=record.limits,
         ended_at=record.ended_at,
         end_reason=record.end_reason,
+        paused_at=record.paused_at if record.state == "paused" else None,
+        pause_memory=record.pause_memory if record.state == "paused" else None,
+        on_deadline=record.on_deadline,
+        auto_resume=record.auto_resume,
+        notes=record.notes,
     )

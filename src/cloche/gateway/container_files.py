@@ -287,7 +287,7 @@ class ContainerFiles:
             held.callback(self._room.release, sandbox, size)
             try:
                 file = await sandbox.files.open(row.path)
-            except (errors.FileError, errors.NotFound, errors.Gone):
+            except (errors.FileError, errors.NotFound, errors.Gone, errors.SandboxPaused):
                 return True  # a program was faster
             held.callback(file.close)
             copying = self._in_background(self._copy(file, row, held.pop_all()))

@@ -64,7 +64,12 @@ class Container:
 
     @property
     def ended(self) -> bool:
-        return self.sandbox.ending is not None
+        return self.sandbox.ending is not None and not self.paused
+
+    @property
+    def paused(self) -> bool:
+        """By somebody who speaks another dialect."""
+        return self.sandbox.record.state == "paused"
 
     def touch(self, seconds: float = 0.0) -> None:
         """It was used now, or will be for so long: it expires later, never earlier than it would have."""
@@ -97,7 +102,18 @@ class Containers:
         return Container(await self._engine.create(spec))
 
     async def get(self, owner: str, id: str) -> Container:
-        """A live one, which is in use from now on. Raises SandboxNotFound, and Gone for one that has expired."""
+        """A live one, which is in use from now on. One that is paused is resumed: this dialect has no other way to.
+
+        Raises SandboxNotFound, and Gone for one that has expired.
+        """
+        try:
+            return await self._running(owner, id)
+        except errors.SandboxPaused:
+            await self._engine.resume(sandbox_id(id), owner)
+            return await self._running(owner, id)
+
+    async def _running(self, owner: str, id: str) -> Container:
+        """As `get`, but raises SandboxPaused for one that is paused."""
         try:
             container = Container(await self._engine.get(sandbox_id(id), owner))
             container.touch()
@@ -108,10 +124,10 @@ class Containers:
         return container
 
     async def describe(self, owner: str, id: str) -> SandboxInfo:
-        """Also of one that has expired. It counts as use. Raises SandboxNotFound."""
+        """Also of one that has expired, or is paused and stays so. It counts as use. Raises SandboxNotFound."""
         try:
-            return (await self.get(owner, id)).info
-        except errors.Gone:
+            return (await self._running(owner, id)).info
+        except (errors.Gone, errors.SandboxPaused):
             return await self._engine.describe(sandbox_id(id), owner)
 
     async def created_at(self, owner: str, id: str) -> float:
@@ -119,16 +135,18 @@ class Containers:
         return (await self._engine.describe(sandbox_id(id), owner)).created_at
 
     async def list(self, owner: str, name: str | None = None) -> Sequence[SandboxInfo]:
-        """The newest first: all sandboxes that run, and those made as containers that have expired."""
+        """The newest first: all sandboxes that run or are paused, and those made as containers that have expired."""
         ended = await self._engine.history(owner, NAME, name)
         running = [info for info in self._engine.list(owner) if name in (None, name_of(info))]
         found = {info.id: info for info in (*ended, *running)}  # one that ended meanwhile is there once
         return sorted(found.values(), key=age, reverse=True)
 
     async def delete(self, owner: str, id: str) -> None:
-        """Also one that has expired. Raises SandboxNotFound."""
+        """Also one that has expired, or is paused. Raises SandboxNotFound."""
         try:
-            container = await self.get(owner, id)
+            container = await self._running(owner, id)
+        except errors.SandboxPaused:
+            await self._engine.kill(sandbox_id(id), owner, DELETED)
         except errors.Gone:
             await self._engine.disclaim(sandbox_id(id), owner, DELETED)
         else:
@@ -144,7 +162,7 @@ class Containers:
 
     async def alive_of_session(self, owner: str, session: str) -> Container | None:
         for info in self._engine.list(owner):
-            if info.metadata.get(SESSION) == session and info.state == "running":
+            if info.metadata.get(SESSION) == session:
                 with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
                     return await self.get(owner, PREFIX + info.id)
         return None

@@ -109,7 +109,9 @@ class Workplace:
 
         Raises what `Engine.create` does, and Gone if a container that was named has ended.
         """
-        if self._container is not None and self._container.ended:
+        if self._container is not None and self._container.paused:
+            self._container = await self._containers.get(self._owner, self._container.id)
+        elif self._container is not None and self._container.ended:
             self._leave(self._container)
         elif self._container is not None:
             self._container.touch()  # the model takes its time to write the code
@@ -136,10 +138,11 @@ class Workplace:
                 container.touch(self._config.gateway.execution_seconds)
                 await stack.enter_async_context(self._containers.under(container, self._code.network))
                 context = container.sandbox.context()
-            except errors.Gone:
+            except (errors.Gone, errors.SandboxPaused) as error:
                 if self._code.container is not None:
                     raise
-                yield Ended(outcome="died", usage=Usage(), reason="the container has ended")
+                became = "was paused" if isinstance(error, errors.SandboxPaused) else "has ended"
+                yield Ended(outcome="died", usage=Usage(), reason=f"the container {became}")
                 return
             async with contextlib.aclosing(self._events(container, context, code)) as events:
                 async for event in events:
@@ -154,7 +157,7 @@ class Workplace:
                         yield event
         finally:  # code that was interrupted has changed files, too
             self._files.look_again(container)
-            with contextlib.suppress(errors.Gone):
+            with contextlib.suppress(errors.Gone, errors.SandboxPaused):
                 container.touch()
 
     async def cite_link(self, path: str) -> Item | None:
@@ -173,7 +176,7 @@ class Workplace:
             return None if self._previous is None else await self._files.cite_kept(self._owner, self._previous, path)
         try:
             return await self._files.cite(self._container, path)
-        except errors.Gone:
+        except (errors.Gone, errors.SandboxPaused):
             return await self._files.cite_kept(self._owner, self._container.sandbox.id, path)
 
     # -- finding and making

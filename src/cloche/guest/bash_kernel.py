@@ -23,6 +23,7 @@ import signal
 import subprocess
 import time
 
+from cloche.guest import bash_inspection
 from cloche.guest.channel import Channel
 from cloche.guest.interrupts import Interrupts
 from cloche.guest.written import Written
@@ -269,6 +270,8 @@ class BashKernel:
                 self._execute(header, body)
             elif header.get("do") == "configure":
                 self._set(header.get("env") or {})
+            elif header.get("do") == "inspect":
+                self._channel.send(*bash_inspection.answer(self._shell, _REPORT, header.get("ask")))
 
     def _await_frame(self) -> bool:
         """Until the host says something. Should the shell end meanwhile, so do we."""

@@ -36,13 +36,13 @@ class Channel:
     def __init__(self, channel_fd: int, stdout_fd: int, stderr_fd: int, token: str, interrupts: Interrupts):
         self.pid = os.getpid()
         self._sock = socket.socket(fileno=channel_fd)
-        self._pipes = (stdout_fd, stderr_fd)
+        self.pipes = (stdout_fd, stderr_fd)
         for fd in (channel_fd, stdout_fd, stderr_fd):
             os.set_inheritable(fd, False)
         self._token = token
         self._mark = 0
         self._held: list = []
-        self._interrupts = interrupts
+        self.interrupts = interrupts
         self._reader = wire.Reader(self._sock)
         self._frames: list = []
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ class Channel:
 
     def abandon(self) -> None:
         """Closes the descriptors in a forked child, without a word to the host."""
-        for fd in (self._sock.detach(), *self._pipes):
+        for fd in (self._sock.detach(), *self.pipes):
             try:
                 os.close(fd)
             except OSError:
@@ -91,7 +91,7 @@ class Channel:
     def _exclusively(self, step: Any) -> None:
         main = threading.current_thread() is threading.main_thread()
         if main:
-            self._interrupts.hold()
+            self.interrupts.hold()
         try:
             with self._lock:
                 self._sender = threading.get_ident()
@@ -101,15 +101,15 @@ class Channel:
                     self._sender = 0
         finally:
             if main:
-                self._interrupts.release()
+                self.interrupts.release()
 
     def _send_held(self) -> None:
-        _flush(sys.stdout)
-        _flush(sys.stderr)
+        flush(sys.stdout)
+        flush(sys.stderr)
         frames, self._held = self._held, []
         self._mark += 1
         mark = wire.mark_bytes(self._token, self._mark)
-        for pipe in self._pipes:
+        for pipe in self.pipes:
             _write_fully(pipe, mark)
         self._write(b"".join([wire.encode({**header, "mark": self._mark}, body) for header, body in frames]))
 
@@ -120,7 +120,7 @@ class Channel:
             os._exit(1)  # the host is gone, or the program closed our descriptor: nobody can be told
 
     def receive(self) -> tuple | None:
-        """The next (header, body) from the host; None at the end of the stream."""
+        """The next (header, body) from the host, descriptors as the header's `wires`; None at the end of the stream."""
         while not self._frames:
             try:
                 if not self._reader.pump():
@@ -128,7 +128,10 @@ class Channel:
             except (OSError, wire.WireError):
                 return None
             self._frames += self._reader.take()
-        return self._frames.pop(0)[:2]
+        header, body, fds = self._frames.pop(0)
+        if fds:
+            header["wires"] = fds
+        return header, body
 
     @property
     def has_frame(self) -> bool:
@@ -143,7 +146,7 @@ class Channel:
                 continue
 
 
-def _flush(stream: Any) -> None:
+def flush(stream: Any) -> None:
     try:
         stream.flush()
     except BaseException:  # noqa: BLE001 - a stream that the program put there may do anything

@@ -30,12 +30,13 @@ _DOORS = (
     ("/proc/self/ns/cgroup", namespaces.NEWCGROUP),
     ("/proc/self/ns/user", namespaces.NEWUSER),
 )
-WRITABLE = ("/home/user", "/mnt/data", "/tmp", "/var/tmp", "/dev/shm", "/root", "/run", "/dev", "/proc")
+WRITABLE = ("/home/user", "/mnt/data", "/app", "/tmp", "/var/tmp", "/dev/shm", "/root", "/run", "/dev", "/proc")
 
 # directory of the sandbox's own tmpfs, where it is seen, mode, owner inside
 _PLACES = (
     ("home", "/home/user", 0o755, 1000),
     ("data", "/mnt/data", 0o755, 1000),
+    ("app", "/app", 0o755, 1000),  # where templates built from Dockerfiles customarily work
     ("tmp", "/tmp", 0o1777, 0),
     ("vartmp", "/var/tmp", 0o1777, 0),
     ("shm", "/dev/shm", 0o1777, 0),
@@ -55,6 +56,7 @@ _MASKED_FILES = (
 )
 _MASKED_DIRECTORIES = ("acpi", "scsi")
 _READ_ONLY = ("sys", "bus", "fs", "irq")
+_BOOT_ID = "sys/kernel/random/boot_id"
 _CEILINGS = {
     "max_inotify_instances": 8,  # else one sandbox could use up those of the host's user
     "max_inotify_watches": 8192,
@@ -90,7 +92,8 @@ class Enclosure:
         self._mounts = syscalls.Prepared()
         self._mounts.mount("devpts", "/dev/pts", "devpts", _NO_EXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
         self._mounts.mount("proc", "/proc", "proc", _QUIET | mounts.MS_NOEXEC)
-        self._masks = _masks()
+        self._boot_id = f"{STAGE}/boot_id"
+        self._masks = _masks(self._boot_id)
         ceilings = {**_CEILINGS, "max_user_namespaces": 64 if single else 0}
         self._ceilings = [(name, b"%d" % value) for name, value in ceilings.items() if _is_there(f"sys/user/{name}")]
         unwanted = [number for number in range(syscalls.last_capability() + 1) if not capabilities.CELL >> number & 1]
@@ -109,6 +112,7 @@ class Enclosure:
         walls = cls(True, b"")
         walls._uid = os.getuid()
         walls._own_namespaces = walls._user_namespace = 0
+        walls._boot_id = "/dev/null"
         walls._places, walls._ceilings, walls._limits, walls._landlock = [], [], (), None
         walls._binds = walls._mounts = walls._masks = walls._rights = syscalls.Prepared()
         walls._rights.prctl(syscalls.PR_GET_DUMPABLE)
@@ -124,6 +128,7 @@ class Enclosure:
         for fd in outputs:  # so that `> /dev/stderr` works: it opens the pipe again, as its user
             os.fchown(fd, *[self._outside(spec, UIDS[spec["user"]])] * 2)
         self._mount_space(spec)
+        self._write_boot_id()
         self._mounts.make()
         syscalls.set_hostname("cloche")
         sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -167,6 +172,14 @@ class Enclosure:
         for path, owner in self._places:
             os.chown(path, owners[owner], owners[owner])
         self._binds.make()
+
+    def _write_boot_id(self) -> None:
+        """Each sandbox has one of its own, as if it had booted: the host's would tell which of them share a host."""
+        digits = os.urandom(16).hex()
+        text = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}\n"
+        fd = os.open(self._boot_id, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444)
+        os.write(fd, text.encode())
+        os.close(fd)
 
     def _outside(self, spec: dict, inside: int) -> int:
         """The nursery's id for an id inside the sandbox."""
@@ -217,12 +230,14 @@ def _space(spec: dict) -> syscalls.Prepared:
     return space
 
 
-def _masks() -> syscalls.Prepared:
-    """Binds over parts of the sandbox's own /proc: read-only, empty, or /dev/null."""
+def _masks(boot_id: str) -> syscalls.Prepared:
+    """Binds over parts of the sandbox's own /proc: read-only, empty, /dev/null, or a file of the sandbox's."""
     masks = syscalls.Prepared()
     for path in (f"/proc/{name}" for name in _READ_ONLY if _is_there(name)):
         masks.mount(path, path, "", mounts.MS_BIND)
         masks.mount("none", path, "", _SEALED)
+    if _is_there(_BOOT_ID):
+        masks.mount(boot_id, f"/proc/{_BOOT_ID}", "", mounts.MS_BIND)
     for name in filter(_is_there, _MASKED_FILES):
         masks.mount("/dev/null", f"/proc/{name}", "", mounts.MS_BIND)
     for name in filter(_is_there, _MASKED_DIRECTORIES):

@@ -54,6 +54,12 @@ class Identities:
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
             self._filter.install()
 
+    def confine(self) -> None:
+        """In a fork of init that keeps init's rights: it has init's filter, too, where init itself can have none."""
+        if self.single and self._filter:
+            syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+            self._filter.install()
+
     def _appear_as(self, user: str) -> None:
         """With one uid, root is a name: a user namespace of its own in which that uid reads 0."""
         if user == "root":

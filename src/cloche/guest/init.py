@@ -11,15 +11,18 @@ import select
 import socket
 
 from cloche.guest import (
+    branches,
     door,
     elevation,
     failures,
     files,
     identity,
+    images,
     memory,
     ports,
     processes,
     sessions,
+    stillness,
     trust,
     warm_python,
     watches,
@@ -58,7 +61,7 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: 
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _last_words(channel, error)
-    os._exit(1)
+    served.end(1)
 
 
 def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
@@ -124,6 +127,7 @@ class Init:
         self._processes = processes.Processes(identities, defaults, self._event, self._reap)
         self._files = files.Files(identities, defaults, self._watch_fd)
         self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
+        self._images = images.Images(self._processes, identities, defaults, self._event)
         self._elevation = elevation.reception(self._processes, self._watch_fd)
         self._python = warm_python.reception(self._processes, self._watch_fd)
         self._memory = memory.Watchman(self._processes, self._event)
@@ -134,8 +138,11 @@ class Init:
             "trust": trust.trust,
             "usage": lambda header, body: memory.usage(),
             **self._processes.verbs(),
+            **branches.Branches(self._processes, identities, self._watch_fd, self._event).verbs(),
             **self._files.verbs(),
             **self._watches.verbs(),
+            **self._images.verbs(),
+            **stillness.Stillness(self._memory, (self._elevation, self._python)).verbs(),
         }
 
     def take(self, spec: dict, walled: bool) -> None:
@@ -196,17 +203,17 @@ class Init:
 
     def _serve_host(self) -> None:
         if not self._reader.pump():
-            self._end()
+            self.end(0)
         for header, body, fds in self._reader.take():
             for fd in fds:
                 os.close(fd)
             self._answer(header, body)
 
-    def _end(self) -> None:
+    def end(self, status: int) -> None:
         """The host is gone, or has closed us. With pid 1 goes everything; without walls we must see to it."""
         if os.getpid() != 1:
             self._processes.kill_descendants()
-        os._exit(0)
+        os._exit(status)
 
     def _answer(self, header: dict, body: bytes) -> None:
         number, verb = header.pop("id", None), header.pop("do", None)
@@ -236,6 +243,7 @@ class Init:
         for pid, status, usage in sessions.reap():
             self._elevation.ended(pid, status)
             self._python.ended(pid, status)
+            self._images.ended(pid, status)
             self._processes.ended(pid, status, usage)
             self._processes.credit(sessions.ended(pid), usage)
         sessions.forget_empty()

@@ -13,7 +13,8 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedError
 
-from cloche.guest import figures, proxies, tools, tracebacks
+from cloche.guest import figures, inspection, proxies, tools, tracebacks
+from cloche.guest.branching import Branching
 from cloche.guest.channel import Channel
 from cloche.guest.display import Screen
 from cloche.guest.limits import limit_process
@@ -87,8 +88,10 @@ class Kernel:
         self.interrupts = shell.interrupts
         self.installed = shell.installed
         self._channel: Any = None
+        self._namespace: Any = None
         self._written = Written()
         self._threads = Threads()
+        self._branching = Branching()
         self._screen = shell.screen = Screen()
         self._run: Any = None
         self._may_ask = False
@@ -117,6 +120,7 @@ class Kernel:
     def serve(self, channel: Channel) -> None:
         """Answers requests until the stream ends."""
         self.attach(channel)
+        self._namespace = inspection.Namespace(self._shell.user_ns)
         channel.send({"ev": "ready"})
         self.installed.begin()
         while True:
@@ -136,8 +140,22 @@ class Kernel:
             proxies.look_again(header.get("env") or {})
             _settle_in(header.get("cwd"))
             limit_process(**header.get("limits") or {})
+        elif verb == "inspect":
+            self._channel.send(*inspection.answer(self._namespace, header.get("ask")))
         elif verb == "rehearse":
             self._rehearse()
+        elif verb == "branch":
+            self._take(self._branching.branch(header, self._channel, self._oom_fd, self._shell.loop))
+        elif verb == "collect":
+            self._branching.collect(self._channel)
+
+    def _take(self, channel: Channel | None) -> None:
+        """In a copy of a kernel, just made: this channel is its own."""
+        if channel is not None:
+            if self._oom_fd >= 0:
+                os.close(self._oom_fd)
+            self.attach(channel)
+            channel.send({"ev": "ready"})
 
     def _idle(self) -> None:
         """Waits for the next request; inside the loop, if there is one, so that the program's tasks go on."""
@@ -299,7 +317,7 @@ class Kernel:
 
     def _answer(self) -> dict:
         frame = self._next_frame()
-        while frame.get("do") == "interrupt":  # its signal is what counts
+        while frame.get("do") in ("interrupt", "collect"):  # a signal is what counts; the other is said again
             frame = self._next_frame()
         return frame if frame.get("do") == "input" else {"error": "the question was not answered"}
 

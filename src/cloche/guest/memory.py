@@ -12,19 +12,20 @@ _PERIOD_SECONDS = 0.25
 class Watchman:
     def __init__(self, processes, event):
         self.limit_bytes = None
+        self.resting = False  # nobody runs who could use more
         self._processes = processes
         self._event = event
         self._next_look = 0.0
 
     def pause_seconds(self, otherwise: float) -> float:
-        return _PERIOD_SECONDS if self.limit_bytes else otherwise
+        return _PERIOD_SECONDS if self.limit_bytes and not self.resting else otherwise
 
     def look(self) -> None:
         """Ends the process that holds most if all together hold too much."""
-        if not self.limit_bytes or time.monotonic() < self._next_look:
+        if not self.limit_bytes or self.resting or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _PERIOD_SECONDS
-        held = {pid: private_bytes(pid) for pid in _pids() if pid != 1}
+        held = _held()
         if sum(held.values()) + _space_used() > self.limit_bytes and held:
             largest = max(held, key=held.__getitem__)
             kernel = self._processes.kernel_of(largest)
@@ -39,7 +40,7 @@ def usage() -> dict:
         return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
     pids = _pids()
     return {
-        "memory_bytes": sum(private_bytes(pid) for pid in pids if pid != 1),
+        "memory_bytes": sum(_held().values()),
         "space_bytes": _space_used(),
         "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
     }
@@ -59,16 +60,31 @@ def _pids() -> list:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def private_bytes(pid: int) -> int:
-    """What would be freed if that process ended: pages shared with the zygote do not count."""
+def _held() -> dict:
+    """By its pid, what each process but init has."""
+    inits_share = _rollup(os.getpid()).get("Pss_Anon", 0)  # of what is the zygote's, and little more
+    return {pid: _own_bytes(pid, inits_share) for pid in _pids() if pid != 1}
+
+
+def _own_bytes(pid: int, inits_share: int) -> int:
+    """What is that process's own, and its share of what it has together with its copies; the zygote's does not count.
+
+    Where only its size is told, each of several copies counts in full.
+    """
     try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            rows = [line.split() for line in file if line.startswith(("Private_", "Swap:"))]
-    except PermissionError:  # of another uid
+        rows = _rollup(pid)
+    except PermissionError:  # of another uid, or behind other rules of Landlock's
         return max(_anonymous_bytes(pid) - _anonymous_bytes(1), 0)
     except OSError:
         return 0
-    return sum(int(row[1]) for row in rows) * 1024
+    own = sum(size for name, size in rows.items() if name.startswith("Private_"))
+    return max(own, rows.get("Pss_Anon", 0) - inits_share) + rows.get("Swap", 0)
+
+
+def _rollup(pid: int) -> dict:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        rows = [line.split() for line in file if line.startswith(("Private_", "Pss_Anon:", "Swap:"))]
+    return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in rows}
 
 
 def _anonymous_bytes(pid: int) -> int:

@@ -96,17 +96,21 @@ class Processes:
         self._identities.uid(user)
         token, language = secrets.token_hex(8), header.get("language") or "python"
         become_kernel, make_room = languages.starter(language, _KERNEL_FDS, token, self._defaults)
+        ours, theirs = self.make_wires(user)
+        pid = self.fork(*theirs, *ours)
+        if pid == 0:
+            self._in_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
+        for fd in theirs:
+            os.close(fd)
+        self._kernels[name] = Child(name, pid, f"{language} kernel", user, cwd)
+        return {"pid": pid, "token": token}, b"", ours
+
+    def make_wires(self, user: str) -> tuple:
+        """Channel, stdout and stderr of a kernel of that user's: the host's ends, and the kernel's."""
         ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out, err)
-        theirs_all, ours_all = (theirs.detach(), out, err), (ours.detach(), out_read, err_read)
-        pid = self._fork(*theirs_all, *ours_all)
-        if pid == 0:
-            self._in_child(user, cwd, env, theirs_all, None, become_kernel, first=make_room)
-        for fd in theirs_all:
-            os.close(fd)
-        self._kernels[name] = Child(name, pid, f"{language} kernel", user, cwd)
-        return {"pid": pid, "token": token}, b"", ours_all
+        return (ours.detach(), out_read, err_read), (theirs.detach(), out, err)
 
     def start_first_kernel(self, token: str, fds: tuple) -> None:
         """The kernel that every sandbox begins with. The host has its other ends already: there is no answer."""
@@ -125,7 +129,20 @@ class Processes:
 
     def know_first_kernel(self, pid: int) -> None:
         user, cwd, _ = self._defaults.first_place()
-        self._kernels["0"] = Child("0", pid, "python kernel", user, cwd)
+        self.know_kernel(Child("0", pid, "python kernel", user, cwd))
+
+    def know_kernel(self, child: Child) -> None:
+        self._kernels[child.name] = child
+
+    def forget_kernel(self, child: Child) -> None:
+        if self._kernels.get(child.name) is child:
+            del self._kernels[child.name]
+
+    def kernel(self, name: str) -> Child | None:
+        return self._kernels.get(name)
+
+    def knows(self, pid: int) -> bool:
+        return any(child.pid == pid for child in (*self._kernels.values(), *self._commands.values()))
 
     def signal_kernel(self, header: dict, _: bytes) -> dict:
         child = self._kernels.get(header["kernel"])
@@ -161,7 +178,7 @@ class Processes:
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out[1], err[1])
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
-        pid = self._fork(*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
+        pid = self.fork(*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
         if pid == 0:
             self._in_child(user, cwd, env, (out[1], err[1]), stdin_read, work)
         for fd in (out[1], err[1], stdin_read):
@@ -174,7 +191,7 @@ class Processes:
         master, slave = self.open_terminal(user)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env.setdefault("TERM", "xterm-256color")
-        pid = self._fork(master, slave)
+        pid = self.fork(master, slave)
         if pid == 0:
             self._in_child(user, cwd, env, (slave, slave), slave, work, terminal=True)
         os.close(slave)
@@ -215,7 +232,7 @@ class Processes:
         child = self._kernels.get(header.get("kernel")) or self._commands.get(header.get("process"))
         return {"stirring": child is not None and sessions.is_stirring(child.pid)}
 
-    def _fork(self, *held: int) -> int:
+    def fork(self, *held: int) -> int:
         """A fork. Should it fail, `held`, what was opened for the child, is closed.
 
         Init ignores signals that its children must not miss: they wait until the child has set its own dispositions.

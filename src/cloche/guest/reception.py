@@ -41,6 +41,7 @@ class Reception:
         self._full = full
         self._keeps = keeps
         self._listener: socket.socket | None = None
+        self._rests = False
         self._forks: dict = {}  # pid -> the connection that is kept, or None
 
     def open(self) -> None:
@@ -52,6 +53,17 @@ class Reception:
                 os.chmod(self._place, 0o666)
             self._listener.listen(_BACKLOG)
             self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)
+
+    def rest(self) -> None:
+        """Who comes now waits until `go_on`. Harmless when it is not open, or rests already."""
+        if self._listener is not None and not self._rests:
+            self._rests = True
+            self._watch_fd(self._listener.fileno(), 0, None)
+
+    def go_on(self) -> None:
+        if self._rests:
+            self._rests = False
+            self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)  # type: ignore[union-attr]
 
     def ended(self, pid: int, status: int) -> None:
         """A child of init has ended, whosever it was."""

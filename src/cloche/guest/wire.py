@@ -21,6 +21,7 @@ INIT (host <-> pid 1 of a sandbox)
   init -> host    {"id":n,"ok":{..}} [body] [fds]   its answer, or
                   {"id":n,"err":{"code":code,"message":..}}            code as in cloche.errors
   init -> host    {"ev":"kernel_exited","kernel":k,"status":wait status,"cpu":s,"rss":bytes}
+                  {"ev":"branch_ended","kernel":k}  a copy has ended; how, the kernel that forked it knows
                   {"ev":"process_exited","process":p,"status":wait status}
                   {"ev":"changes","watch":w,"changes":[[kind, path],..],"missed":true if some could not be seen}
                   {"ev":"over_memory","kernel":k}   best effort without cgroups: init ended that kernel
@@ -31,6 +32,9 @@ INIT (host <-> pid 1 of a sandbox)
     kernel_start    kernel, language, user, cwd, env
                                                     ok {"pid","token"}, fds=[channel, stdout, stderr]
     kernel_signal   kernel, signal, group           group: the kernel's whole session, not only its process group
+    kernel_wires    kernel, user                    ok {"token"}, fds=[channel, stdout, stderr of the host's, then their
+                                                    other ends], for a kernel's copy (see "branch")
+    kernel_branched kernel, of, pid                 ok {}: that process, which kernel `of` has forked, is a kernel
     process_start   process, argv | command | script, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
                     make_cwd: bool (else a cwd that is not there is an error)
                     script: {"name","argv":[..],"awaits":bool,"tools":{..}|null}: a Python program, body=its source,
@@ -78,9 +82,13 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                                                                        `cloche.model.Showing`; and, where there are
                    "tools":{..}                                        tools for it: see `cloche.guest.tools`, and for
                                                                        bash {"define":script,"names":[..]}
+                  {"do":"inspect","ask":s}                             between two executions: its names are told
                   {"do":"input","text":..} | {"do":"input","error":..}
                   {"do":"interrupt","run":r}                           its process group gets SIGINT next; for a kernel
                                                                        that must know whose signal that is
+                  {"do":"branch","branch":k,"token":t}                 fds=[channel, stdout, stderr]: fork; the copy
+                                                                       says "ready" there. Between runs only
+                  {"do":"collect"}                                     copies have ended: say how
   kernel -> host  {"ev":"started","run":r,"count":n}
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
                                                                        body=the parts, one after the other
@@ -90,6 +98,10 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"ev":"wrote","run":r,"file":info}
                   {"ev":"truncated","run":r,"stream":"display","dropped":n}
                   {"ev":"ended","run":r,"outcome":"ok|raised|interrupted","exit":n|null,"cpu":s,"rss":bytes,"mark":m}
+                  {"ev":"inspected","ask":s,"more":n}                  body=[..], of `cloche.variables.Variable`; or
+                                                                       with "problem":.. why there is none
+                  {"ev":"branched","branch":k,"pid":n} | {"ev":"refused","branch":k,"message":..}
+                  {"ev":"collected","branch":k,"status":wait status,"cpu":s,"rss":bytes}
   Parts of a display: JSON for `*json` MIME types, raw bytes for BINARY_MIMES, UTF-8 text for the rest.
 
 THE TOOLS' DOOR (any program of a sandbox <-> host, TCP on its loopback, on which the host accepts)
@@ -133,6 +145,11 @@ class WireError(Exception):
 
 
 _encode_header = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def encode_json(value: object) -> bytes:
+    """A body that is JSON, without anything that is not ASCII."""
+    return _encode_header(value).encode()
 
 
 def mark_bytes(token: str, mark: int) -> bytes:

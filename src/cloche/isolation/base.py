@@ -59,6 +59,16 @@ class Cell(Protocol):
     def memory_peak_bytes(self) -> int | None:
         """The most that it ever used, with its files; None where this host does not know."""
 
+    async def freeze(self) -> bool:
+        """Stops every process of the cell but init, and returns when they stand still.
+
+        False, and nothing done, if this host cannot: then init can be asked to (see `guest.stillness`). Raises
+        Unavailable if it failed, or the cell has ended: then all run as before.
+        """
+
+    def thaw(self) -> None:
+        """Lets them go on. Cheap. Nothing if they were not stopped, or the cell has ended."""
+
     @property
     def alive(self) -> bool: ...
 

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable
 
+from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
 from cloche.linux.cgroups import Group
@@ -61,6 +62,8 @@ class ProcessCell:
         self._group = group
         self._on_closed = on_closed
         self._closed = False
+        self._freezing: asyncio.Future[bool] | None = None  # the last that a thread was asked for
+        self._frozen = False
 
     def listen(self, on_event: Callable[[Header], None]) -> None:
         self._on_event = on_event
@@ -107,14 +110,53 @@ class ProcessCell:
     def memory_peak_bytes(self) -> int | None:
         return None if self._group is None or self._closed else self._group.memory_peak_bytes()
 
+    async def freeze(self) -> bool:
+        group = self._group
+        if group is None:
+            return False
+        if self._freezing is not None:
+            await asyncio.wait([self._freezing])  # somebody gave it up, and it is still to be undone
+        if not self.alive:
+            raise errors.Unavailable("the sandbox has ended: nothing is left to be stopped")
+        self._frozen = True  # whatever becomes of it, it may have to be undone
+        try:
+            self._frozen = await self._in_thread(group.freeze_programs, pid_of(self._pidfd))
+        except OSError as error:
+            self._frozen = False
+            raise errors.Unavailable(f"the programs of the sandbox could not be stopped: {error.strerror}") from None
+        return self._frozen
+
+    async def _in_thread(self, freeze: Callable[[int], bool], init: int) -> bool:
+        """A thread cannot be called off: what it does after all is undone when it is done."""
+        self._freezing = asyncio.ensure_future(asyncio.to_thread(freeze, init))
+        try:
+            return await asyncio.shield(self._freezing)
+        except asyncio.CancelledError:
+            self._freezing.add_done_callback(self._undo)
+            raise
+
+    def _undo(self, freezing: asyncio.Future[bool]) -> None:
+        if not freezing.cancelled():
+            freezing.exception()  # nobody is left to hear of it
+        self.thaw()
+
+    def thaw(self) -> None:
+        if self._frozen and self._group is not None and not self._closed:
+            self._group.thaw_programs()
+            self._frozen = False
+
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
+        if self._freezing is not None:
+            await asyncio.wait([self._freezing])
         try:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        if self._group is not None and self._frozen:
+            self._group.kill()  # the frozen, who would not die with init, and must not run on when they are let go
         await ended(self._pidfd)
         os.close(self._pidfd)
         self.socket.close()
@@ -128,6 +170,12 @@ class ProcessCell:
             if group.remove():
                 return
             await asyncio.sleep(0.01)
+
+
+def pid_of(pidfd: int) -> int:
+    """In our pid namespace; -1 if it has ended, which is nobody's."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
 def has_ended(pidfd: int) -> bool:

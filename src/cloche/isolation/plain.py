@@ -132,6 +132,12 @@ class PlainCell:
     def memory_peak_bytes(self) -> int | None:
         return self._cell.memory_peak_bytes()
 
+    async def freeze(self) -> bool:
+        return False  # this backend makes no cgroups
+
+    def thaw(self) -> None:
+        """There is nobody whom we have stopped."""
+
     async def aclose(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

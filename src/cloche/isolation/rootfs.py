@@ -65,6 +65,7 @@ _DIRECTORIES = (
     "dev/shm",
     "home/user",
     "mnt/data",
+    "app",
     "tmp",
     "var/tmp",
     "run",

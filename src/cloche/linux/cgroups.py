@@ -80,12 +80,22 @@ class Cgroups:
 
         An instance whose directories are locked, or of which `is_live` is true, is left alone.
         """
+        found = self._instances()
+        return [instance for instance, paths in found.items() if not is_live(instance) and remove_dead(paths)]
+
+    def dead(self) -> list[str]:
+        """The instances of which something is left, by their names. Only looks."""
+        found = self._instances()
+        return [name for name, paths in found.items() if all(_unlocked(os.fsencode(path)) for path in paths)]
+
+    def _instances(self) -> dict[str, list[str]]:
+        """Of each that has groups here, by its name, the directories."""
         found: dict[str, list[str]] = {}
         for base in {place.base for place in self._places.values()}:
             for name in os.listdir(base):
                 if name.startswith(_PREFIX) and name != cgroups_v2.HOST_LEAF:
                     found.setdefault(name[len(_PREFIX) :], []).append(os.path.join(base, name))
-        return [instance for instance, paths in found.items() if not is_live(instance) and remove_dead(paths)]
+        return found
 
 
 def probe() -> Cgroups:
@@ -140,7 +150,7 @@ def remove_dead(directories: Iterable[str]) -> bool:
     paths = [os.fsencode(directory) for directory in directories]
     if not all(_unlocked(path) for path in paths):
         return False
-    groups = [os.path.join(path, name) for path in paths for name in _subdirectories(path)]
+    groups = [group for path in paths for group in _groups(path)]
     for path in groups:
         _end(path)
     for path in [*groups, *paths]:
@@ -163,6 +173,12 @@ def _rmdir_patiently(directory: bytes) -> None:
     deadline = time.monotonic() + _DEATH_SECONDS
     while not rmdir(directory) and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _groups(directory: bytes) -> list[bytes]:
+    """Those below it, the inner ones (see `cgroup_programs`) before those that they are in."""
+    outer = [os.path.join(directory, name) for name in _subdirectories(directory)]
+    return [group for each in outer for group in (*_groups(each), each)]
 
 
 def _subdirectories(directory: bytes) -> list[bytes]:

@@ -92,14 +92,16 @@ class Pids:
 class Freezer:
     """Frozen processes of version 1 take no signals, not even SIGKILL, until they are thawed."""
 
+    FILE, FROZEN, THAWED = b"/freezer.state", b"FROZEN", b"THAWED"
+
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
     def freeze(self) -> None:
-        write(self._directory + b"/freezer.state", b"FROZEN")
+        write(self._directory + self.FILE, self.FROZEN)
 
     def thaw(self) -> None:
-        write(self._directory + b"/freezer.state", b"THAWED")
+        write(self._directory + self.FILE, self.THAWED)
 
     def frozen(self) -> bool:
-        return read(self._directory + b"/freezer.state").startswith(b"FROZEN")
+        return read(self._directory + self.FILE).startswith(self.FROZEN)

@@ -198,14 +198,16 @@ class Clock:
 class Freezer:
     """Frozen processes of version 2 can be killed as they are."""
 
+    FILE, FROZEN, THAWED = b"/cgroup.freeze", b"1", b"0"
+
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
     def freeze(self) -> None:
-        write(self._directory + b"/cgroup.freeze", b"1")
+        write(self._directory + self.FILE, self.FROZEN)
 
     def thaw(self) -> None:
-        write(self._directory + b"/cgroup.freeze", b"0")
+        write(self._directory + self.FILE, self.THAWED)
 
     def frozen(self) -> bool:
         return field(self._directory + b"/cgroup.events", b"frozen") == 1

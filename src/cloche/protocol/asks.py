@@ -64,7 +64,11 @@ class SetNetwork(Ask):
 
 
 class CreateSandbox(Ask):
-    """Without `timeout_seconds` it lives until it is killed, or as long as the server allows.
+    """`template`: a template's name, or the id or name of a snapshot.
+
+    Without `timeout_seconds` it lives until it is killed, or as long as the server allows. With `on_timeout` "pause" it
+    is paused then, with its memory unless `pause_memory` is false. With `auto_resume` whoever uses it while it is
+    paused resumes it.
 
     Without `network` it may reach what its template says, else what the server gives to all; `{}` is nothing.
     """
@@ -76,12 +80,52 @@ class CreateSandbox(Ask):
     timeout_seconds: float | None = None
     network: NetworkAsked | None = None
     secrets: list[SecretAsked] = []
+    on_timeout: Literal["kill", "pause"] = "kill"
+    pause_memory: bool = True
+    auto_resume: bool = False
 
 
 class Renew(Ask):
     """Moves the deadline to so many seconds from now."""
 
     seconds: float
+
+
+class Pause(Ask):
+    """With `memory` its programs stand still; without, they end, and only its files are kept."""
+
+    memory: bool = True
+
+
+class Resume(Ask):
+    """With `timeout_seconds` its deadline is so many seconds from now, also where it runs already."""
+
+    timeout_seconds: float | None = None
+
+
+class Rollback(Ask):
+    """`checkpoint`: the id of one of this context's."""
+
+    checkpoint: str
+
+
+class ForkContext(Ask):
+    """Makes `count` new contexts that have the state of this one."""
+
+    count: int = 1
+
+
+class MakeSnapshot(Ask):
+    """A `name` that another snapshot has is its own from now on."""
+
+    name: str | None = None
+
+
+class Fork(Ask):
+    """So many new sandboxes with its files and environment. By default each lives as long as it was first given."""
+
+    count: int = 1
+    timeout_seconds: float | None = None
 
 
 class CreateContext(Ask):
@@ -111,6 +155,15 @@ class Execute(Ask):
     input: list[str] | bool | None = None
     argv: list[str] | None = None
     tools: list[ToolAsked] = []
+
+
+class Detach(Execute):
+    """Code that runs whoever leaves: nobody answers it, so that `input` is lines, and there are no `tools`.
+
+    `last`: the sandbox ends when it has ended.
+    """
+
+    last: bool = False
 
 
 class RunCommand(Ask):
@@ -197,16 +250,36 @@ class WatchQuery(Ask):
     user: str | None = None
 
 
+class HistoryQuery(Ask):
+    """`context`: only what ran in that one."""
+
+    context: str | None = None
+
+
 class SandboxesQuery(Ask):
-    """`all`: those of all owners, for whoever may see them."""
+    """`all`: those of all owners, for whoever may see them. Without `state`: those that run, and those paused."""
 
     all: bool = False
+    state: Literal["running", "paused"] | None = None
+
+
+class SnapshotsQuery(Ask):
+    """`all`: those of all owners, for whoever may see them. `sandbox`: only those made of that one."""
+
+    all: bool = False
+    sandbox: str | None = None
 
 
 class AttachQuery(Ask):
     """`raw`: output comes as binary messages, byte for byte."""
 
     raw: bool = False
+
+
+class RunEventsQuery(Ask):
+    """`after`: the number of the last event that was seen; 0 for all."""
+
+    after: int = 0
 
 
 class LogsQuery(Ask):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from cloche import errors
 from cloche.engine.process import Exited, ProcessEvent
+from cloche.event_json import ToldDisplay, binary_in, display_of, with_bytes
+from cloche.event_json import decode as decode
+from cloche.event_json import encode as encode
+from cloche.event_json import encode_event as encode_event
 from cloche.events import (
     AnyEvent,
-    Bundle,
     Cleared,
-    Display,
     Ended,
     Event,
     Input,
+    Numbered,
     Output,
     Raised,
     Result,
@@ -31,8 +31,8 @@ from cloche.events import (
 )
 from cloche.model import Limits, Struct
 from cloche.network_policy import NetworkEntry, NetworkRule
-
-T = TypeVar("T")
+from cloche.notebook import Cell
+from cloche.variables import Variable
 
 
 class Accepted(Event, tag="accepted"):
@@ -127,6 +127,20 @@ class NetworkLogged(Struct):
     dropped: int = 0
 
 
+class VariablesInfo(Struct):
+    """What a context's names are bound to; `more` others are left out."""
+
+    variables: list[Variable]
+    more: int = 0
+
+
+class HistoryInfo(Struct):
+    """What ran, with outputs as a notebook has them; `dropped` older cells made room for these."""
+
+    cells: list[Cell]
+    dropped: int = 0
+
+
 class TemplateInfo(Struct):
     name: str
     version: str
@@ -161,59 +175,6 @@ class Logged(Event, tag="logged"):
 # --- writing and reading
 
 
-def encode(value: object) -> bytes:
-    """JSON. A program's lone surrogates pass as escapes."""
-    try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        plain = json.loads(json.dumps(msgspec.to_builtins(value)), parse_constant=_no_value)
-        return json.dumps(plain, separators=(",", ":")).encode()
-
-
-def decode(raw: bytes | str, kind: type[T] | Any, max_values: int | None = None) -> T:
-    """Raises msgspec.ValidationError for what is not such a message, and ValueError for what is no JSON.
-
-    With `max_values`, also for one that only the slow parser takes and that could have more values in it.
-    """
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Counted before it is parsed, in strings too: what is small as text can take seconds and a GiB as objects.
-        if max_values is not None and _values_in(raw) > max_values:
-            raise ValueError(f"it needs care (a lone surrogate?), and has over {max_values} values") from None
-        try:
-            return msgspec.convert(json.loads(raw, parse_constant=_refuse_constant), kind)  # this one knows surrogates
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-
-
-def _values_in(raw: bytes | str) -> int:
-    """How many values it can have at most, roughly."""
-    if isinstance(raw, str):
-        return sum(map(raw.count, ("[", "{", ",")))
-    return sum(map(raw.count, (b"[", b"{", b",")))
-
-
-def _no_value(constant: str) -> None:
-    """JSON has no NaN and no infinity: null, as the fast writer has it."""
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"there is no {constant} in JSON")
-
-
-class ToldDisplay(Event, tag="display"):
-    """A Display whose values named in `binary` are base64."""
-
-    data: Bundle
-    main: bool = False
-    id: str | None = None
-    update: bool = False
-    binary: list[str] = []
-
-
 class ToldResult(Result, frozen=True, kw_only=True):
     """A Result; `binary` names which fields, and which MIME types of `extra`, are base64."""
 
@@ -244,17 +205,8 @@ ToldEvent = (
     | Logged
     | Failed
 )
+_MOST_DIGITS = 18  # of an event's number
 _BYTES_FIELDS = ("png", "jpeg", "pdf")
-
-
-def encode_event(event: Event) -> bytes:
-    """One event as JSON."""
-    if not isinstance(event, Display):
-        return encode(event)
-    told = ToldDisplay(
-        data=event.data, main=event.main, id=event.id, update=event.update, binary=_binary_in(event.data)
-    )
-    return encode(told)
 
 
 def decode_event(raw: bytes | str) -> AnyEvent | ProcessEvent | Accepted | Attached | Watching | Change | Logged:
@@ -262,13 +214,23 @@ def decode_event(raw: bytes | str) -> AnyEvent | ProcessEvent | Accepted | Attac
     try:
         event: Any = decode(raw, ToldEvent)
         if isinstance(event, ToldDisplay):
-            data = _with_bytes(event.data, event.binary)
-            return Display(data=data, main=event.main, id=event.id, update=event.update)
+            return display_of(event)
     except (ValueError, msgspec.MsgspecError) as error:
         raise not_ours(error) from None
     if isinstance(event, Failed):
         raise error_of(event.error)
     return event  # type: ignore[no-any-return]
+
+
+def _numbered_in(block: bytes) -> Numbered | None:
+    """The same of an event that has a number as its id."""
+    event = event_in(block)
+    ids = [line[4:] for line in block.split(b"\n") if line.startswith(b"id: ")]
+    if event is None:
+        return None
+    if not isinstance(event, AnyEvent) or not ids or not ids[0].isdigit() or len(ids[0]) > _MOST_DIGITS:
+        raise not_ours("an event of a run without its number")
+    return Numbered(int(ids[0]), event)
 
 
 def event_in(block: bytes) -> Event | None:
@@ -285,14 +247,19 @@ class EventsIn:
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
         """Those that are whole now. Raises as `decode_event` does."""
+        return (event for block in self._whole(chunk) if (event := event_in(block)) is not None)
+
+    def feed_numbered(self, chunk: bytes) -> Iterator[Numbered]:
+        """The same of a run's, with their numbers."""
+        return (event for block in self._whole(chunk) if (event := _numbered_in(block)) is not None)
+
+    def _whole(self, chunk: bytes) -> Iterator[bytes]:
         searched = max(len(self._buffer) - 1, 0)
         self._buffer += chunk
         if self._buffer.find(b"\n\n", searched) < 0:  # a large one comes in many chunks
             return
         *whole, self._buffer = self._buffer.split(b"\n\n")
-        for block in whole:
-            if (event := event_in(bytes(block))) is not None:
-                yield event
+        yield from map(bytes, whole)
 
 
 def encode_run(run: Run) -> bytes:
@@ -340,28 +307,13 @@ _BY_CODE: dict[str, type[errors.ClocheError]] = {
 }
 
 
-def _binary_in(bundle: Bundle) -> list[str]:
-    return [mime for mime, value in bundle.items() if isinstance(value, bytes)]
-
-
-def _with_bytes(bundle: Bundle, binary: Iterable[str]) -> Bundle:
-    return {**bundle, **{mime: _unbase64(bundle.get(mime)) for mime in binary}}
-
-
-def _unbase64(value: object) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)  # type: ignore[arg-type]
-    except (binascii.Error, TypeError, ValueError):
-        raise ValueError("a value that is said to be base64 is not") from None
-
-
 def _told_result(result: Result) -> dict[str, object]:
     fields = {name: value for name, value in msgspec.structs.asdict(result).items() if value is not None}
-    binary = [name for name in _BYTES_FIELDS if name in fields] + _binary_in(result.extra)
+    binary = [name for name in _BYTES_FIELDS if name in fields] + binary_in(result.extra)
     return {**fields, "binary": binary} if binary else fields
 
 
 def _result(told: ToldResult) -> Result:
     fields = msgspec.structs.asdict(told)
     binary = [mime for mime in fields.pop("binary") if mime not in _BYTES_FIELDS]
-    return Result(**{**fields, "extra": _with_bytes(told.extra, binary)})
+    return Result(**{**fields, "extra": with_bytes(told.extra, binary)})

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from cloche import errors
 from cloche.engine.answers import InputSource
 from cloche.events import AnyEvent, Folding, Run
-from cloche.model import SandboxInfo
+from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import seam
+from cloche.sdk.aio_detached import AsyncAttachment, AsyncDetachedRun
 from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
+from cloche.sdk.branched import AsyncBranchedContext
+from cloche.sdk.inspected import AsyncInspectedContext, AsyncInspectedSandbox
 from cloche.sdk.network import AsyncNetwork
 from cloche.sdk.network_request import NetworkLike, SecretsLike
-from cloche.sdk.request import LimitsLike, input_from_loop, refuse_later, run_env, sandbox_spec
+from cloche.sdk.request import (
+    LimitsLike,
+    SandboxState,
+    TemplateLike,
+    check_count,
+    check_flag,
+    check_state,
+    detached_input,
+    input_from_loop,
+    run_env,
+    sandbox_spec,
+)
 from cloche.sdk.tools import ToolsLike, attended, toolbox_from_loop
 from cloche.sdk.transport import Transport, transport_to
 
@@ -23,7 +38,24 @@ AsyncInput = InputSource | Callable[[str], Awaitable[str]]
 OnEvent = Callable[[AnyEvent], object]
 
 
-class AsyncSandbox:
+class HowToRun(TypedDict, total=False):
+    """What `AsyncContext.run` takes besides code."""
+
+    env: Mapping[str, str] | None
+    cwd: str | None
+    timeout: float | None
+    input: AsyncInput
+    on_event: OnEvent | None
+    tools: ToolsLike
+
+
+class InSandbox(HowToRun, total=False):
+    """The same of `AsyncSandbox.run`."""
+
+    context: AsyncContext | str | None
+
+
+class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
     """A sealed place to run code in: `async with AsyncSandbox() as box`, or `box = await AsyncSandbox()`.
 
     It may be used from several tasks, threads and event loops. Everything else is as in `Sandbox`.
@@ -31,7 +63,7 @@ class AsyncSandbox:
 
     def __init__(
         self,
-        template: str = "python",
+        template: TemplateLike = "python",
         *,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -39,19 +71,40 @@ class AsyncSandbox:
         timeout: float | None = None,
         network: NetworkLike = None,
         secrets: SecretsLike = None,
+        on_timeout: OnDeadline = "kill",
+        pause_memory: bool = True,
+        auto_resume: bool = False,
         url: str | None = None,
         api_key: str | None = None,
     ):
         self._server = (url, api_key)
-        self._spec = sandbox_spec(template, env, metadata, limits, timeout, network, secrets)
+        self._spec = sandbox_spec(
+            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume
+        )
         self._made: seam.Sandbox | None = None
 
     @classmethod
-    async def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> AsyncSandbox:
-        """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
-        self = cls(url=url, api_key=api_key)
+    async def connect(
+        cls, id: str, *, timeout: float | None = None, url: str | None = None, api_key: str | None = None
+    ) -> AsyncSandbox:
+        """The sandbox of that id; one that is paused is resumed. See `Sandbox.connect`."""
+        check_seconds("timeout", timeout)
         transport = await _transport(url, api_key)
-        self._attach(transport, await transport.acall(lambda: transport.connect(id)))
+        return cls._of(transport, await transport.acall(lambda: transport.connect(id, timeout)))
+
+    @classmethod
+    async def list(
+        cls, state: SandboxState | None = None, *, url: str | None = None, api_key: str | None = None
+    ) -> builtins.list[SandboxInfo]:
+        """Those of yours that run or are paused; with `state`, "running" or "paused", only these."""
+        check_state(state)
+        transport = await _transport(url, api_key)
+        return [each for each in await transport.acall(transport.list) if state in (None, each.state)]
+
+    @classmethod
+    def _of(cls, transport: Transport, core: seam.Sandbox) -> AsyncSandbox:
+        self = cls()
+        self._attach(transport, core)
         return self
 
     def __await__(self) -> Generator[Any, None, AsyncSandbox]:
@@ -109,6 +162,33 @@ class AsyncSandbox:
         if not self._core.ended:
             await self.kill()
 
+    async def pause(self, *, memory: bool = True) -> SandboxInfo:
+        """Stops all its programs, until `resume` or `connect`. See `Sandbox.pause`."""
+        check_flag("memory", memory)
+        return await self._transport.acall(lambda: self._core.pause(memory=memory))
+
+    async def resume(self, *, timeout: float | None = None) -> SandboxInfo:
+        """Lets it go on, for `timeout` seconds, or as many as it was first given. Harmless when it runs."""
+        check_seconds("timeout", timeout)
+        return await self._transport.acall(lambda: self._core.resume(timeout))
+
+    async def snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Keeps its files and environment as they are now. See `Sandbox.snapshot`."""
+        return await self._transport.acall(lambda: self._core.snapshot(name))
+
+    async def fork(self, count: int = 1, *, timeout: float | None = None) -> builtins.list[AsyncSandbox]:
+        """So many new sandboxes with its files and environment, not with its memory. It goes on itself."""
+        check_count(count)
+        check_seconds("timeout", timeout)
+        made = await self._transport.acall(lambda: self._core.fork(count, timeout))
+        return [self._of(self._transport, each) for each in made]
+
+    @overload
+    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[InSandbox]) -> Run: ...
+
+    @overload
+    async def run(self, code: str, *, detach: Literal[True], **how: Unpack[InSandbox]) -> AsyncDetachedRun: ...
+
     async def run(
         self,
         code: str,
@@ -120,8 +200,8 @@ class AsyncSandbox:
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
         tools: ToolsLike = None,
-        detach: Literal[False] = False,
-    ) -> Run:
+        detach: bool = False,
+    ) -> Run | AsyncDetachedRun:
         """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program.
 
         `tools` that are coroutine functions run on the caller's own event loop.
@@ -130,6 +210,15 @@ class AsyncSandbox:
         return await chosen.run(
             code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
         )
+
+    def attach(self, id: str, *, after: int = 0) -> AsyncAttachment:
+        """The events of a detached run after number `after`, live until `Ended`; see `Sandbox.attach`."""
+        return AsyncAttachment(self._transport, id, after)
+
+    async def runs(self) -> builtins.list[AsyncDetachedRun]:
+        """Its detached runs that are kept, the newest first."""
+        found = await self._transport.acall(lambda: self._transport.runs.list(self.id))
+        return [AsyncDetachedRun(self._transport, each) for each in found]
 
     def stream(
         self,
@@ -151,12 +240,8 @@ class AsyncSandbox:
         return AsyncContext(self._transport, self._core.context(context))
 
 
-class AsyncContext:
+class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
-
-    def __init__(self, transport: Transport, core: seam.Context):
-        self._transport = transport
-        self._core = core
 
     def __repr__(self) -> str:
         return f"<cloche.AsyncContext {self.id}>"
@@ -173,6 +258,15 @@ class AsyncContext:
     def cwd(self) -> str:
         return self._core.cwd
 
+    @overload
+    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[HowToRun]) -> Run: ...
+
+    @overload
+    async def run(self, code: str, *, detach: Literal[True], **how: Unpack[HowToRun]) -> AsyncDetachedRun: ...
+
+    @overload
+    async def run(self, code: str, *, detach: bool, **how: Unpack[HowToRun]) -> Run | AsyncDetachedRun: ...
+
     async def run(
         self,
         code: str,
@@ -183,10 +277,12 @@ class AsyncContext:
         input: AsyncInput = None,
         on_event: OnEvent | None = None,
         tools: ToolsLike = None,
-        detach: Literal[False] = False,
-    ) -> Run:
+        detach: bool = False,
+    ) -> Run | AsyncDetachedRun:
         """As `AsyncSandbox.run`."""
-        refuse_later(detach)
+        check_flag("detach", detach)
+        if detach:
+            return await self._detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
         if on_event is not None or tools is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
             return await _run_watched(stream, on_event or _ignore)
@@ -226,6 +322,20 @@ class AsyncContext:
         """A new kernel under the same id; the state is lost, what runs ends."""
         await self._transport.acall(self._core.restart)
 
+    async def _detached(
+        self,
+        code: str,
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        timeout: float | None,
+        input: builtins.list[str] | None,
+    ) -> AsyncDetachedRun:
+        given = run_env(env, cwd)
+        info = await self._transport.acall(
+            lambda: self._core.detach(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
+        )
+        return AsyncDetachedRun(self._transport, info)
+
 
 class AsyncContexts:
     """A sandbox's contexts. There is always a default one, which `AsyncSandbox.run` uses."""
@@ -242,7 +352,7 @@ class AsyncContexts:
     async def list(self) -> list[AsyncContext]:
         return [AsyncContext(self._transport, core) for core in await self._transport.acall(self._core.list_contexts)]
 
-    async def get(self, id: str) -> AsyncContext:
+    async def get(self, id: str = "default") -> AsyncContext:
         """Raises ContextNotFound."""
         return AsyncContext(self._transport, await self._transport.acall(lambda: self._core.find_context(id)))
 

@@ -10,9 +10,14 @@ import msgspec
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
+from cloche.engine.stores import Stores
 from cloche.isolation.base import Backend
 from cloche.model import Template
+from cloche.store.build_files import BuildFiles
 from cloche.store.records import SqliteRecords
+from cloche.store.runs import RunStore
+from cloche.store.snapshots import StoredSnapshots
+from cloche.store.template_builds import StoredBuilds
 from cloche.templates import Catalogue, Report, ensure
 from cloche.templates.progress import silent
 
@@ -34,6 +39,10 @@ class BuiltTemplates:
     def list(self) -> list[Template]:
         return self._catalogue.list()
 
+    def remove_abandoned(self) -> None:
+        """What a build that was killed has left. Harmless when others build just now."""
+        self._catalogue.remove_abandoned()
+
 
 def assemble(config: Config, report: Report = silent, *, preload: bool = True) -> Engine:
     """An engine, to be entered with `async with`. Raises IsolationUnavailable or Unavailable.
@@ -50,8 +59,21 @@ def assemble(config: Config, report: Report = silent, *, preload: bool = True) -
     except BaseException:
         instance.close()
         raise
+    templates = BuiltTemplates(config, report, preload)
+    templates.remove_abandoned()
+    return Engine(config, backend, templates, instance, stores_in(data_dir, config))
+
+
+def stores_in(data_dir: Path, config: Config) -> Stores:
+    """All that lies in that directory, in one database."""
     records = SqliteRecords(data_dir / "store.sqlite3")
-    return Engine(config, backend, BuiltTemplates(config, report, preload), records, instance)
+    return Stores(
+        records=records,
+        snapshots=StoredSnapshots(records.database),
+        runs=RunStore(records.database, config.runs),
+        builds=StoredBuilds(records.database),
+        build_files=BuildFiles(records.database, data_dir / "build-files"),
+    )
 
 
 def raise_open_files() -> None:

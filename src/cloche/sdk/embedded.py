@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from cloche import errors
 from cloche.config import Config, for_oneself, load
 from cloche.engine.engine import Engine
-from cloche.model import SandboxSpec
+from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import transport
 from cloche.sdk.assembly import assemble
 from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread
 from cloche.sdk.near import NearSandbox
+from cloche.sdk.near_home import resumed
+from cloche.sdk.near_runs import NearRuns
+from cloche.sdk.near_snapshots import NearSnapshots
 from cloche.sdk.progress import Announcement
 from cloche.sdk.request import OWNER
 
@@ -44,10 +47,21 @@ class Embedded(LoopThread):
         return super().usable and self._engine is not None
 
     async def create(self, spec: SandboxSpec) -> NearSandbox:
-        return NearSandbox(await self.engine.create(spec), self.engine.networks)
+        return NearSandbox(self.engine, await self.engine.create(spec))
 
-    async def connect(self, id: str) -> NearSandbox:
-        return NearSandbox(await self.engine.get(id, OWNER), self.engine.networks)
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> NearSandbox:
+        return NearSandbox(self.engine, await resumed(self.engine, id, OWNER, timeout_seconds))
+
+    async def list(self) -> list[SandboxInfo]:
+        return self.engine.list(OWNER)
+
+    @property
+    def runs(self) -> NearRuns:
+        return NearRuns(self.engine)
+
+    @property
+    def snapshots(self) -> NearSnapshots:
+        return NearSnapshots(self.engine)
 
     def close(self) -> None:
         """Ends all sandboxes and the thread. Harmless when closed, and in a forked child."""

@@ -6,85 +6,122 @@ import builtins
 from collections.abc import Sequence
 
 from cloche.engine.answers import InputSource
-from cloche.engine.commands import Commands
 from cloche.engine.context import Context
+from cloche.engine.engine import Engine
 from cloche.engine.execution import Execution
-from cloche.engine.networks import Networks
+from cloche.engine.forks import all_made
+from cloche.engine.history import history_of, notebook_of
 from cloche.engine.process import Process, ProcessResult
-from cloche.engine.sandbox import Sandbox
-from cloche.events import Run
-from cloche.model import ProcessInfo, SandboxInfo, User
+from cloche.engine.sandbox import DEFAULT_CONTEXT, Sandbox
+from cloche.events import Run, RunInfo
+from cloche.model import Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User
 from cloche.network_policy import NetworkPolicy, with_secrets
+from cloche.notebook import History
 from cloche.sdk import seam
+from cloche.sdk.near_files import NearFiles
+from cloche.sdk.near_home import Home
 from cloche.sdk.network_log import NetworkLog
 from cloche.tools import Tool
+from cloche.variables import Variables
 
 
 class NearSandbox:
-    def __init__(self, core: Sandbox, networks: Networks):
-        self._core = core
+    def __init__(self, engine: Engine, core: Sandbox):
+        self._engine = engine
+        self._home = Home(engine, core)
         self.id = core.id
         self.limits = core.limits
-        self.files: seam.Files = core.files
-        self.commands: seam.Commands = NearCommands(core.commands)
-        self.network: seam.Network = NearNetwork(core, networks)
+        self.files: seam.Files = NearFiles(self._home)
+        self.commands: seam.Commands = NearCommands(self._home)
+        self.network: seam.Network = NearNetwork(self._home, engine)
 
     @property
     def ended(self) -> bool:
-        return self._core.record.state != "running"
+        return self._home.ended
 
     def check_running(self) -> None:
-        self._core.check_running()
+        if self._home.ended:  # one that is paused may be woken by its use
+            self._home.core.check_running()
 
     async def describe(self) -> SandboxInfo:
-        return self._core.info
+        return await self._engine.describe(self.id, self._home.owner)
 
     async def renew(self, seconds: float) -> SandboxInfo:
-        return self._core.renew(seconds)
+        return (await self._home.awake()).renew(seconds)
 
     async def kill(self) -> None:
-        await self._core.kill()
+        await self._home.kill()
+
+    async def pause(self, *, memory: bool = True) -> SandboxInfo:
+        return await self._engine.pause(self.id, self._home.owner, memory=memory)
+
+    async def resume(self, timeout_seconds: float | None = None) -> SandboxInfo:
+        return (await self._home.resume(timeout_seconds)).info
+
+    async def snapshot(self, name: str | None = None) -> SnapshotInfo:
+        return (await self._engine.snapshot(self.id, self._home.owner, name=name)).info
+
+    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[NearSandbox]:
+        made = await self._engine.fork(self.id, self._home.owner, count, seconds=timeout_seconds)
+        return [NearSandbox(self._engine, each) for each in await all_made(made)]
+
+    async def history(self) -> History:
+        return history_of(await self._home.awake())
 
     def context(self, id: str | None = None) -> NearContext:
-        return NearContext(self._core.context(id))
+        core = self._home.core
+        if core.record.state == "paused":  # it may be running again, elsewhere: its use will tell
+            return NearContext(self._home, id or DEFAULT_CONTEXT, cwd=core.spec.cwd)
+        return self._near(core.context(id))
 
     async def find_context(self, id: str) -> NearContext:
-        return self.context(id)
+        return self._near((await self._home.awake()).context(id))
 
     async def list_contexts(self) -> list[seam.Context]:
-        return [NearContext(each) for each in self._core.contexts]
+        return [self._near(each) for each in (await self._home.awake()).contexts]
 
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> NearContext:
-        return NearContext(await self._core.create_context(language=language, cwd=cwd))
+        return self._near(await (await self._home.awake()).create_context(language=language, cwd=cwd))
+
+    def _near(self, core: Context) -> NearContext:
+        return NearContext(self._home, core.id, language=core.language, cwd=core.cwd)
 
     async def remove_context(self, id: str) -> None:
-        self._core.remove_context(id)
+        (await self._home.awake()).remove_context(id)
 
 
 class NearNetwork:
-    def __init__(self, core: Sandbox, networks: Networks):
-        self._core = core
-        self._networks = networks
+    def __init__(self, home: Home, engine: Engine):
+        self._home = home
+        self._engine = engine
 
     async def policy(self) -> NetworkPolicy:
-        return self._core.network.policy.redacted()
+        return (await self._home.awake()).network.policy.redacted()
 
     async def log(self) -> NetworkLog:
-        return NetworkLog(self._core.network.log, self._core.network.dropped)
+        network = (await self._home.awake()).network
+        return NetworkLog(network.log, network.dropped)
 
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
+        core = await self._home.awake()
         if keep_secrets:
-            policy = with_secrets(policy, self._core.network.policy.secrets)
-        await self._networks.replace(self._core, policy)
+            policy = with_secrets(policy, core.network.policy.secrets)
+        await self._engine.networks.replace(core, policy)
         return await self.policy()
 
 
 class NearContext:
-    def __init__(self, core: Context):
-        self._core = core
-        self.id = core.id
-        self.language = core.language
-        self.cwd = core.cwd
+    """Its methods begin with `_awake()`: a sandbox that was paused may have another cell, and other contexts, now."""
+
+    def __init__(self, home: Home, id: str, *, language: str = "python", cwd: str):
+        self._home = home
+        self.id = id
+        self.language = language
+        self.cwd = cwd
+
+    async def _awake(self) -> Context:
+        """Raises ContextNotFound, Gone or SandboxPaused."""
+        return (await self._home.awake()).context(self.id)
 
     async def execute(
         self,
@@ -97,7 +134,7 @@ class NearContext:
         argv: Sequence[str] | None = None,
         tools: Sequence[Tool] = (),
     ) -> Execution:
-        return self._core.execute(
+        return (await self._awake()).execute(
             code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv, tools=tools
         )
 
@@ -110,19 +147,57 @@ class NearContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
     ) -> Run:
-        execution = self._core.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
+        execution = (await self._awake()).execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
         return await execution.result()
 
+    async def detach(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: builtins.list[str] | None = None,
+    ) -> RunInfo:
+        context = await self._awake()
+        execution = context.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
+        return await self._home.detach(execution, context.id)
+
     async def interrupt(self) -> bool:
-        return self._core.interrupt()
+        return (await self._awake()).interrupt()
 
     async def restart(self) -> None:
-        await self._core.restart()
+        await (await self._awake()).restart()
+
+    async def checkpoint(self) -> Mark:
+        return await (await self._awake()).checkpoint()
+
+    async def rollback(self, mark: str) -> None:
+        await (await self._awake()).rollback(mark)
+
+    async def fork(self, count: int = 1) -> builtins.list[NearContext]:
+        made = await (await self._awake()).fork(count)
+        return [NearContext(self._home, each.id, language=each.language, cwd=each.cwd) for each in made]
+
+    async def checkpoints(self) -> builtins.list[Mark]:
+        return (await self._awake()).marks()
+
+    async def forget(self, mark: str) -> None:
+        (await self._awake()).forget(mark)
+
+    async def variables(self) -> Variables:
+        return await (await self._awake()).variables()
+
+    async def history(self) -> History:
+        return history_of(await self._home.awake(), self.id)
+
+    async def notebook(self) -> bytes:
+        return notebook_of(await self._home.awake(), self.id)
 
 
 class NearCommands:
-    def __init__(self, core: Commands):
-        self._core = core
+    def __init__(self, home: Home):
+        self._home = home
 
     async def start(
         self,
@@ -136,7 +211,7 @@ class NearCommands:
         pty: tuple[int, int] | None = None,
         background: bool = False,
     ) -> Process:
-        return await self._core.start(
+        return await (await self._home.awake()).commands.start(
             command,
             user=user,
             env=env,
@@ -157,10 +232,11 @@ class NearCommands:
         timeout_seconds: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ProcessResult:
-        return await self._core.run(command, user=user, env=env, cwd=cwd, timeout_seconds=timeout_seconds, stdin=stdin)
+        commands = (await self._home.awake()).commands
+        return await commands.run(command, user=user, env=env, cwd=cwd, timeout_seconds=timeout_seconds, stdin=stdin)
 
     async def list(self) -> builtins.list[ProcessInfo]:
-        return await self._core.list()
+        return await (await self._home.awake()).commands.list()
 
     async def kill(self, id: str) -> None:
-        self._core.kill(id)
+        (await self._home.awake()).commands.kill(id)

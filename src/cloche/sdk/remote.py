@@ -8,11 +8,13 @@ import weakref
 from collections import deque
 
 from cloche import errors
-from cloche.model import SandboxSpec
+from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import remote_sandbox
 from cloche.sdk.loop_thread import LoopThread
+from cloche.sdk.remote_runs import RemoteRuns
 from cloche.sdk.remote_sandbox import RemoteSandbox
 from cloche.sdk.remote_server import Server
+from cloche.sdk.remote_snapshots import RemoteSnapshots
 from cloche.sdk.transport import T, Work
 
 KEPT = 16  # servers whose connections stay open without a sandbox of theirs in use here
@@ -49,8 +51,20 @@ class Remote:
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
         return await remote_sandbox.create(self._server, spec)
 
-    async def connect(self, id: str) -> RemoteSandbox:
-        return await remote_sandbox.connect(self._server, id)
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> RemoteSandbox:
+        return await remote_sandbox.connect(self._server, id, timeout_seconds)
+
+    async def list(self) -> list[SandboxInfo]:
+        found: list[SandboxInfo] = await self._server.ask("GET", "/sandboxes", list[SandboxInfo])
+        return found
+
+    @property
+    def runs(self) -> RemoteRuns:
+        return RemoteRuns(self._server)
+
+    @property
+    def snapshots(self) -> RemoteSnapshots:
+        return RemoteSnapshots(self._server)
 
     def close(self) -> None:
         """Closes all connections. Sandboxes live on. Harmless when closed."""

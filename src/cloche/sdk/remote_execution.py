@@ -11,11 +11,13 @@ from urllib.parse import quote
 
 from cloche import errors
 from cloche.engine.answers import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
-from cloche.events import AnyEvent, Ended, Folding, Input, Run
-from cloche.model import check_env, check_seconds
+from cloche.events import AnyEvent, Ended, Folding, Input, Run, RunInfo
+from cloche.model import Mark, check_copies, check_env, check_seconds
+from cloche.notebook import History
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, Socket
 from cloche.tools import Tool, ToolResult
+from cloche.variables import Variables
 
 FRESH_SECONDS = 10.0  # less than the server waits for the begin
 
@@ -75,6 +77,20 @@ class RemoteContext:
         asked = self._asked(code, env, cwd, timeout_seconds, lines)
         return told.decode_run(await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked))
 
+    async def detach(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: list[str] | None = None,
+    ) -> RunInfo:
+        asked = self._asked(code, env, cwd, timeout_seconds, input)
+        path = f"/sandboxes/{quote(self._sandbox)}/runs"
+        info: RunInfo = await self._server.ask("POST", path, RunInfo, body=asked)
+        return info
+
     def _asked(
         self,
         code: str,
@@ -108,9 +124,49 @@ class RemoteContext:
     async def restart(self) -> None:
         await self._server.ask("POST", f"{self._path}/restart")
 
+    async def checkpoint(self) -> Mark:
+        mark: Mark = await self._server.ask("POST", f"{self._path}/checkpoints", Mark)
+        return mark
+
+    async def rollback(self, mark: str) -> None:
+        await self._server.ask("POST", f"{self._path}/rollback", body=asks.Rollback(checkpoint=mark))
+
+    async def fork(self, count: int = 1) -> list[RemoteContext]:
+        check_copies(count)
+        body = asks.ForkContext(count=count)
+        made = await self._server.ask("POST", f"{self._path}/fork", list[told.ContextInfo], body=body)
+        return [RemoteContext(self._server, self._sandbox, each) for each in made]
+
+    async def checkpoints(self) -> list[Mark]:
+        found: list[Mark] = await self._server.ask("GET", f"{self._path}/checkpoints", list[Mark])
+        return found
+
+    async def forget(self, mark: str) -> None:
+        await self._server.ask("DELETE", f"{self._path}/checkpoints/{quote(mark, safe='')}")
+
+    async def variables(self) -> Variables:
+        found: told.VariablesInfo = await self._server.ask("GET", f"{self._path}/variables", told.VariablesInfo)
+        return Variables(found.variables, found.more)
+
+    async def history(self) -> History:
+        return await history_of(self._server, self._sandbox, self.id)
+
+    async def notebook(self) -> bytes:
+        path = f"/sandboxes/{quote(self._sandbox)}/notebook"
+        content: bytes = await self._server.ask("GET", path, query={"context": self.id})
+        return content
+
     @property
     def _path(self) -> str:
         return f"/sandboxes/{quote(self._sandbox)}/contexts/{quote(self.id, safe='')}"
+
+
+async def history_of(server: Server, sandbox: str, context: str | None = None) -> History:
+    """What ran in a sandbox, or in one context of it."""
+    query = {} if context is None else {"context": context}
+    path = f"/sandboxes/{quote(sandbox)}/history"
+    found: told.HistoryInfo = await server.ask("GET", path, told.HistoryInfo, query=query)
+    return History(found.cells, found.dropped)
 
 
 class RemoteExecution:

@@ -9,11 +9,12 @@ from urllib.parse import quote
 import msgspec
 
 from cloche import errors
-from cloche.model import SandboxInfo, SandboxSpec, check_seconds
+from cloche.model import SandboxInfo, SandboxSpec, SnapshotInfo, check_seconds
+from cloche.notebook import History
 from cloche.protocol import asks, networks, told
 from cloche.sdk import seam
 from cloche.sdk.remote_commands import RemoteCommands
-from cloche.sdk.remote_execution import RemoteContext
+from cloche.sdk.remote_execution import RemoteContext, history_of
 from cloche.sdk.remote_files import RemoteFiles
 from cloche.sdk.remote_network import RemoteNetwork
 from cloche.sdk.remote_server import Server
@@ -32,6 +33,9 @@ async def create(server: Server, spec: SandboxSpec) -> RemoteSandbox:
         timeout_seconds=spec.lifetime_seconds,
         network=None if spec.network is None else networks.asked_of(spec.network),
         secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
+        on_timeout=spec.on_deadline,
+        pause_memory=spec.pause_memory,
+        auto_resume=spec.auto_resume,
     )
     return await create_as(server, asked)
 
@@ -41,18 +45,19 @@ async def create_as(server: Server, asked: asks.CreateSandbox) -> RemoteSandbox:
     return RemoteSandbox(server, await server.ask("POST", "/sandboxes", SandboxInfo, body=asked))
 
 
-async def connect(server: Server, id: str) -> RemoteSandbox:
-    """Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
-    if not isinstance(id, str) or not id:
+async def connect(server: Server, id: str, timeout_seconds: float | None = None) -> RemoteSandbox:
+    """Resumes it, where it is paused. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
+    if not isinstance(id, str) or not id or "/" in id:
         raise errors.SandboxNotFound(f"there is no sandbox {id!r}")
-    info = await server.ask("GET", f"/sandboxes/{quote(id, safe='')}", SandboxInfo, query={"running": True})
-    return RemoteSandbox(server, info)
+    check_seconds("timeout", timeout_seconds)
+    body = asks.Resume(timeout_seconds=timeout_seconds)
+    return RemoteSandbox(server, await server.ask("POST", f"{_path(id)}/resume", SandboxInfo, body=body))
 
 
 class RemoteSandbox:
     def __init__(self, server: Server, info: SandboxInfo):
         self._server = server
-        self._path = f"/sandboxes/{quote(info.id, safe='')}"
+        self._path = _path(info.id)
         self.id = info.id
         self.limits = info.limits
         self.ended = False
@@ -89,6 +94,29 @@ class RemoteSandbox:
             pass
         self.ended = True
 
+    async def pause(self, *, memory: bool = True) -> SandboxInfo:
+        body = asks.Pause(memory=memory)
+        info: SandboxInfo = await self._server.ask("POST", f"{self._path}/pause", SandboxInfo, body=body)
+        return info
+
+    async def resume(self, timeout_seconds: float | None = None) -> SandboxInfo:
+        body = asks.Resume(timeout_seconds=timeout_seconds)
+        info: SandboxInfo = await self._server.ask("POST", f"{self._path}/resume", SandboxInfo, body=body)
+        return info
+
+    async def snapshot(self, name: str | None = None) -> SnapshotInfo:
+        body = asks.MakeSnapshot(name=name)
+        info: SnapshotInfo = await self._server.ask("POST", f"{self._path}/snapshots", SnapshotInfo, body=body)
+        return info
+
+    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[RemoteSandbox]:
+        body = asks.Fork(count=count, timeout_seconds=timeout_seconds)
+        made = await self._server.ask("POST", f"{self._path}/fork", list[SandboxInfo], body=body)
+        return [RemoteSandbox(self._server, each) for each in made]
+
+    async def history(self) -> History:
+        return await history_of(self._server, self.id)
+
     def context(self, id: str | None = None) -> RemoteContext:
         info = msgspec.structs.replace(DEFAULT_CONTEXT, id=id or DEFAULT_CONTEXT.id)
         return RemoteContext(self._server, self.id, info)
@@ -108,3 +136,7 @@ class RemoteSandbox:
 
     async def remove_context(self, id: str) -> None:
         await self._server.ask("DELETE", f"{self._path}/contexts/{quote(id, safe='')}")
+
+
+def _path(id: str) -> str:
+    return f"/sandboxes/{quote(id, safe='')}"

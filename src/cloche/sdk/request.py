@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
 
 import msgspec
 
@@ -12,42 +13,108 @@ from cloche import errors
 from cloche.engine.answers import InputSource
 from cloche.engine.files import Chunk, Content
 from cloche.engine.paths import check_cwd
-from cloche.model import Limits, SandboxSpec, check_command_size, check_env, check_line, check_user
+from cloche.model import (
+    Limits,
+    OnDeadline,
+    SandboxSpec,
+    SnapshotInfo,
+    check_command_size,
+    check_env,
+    check_line,
+    check_user,
+)
 from cloche.sdk.network_request import NetworkLike, SecretsLike, network_of
 
 LimitsLike = Limits | Mapping[str, float] | None
+TemplateLike = str | SnapshotInfo
+SnapshotLike = str | SnapshotInfo
+SandboxState = Literal["running", "paused"]
 
 OWNER = "local"
 _END = object()
 
 
 def sandbox_spec(
-    template: str,
+    template: TemplateLike,
     env: Mapping[str, str] | None,
     metadata: Mapping[str, str] | None,
     limits: LimitsLike,
     timeout: float | None,
     network: NetworkLike,
     secrets: SecretsLike,
+    on_timeout: OnDeadline = "kill",
+    pause_memory: bool = True,
+    auto_resume: bool = False,
 ) -> SandboxSpec:
     """Raises InvalidRequest, or TemplateNotFound for what cannot be a template's name."""
-    if not isinstance(template, str):
-        raise errors.InvalidRequest(f"template must be a string, not {type(template).__name__}")
+    if on_timeout not in get_args(OnDeadline):
+        raise errors.InvalidRequest(f"on_timeout must be 'kill' or 'pause', not {on_timeout!r}")
+    check_flag("pause_memory", pause_memory)
+    check_flag("auto_resume", auto_resume)
     return SandboxSpec(
-        template=template,
+        template=template_of(template),
         env=env_of(env) or {},
         metadata=_metadata(metadata),
         limits=limits_of(limits),
         lifetime_seconds=timeout,
         network=network_of(network, secrets),
         owner=OWNER,
+        on_deadline=on_timeout,
+        pause_memory=pause_memory,
+        auto_resume=auto_resume,
     )
 
 
-def refuse_later(detach: object) -> None:
-    """Raises InvalidRequest: `run` takes it so that programs can be written for both versions."""
-    if detach is not False:
-        raise errors.InvalidRequest("detached runs come with a later version: leave out detach, or give False")
+def template_of(template: TemplateLike) -> str:
+    """The name of a template, or the id of a snapshot. Raises InvalidRequest."""
+    if isinstance(template, SnapshotInfo):
+        return template.id
+    if not isinstance(template, str):
+        raise errors.InvalidRequest(f"template must be a string or a snapshot, not {type(template).__name__}")
+    return template
+
+
+def snapshot_ref(snapshot: SnapshotLike) -> str:
+    """Its id or name. Raises InvalidRequest."""
+    ref = snapshot.id if isinstance(snapshot, SnapshotInfo) else snapshot
+    if not isinstance(ref, str) or not ref:
+        raise errors.InvalidRequest(f"a snapshot is named by its id or name, not {ref!r}")
+    return ref
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises InvalidRequest: what is merely true, such as the string "false", may be meant otherwise."""
+    if not isinstance(value, bool):
+        raise errors.InvalidRequest(f"{name} must be True or False, not {value!r}")
+
+
+def check_state(state: object) -> None:
+    """Raises InvalidRequest unless `state` is None or one that sandboxes are listed by."""
+    if state is not None and state not in get_args(SandboxState):
+        raise errors.InvalidRequest(f"state must be 'running' or 'paused', not {state!r}")
+
+
+def check_count(count: object) -> None:
+    """Raises InvalidRequest. How many there can be is the engine's to say."""
+    if type(count) is not int:
+        raise errors.InvalidRequest(f"fork needs a whole number of sandboxes, not {count!r}")
+
+
+def detached_input(input: object, on_event: object, tools: object) -> list[str] | None:
+    """What a detached run takes: nobody is there to answer it, or to be called. Raises InvalidRequest."""
+    if on_event is not None:
+        raise errors.InvalidRequest("on_event and detach do not go together: attach to the run to see its events")
+    if tools is not None:
+        raise errors.InvalidRequest("tools and detach do not go together: nobody is there to answer their calls")
+    if input is None or input is False:
+        return None
+    if isinstance(input, str):
+        return input.splitlines()
+    if not isinstance(input, (list, tuple)):
+        raise errors.InvalidRequest("with detach, input must be text or a list of lines: nobody is there to be asked")
+    for line in input:
+        check_line(line)
+    return list(input)
 
 
 def env_of(env: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Literal
+from typing import Literal, TypedDict, Unpack, overload
 
 from cloche.engine.answers import InputSource
 from cloche.events import AnyEvent, Folding, Run
-from cloche.model import SandboxInfo
+from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import seam
+from cloche.sdk.branched import BranchedContext
+from cloche.sdk.detached import Attachment, DetachedRun
+from cloche.sdk.inspected import InspectedContext, InspectedSandbox
 from cloche.sdk.network import Network
 from cloche.sdk.network_request import NetworkLike, SecretsLike
 from cloche.sdk.parts import Commands, Files, Stream
-from cloche.sdk.request import LimitsLike, refuse_later, run_env, sandbox_spec
+from cloche.sdk.request import (
+    LimitsLike,
+    SandboxState,
+    TemplateLike,
+    check_count,
+    check_flag,
+    check_state,
+    detached_input,
+    run_env,
+    sandbox_spec,
+)
 from cloche.sdk.tools import ToolsLike, attended, toolbox_of
 from cloche.sdk.transport import Transport, transport_to
 
 OnEvent = Callable[[AnyEvent], object]
 
 
-class Sandbox:
+class HowToRun(TypedDict, total=False):
+    """What `Context.run` takes besides code."""
+
+    env: Mapping[str, str] | None
+    cwd: str | None
+    timeout: float | None
+    input: InputSource
+    on_event: OnEvent | None
+    tools: ToolsLike
+
+
+class InSandbox(HowToRun, total=False):
+    """The same of `Sandbox.run`."""
+
+    context: Context | str | None
+
+
+class Sandbox(InspectedSandbox["Context"]):
     """A sealed place to run code in. Use it with `with`, or `close()` it; it may be used from several threads.
 
         with cloche.Sandbox() as box:
             box.run("x = 6 * 7")
             box.run("x").text            # '42': state lives on
 
-    `timeout` is its lifetime in seconds (by default until closed). `network` says what it may reach, such as
+    `template` can be a snapshot of a sandbox, too. `timeout` is its lifetime in seconds (by default until closed); with
+    `on_timeout="pause"` it is paused then, with its memory unless `pause_memory` is False. With `auto_resume` whoever
+    uses it while it is paused resumes it; else that raises SandboxPaused. `network` says what it may reach, such as
     `{"allow": ["pypi.org", "*.example.com"]}`: by default what the template and the host say, which is nothing unless
     they were changed; False or `{}` is nothing in any case. `secrets`, each `{"domain", "header" or "name", "value"}`,
     are added to its requests on their way out, and never seen inside. With `url` and `api_key`, or CLOCHE_URL and
@@ -38,7 +71,7 @@ class Sandbox:
 
     def __init__(
         self,
-        template: str = "python",
+        template: TemplateLike = "python",
         *,
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -46,19 +79,43 @@ class Sandbox:
         timeout: float | None = None,
         network: NetworkLike = None,
         secrets: SecretsLike = None,
+        on_timeout: OnDeadline = "kill",
+        pause_memory: bool = True,
+        auto_resume: bool = False,
         url: str | None = None,
         api_key: str | None = None,
     ):
-        spec = sandbox_spec(template, env, metadata, limits, timeout, network, secrets)
+        spec = sandbox_spec(
+            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume
+        )
         transport = transport_to(url, api_key)
         self._attach(transport, transport.call(lambda: transport.create(spec)))
 
     @classmethod
-    def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> Sandbox:
-        """The running sandbox of that id. Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost."""
+    def connect(
+        cls, id: str, *, timeout: float | None = None, url: str | None = None, api_key: str | None = None
+    ) -> Sandbox:
+        """The sandbox of that id; one that is paused is resumed. `timeout` moves its deadline, in seconds from now.
+
+        Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost.
+        """
+        check_seconds("timeout", timeout)
         transport = transport_to(url, api_key)
+        return cls._of(transport, transport.call(lambda: transport.connect(id, timeout)))
+
+    @classmethod
+    def list(
+        cls, state: SandboxState | None = None, *, url: str | None = None, api_key: str | None = None
+    ) -> builtins.list[SandboxInfo]:
+        """Those of yours that run or are paused; with `state`, "running" or "paused", only these."""
+        check_state(state)
+        transport = transport_to(url, api_key)
+        return [each for each in transport.call(transport.list) if state in (None, each.state)]
+
+    @classmethod
+    def _of(cls, transport: Transport, core: seam.Sandbox) -> Sandbox:
         self = cls.__new__(cls)
-        self._attach(transport, transport.call(lambda: transport.connect(id)))
+        self._attach(transport, core)
         return self
 
     def _attach(self, transport: Transport, core: seam.Sandbox) -> None:
@@ -101,6 +158,41 @@ class Sandbox:
         if not self._core.ended:
             self.kill()
 
+    def pause(self, *, memory: bool = True) -> SandboxInfo:
+        """Stops its programs and its deadline; `resume` or `connect` lets them go on as if nothing had been.
+
+        Without `memory` they end: only its files, environment and network policy are kept, and it takes no memory.
+        Raises SandboxPaused if it is paused already, and Unavailable if it cannot be paused: then it runs on.
+        """
+        check_flag("memory", memory)
+        return self._transport.call(lambda: self._core.pause(memory=memory))
+
+    def resume(self, *, timeout: float | None = None) -> SandboxInfo:
+        """Lets it go on, for `timeout` seconds, or as many as it was first given. Harmless when it runs."""
+        check_seconds("timeout", timeout)
+        return self._transport.call(lambda: self._core.resume(timeout))
+
+    def snapshot(self, name: str | None = None) -> SnapshotInfo:
+        """Keeps its files and environment as they are now: `Sandbox(template=snapshot)` begins there.
+
+        A name that another snapshot has is this one's from now on. Programs stand still for a moment; one that is
+        paused stays so. Raises Unavailable or TooLarge.
+        """
+        return self._transport.call(lambda: self._core.snapshot(name))
+
+    def fork(self, count: int = 1, *, timeout: float | None = None) -> builtins.list[Sandbox]:
+        """So many new sandboxes with its files and environment, not with its memory. It goes on itself."""
+        check_count(count)
+        check_seconds("timeout", timeout)
+        made = self._transport.call(lambda: self._core.fork(count, timeout))
+        return [self._of(self._transport, each) for each in made]
+
+    @overload
+    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[InSandbox]) -> Run: ...
+
+    @overload
+    def run(self, code: str, *, detach: Literal[True], **how: Unpack[InSandbox]) -> DetachedRun: ...
+
     def run(
         self,
         code: str,
@@ -112,20 +204,35 @@ class Sandbox:
         input: InputSource = None,
         on_event: OnEvent | None = None,
         tools: ToolsLike = None,
-        detach: Literal[False] = False,
-    ) -> Run:
+        detach: bool = False,
+    ) -> Run | DetachedRun:
         """Runs code to its end. What the program does wrong is in the Run, never an exception.
 
         `env` and `cwd` hold for this run. `timeout` in seconds; when it passes the program is interrupted, then
         killed. `input` answers `input()`: a string's lines, strings, or a callable that is given the prompt.
         `on_event` sees every event as it comes. `tools` are functions by their names, or `cloche.Tool`s, which the code
         may call: `await get_weather(city="SF")`. Those of a `gather` run at the same time, each in a thread, and the
-        program's time stands still meanwhile. `detach` comes with a later version.
+        program's time stands still meanwhile.
+
+        With `detach` it returns at once with a DetachedRun, which goes on whoever leaves: see `attach`. Nobody answers
+        it, so that `input` must be text or lines, and there are no `on_event` and `tools`.
         """
         chosen = self._context(context)
         return chosen.run(
             code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
         )
+
+    def attach(self, id: str, *, after: int = 0) -> Attachment:
+        """The events of a detached run after number `after`, live until `Ended`.
+
+        Raises RunNotFound, and InvalidRequest if it has not that many events.
+        """
+        return Attachment(self._transport, id, after)
+
+    def runs(self) -> builtins.list[DetachedRun]:
+        """Its detached runs that are kept, the newest first."""
+        found = self._transport.call(lambda: self._transport.runs.list(self.id))
+        return [DetachedRun(self._transport, each) for each in found]
 
     def stream(
         self,
@@ -147,12 +254,8 @@ class Sandbox:
         return Context(self._transport, self._core.context(context))
 
 
-class Context:
+class Context(BranchedContext, InspectedContext):
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
-
-    def __init__(self, transport: Transport, core: seam.Context):
-        self._transport = transport
-        self._core = core
 
     def __repr__(self) -> str:
         return f"<cloche.Context {self.id}>"
@@ -169,6 +272,15 @@ class Context:
     def cwd(self) -> str:
         return self._core.cwd
 
+    @overload
+    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[HowToRun]) -> Run: ...
+
+    @overload
+    def run(self, code: str, *, detach: Literal[True], **how: Unpack[HowToRun]) -> DetachedRun: ...
+
+    @overload
+    def run(self, code: str, *, detach: bool, **how: Unpack[HowToRun]) -> Run | DetachedRun: ...
+
     def run(
         self,
         code: str,
@@ -179,10 +291,12 @@ class Context:
         input: InputSource = None,
         on_event: OnEvent | None = None,
         tools: ToolsLike = None,
-        detach: Literal[False] = False,
-    ) -> Run:
+        detach: bool = False,
+    ) -> Run | DetachedRun:
         """As `Sandbox.run`."""
-        refuse_later(detach)
+        check_flag("detach", detach)
+        if detach:
+            return self._detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
         if on_event is not None or tools is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
             return self._run_watched(stream, on_event or _ignore)
@@ -221,6 +335,20 @@ class Context:
         """A new kernel under the same id; the state is lost, what runs ends."""
         self._transport.call(self._core.restart)
 
+    def _detached(
+        self,
+        code: str,
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        timeout: float | None,
+        input: builtins.list[str] | None,
+    ) -> DetachedRun:
+        given = run_env(env, cwd)
+        info = self._transport.call(
+            lambda: self._core.detach(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
+        )
+        return DetachedRun(self._transport, info)
+
     def _run_watched(self, stream: Stream, on_event: OnEvent) -> Run:
         folding = Folding()
         with stream:
@@ -245,7 +373,7 @@ class Contexts:
     def list(self) -> list[Context]:
         return [Context(self._transport, core) for core in self._transport.call(self._core.list_contexts)]
 
-    def get(self, id: str) -> Context:
+    def get(self, id: str = "default") -> Context:
         """Raises ContextNotFound."""
         return Context(self._transport, self._transport.call(lambda: self._core.find_context(id)))
 

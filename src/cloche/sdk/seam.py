@@ -15,11 +15,13 @@ from cloche.engine.answers import InputSource
 from cloche.engine.files import Content
 from cloche.engine.process import ProcessEvent, ProcessResult
 from cloche.engine.program import Exited
-from cloche.events import AnyEvent, Ended, Run
-from cloche.model import FileChange, FileInfo, Limits, ProcessInfo, SandboxInfo, User
+from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
+from cloche.model import FileChange, FileInfo, Limits, Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User
 from cloche.network_policy import NetworkPolicy
+from cloche.notebook import History
 from cloche.sdk.network_log import NetworkLog
 from cloche.tools import Tool, ToolResult
+from cloche.variables import Variables
 
 Self = TypeVar("Self")
 
@@ -158,8 +160,36 @@ class Context(Protocol):
         timeout_seconds: float | None = None,
         input: InputSource = None,
     ) -> Run: ...
+    async def detach(
+        self,
+        code: str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        input: builtins.list[str] | None = None,
+    ) -> RunInfo:
+        """It runs from now on, whoever leaves. Raises what is wrong with it."""
+
     async def interrupt(self) -> bool: ...
     async def restart(self) -> None: ...
+    async def checkpoint(self) -> Mark:
+        """Raises NotCopyable, or InvalidRequest where there are too many."""
+
+    async def rollback(self, mark: str) -> None:
+        """Raises CheckpointNotFound."""
+
+    async def fork(self, count: int = 1) -> Sequence[Context]:
+        """Raises NotCopyable, or InvalidRequest where there is no room."""
+
+    async def checkpoints(self) -> builtins.list[Mark]: ...
+    async def forget(self, mark: str) -> None:
+        """Raises CheckpointNotFound."""
+
+    async def variables(self) -> Variables: ...
+    async def history(self) -> History: ...
+    async def notebook(self) -> bytes:
+        """What ran in it, as a file that Jupyter opens."""
 
 
 class Sandbox(Protocol):
@@ -185,6 +215,17 @@ class Sandbox(Protocol):
     async def kill(self) -> None:
         """Ends it. Harmless when it has ended."""
 
+    async def pause(self, *, memory: bool = True) -> SandboxInfo:
+        """Raises SandboxPaused, or Unavailable and TooLarge: then it runs as before."""
+
+    async def resume(self, timeout_seconds: float | None = None) -> SandboxInfo:
+        """Harmless when it runs: with seconds, its deadline is moved."""
+
+    async def snapshot(self, name: str | None = None) -> SnapshotInfo: ...
+    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> Sequence[Sandbox]: ...
+
+    async def history(self) -> History: ...
+
     def context(self, id: str | None = None) -> Context:
         """The context of that id, the default one without. May raise ContextNotFound, or leave that to its use."""
 
@@ -194,3 +235,31 @@ class Sandbox(Protocol):
     async def list_contexts(self) -> list[Context]: ...
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context: ...
     async def remove_context(self, id: str) -> None: ...
+
+
+class Runs(Protocol):
+    """Detached runs of whoever asks. Every method raises RunNotFound."""
+
+    async def info(self, id: str) -> RunInfo: ...
+    async def list(self, sandbox: str) -> builtins.list[RunInfo]: ...
+    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
+        """Batches of the events after that one, until `Ended`. Raises InvalidRequest where there is no such event."""
+
+    async def result(self, id: str) -> Run:
+        """When it has ended."""
+
+    async def interrupt(self, id: str) -> bool: ...
+    async def remove(self, id: str) -> None: ...
+
+
+class Snapshots(Protocol):
+    """Those of whoever asks."""
+
+    async def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
+        """The newest first; only those of that sandbox, where one is named."""
+
+    async def get(self, ref: str) -> SnapshotInfo:
+        """By its id or name. Raises SnapshotNotFound."""
+
+    async def remove(self, ref: str) -> None:
+        """Raises SnapshotNotFound."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from cloche import errors
-from cloche.model import SandboxSpec
-from cloche.sdk.seam import Sandbox
+from cloche.model import SandboxInfo, SandboxSpec
+from cloche.sdk.seam import Runs, Sandbox, Snapshots
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
@@ -36,8 +36,19 @@ class Transport(Protocol):
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """As `Engine.create`. To be called within work."""
 
-    async def connect(self, id: str) -> Sandbox:
-        """As `Engine.get`. To be called within work."""
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> Sandbox:
+        """As `Engine.resume`. To be called within work."""
+
+    async def list(self) -> list[SandboxInfo]:
+        """Those that run, and those that are paused. To be called within work."""
+
+    @property
+    def runs(self) -> Runs:
+        """To be used within work."""
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """To be used within work."""
 
 
 chosen: Transport | None = None

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from cloche.model import Limits, Struct
+from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
+from cloche.network_policy import NetworkPolicy
 
-State = Literal["running", "expired", "killed", "lost"]
+State = Literal["running", "paused", "expired", "killed", "lost"]
 
 SHUT_DOWN = "its host shut down"  # why those are `killed` that nobody killed
+
+
+class Revival(Struct):
+    """What it takes to make a paused sandbox again, should its memory be gone. Secrets are not among it."""
+
+    image: str  # of its files
+    env: dict[str, str] = {}
+    user: User = "user"
+    cwd: str = "/mnt/data"
+    sudo: bool = False
+    network: NetworkPolicy | None = None
+    lifetime_seconds: float | None = None
+    pause_memory: bool = True  # whether the pause at its deadline keeps its memory
 
 
 class SandboxRecord(Struct):
@@ -26,6 +40,13 @@ class SandboxRecord(Struct):
     end_reason: str | None = None
     metadata: dict[str, str] = {}
     limits: Limits = Limits()
+    on_deadline: OnDeadline = "kill"
+    pause_memory: bool = True  # whether a pause at its deadline keeps its memory; of a paused one: whether it is kept
+    auto_resume: bool = False
+    notes: dict[str, str] = {}
+    paused_at: float | None = None
+    resumed_at: float | None = None  # the last time
+    revival: Revival | None = None  # of one that is paused
 
 
 class Records(Protocol):
@@ -46,8 +67,39 @@ class Records(Protocol):
     async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
         """The newest that have ended though nobody killed them, with such metadata; None is any value."""
 
+    async def keep(self, record: SandboxRecord) -> None:
+        """As `put`, but returns when it is kept. Raises Unavailable if it cannot be."""
+
+    async def paused(self) -> Sequence[SandboxRecord]:
+        """All that are paused, whoever's they are."""
+
+    async def claim(self, id: str, instance: str) -> SandboxRecord | None:
+        """A paused sandbox is `instance`'s from now on, and running. None if it is not paused: somebody was faster."""
+
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
-        """Running sandboxes of instances that are not live become lost. How many there were."""
+        """Running sandboxes of instances that are not live become lost. How many there were.
+
+        Those that were paused stay so, without their memory.
+        """
 
     async def aclose(self) -> None:
         """Keeps all that was put, then closes."""
+
+
+class Snapshots(Protocol):
+    """Snapshots, and the names that they have."""
+
+    async def add(self, snapshot: Snapshot) -> None:
+        """Returns when it is kept. Raises Unavailable."""
+
+    async def find(self, ref: str, owner: str | None) -> Snapshot | None:
+        """The one of that id, else the newest of that name; with None whoever's it is."""
+
+    async def list(self, owner: str | None) -> Sequence[Snapshot]:
+        """The newest first; with None whoever's they are."""
+
+    async def remove(self, id: str, owner: str) -> bool:
+        """Whether it was there."""
+
+    async def images(self) -> set[str]:
+        """Those of all snapshots, whoever's they are."""

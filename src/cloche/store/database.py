@@ -205,6 +205,90 @@ MIGRATIONS = (
     """
     CREATE INDEX code_sessions_by_owner ON code_sessions (owner, used_at);
     """,
+    """
+    ALTER TABLE sandboxes ADD COLUMN on_deadline TEXT NOT NULL DEFAULT 'kill';
+    ALTER TABLE sandboxes ADD COLUMN pause_memory TEXT NOT NULL DEFAULT 'true';
+    ALTER TABLE sandboxes ADD COLUMN auto_resume TEXT NOT NULL DEFAULT 'false';
+    ALTER TABLE sandboxes ADD COLUMN notes TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE sandboxes ADD COLUMN paused_at REAL;
+    ALTER TABLE sandboxes ADD COLUMN resumed_at REAL;
+    ALTER TABLE sandboxes ADD COLUMN revival TEXT NOT NULL DEFAULT 'null';
+    CREATE INDEX sandboxes_paused ON sandboxes (created_at) WHERE state = 'paused';
+    CREATE TABLE snapshots (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT,
+        image TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        body TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX snapshots_by_owner ON snapshots (owner, created_at);
+    CREATE INDEX snapshots_by_name ON snapshots (owner, name) WHERE name IS NOT NULL;
+    """,
+    """
+    CREATE TABLE runs (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        sandbox TEXT NOT NULL,
+        context TEXT NOT NULL,
+        instance TEXT,
+        created_at REAL NOT NULL,
+        ended_at REAL,
+        outcome TEXT,
+        reason TEXT,
+        events INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        dropped TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX runs_by_owner ON runs (owner, created_at, bytes);
+    CREATE INDEX runs_by_end ON runs (ended_at) WHERE ended_at IS NOT NULL;
+    CREATE TABLE run_events (
+        run TEXT NOT NULL,
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        sizes TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        PRIMARY KEY (run, first)
+    );
+    """,
+    """
+    CREATE TABLE built_templates (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        created_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE UNIQUE INDEX built_templates_by_name ON built_templates (owner, name);
+    CREATE TABLE template_builds (
+        id TEXT PRIMARY KEY,
+        template TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        state TEXT NOT NULL,
+        instance TEXT,
+        snapshot TEXT,
+        recipe TEXT,
+        created_at REAL NOT NULL,
+        body TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX template_builds_by_template ON template_builds (template, created_at);
+    CREATE INDEX template_builds_by_recipe ON template_builds (owner, recipe) WHERE snapshot IS NOT NULL;
+    CREATE INDEX template_builds_by_snapshot ON template_builds (snapshot) WHERE snapshot IS NOT NULL;
+    CREATE TABLE template_tags (
+        template TEXT NOT NULL,
+        tag TEXT NOT NULL,
+        build TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        PRIMARY KEY (template, tag)
+    ) WITHOUT ROWID;
+    CREATE TABLE template_files (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        used_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX template_files_by_owner ON template_files (owner, used_at);
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from cloche import errors
 from cloche.store.base import SHUT_DOWN, SandboxRecord
 from cloche.store.database import Database, Work
 from cloche.telemetry import log
@@ -29,20 +30,20 @@ _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
     AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
-_JSON = ("metadata", "limits")
+_JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "revival")
 
 
 class SqliteRecords:
     """Records in the file `path`, which is made at `open`."""
 
     def __init__(self, path: Path):
-        self._database = Database(path)
+        self.database = Database(path)  # others may keep theirs in it while this is open
         self._unwritten: list[SandboxRecord] = []
         self._timer: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        await self._database.open()
+        await self.database.open()
         self._prune()
 
     def put(self, record: SandboxRecord) -> None:
@@ -62,6 +63,19 @@ class SqliteRecords:
         asked = (owner, f'$."{label}"', value, limit)
         return [_record(row) for row in await self._do(lambda db: db.execute(_ENDED, asked).fetchall())]
 
+    async def keep(self, record: SandboxRecord) -> None:
+        try:
+            await self._do(lambda db: _write_one(db, record))
+        except sqlite3.Error as error:
+            raise errors.Unavailable(f"what is known of the sandbox could not be recorded: {error}") from None
+
+    async def paused(self) -> Sequence[SandboxRecord]:
+        query = f"{_GET} WHERE state = 'paused' ORDER BY created_at"
+        return [_record(row) for row in await self._do(lambda db: db.execute(query).fetchall())]
+
+    async def claim(self, id: str, instance: str) -> SandboxRecord | None:
+        return await self._do(lambda db: _claim(db, id, instance))
+
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
         return await self._do(lambda db: _mark_lost(db, is_live, at))
 
@@ -69,7 +83,7 @@ class SqliteRecords:
         if self._pruning is not None:
             self._pruning.cancel()
         self._write()
-        await self._database.aclose()
+        await self.database.aclose()
 
     def _write(self) -> None:
         if self._timer is not None:
@@ -77,17 +91,17 @@ class SqliteRecords:
             self._timer = None
         records, self._unwritten = self._unwritten, []
         if records:
-            self._database.do_later(lambda db: _write_batch(db, records))
+            self.database.do_later(lambda db: _write_batch(db, records))
 
     def _prune(self) -> None:
         """Removes what is too old, now and every hour: a server may run for years."""
-        self._database.do_later(_prune)
+        self.database.do_later(_prune)
         self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self._prune)
 
     async def _do(self, work: Work[T]) -> T:
         """Does `work` after all that was put before."""
         self._write()
-        return await self._database.do(work)
+        return await self.database.do(work)
 
 
 def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> None:
@@ -96,6 +110,20 @@ def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> No
             db.executemany(_PUT, [_row(record) for record in records])
     except sqlite3.Error as error:
         log.error("records.not_written", records=len(records), error=str(error))
+
+
+def _write_one(db: sqlite3.Connection, record: SandboxRecord) -> None:
+    with db:
+        db.execute(_PUT, _row(record))
+
+
+def _claim(db: sqlite3.Connection, id: str, instance: str) -> SandboxRecord | None:
+    with db:
+        taken = db.execute(
+            "UPDATE sandboxes SET state = 'running', instance = ? WHERE id = ? AND state = 'paused'", (instance, id)
+        ).rowcount
+        row = db.execute(f"{_GET} WHERE id = ?", (id,)).fetchone() if taken else None
+    return None if row is None else _record(row)
 
 
 def _prune(db: sqlite3.Connection) -> None:

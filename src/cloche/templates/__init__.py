@@ -7,16 +7,33 @@
     lock.py       a recipe and an interpreter become a list of exact, hashed wheels
     install.py    that list becomes files
     build.py      all of it, atomically, once
-    catalogue.py  what was built
+    catalogue.py  what was built, and which version a name means
+    difference.py what is different between two versions
+    archive.py    a version as one file, out and in again
+    importing.py  such a file becomes a template of this host
 
 Wheels are hostile. Unpacking one runs none of its code, but starting an interpreter whose site-packages holds one does
 (a `.pth` file is executed at every start). So nothing here ever starts a template's own interpreter: the trusted base
 interpreter does all the work, with `-I -S`.
 """
 
+from cloche.templates.archive import export
 from cloche.templates.build import build, ensure
 from cloche.templates.catalogue import Catalogue
+from cloche.templates.difference import Difference, difference
+from cloche.templates.importing import import_archive
 from cloche.templates.progress import Progress, Report
 from cloche.templates.recipe import Recipe
 
-__all__ = ["Catalogue", "Progress", "Recipe", "Report", "build", "ensure"]
+__all__ = [
+    "Catalogue",
+    "Difference",
+    "Progress",
+    "Recipe",
+    "Report",
+    "build",
+    "difference",
+    "ensure",
+    "export",
+    "import_archive",
+]

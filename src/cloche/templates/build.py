@@ -23,7 +23,7 @@ from cloche.templates.pythons import Interpreter
 from cloche.templates.recipe import Recipe
 
 # Where each phase begins on the way from 0 to 1, by how long it takes on a machine with an empty cache.
-_BEGINS: dict[Phase, float] = {"wait": 0.0, "lock": 0.0, "install": 0.1, "compile": 0.6, "done": 1.0}
+_BEGINS: dict[Phase, float] = {"wait": 0.0, "lock": 0.0, "install": 0.1, "compile": 0.6, "archive": 0.0, "done": 1.0}
 
 
 def build(catalogue: Catalogue, recipe: Recipe, report: Report = silent) -> Template:
@@ -45,12 +45,13 @@ def ensure(catalogue: Catalogue, ref: str, report: Report = silent) -> Template:
     try:
         template = catalogue.resolve(ref)
     except errors.TemplateNotFound:
-        if (name := catalogue.unalias(ref)) not in recipes.BUILT_IN:
+        name = catalogue.unalias(ref)
+        if name not in recipes.BUILT_IN or catalogue.pinned(name):
             raise
         return _build_first(catalogue, name, report)
     if os.access(template.python, os.X_OK):
         return template
-    if "@" not in ref and template.name in recipes.BUILT_IN:
+    if "@" not in ref and template.name in recipes.BUILT_IN and not catalogue.pinned(template.name):
         return build(catalogue, recipes.built_in(template.name), report)
     raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build the template again")
 
@@ -82,7 +83,7 @@ def _build(catalogue: Catalogue, recipe: Recipe, report: Report) -> Template:
         _fill(root, recipe, interpreter, locked, report)
         size_bytes = install.open_to_readers(root)
         final = catalogue.directory / recipe.name / version
-        template = _describe(recipe, interpreter, locked, version, final, size_bytes)
+        template = describe(recipe, interpreter, locked, version, final, size_bytes)
         catalogues.write(template, root)
         if final.exists():  # damaged, or `get` would have found it
             final.rename(scratch / "damaged")
@@ -108,9 +109,10 @@ def _fill(root: Path, recipe: Recipe, interpreter: Interpreter, locked: Lock, re
     install.compile_bytecode(interpreter, root / "env", _compile_steps(report))
 
 
-def _describe(
+def describe(
     recipe: Recipe, interpreter: Interpreter, locked: Lock, version: str, root: Path, size_bytes: int
 ) -> Template:
+    """The template that a recipe and its lock are on that interpreter, in the directory `root`."""
     return Template(
         name=recipe.name,
         version=version,

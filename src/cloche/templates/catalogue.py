@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import fnmatch
+import functools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cloche.config import DEFAULT_ALIASES
 from cloche.model import Template
 
 _ORPHANS_SECONDS = 60.0
+_PIN = ".pin"  # beside the versions: the one that the name means
 _SCRATCH = ".scratch-"  # directories that are not whole: being built, or being removed
 
 
@@ -32,21 +34,25 @@ class Catalogue:
     def list(self) -> list[Template]:
         """All versions of all templates, by name, the newest of each first."""
         found = [template for file in self.directory.glob("*/*/template.json") if (template := _read(file))]
-        return sorted(found, key=lambda each: (each.name, -each.created_at))
+        return sorted(found, key=lambda each: (each.name, -each.created_at, each.version))
 
     def resolve(self, ref: str) -> Template:
-        """The template that "name" (its newest version), "name@version-prefix" or an alias means.
+        """The template that "name" (its pinned version, else its newest), "name@version-prefix" or an alias means.
 
         Raises TemplateNotFound that names what exists.
         """
         name, _, version = ref.partition("@")
         known = self.list()
         for candidate in dict.fromkeys((name, self.unalias(name))):
-            matches = [each for each in known if each.name == candidate and each.version.startswith(version)]
+            own = [each for each in known if each.name == candidate]
+            pin = None if version or not own else self.pinned(candidate)
+            matches = [each for each in own if each.version.startswith(pin or version)]
             if matches and version and len(matches) > 1:
                 raise errors.TemplateNotFound(f"{ref!r} could be any of {_refs(matches)}: give more digits")
             if matches:
                 return matches[0]
+            if pin:
+                raise errors.TemplateNotFound(_dangling(candidate, pin, own))
         advice = "build one with `cloche template build`"
         raise errors.TemplateNotFound(f"no template {ref!r}; there is {_refs(known) or 'none'}: {advice}")
 
@@ -60,14 +66,72 @@ class Catalogue:
         return _read(self.directory / name / version / "template.json")
 
     def remove(self, ref: str) -> Template:
-        """Deletes that version and returns what it was. Raises TemplateNotFound.
+        """Deletes that version and returns what it was. Raises TemplateNotFound; InvalidRequest for a pinned one.
 
         Sandboxes that run from it lose files they have not read yet.
         """
         template = self.resolve(ref)
         with self.locked(template.name), self.scratch(template.name) as scratch:
+            if self.pinned(template.name) == template.version:
+                advice = f"`cloche template unpin {template.name}` first"
+                raise errors.InvalidRequest(f"{template.ref} is pinned: {advice}")
             Path(template.root).rename(scratch / "removed")  # gone at once, not file by file
         return template
+
+    # -- pins
+
+    def pinned(self, name: str) -> str | None:
+        """The version that is pinned as the meaning of `name`, whether it is there or not."""
+        try:
+            text = (self.directory / name / _PIN).read_text("ascii").strip()
+        except (OSError, ValueError):  # also of names that no directory can have
+            return None
+        return text or None
+
+    def versions(self, name: str) -> Sequence[Template]:
+        """All versions of that template, the newest first. Raises TemplateNotFound."""
+        known = self.list()
+        for candidate in (name, self.unalias(name)):
+            if found := [each for each in known if each.name == candidate]:
+                return found
+        raise errors.TemplateNotFound(f"no template {name!r}; there is {_refs(known) or 'none'}")
+
+    def pin(self, ref: str) -> Template:
+        """Makes the name mean that version ("name@version-prefix") until it is unpinned. Raises TemplateNotFound."""
+        template = self.resolve(ref)
+        with self.locked(template.name):
+            if self.get(template.name, template.version) is None:
+                raise errors.TemplateNotFound(f"{template.ref} was removed just now")
+            self._write_pin(template.name, template.version)
+        return template
+
+    def unpin(self, name: str) -> Template | None:
+        """Makes the name mean its newest version again, and returns that. Raises InvalidRequest if none is pinned."""
+        if self.pinned(name) is None:
+            raise errors.InvalidRequest(f"no version of {name!r} is pinned")
+        with self.locked(name):
+            (self.directory / name / _PIN).unlink(missing_ok=True)
+        return next((each for each in self.list() if each.name == name), None)
+
+    def roll_back(self, name: str) -> Template:
+        """Pins the version before the one that `name` means now. Raises TemplateNotFound, also if there is none."""
+        now = self.resolve(name)
+        versions = [each.version for each in self.versions(now.name)]
+        older = versions[versions.index(now.version) + 1 :]
+        if not older:
+            raise errors.TemplateNotFound(f"{now.ref} is the oldest version of {now.name!r} that is there")
+        return self.pin(f"{now.name}@{older[0]}")
+
+    def _write_pin(self, name: str, version: str) -> None:
+        draft = self.directory / name / f"{_PIN}.draft"
+        with draft.open("w") as file:
+            file.write(version + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.chmod(0o644)
+        draft.rename(self.directory / name / _PIN)
+
+    # -- changing it
 
     @contextmanager
     def locked(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -85,6 +149,16 @@ class Catalogue:
                 _remove_patiently(leftover)
             yield
 
+    def abandoned(self) -> Sequence[Path]:
+        """Scratch directories of whoever was killed while it changed templates. Only looks."""
+        found = sorted(self.directory.glob(f"*/{_SCRATCH}*"))
+        return [path for path in found if _while_unlocked(path.parent, lambda: None)]
+
+    def remove_abandoned(self) -> None:
+        """Leaves to others what they hold, or what we may not remove."""
+        for path in self.abandoned():
+            _while_unlocked(path.parent, functools.partial(shutil.rmtree, path, ignore_errors=True))
+
     @contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
         """A directory beside the versions, removed afterwards. Only while `locked`."""
@@ -93,6 +167,19 @@ class Catalogue:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _while_unlocked(parent: Path, work: Callable[[], object]) -> bool:
+    """Does it with the lock held of the templates of one name. False, and nothing done, if another process holds it."""
+    try:
+        with (parent / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            work()
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # not ours to open: nor will anybody take it from us
+    return True
 
 
 def _remove_patiently(directory: Path) -> None:
@@ -122,7 +209,12 @@ def _read(file: Path) -> Template | None:
     return msgspec.structs.replace(template, root=str(file.parent))
 
 
-def _refs(templates: list[Template]) -> str:
+def _dangling(name: str, pin: str, there: Sequence[Template]) -> str:
+    advice = f"`cloche template unpin {name}`, or pin another: there is {_refs(there)}"
+    return f"{name!r} is pinned to version {pin[:12]}, which is gone: {advice}"
+
+
+def _refs(templates: Sequence[Template]) -> str:
     return ", ".join(each.ref for each in templates)
 
 

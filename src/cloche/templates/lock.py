@@ -45,4 +45,9 @@ def _compile(wanted: Iterable[str], interpreter: Interpreter, directory: Path, o
         "--no-python-downloads",
     ]
     text = uv.run(arguments, directory, on_line, stdin="\n".join(wanted) + "\n")
+    return parse(text)
+
+
+def parse(text: str) -> Lock:
+    """The lock that a file of such lines is."""
     return Lock(text=text, packages=tuple(re.findall(r"^([\w.-]+==[^\s;\\]+)", text, re.MULTILINE)))

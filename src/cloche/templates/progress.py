@@ -7,7 +7,7 @@ from typing import Literal
 
 from cloche.model import Struct
 
-Phase = Literal["wait", "lock", "install", "compile", "done"]
+Phase = Literal["wait", "lock", "install", "compile", "archive", "done"]
 
 
 class Progress(Struct):

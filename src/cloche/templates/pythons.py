@@ -63,9 +63,9 @@ def choose(requirement: str) -> Interpreter:
     The one that runs Cloche if it fits, since it is known to work here; else the newest. Raises TemplateBuildFailed
     that says which interpreters there are.
     """
-    own = ask(_own())
-    if own and fits(requirement, own.version):
-        return own
+    running = own()
+    if running and fits(requirement, running.version):
+        return running
     found = list(find())
     fitting = [each for each in found if fits(requirement, each.version)]
     if fitting:
@@ -73,6 +73,11 @@ def choose(requirement: str) -> Interpreter:
     have = ", ".join(f"{each.version} ({each.path})" for each in found) or "none"
     advice = "Install one (`uv python install` does), or change `python` in template.toml."
     raise errors.TemplateBuildFailed(f"no Python {requirement} on this host; found: {have}. {advice}")
+
+
+def own() -> Interpreter | None:
+    """The one that runs Cloche, if templates can be built on it."""
+    return ask(_own())
 
 
 def find() -> Iterator[Interpreter]:

@@ -136,8 +136,13 @@ def _check_table(origin: str, prefix: str, table: dict[str, Any], known: tuple[s
             raise errors.InvalidConfig(f"{origin}: unknown key {prefix}{key}; {hint}")
 
 
+def is_name(text: str) -> bool:
+    """Whether a template can have that name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def _check(origin: str, recipe: Recipe) -> None:
-    if not _NAME.fullmatch(recipe.name):
+    if not is_name(recipe.name):
         raise errors.InvalidConfig(
             f"{origin}: name {recipe.name!r} must be lower-case letters, digits, '.', '_' or '-'"
         )

@@ -58,10 +58,21 @@ def require_traffic(connection: HTTPConnection, resident: Resident) -> None:
     raise errors.Forbidden(f"{_SECURED} {'missing' if given is None else 'invalid'}")
 
 
-def signer_of(connection: HTTPConnection, residents: Residents) -> Resident:
+def require_waker(connection: HTTPConnection, resident: Resident, port: int) -> None:
+    """Raises SandboxPaused unless this request, which may go to that port, may wake the sandbox for it.
+
+    To ask whether it is well needs no token, but what needs none must not wake it either.
+    """
+    if port != ENVD_PORT or resident.access_token is None or connection.scope["path"] == "/files":
+        return
+    if not same(connection.headers.get(ACCESS_HEADER), resident.access_token):
+        raise errors.SandboxPaused("it is paused")
+
+
+async def signer_of(connection: HTTPConnection, residents: Residents) -> Resident:
     """The sandbox whose token signed this file URL, which names none. Raises Unauthenticated."""
     query = connection.query_params
-    return residents.by_signature(
+    return await residents.by_signature(
         query.get("signature", ""),
         query.get("path", ""),
         _operation(connection),

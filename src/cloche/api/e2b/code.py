@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from cloche import errors
 from cloche.api.e2b import code_wire
-from cloche.api.e2b.replies import json_reply
-from cloche.api.e2b.residents import Residents, gone_reply
+from cloche.api.e2b.replies import AWAY, json_reply
+from cloche.api.e2b.residents import Residents, away_reply
 from cloche.api.http import Dropped, Edge, Handler, Stream, status_of, whole_body
 from cloche.config import Config
 from cloche.engine.context import LANGUAGES, Context
@@ -59,8 +59,8 @@ class Code:
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, code_wire.Unprocessable):
             return json_reply({"detail": error.detail}, 422)
-        if isinstance(error, errors.Gone):
-            return gone_reply(error, request)
+        if isinstance(error, AWAY):
+            return away_reply(error, request)
         return PlainTextResponse(str(error), status_of(error))
 
     async def health(self, request: Request) -> Response:
@@ -136,7 +136,7 @@ async def _lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes
                     raise Dropped
                 if encoded := lines.encode(events, datetime.now(UTC).isoformat()):
                     yield encoded
-    except errors.Gone:
+    except AWAY:
         raise Dropped from None
     except errors.ClocheError as error:  # no kernel could be started: the headers are out, so it is said here
         yield code_wire.line(code_wire.error(type(error).__name__, str(error))) + code_wire.END

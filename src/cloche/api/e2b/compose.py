@@ -40,7 +40,8 @@ def decoded(body: bytes) -> Composition:
 
 async def compose(request: Request) -> Response:
     asked = decoded(await whole_body(request, 64 * MIB))
-    user, files = wire.user_named(asked.username), request.scope["state"]["resident"].sandbox.files
+    user = wire.user_named(asked.username, wire.default_user(request))
+    files = request.scope["state"]["resident"].sandbox.files
     target = wire.absolute(asked.destination, user)
     sources = [wire.absolute(path, user) for path in asked.source_paths]
     if target in sources:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b.replies import json_reply
+from cloche.api.e2b.replies import AWAY, json_reply
 from cloche.api.http import Dialect, Edge, Handler, Reset, Stream, body_chunks, whole_body
 from cloche.engine.sandbox import Sandbox
 from cloche.model import MIB
@@ -57,6 +57,7 @@ _CODES: dict[type[errors.ClocheError], str] = {
     errors.Forbidden: "permission_denied",
     errors.NotFound: "not_found",
     errors.Gone: "unavailable",
+    errors.SandboxPaused: "unavailable",
     errors.FileExists: "already_exists",
     errors.PermissionDenied: "permission_denied",
     errors.IsADirectory: "invalid_argument",
@@ -303,7 +304,7 @@ async def _framed(replies: AsyncGenerator[Reply, None], ends_at: float | None) -
             while (reply := await _next(replies, ends_at)) is not None:
                 yield frame(reply)
             yield end_frame()
-        except errors.Gone:
+        except AWAY:
             raise Reset from None  # clients look whether the sandbox lives when a stream breaks off, and only then
         except errors.ClocheError as error:
             yield end_frame(error)
@@ -326,7 +327,7 @@ def code_of(error: errors.ClocheError) -> str:
 
 def error_body(error: errors.ClocheError) -> dict[str, str]:
     # Clients look for "was not found" to tell that a sandbox has ended.
-    message = f"The sandbox was not found: {error}" if isinstance(error, errors.Gone) else str(error)
+    message = f"The sandbox was not found: {error}" if isinstance(error, AWAY) else str(error)
     return {"code": code_of(error), "message": message}
 
 
@@ -338,7 +339,7 @@ def render_error(error: errors.ClocheError, request: Request) -> Response:
     """An error before an answer has begun, in the shape of the call that was made."""
     if isinstance(error, UnsupportedType):
         return json_reply(error_body(error), 415, {"accept-post": f"{UNARY_TYPE}, {STREAM_TYPE}"})
-    if isinstance(error, errors.Gone):
+    if isinstance(error, AWAY):
         return json_reply(error_body(error), 502)
     if is_stream(request):
         return Response(end_frame(error), media_type=STREAM_TYPE)

@@ -10,25 +10,39 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.e2b import control_absent, control_network, control_reports, control_templates, control_time
+from cloche.api.e2b import (
+    builds,
+    control_absent,
+    control_network,
+    control_pauses,
+    control_reports,
+    control_snapshots,
+    control_templates,
+    control_time,
+)
 from cloche.api.e2b.control_replies import created, detail, listed
 from cloche.api.e2b.control_wire import Listing, Wanted, listing, metadata_filter, page_token, wanted
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.repeats import Repeats
 from cloche.api.e2b.replies import json_reply, microseconds
-from cloche.api.e2b.residents import Resident, Residents, template_name
+from cloche.api.e2b.residents import Resident, Residents, alias_of, notes_of, template_name
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec, Template, new_id
 
 
-def routes(engine: Engine, gatekeeper: Gatekeeper, residents: Residents, config: Config) -> list[BaseRoute]:
+def routes(
+    engine: Engine, gatekeeper: Gatekeeper, residents: Residents, config: Config, secret: bytes
+) -> list[BaseRoute]:
     desk = Desk(engine, gatekeeper, residents, config)
     return [
         *control_reports.routes(desk),  # first, as `/sandboxes/metrics` could be an id as well
         *_routes(desk),
         *control_time.routes(desk),
+        *control_pauses.routes(desk),
+        *control_snapshots.routes(desk),
         *control_network.routes(desk),
+        *builds.routes(desk, config, secret),  # before the templates, whose names may be paths
         *control_templates.routes(desk, config),
         *control_absent.routes(desk),
     ]
@@ -64,7 +78,7 @@ class Control:
         return json_reply(detail(await self._desk.resident(request), self._desk.domain))
 
     async def kill(self, request: Request) -> Response:
-        await (await self._desk.sandbox(request)).kill()
+        await self._desk.engine.kill(self._desk.id(request), self._desk.owner(request))
         return Response(status_code=204)
 
     async def list_page(self, request: Request) -> Response:
@@ -72,16 +86,16 @@ class Control:
         found = self._found(self._desk.owner(request), asked)
         page, rest = found[: asked.limit], found[asked.limit :]
         headers = {"X-Next-Token": page_token(*_position(page[-1]))} if rest else {}
-        return json_reply([self._listed(each) for each in page], headers=headers)
+        return json_reply([listed(each) for each in page], headers=headers)
 
     async def list_all(self, request: Request) -> Response:
-        """Version 1, which has no pages."""
-        asked = Listing(metadata=metadata_filter(request.query_params.get("metadata", "")))
-        return json_reply([self._listed(each) for each in self._found(self._desk.owner(request), asked)])
+        """Version 1, which has no pages, and none that are paused."""
+        asked = Listing(metadata=metadata_filter(request.query_params.get("metadata", "")), states=("running",))
+        return json_reply([listed(each) for each in self._found(self._desk.owner(request), asked)])
 
     async def _make(self, owner: str, wanted: Wanted) -> Resident:
         self._desk.check_timeout("timeout", wanted.timeout_seconds, least=1)
-        template = await self._template(wanted.template)
+        template = await self._template(wanted.template, owner)
         id = new_id()
         own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": id, "E2B_TEMPLATE_ID": template.ref}
         spec = SandboxSpec(
@@ -94,19 +108,17 @@ class Control:
             sudo=True,
             cwd="/home/user",
             owner=owner,
+            on_deadline=wanted.on_deadline,
+            pause_memory=wanted.pause_memory,
+            auto_resume=wanted.auto_resume,
+            notes=_notes(wanted),
         )
-        sandbox = await self._desk.engine.create(spec, id=id)
-        return self._desk.residents.add(
-            sandbox,
-            alias=wanted.template,
-            secure=wanted.secure,
-            public_traffic=wanted.public_traffic,
-            host_mask=wanted.host_mask,
-        )
+        return self._desk.residents.of(await self._desk.engine.create(spec, id=id))
 
-    async def _template(self, ref: str) -> Template:
+    async def _template(self, ref: str, owner: str) -> Template:
+        """That of a snapshot of theirs, too."""
         try:
-            return await self._desk.engine.template(ref)
+            return await self._desk.engine.template(ref, owner)
         except errors.TemplateNotFound as error:
             raise errors.TemplateNotFound(f"template '{ref}' not found: {error}") from None
 
@@ -120,16 +132,22 @@ class Control:
         return [each for each in found if (_position(each) > after if ascending else _position(each) < after)]
 
     def _matches(self, info: SandboxInfo, asked: Listing) -> bool:
-        names = (info.template, template_name(info.template), self._desk.residents.alias_of(info))
+        names = (info.template, template_name(info.template), alias_of(info))
         return (
-            "running" in asked.states
+            info.state in asked.states
             and asked.metadata.items() <= info.metadata.items()
             and (asked.started_after is None or microseconds(info.created_at) >= asked.started_after)
             and (asked.template is None or asked.template in names)
         )
 
-    def _listed(self, info: SandboxInfo) -> dict[str, object]:
-        return listed(info, self._desk.residents.alias_of(info))
+
+def _notes(wanted: Wanted) -> dict[str, str]:
+    return notes_of(
+        alias=wanted.template,
+        secure=wanted.secure,
+        public_traffic=wanted.public_traffic,
+        host_mask=wanted.host_mask,
+    )
 
 
 def _position(info: SandboxInfo) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from cloche.api.e2b.network_wire import has_internet, shown
 from cloche.api.e2b.replies import microseconds, timestamp
-from cloche.api.e2b.residents import Resident
+from cloche.api.e2b.residents import Resident, alias_of
 from cloche.engine.metrics import Sample
 from cloche.model import MIB, Limits, SandboxInfo, Template
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 def created(resident: Resident, domain: str) -> Json:
     """The answer to a creation or a connection."""
     return {
-        **_identity(resident.sandbox.info, resident.alias),
+        **_identity(resident.info),
         "envdAccessToken": resident.access_token,
         "trafficAccessToken": resident.traffic_token,
         "domain": domain or None,
@@ -32,44 +32,48 @@ def created(resident: Resident, domain: str) -> Json:
 
 
 def detail(resident: Resident, domain: str) -> Json:
+    info = resident.info
     return {
-        **listed(resident.sandbox.info, resident.alias),
+        **listed(info),
         "envdAccessToken": resident.access_token,
         "domain": domain or None,
-        "allowInternetAccess": has_internet(resident.sandbox.network.policy),
-        "network": _network(resident),
-        "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+        "lifecycle": {"autoResume": info.auto_resume, "onTimeout": info.on_deadline},
+        **({} if resident.is_asleep else _network(resident)),
+        **({} if info.pause_memory is None else {"pauseMode": "full" if info.pause_memory else "filesystem"}),
     }
 
 
 def _network(resident: Resident) -> Json:
+    """Of one that is paused, only what it takes to make it again is known."""
+    policy = resident.sandbox.network.policy
     mask = {} if resident.host_mask is None else {"maskRequestHost": resident.host_mask}
-    return {"allowPublicTraffic": resident.public_traffic, **mask, **shown(resident.sandbox.network.policy)}
+    network = {"allowPublicTraffic": resident.public_traffic, **mask, **shown(policy)}
+    return {"allowInternetAccess": has_internet(policy), "network": network}
 
 
-def listed(info: SandboxInfo, alias: str) -> Json:
+def listed(info: SandboxInfo) -> Json:
     return {
-        **_identity(info, alias),
-        **_size(info.limits),
+        **_identity(info),
+        **size(info.limits),
         "startedAt": timestamp(info.created_at),
-        "endAt": timestamp(info.deadline_at),
-        "state": "running",
+        "endAt": timestamp(info.deadline_at if info.paused_at is None else info.paused_at),
+        "state": info.state,
         "metadata": info.metadata,
         "volumeMounts": [],
     }
 
 
-def _identity(info: SandboxInfo, alias: str) -> Json:
+def _identity(info: SandboxInfo) -> Json:
     return {
         "templateID": info.template,
-        "alias": alias,
+        "alias": alias_of(info),
         "sandboxID": info.id,
         "clientID": CLIENT_ID,
         "envdVersion": ENVD_VERSION,
     }
 
 
-def _size(limits: Limits) -> Json:
+def size(limits: Limits) -> Json:
     return {
         "cpuCount": math.ceil(limits.cpus),
         "memoryMB": limits.memory_bytes // MIB,
@@ -98,6 +102,8 @@ def log_entries(info: SandboxInfo) -> list[Json]:
     """What we know of a sandbox's life: never what a program in it wrote."""
     made = f"sandbox created from {info.template}"
     entries = [_log_entry(info.created_at, made, event="sandbox.created", template=info.template)]
+    if info.paused_at is not None:
+        entries.append(_log_entry(info.paused_at, "sandbox paused", event="sandbox.paused"))
     if info.ended_at is not None:
         reason = info.end_reason or "its host process died"
         entries.append(_log_entry(info.ended_at, f"sandbox ended: {reason}", event="sandbox.ended", reason=reason))
@@ -127,7 +133,7 @@ def template_listed(versions: Sequence[Template], names: Sequence[str], limits: 
     return {
         "templateID": template.ref,
         "buildID": build_id(template),
-        **_size(limits),
+        **size(limits),
         "public": True,
         "aliases": names,
         "names": names,
@@ -161,6 +167,6 @@ def _build(template: Template, limits: Limits) -> Json:
         "createdAt": timestamp(template.created_at),
         "updatedAt": timestamp(template.created_at),
         "finishedAt": timestamp(template.created_at),
-        **_size(limits),
+        **size(limits),
         "envdVersion": ENVD_VERSION,
     }

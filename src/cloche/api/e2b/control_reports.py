@@ -78,10 +78,12 @@ class ControlReports:
         return log_entries(await self._desk.engine.describe(self._desk.id(request), owner))
 
     async def _running(self, id: str, owner: str) -> Sandbox | None:
+        """None also for one that is paused: nobody is woken to be measured."""
         try:
-            return await self._desk.engine.get(id, owner)
+            resident = await self._desk.residents.find(id, owner)
         except (errors.NotFound, errors.Gone):
             return None
+        return None if resident.is_asleep else resident.sandbox
 
 
 def _is_wanted(entry: Json, query: Mapping[str, str]) -> bool:

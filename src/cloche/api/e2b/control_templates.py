@@ -1,4 +1,4 @@
-"""The templates that there are. They are built with `cloche template build`, not here."""
+"""The templates that there are: those of the host, built with `cloche template build`, and those that clients built."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from cloche import errors
+from cloche.api.e2b import builds_wire
 from cloche.api.e2b.control_replies import template_detail, template_listed
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.replies import NotOffered, json_reply
 from cloche.config import Config
-from cloche.engine.engine import default_limits
+from cloche.engine.housing import default_limits
 from cloche.model import Limits, Template
+from cloche.store.template_builds import BuiltTemplate
 
 
 def routes(desk: Desk, config: Config) -> list[BaseRoute]:
@@ -25,7 +28,7 @@ def routes(desk: Desk, config: Config) -> list[BaseRoute]:
         desk.route("GET", "/default-templates", plane.list_all),
         desk.route("GET", "/templates/aliases/{name:path}", plane.exists),
         desk.route("GET", "/templates/{name:path}/tags", plane.tags),
-        desk.route("GET", "/templates/{name}", plane.get),
+        desk.route("GET", "/templates/{name:path}", plane.get),
         desk.route("DELETE", "/templates/{name:path}", plane.delete),
     ]
 
@@ -36,27 +39,51 @@ class ControlTemplates:
         self._config = config
 
     async def list_all(self, request: Request) -> Response:
-        self._desk.owner(request)
+        owner, builds = self._desk.owner(request), self._desk.engine.builds
         by_name = groupby(await self._desk.engine.templates(), lambda each: each.name)
         found = [list(versions) for _, versions in by_name]
-        return json_reply([template_listed(each, self._names(each[0]), self._limits(each[0])) for each in found])
+        told = [template_listed(each, self._names(each[0]), self._limits(each[0])) for each in found]
+        own = [builds_wire.listed(each, await builds.builds(each)) for each in await builds.templates(owner)]
+        return json_reply([*own, *told])
 
     async def get(self, request: Request) -> Response:
+        if (built := await self._built(request)) is not None:
+            return json_reply(builds_wire.detail(built, await self._desk.engine.builds.builds(built)))
         template = await self._named(request)
         versions = [each for each in await self._desk.engine.templates() if each.name == template.name]
         return json_reply(template_detail(versions or [template], self._names(template), self._limits(template)))
 
     async def exists(self, request: Request) -> Response:
+        if (built := await self._built(request)) is not None:
+            return json_reply({"templateID": built.id, "public": False})
         template = await self._named(request)
         return json_reply({"templateID": template.ref, "public": True})
 
     async def tags(self, request: Request) -> Response:
-        await self._named(request)
-        raise NotOffered("templates have no tags on this server: NAME@VERSION names a version for good")
+        if (built := await self._built(request)) is not None:
+            return json_reply([builds_wire.tag(each) for each in await self._desk.engine.builds.tags(built)])
+        template = await self._named(request)
+        raise NotOffered(f"{template.name} is a template of the host and has no tags: {template.ref} is one for good")
 
     async def delete(self, request: Request) -> Response:
+        """Clients delete snapshots as if they were templates."""
+        if (built := await self._built(request)) is not None:
+            await self._desk.engine.builds.remove(built)
+            return Response(status_code=204)
+        owner, name = self._desk.owner(request), request.path_params["name"]
+        if await self._desk.engine.snapshots.find(name, owner) is not None:
+            await self._desk.engine.snapshots.remove(name, owner)
+            return Response(status_code=204)
         template = await self._named(request)
         raise NotOffered(f"delete templates with `cloche template rm {template.ref}` on the server's machine")
+
+    async def _built(self, request: Request) -> BuiltTemplate | None:
+        """The caller's own that the path names."""
+        owner = self._desk.owner(request)
+        try:
+            return await self._desk.engine.builds.template(request.path_params["name"], owner)
+        except errors.TemplateNotFound:
+            return None
 
     async def _named(self, request: Request) -> Template:
         self._desk.owner(request)

@@ -18,10 +18,11 @@ import msgspec
 from cloche import errors
 from cloche.api.e2b.network_wire import Egress, Network, egress, host_mask
 from cloche.api.e2b.replies import NotOffered, microseconds
-from cloche.model import Struct
+from cloche.model import OnDeadline, Struct
 
 T = TypeVar("T", bound=msgspec.Struct)
 Order = Literal["asc", "desc"]
+Position = tuple[int, str]  # when something was made, in microseconds since 1970, and its id: where a page ended
 
 STATES = ("running", "paused")
 MAX_PAGE = 100
@@ -56,9 +57,35 @@ class NewSandbox(Struct):
 
 
 class Lifespan(Struct):
-    """The body of a connection, a resumption or a new timeout."""
+    """The body of a new timeout."""
 
     timeout: int | None = None
+
+
+class Connection(Struct):
+    """The body of a connection."""
+
+    timeout: int | None = None
+    memory: bool | None = None
+
+
+class Resumption(Struct):
+    """The body of a resumption, as clients asked for it before there was `connect`."""
+
+    timeout: int | None = None
+    autoPause: bool | None = None
+    memory: bool | None = None
+
+
+class Pause(Struct):
+    """The body of a pause. A guest that does not answer is never paused, whether `requireHealthyGuest` is there."""
+
+    memory: bool | None = None
+
+
+class Fork(Struct):
+    timeout: int | None = None
+    count: int | None = None
 
 
 class Refresh(Struct):
@@ -76,6 +103,9 @@ class Wanted(Struct):
     env: dict[str, str]
     egress: Egress
     host_mask: str | None
+    on_deadline: OnDeadline
+    pause_memory: bool
+    auto_resume: bool
 
 
 def decode(body: bytes, type: type[T]) -> T:
@@ -108,18 +138,21 @@ def wanted(body: bytes, *, version: int) -> Wanted:
         env=asked.envVars or {},
         egress=egress(asked.network, asked.allow_internet_access),
         host_mask=host_mask(asked.network),
+        on_deadline="pause" if asked.autoPause else "kill",
+        pause_memory=asked.autoPauseMemory is not False,
+        auto_resume=_resumes(asked),
     )
 
 
 def _check_lifecycle(asked: NewSandbox) -> None:
-    auto_resume = asked.autoResume is not None and asked.autoResume.enabled
-    if asked.autoPauseMemory is False and auto_resume:
+    if asked.autoPauseMemory is False and _resumes(asked):
         raise errors.InvalidRequest("autoPauseMemory: it cannot be false together with autoResume")
     if asked.autoPauseMemory is False and not asked.autoPause:
         raise errors.InvalidRequest("autoPauseMemory: it has a meaning only with autoPause: true")
-    if asked.autoPause or auto_resume:
-        name = "autoPause" if asked.autoPause else "autoResume"
-        raise NotOffered(f"{name}: this server cannot pause sandboxes yet; they end at their timeout. Leave it out")
+
+
+def _resumes(asked: NewSandbox) -> bool:
+    return asked.autoResume is not None and asked.autoResume.enabled
 
 
 def _check_attachments(asked: NewSandbox) -> None:
@@ -152,7 +185,7 @@ class Listing(Struct):
     started_after: int | None = None  # microseconds since 1970
     template: str | None = None
     limit: int = MAX_PAGE
-    after: tuple[int, str] | None = None  # when the last one of the page before had started, and its id
+    after: Position | None = None
 
 
 def listing(query: Mapping[str, str]) -> Listing:
@@ -167,7 +200,7 @@ def listing(query: Mapping[str, str]) -> Listing:
         started_after=_moment("startedAfter", query["startedAfter"]) if query.get("startedAfter") else None,
         template=query.get("template") or None,
         limit=whole_number("limit", query.get("limit"), 1, MAX_PAGE) or MAX_PAGE,
-        after=_page(query["nextToken"]) if query.get("nextToken") else None,
+        after=page_of(query["nextToken"]) if query.get("nextToken") else None,
     )
 
 
@@ -183,7 +216,7 @@ def metadata_filter(text: str) -> dict[str, str]:
 
 
 def page_token(started: int, id: str) -> str:
-    """Names the last sandbox of a page, for whoever asks for the next one."""
+    """Names the last one of a page, for whoever asks for the next one."""
     return urlsafe_b64encode(f"{started}:{id}".encode()).decode().rstrip("=")
 
 
@@ -211,7 +244,8 @@ def _moment(name: str, text: str) -> int:
         raise errors.InvalidRequest(f"{name}: it must be a time like 2026-01-31T12:00:00Z, not {text[:80]!r}") from None
 
 
-def _page(token: str) -> tuple[int, str]:
+def page_of(token: str) -> Position:
+    """What `page_token` named."""
     try:
         started, _, id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(":")
         found = int(started)

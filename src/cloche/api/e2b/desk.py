@@ -38,11 +38,13 @@ class Desk:
         return self._gatekeeper.admit(request).owner
 
     async def sandbox(self, request: Request) -> Sandbox:
-        """The running one of the caller's that the path names. Raises SandboxNotFound, Gone, and as `owner`."""
-        return await self.engine.get(self.id(request), self.owner(request))
+        """The running one of the caller's that the path names; nobody is woken. Raises SandboxPaused, and as below."""
+        return (await self.resident(request)).sandbox
 
     async def resident(self, request: Request) -> Resident:
-        return self.residents.of(await self.sandbox(request))
+        """As it is, running or asleep. Raises SandboxNotFound, Gone, and as `owner`."""
+        owner = self.owner(request)
+        return await self.residents.find(self.id(request), owner)
 
     def id(self, request: Request) -> str:
         return bare_id(request.path_params["id"])
@@ -57,6 +59,15 @@ class Desk:
         if seconds > self.max_seconds:
             most = f"{self.max_seconds:g}"
             raise errors.InvalidRequest(f"{name}: it can be {most} s at most on this server, not {seconds}")
+
+    def seconds(self, timeout: int | None, default: int | None) -> int:
+        """From now on; what a client leaves out is the default. Raises InvalidRequest."""
+        if timeout is not None:
+            self.check_timeout("timeout", timeout)
+            return timeout
+        if default is None:
+            raise errors.InvalidRequest("timeout: it is missing; give the seconds from now on")
+        return default
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status = _status_of(error)

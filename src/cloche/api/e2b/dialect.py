@@ -9,10 +9,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.e2b import code, control, envd
-from cloche.api.e2b.access import ACCESS_HEADER, PRIVATE_HEADERS, TRAFFIC_HEADER, require_entrance, signer_of
+from cloche.api.e2b.access import (
+    ACCESS_HEADER,
+    PRIVATE_HEADERS,
+    TRAFFIC_HEADER,
+    require_entrance,
+    require_waker,
+    signer_of,
+)
 from cloche.api.e2b.planes import OpenToPages, Plane
-from cloche.api.e2b.replies import error_reply, json_reply
-from cloche.api.e2b.residents import Residents
+from cloche.api.e2b.replies import AWAY, error_reply, json_reply
+from cloche.api.e2b.residents import Resident, Residents
 from cloche.api.e2b.routing import (
     CODE_PORT,
     ENVD_PORT,
@@ -36,7 +43,8 @@ class E2b:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         self._domain = config.server.domain
         self.residents = Residents(engine, Tokens(secret))
-        self._control: ASGIApp = Plane("control plane", control.routes(engine, gatekeeper, self.residents, config))
+        routes = control.routes(engine, gatekeeper, self.residents, config, secret)
+        self._control: ASGIApp = Plane("control plane", routes)
         self._own_ports: dict[int, ASGIApp] = {
             ENVD_PORT: Plane("envd", envd.routes(self.residents, config)),
             CODE_PORT: Plane("code server", code.routes(self.residents, config)),
@@ -77,8 +85,7 @@ class E2b:
         strip_prefix(scope)
         if not is_signed_file(scope):
             return self._control
-        resident = signer_of(request, self.residents)
-        require_entrance(request, resident, ENVD_PORT)
+        resident = await self._admitted(request, await signer_of(request, self.residents), ENVD_PORT)
         scope["state"].update(resident=resident, port=ENVD_PORT)
         return self._own_ports[ENVD_PORT]
 
@@ -86,11 +93,18 @@ class E2b:
         """Finds the sandbox and asks for a token, before anything behind its port sees the request."""
         if not target.by_host:
             strip_prefix(connection.scope)
-        resident = await self.residents.find(target.sandbox)
-        require_entrance(connection, resident, target.port)
+        resident = await self._admitted(connection, await self.residents.find(target.sandbox), target.port)
         connection.scope["state"].update(
             resident=resident, sandbox=resident.sandbox, port=target.port, host=resident.host_for(target.port)
         )
+
+    async def _admitted(self, connection: HTTPConnection, resident: Resident, port: int) -> Resident:
+        """Whoever may enter wakes the sandbox, where that was asked for when it was made."""
+        require_entrance(connection, resident, port)
+        if not resident.is_asleep:
+            return resident
+        require_waker(connection, resident, port)
+        return await self.residents.wake(resident)
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only programs inside sandboxes speak WebSocket in this dialect."""
@@ -117,7 +131,7 @@ class E2b:
         status, message = status_of(error), str(error)
         if isinstance(error, errors.PortNotOpen):
             status, message = 502, f"The sandbox is running but port is not open: {error}"
-        elif isinstance(error, (errors.NotFound, errors.Gone)):
+        elif isinstance(error, (errors.NotFound, *AWAY)):
             status, message = 502, self._absence(error, request, id)
         return json_reply({"sandboxId": id, "message": message, "code": status}, status)
 

@@ -10,8 +10,8 @@ from cloche import errors
 from cloche.api.e2b import connect, filesystem, process
 from cloche.api.e2b.compose import compose
 from cloche.api.e2b.files_http import FilesHttp
-from cloche.api.e2b.replies import error_reply, json_reply
-from cloche.api.e2b.residents import Resident, Residents, gone_reply
+from cloche.api.e2b.replies import AWAY, error_reply, json_reply
+from cloche.api.e2b.residents import Resident, Residents, away_reply
 from cloche.api.http import Edge, Handler, status_of
 from cloche.config import Config
 from cloche.model import MIB
@@ -39,8 +39,8 @@ class Envd:
     """The HTTP endpoints that are not about files, and the errors of all of them."""
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        if isinstance(error, errors.Gone):
-            return gone_reply(error, request)
+        if isinstance(error, AWAY):
+            return away_reply(error, request)
         return error_reply(status_of(error), str(error))
 
     async def health(self, request: Request) -> Response:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.e2b.replies import timestamp
+from cloche.engine.launching import DEFAULT_USER as DEFAULT_USER_NOTE
 from cloche.model import FileInfo, FileKind, User
 
 DEFAULT_USER: User = "user"
@@ -30,12 +31,22 @@ _SPECIAL_BITS = ((0o4000, "u"), (0o2000, "g"), (0o1000, "t"))
 # -- who asks, and for what
 
 
-def user_named(name: str | None) -> User:
+def user_named(name: str | None, default: User = DEFAULT_USER) -> User:
     """That user of the sandbox; the default one for None or an empty name. Raises Unauthenticated."""
     for user in HOMES:
-        if user == (name or DEFAULT_USER):
+        if user == (name or default):
             return user
     raise errors.Unauthenticated(f"invalid username: {name!r}")
+
+
+def user_asked(request: Request) -> User:
+    """The one of the query's `username`, else the sandbox's own. Raises Unauthenticated."""
+    return user_named(request.query_params.get("username"), default_user(request))
+
+
+def default_user(request: Request) -> User:
+    """As whom things are done where a client names nobody: as its template says, where clients built that."""
+    return "root" if request.scope["state"]["resident"].info.notes.get(DEFAULT_USER_NOTE) == "root" else DEFAULT_USER
 
 
 def rights(_user: User) -> User:
@@ -51,9 +62,10 @@ def caller(request: Request) -> User:
     """The user as whom a call of a service is made: `Authorization: Basic base64("user:")`. Raises Unauthenticated."""
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return DEFAULT_USER
+        return default_user(request)
     try:
-        return user_named(base64.b64decode(value.strip(), validate=True).decode().partition(":")[0])
+        name = base64.b64decode(value.strip(), validate=True).decode().partition(":")[0]
+        return user_named(name, default_user(request))
     except (binascii.Error, UnicodeDecodeError):
         raise errors.Unauthenticated("the Authorization header is not `Basic base64(USER:)`") from None
 

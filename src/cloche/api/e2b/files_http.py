@@ -34,7 +34,7 @@ class FilesHttp:
         self._max_bytes = max_bytes
 
     async def read(self, request: Request) -> Response:
-        user = wire.user_named(request.query_params.get("username"))
+        user = wire.user_asked(request)
         path = wire.absolute(request.query_params.get("path", ""), user)
         encoding = chosen_encoding(request.headers.get("accept-encoding", ""))
         if encoding is None:
@@ -48,7 +48,7 @@ class FilesHttp:
             raise
 
     async def write(self, request: Request) -> Response:
-        user = wire.user_named(request.query_params.get("username"))
+        user = wire.user_asked(request)
         upload = Upload(request.scope["state"]["resident"].sandbox, user, wire.metadata_asked(request.headers))
         path = request.query_params.get("path")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -151,7 +151,7 @@ def _way(job: Job) -> str:
 
 
 async def _events(sandbox: Sandbox, job: Job | PastJob, *, starter: bool) -> AsyncGenerator[Reply, None]:
-    """Raises Gone when the sandbox ends: then nobody can say how the program did."""
+    """Raises Gone or SandboxPaused when the cell ends: then nobody can say how the program did."""
     in_terminal = isinstance(job, Job) and job.ask.pty is not None
     async with job.listen() as listener:
         yield wire.started(job.pid)
@@ -161,7 +161,8 @@ async def _events(sandbox: Sandbox, job: Job | PastJob, *, starter: bool) -> Asy
                     for reply in wire.data_frames(event, in_terminal):
                         yield reply
                     continue
-                sandbox.check_running()
+                if sandbox.ending is not None:
+                    sandbox.check_running()
                 if starter and event.outcome == "timed_out":
                     raise Refusal("deadline_exceeded", f"the process was killed: {event.reason}")
                 yield wire.ended(event)

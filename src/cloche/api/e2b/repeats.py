@@ -20,10 +20,10 @@ class _Made(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether a repetition gets this one: while it is being made, and while it runs."""
+        """Whether a repetition gets this one: while it is being made, and as long as it has its cell."""
         if not self.creation.done():
             return True
-        return self.creation.exception() is None and self.creation.result().sandbox.record.state == "running"
+        return self.creation.exception() is None and self.creation.result().sandbox.ending is None
 
 
 class Repeats:

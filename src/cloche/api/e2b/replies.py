@@ -13,6 +13,7 @@ from cloche import errors
 
 _FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
 
+AWAY = (errors.Gone, errors.SandboxPaused)  # of a sandbox that could be used before: to clients it is gone either way
 NEVER = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
 
 
@@ -34,7 +35,11 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 def error_reply(status: int, message: str) -> Response:
     """The control plane's and envd's HTTP errors: JavaScript clients go by `code` in the body."""
-    return json_reply({"code": status, "message": message}, status)
+    return json_reply(error_body(status, message), status)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    return {"code": status, "message": message}
 
 
 def timestamp(seconds: float | None) -> str:

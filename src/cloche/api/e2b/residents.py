@@ -9,38 +9,68 @@ from cloche import errors
 from cloche.api.e2b.network_wire import PORT_VARIABLE
 from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.tokens import Operation, Tokens, same, signature
+from cloche.engine.endings import never
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.model import SandboxInfo
+
+# What a sandbox's notes say of it, which outlive pauses and this process. What is not there is as by default.
+ALIAS, SECURE, PUBLIC_TRAFFIC, HOST_MASK = "e2b.alias", "e2b.secure", "e2b.public_traffic", "e2b.host_mask"
+NO = "no"
 
 
 def template_name(ref: str) -> str:
     return ref.partition("@")[0]
 
 
-class Resident:
-    """One sandbox. Those that another dialect made are residents too, with everything as by default."""
+def notes_of(*, alias: str, secure: bool, public_traffic: bool, host_mask: str | None) -> dict[str, str]:
+    """What is noted of a sandbox that this dialect makes."""
+    notes = {ALIAS: alias}
+    if not secure:
+        notes[SECURE] = NO
+    if not public_traffic:
+        notes[PUBLIC_TRAFFIC] = NO
+    if host_mask is not None:
+        notes[HOST_MASK] = host_mask
+    return notes
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        tokens: Tokens,
-        *,
-        alias: str = "",
-        secure: bool = True,
-        public_traffic: bool = True,
-        host_mask: str | None = None,
-    ):
-        self.sandbox = sandbox
-        self.alias = alias or template_name(sandbox.record.template)
-        self.public_traffic = public_traffic
-        self.host_mask = host_mask
-        self.access_token = tokens.access(sandbox.id) if secure else None
-        self.traffic_token = tokens.traffic(sandbox.id)
+
+def alias_of(info: SandboxInfo) -> str:
+    """The name by which its template was asked for."""
+    return info.notes.get(ALIAS) or template_name(info.template)
+
+
+def is_secure(info: SandboxInfo) -> bool:
+    return info.notes.get(SECURE) != NO
+
+
+class Resident:
+    """One sandbox, running or paused. Those that another dialect made are residents too, with all as by default."""
+
+    def __init__(self, info: SandboxInfo, tokens: Tokens, sandbox: Sandbox | None = None):
+        self.id = info.id
+        self._info = info
+        self._sandbox = sandbox
+        self.public_traffic = info.notes.get(PUBLIC_TRAFFIC) != NO
+        self.host_mask = info.notes.get(HOST_MASK)
+        self.access_token = tokens.access(info.id) if is_secure(info) else None
+        self.traffic_token = tokens.traffic(info.id)
 
     @property
-    def id(self) -> str:
-        return self.sandbox.id
+    def info(self) -> SandboxInfo:
+        return self._info if self._sandbox is None else self._sandbox.info
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether it was paused when it was looked for."""
+        return self._sandbox is None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Raises SandboxPaused if it is asleep."""
+        if self._sandbox is None:
+            raise errors.SandboxPaused(f"sandbox {self.id} is paused: connect to it, and it goes on")
+        return self._sandbox
 
     def host_for(self, port: int) -> str | None:
         """What the program on that port is told for a Host; None: what the client said."""
@@ -48,56 +78,57 @@ class Resident:
 
 
 class Residents:
-    """All live sandboxes, as E2B knows them."""
+    """All sandboxes that run or are paused, as E2B knows them."""
 
     def __init__(self, engine: Engine, tokens: Tokens):
         self.tokens = tokens
         self._engine = engine
-        self._known: dict[str, Resident] = {}
-
-    def add(
-        self, sandbox: Sandbox, *, alias: str, secure: bool, public_traffic: bool, host_mask: str | None
-    ) -> Resident:
-        """A sandbox that was just made by this dialect."""
-        self._forget_ended()
-        resident = Resident(
-            sandbox, self.tokens, alias=alias, secure=secure, public_traffic=public_traffic, host_mask=host_mask
-        )
-        self._known[sandbox.id] = resident
-        return resident
-
-    def alias_of(self, info: SandboxInfo) -> str:
-        """The name by which its template was asked for."""
-        known = self._known.get(info.id)
-        return template_name(info.template) if known is None else known.alias
+        self._running: dict[str, Resident] = {}
 
     def of(self, sandbox: Sandbox) -> Resident:
-        """The resident that this sandbox is."""
-        if sandbox.id not in self._known:
+        """The resident that this sandbox is, which runs."""
+        known = self._running.get(sandbox.id)
+        if known is None or known.sandbox is not sandbox:  # one that was paused without memory runs in another cell
             self._forget_ended()
-            self._known[sandbox.id] = Resident(sandbox, self.tokens)
-        return self._known[sandbox.id]
+            known = self._running[sandbox.id] = Resident(sandbox.info, self.tokens, sandbox)
+        return known
 
-    async def find(self, id: str) -> Resident:
-        """A running sandbox, whoever owns it: the caller checks its token. Raises SandboxNotFound or Gone."""
+    async def find(self, id: str, owner: str | None = None) -> Resident:
+        """A sandbox as it is, running or asleep, of that owner; with None of anybody's: the caller checks its token.
+
+        Raises SandboxNotFound or Gone.
+        """
+        known = self._running.get(id)
+        if known is not None and known.sandbox.record.state == "running":
+            if owner not in (None, known.sandbox.record.owner):
+                raise never(id)
+            return known
+        info = await self._engine.describe(id, owner)
+        if info.state == "paused":
+            return Resident(info, self.tokens)
         return self.of(await self._engine.find(id))
 
-    def by_signature(self, given: str, path: str, operation: Operation, user: str, expiration: int | None) -> Resident:
+    async def wake(self, resident: Resident) -> Resident:
+        """The same, running. Raises SandboxPaused where nobody asked for it to be woken by those who use it."""
+        return self.of(await self._engine.find(resident.id))
+
+    async def by_signature(
+        self, given: str, path: str, operation: Operation, user: str, expiration: int | None
+    ) -> Resident:
         """The sandbox whose token signed that. Signed URLs name none. Raises Unauthenticated."""
-        self._forget_ended()
-        for resident in self._known.values():
-            token = resident.access_token
-            if token is not None and same(given, signature(path, operation, user, token, expiration)):
-                return resident
+        for info in self._engine.list(None):
+            token = self.tokens.access(info.id)
+            if is_secure(info) and same(given, signature(path, operation, user, token, expiration)):
+                return await self.find(info.id)
         raise errors.Unauthenticated("invalid signature")
 
     def _forget_ended(self) -> None:
-        ended = [id for id, resident in self._known.items() if resident.sandbox.record.state != "running"]
-        for id in ended:
-            del self._known[id]
+        gone = [id for id, resident in self._running.items() if resident.sandbox.record.state != "running"]
+        for id in gone:
+            del self._running[id]
 
 
-def gone_reply(error: errors.Gone, request: Request) -> Response:
-    """For a request to a sandbox that has ended meanwhile. Clients look for "was not found"."""
+def away_reply(error: errors.ClocheError, request: Request) -> Response:
+    """For a request to a sandbox that has ended or was paused meanwhile. Clients look for "was not found"."""
     id = request.scope["state"]["resident"].id
     return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)

@@ -39,6 +39,8 @@ class Place:
                 return await self._collect()
         except errors.Gone:
             self.notes.add("what the program left in /mnt/data is lost: it brought its sandbox to an end")
+        except errors.SandboxPaused:
+            self.notes.add("what the program left in /mnt/data is not told of: its sandbox was paused meanwhile")
         except TimeoutError:
             self.sandbox.expire()
             self.notes.add("what the program left in /mnt/data is lost: it could not be read in time")

@@ -57,7 +57,16 @@ class Session:
 
     @property
     def running(self) -> Sandbox | None:
-        return None if self.sandbox is None or self.sandbox.ending is not None else self.sandbox
+        return None if self.sandbox is None or self.sandbox.record.state != "running" else self.sandbox
+
+    @property
+    def paused(self) -> Sandbox | None:
+        """By somebody who speaks another dialect."""
+        return None if self.sandbox is None or self.sandbox.record.state != "paused" else self.sandbox
+
+    def is_used(self, since: float) -> bool:
+        """Whether it runs, or is paused and was used `since` then."""
+        return bool(self.users) or self.running is not None or (self.paused is not None and self.used_at >= since)
 
     @property
     def inputs(self) -> list[Input]:
@@ -226,9 +235,10 @@ class Sessions:
     ) -> tuple[Sandbox, str]:
         """A sandbox with these inputs in it, which lives for as long as the program needs; and whether it is new."""
         lifetime = self._idle_seconds + seconds + SPARE_SECONDS
+        await self._resume(session)
         lasting = self._lasting(session, seconds)
         if lasting is not None:
-            with contextlib.suppress(errors.Gone):  # it may end at this very moment
+            with contextlib.suppress(errors.Gone, errors.SandboxPaused):  # it may end at this very moment
                 await self._bring(session, lasting, inputs, notes)
                 lasting.extend(lifetime)
                 return lasting, "reused"
@@ -236,6 +246,15 @@ class Sessions:
         await self._bring(session, sandbox, inputs, notes)
         sandbox.extend(lifetime)
         return sandbox, "new"
+
+    async def _resume(self, session: Session) -> None:
+        """Clients have no way to. Without its memory, it is as if the session had ended, but for its files."""
+        paused = session.paused
+        if paused is not None:
+            with contextlib.suppress(errors.Gone, errors.NotFound):  # it was killed: another is made
+                session.sandbox = await self._engine.resume(paused.id, paused.spec.owner)
+                if session.sandbox is not paused:
+                    session.lost_variables = self._config.python_state
 
     def _lasting(self, session: Session, seconds: float) -> Sandbox | None:
         """Its sandbox, if that runs, and may run for as long as the program needs: none lives for ever."""
@@ -332,10 +351,11 @@ class Sessions:
 
     def _sweep(self) -> None:
         """Forgets those whose sandboxes have ended: the store has what is to be known of them."""
-        if time.monotonic() - self._swept_at > SWEEP_SECONDS:
-            self._swept_at = time.monotonic()
-            kept = {key: each for key, each in self._sessions.items() if each.users or each.running is not None}
-            self._sessions = kept
+        now = time.monotonic()
+        if now - self._swept_at > SWEEP_SECONDS:
+            self._swept_at = now
+            idle_since = now - self._idle_seconds
+            self._sessions = {key: each for key, each in self._sessions.items() if each.is_used(idle_since)}
 
     @property
     def _idle_seconds(self) -> float:

@@ -48,8 +48,13 @@ class Door:
         principal = self.admit(connection)
         return None if is_operator(principal) else principal.owner
 
+    async def named(self, connection: HTTPConnection) -> tuple[str, str]:
+        """The id of the sandbox that the path names, and whose it is, also if it is paused. Raises SandboxNotFound."""
+        owner, id = self.owner(connection), str(connection.path_params["id"])
+        return id, (await self.engine.describe(id, owner)).owner
+
     async def sandbox(self, connection: HTTPConnection) -> Sandbox:
-        """The one that the path names. Raises SandboxNotFound or Gone."""
+        """The one that the path names. Raises SandboxNotFound, Gone or SandboxPaused."""
         owner = self.owner(connection)
         id = str(connection.path_params["id"])
         sandbox = await (self.engine.find(id) if owner is None else self.engine.get(id, owner))

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from cloche.api.native.operations import BYTES, EVENTS, JSON, Operation, SocketOperation
+from cloche.api.native.operations import BYTES, EVENTS, JSON, NOTEBOOK, Operation, SocketOperation
 from cloche.protocol import PREFIX, told
 
 REFERENCE = "#/components/schemas/{name}"
-_TEXTS = (BYTES, EVENTS)
+_TEXTS = (BYTES, EVENTS, NOTEBOOK)
 
 
 def document(version: str, operations: Iterable[Operation], sockets: Iterable[SocketOperation]) -> dict[str, Any]:
@@ -21,9 +21,9 @@ def document(version: str, operations: Iterable[Operation], sockets: Iterable[So
     schemas = _Schemas([*_kinds(operations), *(each.first for each in sockets if each.first), told.ToldEvent])
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(PREFIX + each.path, {})[each.method.lower()] = _described(each, schemas)
+        paths.setdefault(_named(each.path), {})[each.method.lower()] = _described(each, schemas)
     for socket in sockets:
-        paths.setdefault(PREFIX + socket.path, {})["get"] = _described_socket(socket, schemas)
+        paths.setdefault(_named(socket.path), {})["get"] = _described_socket(socket, schemas)
     paths[PREFIX + "/openapi.json"] = {
         "get": {"summary": "This document.", "operationId": "openapi", "responses": {"200": _ok(JSON, {})}}
     }
@@ -77,10 +77,15 @@ def _described_socket(socket: SocketOperation, schemas: _Schemas) -> dict[str, A
     }
 
 
+def _named(path: str) -> str:
+    """Without what only the router needs to know: `{ref:path}` is `{ref}`."""
+    return PREFIX + re.sub(r"{(\w+):\w+}", r"{\1}", path)
+
+
 def _path_parameters(path: str) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
+        for name in re.findall(r"{(\w+)(?::\w+)?}", path)
     ]
 
 
@@ -102,8 +107,8 @@ def _answer(kind: Any, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _content(kind: Any, schemas: _Schemas) -> dict[str, Any]:
-    if kind == BYTES:
-        return {BYTES: {}}
+    if kind in (BYTES, NOTEBOOK):
+        return {kind: {}}
     if kind == EVENTS:
         return {EVENTS: {"schema": {"type": "string"}}}
     return {JSON: {"schema": schemas.of(kind)}}

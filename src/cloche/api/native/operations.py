@@ -7,21 +7,28 @@ from typing import Any, NamedTuple
 from cloche.api.http import Handler
 from cloche.api.native import sockets
 from cloche.api.native.about import Desk
+from cloche.api.native.branching import Branching
 from cloche.api.native.commands import Commands
 from cloche.api.native.door import Door
 from cloche.api.native.files import Files
+from cloche.api.native.inspecting import Inspecting
 from cloche.api.native.logs import Logs
 from cloche.api.native.network import Network
+from cloche.api.native.pausing import Pausing
 from cloche.api.native.running import Running
+from cloche.api.native.runs import Runs
 from cloche.api.native.sandboxes import Sandboxes
+from cloche.api.native.snapshots import Snapshots
 from cloche.api.native.sockets import Talk
 from cloche.engine.process import ProcessResult
-from cloche.model import FileInfo, Principal, ProcessInfo, SandboxInfo
+from cloche.events import RunInfo
+from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo
 from cloche.protocol import asks, told
 
 JSON = "application/json"
 BYTES = "application/octet-stream"
 EVENTS = "text/event-stream"
+NOTEBOOK = "application/x-ipynb+json"
 
 
 class Operation(NamedTuple):
@@ -45,7 +52,19 @@ class SocketOperation(NamedTuple):
 
 def operations(door: Door) -> list[Operation]:
     """Paths are below the prefix."""
-    parts = (_of_server, _of_sandboxes, _of_network, _of_code, _of_files, _of_commands)
+    parts = (
+        _of_server,
+        _of_sandboxes,
+        _of_branches,
+        _of_pauses,
+        _of_snapshots,
+        _of_history,
+        _of_network,
+        _of_code,
+        _of_runs,
+        _of_files,
+        _of_commands,
+    )
     return [each for part in parts for each in part(door)]
 
 
@@ -84,7 +103,9 @@ def _of_sandboxes(door: Door) -> list[Operation]:
     query = asks.SandboxesQuery
     return [
         Operation("POST", "/sandboxes", here.create, "Make a sandbox.", asks.CreateSandbox, None, SandboxInfo, 201),
-        Operation("GET", "/sandboxes", here.list, "Those that run.", query=query, answer=list[SandboxInfo]),
+        Operation(
+            "GET", "/sandboxes", here.list, "Those that run, or are paused.", query=query, answer=list[SandboxInfo]
+        ),
         Operation("GET", box, here.get, "What is known of it.", query=asks.SandboxQuery, answer=SandboxInfo),
         Operation("POST", box + "/renew", here.renew, "Move its deadline.", asks.Renew, answer=SandboxInfo),
         Operation("DELETE", box, here.kill, "End it.", status=204),
@@ -95,6 +116,48 @@ def _of_sandboxes(door: Door) -> list[Operation]:
         Operation("POST", one + "/restart", here.restart_context, "A new kernel under the same id.", status=204),
         Operation("POST", one + "/interrupt", here.interrupt_context, "Interrupt it.", answer=told.Interrupted),
         Operation("DELETE", one, here.remove_context, "End a context.", status=204),
+    ]
+
+
+def _of_branches(door: Door) -> list[Operation]:
+    here, one, contexts = Branching(door), "/sandboxes/{id}/contexts/{context}", list[told.ContextInfo]
+    marks, forked = one + "/checkpoints", asks.ForkContext
+    return [
+        Operation("POST", marks, here.checkpoint, "Keep its state.", answer=Mark, status=201),
+        Operation("GET", marks, here.list, "Its checkpoints, the oldest first.", answer=list[Mark]),
+        Operation("DELETE", marks + "/{checkpoint}", here.forget, "Let go of one.", status=204),
+        Operation("POST", one + "/rollback", here.rollback, "Take it back to one.", asks.Rollback, status=204),
+        Operation("POST", one + "/fork", here.fork, "More with its state.", forked, answer=contexts, status=201),
+    ]
+
+
+def _of_pauses(door: Door) -> list[Operation]:
+    here, box = Pausing(door), "/sandboxes/{id}"
+    return [
+        Operation("POST", box + "/pause", here.pause, "Stop its programs for now.", asks.Pause, answer=SandboxInfo),
+        Operation("POST", box + "/resume", here.resume, "Let them go on.", asks.Resume, answer=SandboxInfo),
+    ]
+
+
+def _of_snapshots(door: Door) -> list[Operation]:
+    here, box, one = Snapshots(door), "/sandboxes/{id}", "/snapshots/{ref:path}"
+    make, query, info, boxes = asks.MakeSnapshot, asks.SnapshotsQuery, SnapshotInfo, list[SandboxInfo]
+    return [
+        Operation("POST", box + "/snapshots", here.make, "Keep what is in it.", make, answer=info, status=201),
+        Operation("POST", box + "/fork", here.fork, "More with its files.", asks.Fork, answer=boxes, status=201),
+        Operation("GET", "/snapshots", here.list, "The snapshots.", query=query, answer=list[SnapshotInfo]),
+        Operation("GET", one, here.get, "A snapshot, by its id or name.", answer=info),
+        Operation("DELETE", one, here.remove, "Remove it. Sandboxes made from it stay.", status=204),
+    ]
+
+
+def _of_history(door: Door) -> list[Operation]:
+    here, box, query = Inspecting(door), "/sandboxes/{id}", asks.HistoryQuery
+    one, found = box + "/contexts/{context}/variables", told.VariablesInfo
+    return [
+        Operation("GET", one, here.variables, "What its names are bound to.", answer=found),
+        Operation("GET", box + "/history", here.history, "What ran in it.", query=query, answer=told.HistoryInfo),
+        Operation("GET", box + "/notebook", here.notebook, "The same for Jupyter.", query=query, answer=NOTEBOOK),
     ]
 
 
@@ -113,6 +176,21 @@ def _of_code(door: Door) -> list[Operation]:
     return [
         Operation("POST", box + "/run", here.run, "Run code to its end.", asks.Execute, answer=told.ToldRun),
         Operation("POST", box + "/stream", here.stream, "Run code; its events.", asks.Execute, answer=EVENTS),
+    ]
+
+
+def _of_runs(door: Door) -> list[Operation]:
+    here, runs, one = Runs(door), "/sandboxes/{id}/runs", "/runs/{run}"
+    ended, seen = told.ToldRun, asks.RunEventsQuery
+    return [
+        Operation("POST", runs, here.start, "Run code that outlives this request.", asks.Detach, None, RunInfo, 201),
+        Operation("GET", runs, here.list, "Its detached runs, the newest first.", answer=list[RunInfo]),
+        Operation("GET", "/runs", here.list_all, "All detached runs of yours.", answer=list[RunInfo]),
+        Operation("GET", one, here.get, "What is known of a detached run.", answer=RunInfo),
+        Operation("GET", one + "/result", here.result, "What it did, when it has ended.", answer=ended),
+        Operation("GET", one + "/events", here.events, "Its events, from any on.", query=seen, answer=EVENTS),
+        Operation("POST", one + "/interrupt", here.interrupt, "Interrupt it.", answer=told.Interrupted),
+        Operation("DELETE", one, here.remove, "End it, and forget it.", status=204),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -13,6 +15,7 @@ from cloche.api.http import Stream
 from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
 from cloche.api.native.sse import event_stream
 from cloche.engine.context import Context
+from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
@@ -42,6 +45,9 @@ class Sandboxes:
             lifetime_seconds=asked.timeout_seconds or self._door.config.lifetime.max_seconds,
             network=_network(asked),
             owner=owner,
+            on_deadline=asked.on_timeout,
+            pause_memory=asked.pause_memory,
+            auto_resume=asked.auto_resume,
         )
         if asked.limits is None:
             return spec
@@ -49,14 +55,15 @@ class Sandboxes:
 
     async def _limits(self, asked: asks.LimitsAsked, spec: SandboxSpec) -> Limits:
         given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
-        return msgspec.structs.replace(await self._door.engine.limits_of(spec.template), **given)
+        return msgspec.structs.replace(await self._door.engine.limits_of(spec.template, spec.owner), **given)
 
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        everybody = query_of(request, asks.SandboxesQuery).all
-        if everybody and not is_operator(principal):
+        asked = query_of(request, asks.SandboxesQuery)
+        if asked.all and not is_operator(principal):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
-        return reply(self._door.engine.list(None if everybody else principal.owner))
+        found = self._door.engine.list(None if asked.all else principal.owner)
+        return reply([each for each in found if asked.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
         if query_of(request, asks.SandboxQuery).running:
@@ -70,11 +77,12 @@ class Sandboxes:
         return reply(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
-        await (await self._door.sandbox(request)).kill()
+        await self._door.engine.kill(*await self._door.named(request))
         return Response(status_code=204)
 
     async def hold(self, request: Request) -> Stream:
-        return event_stream(request, _held(await self._door.sandbox(request)))
+        sandbox = await self._door.sandbox(request)
+        return event_stream(request, _held(self._door.engine, sandbox))
 
     # -- contexts
 
@@ -114,12 +122,15 @@ def _network(asked: asks.CreateSandbox) -> NetworkPolicy | None:
     return None
 
 
-async def _held(sandbox: Sandbox) -> AsyncGenerator[Event, None]:
+async def _held(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]:
     try:
         yield told.Watching()
         await sandbox.wait_ended()
+        if sandbox.record.state == "paused":  # without its memory: it may yet live in another cell
+            await asyncio.Event().wait()
     finally:
-        await sandbox.kill("whoever held it left")
+        with contextlib.suppress(errors.ClocheError):
+            await engine.kill(sandbox.id, sandbox.spec.owner, "whoever held it left")
 
 
 def described(context: Context) -> told.ContextInfo:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.http import Stream, request_id
+from cloche.engine.kept_events import Line
 from cloche.events import Event
 from cloche.protocol import told
 
@@ -17,16 +18,21 @@ KEEPALIVE = b": still here\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
 
 
-def event_stream(request: Request, events: AsyncGenerator[Event, None]) -> Stream:
-    """A response that owns the source of its events. What fails after its begin is its last event."""
+def event_stream(request: Request, events: AsyncGenerator[Event | Line, None]) -> Stream:
+    """A response that owns the source of its events. What fails after its begin is its last event.
+
+    A numbered event has its number as its id.
+    """
     chunks = _written(events, request_id(request))
     return Stream(
         chunks, media_type="text/event-stream", headers=HEADERS, quiet_seconds=QUIET_SECONDS, keepalive=KEEPALIVE
     )
 
 
-def encode(event: Event) -> bytes:
+def encode(event: Event | Line) -> bytes:
     """JSON has no line breaks, so it is one line of data."""
+    if isinstance(event, Line):
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind, event.body)
     return b"event: %s\ndata: %s\n\n" % (_name(event).encode(), told.encode_event(event))
 
 
@@ -34,7 +40,7 @@ def _name(event: Event) -> str:
     return str(type(event).__struct_config__.tag)
 
 
-async def _written(events: AsyncGenerator[Event, None], request: str) -> AsyncGenerator[bytes, None]:
+async def _written(events: AsyncGenerator[Event | Line, None], request: str) -> AsyncGenerator[bytes, None]:
     begun = False
     try:
         async with contextlib.aclosing(events):

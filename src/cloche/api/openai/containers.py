@@ -152,7 +152,7 @@ def container_body(info: SandboxInfo, network: NetworkPolicy) -> dict[str, Any]:
         "id": PREFIX + info.id,
         "object": "container",
         "created_at": int(info.created_at),
-        "status": "running" if info.state == "running" else "expired",
+        "status": "expired" if info.state == "ended" else info.state,
         "expires_after": {"anchor": "last_active_at", "minutes": minutes_of(info)},
         "last_active_at": int(last_active_at(info)),
         "memory_limit": tier_of(info),

@@ -15,8 +15,6 @@ from cloche.api.opensandbox.execd import BASE
 from cloche.api.opensandbox.replies import NotOffered
 
 SEE = "; docs/dialects/opensandbox.md says what there is"
-PAUSE = "this server cannot pause sandboxes yet; give them a longer timeout instead"
-SNAPSHOT = "this server has no snapshots yet; copy files out to keep them"
 TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
 METADATA = "metadata cannot be changed yet; give them when a sandbox is made"
 DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
@@ -26,13 +24,8 @@ PORT = "only the ports of execd and of the network policy can be reached by this
 OTHER = "not offered yet" + SEE
 
 _PATHS = (
-    ("/sandboxes/{id}/pause", PAUSE),
-    ("/sandboxes/{id}/resume", PAUSE),
     ("/sandboxes/{id}/metadata", METADATA),
-    ("/sandboxes/{id}/snapshots", SNAPSHOT),
     ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
-    ("/snapshots", SNAPSHOT),
-    ("/snapshots/{rest:path}", SNAPSHOT),
     ("/templates", TEMPLATE),
     ("/templates/{rest:path}", TEMPLATE),
     ("/pools", POOL),

@@ -15,6 +15,7 @@ from cloche.api.opensandbox.replies import (
     INVALID,
     NOT_FOUND,
     NOT_SUPPORTED,
+    SNAPSHOT_NOT_FOUND,
     UNKNOWN,
     Conflict,
     NotOffered,
@@ -47,7 +48,10 @@ class Desk:
         return self._gatekeeper.admit(request).owner
 
     async def sandbox(self, request: Request) -> Sandbox:
-        """The running one of the caller's that the path names. Raises SandboxNotFound, Gone, and as `owner`."""
+        """The running one of the caller's that the path names.
+
+        Raises SandboxNotFound, SandboxPaused, Gone, and as `owner`.
+        """
         return await self.engine.get(request.path_params["id"], self.owner(request))
 
     async def body(self, request: Request) -> bytes:
@@ -66,8 +70,10 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return 501, NOT_SUPPORTED
         case Unsupported():
             return 400, NOT_SUPPORTED
-        case Conflict():
+        case Conflict() | errors.SandboxPaused():
             return 409, CONFLICT
+        case errors.SnapshotNotFound():
+            return 404, SNAPSHOT_NOT_FOUND
         case errors.TemplateNotFound():
             return 400, INVALID
         case errors.NotFound() | errors.Gone():

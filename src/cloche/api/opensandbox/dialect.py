@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import strip_prefix, what_is_missing
-from cloche.api.opensandbox import absent, egress, execd, lifecycle
+from cloche.api.opensandbox import absent, egress, execd, lasting, lifecycle
 from cloche.api.opensandbox.desk import Desk
 from cloche.api.opensandbox.known import KnownSandboxes
 from cloche.api.opensandbox.replies import INVALID, NOT_SUPPORTED, error_reply
@@ -25,7 +25,8 @@ class OpenSandbox:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         known = KnownSandboxes(engine, secret)
         desk, plane = Desk(engine, gatekeeper, known, config), execd.Execd(engine, known)
-        routes = [*lifecycle.routes(desk), *execd.routes(plane), *egress.routes(desk), *absent.routes(desk, plane)]
+        routes = [*lifecycle.routes(desk), *lasting.routes(desk), *execd.routes(plane), *egress.routes(desk)]
+        routes += absent.routes(desk, plane)
         self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from cloche import errors
 from cloche.api.http import Edge, Handler, Stream, status_of, whole_body
 from cloche.api.opensandbox import execd_wire as wire
-from cloche.api.opensandbox.known import Known, KnownSandboxes
+from cloche.api.opensandbox.known import Known, KnownSandboxes, asked_of
 from cloche.api.opensandbox.lifecycle_replies import EXECD_PORT, TOKEN_HEADER
 from cloche.api.opensandbox.replies import NotOffered, error_reply, json_reply
 from cloche.api.tokens import same
@@ -111,10 +111,10 @@ class Execd:
             raise errors.Unauthenticated(
                 f"{TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EXECD_PORT} has it in `headers`"
             )
-        sandbox, known = await self._engine.find(id), self._known.of(id)
-        if known.renew_seconds:
-            sandbox.extend(known.renew_seconds)
-        return sandbox, known
+        sandbox = await self._engine.find(id)
+        if renew_seconds := asked_of(sandbox.record.notes).renew_seconds:
+            sandbox.extend(renew_seconds)
+        return sandbox, self._known.of(id)
 
 
 async def _frames(execution: Execution, context: Context, known: Known) -> AsyncGenerator[bytes, None]:
@@ -172,6 +172,8 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return 404, "SANDBOX_NOT_FOUND"
         case errors.NotFound():
             return 404, "NOT_FOUND"
+        case errors.SandboxPaused():
+            return 409, "SANDBOX_PAUSED"
         case MissingQuery():
             return 400, "MISSING_QUERY"
         case errors.InvalidRequest():

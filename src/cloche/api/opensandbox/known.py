@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
+
+import msgspec
 
 from cloche.api.opensandbox.vault_wire import Vault
 from cloche.api.tokens import token_of
@@ -10,27 +13,37 @@ from cloche.engine.context import Context
 from cloche.engine.engine import Engine
 from cloche.engine.execution import Execution
 from cloche.engine.sandbox import DEFAULT_CONTEXT
+from cloche.model import Struct
 
 Plane = Literal["execd", "egress"]
 
 IDLE_ENTRYPOINT = ("tail", "-f", "/dev/null")
+NOTE = "opensandbox"
+
+
+class Asked(Struct):
+    """What was said when it was made, kept with it through pauses and restarts."""
+
+    image: str = ""  # empty: its template's name
+    snapshot: str = ""  # of which it was made, instead of an image
+    entrypoint: tuple[str, ...] = IDLE_ENTRYPOINT
+    extensions: dict[str, str] = {}
+    renew_seconds: int = 0  # how long it lives, at least, after each use
+
+    @property
+    def notes(self) -> dict[str, str]:
+        return {NOTE: msgspec.json.encode(self).decode()}
+
+
+def asked_of(notes: Mapping[str, str]) -> Asked:
+    """Of a sandbox that another dialect made: everything as by default."""
+    return msgspec.json.decode(notes[NOTE], type=Asked) if NOTE in notes else Asked()
 
 
 class Known:
-    """One sandbox. Those that another dialect made are known too, with everything as by default."""
+    """One sandbox, while it lives here."""
 
-    def __init__(
-        self,
-        *,
-        image: str = "",
-        entrypoint: tuple[str, ...] = IDLE_ENTRYPOINT,
-        extensions: dict[str, str] | None = None,
-        renew_seconds: int = 0,
-    ):
-        self.image = image  # empty: its template's name
-        self.entrypoint = entrypoint
-        self.extensions = extensions or {}
-        self.renew_seconds = renew_seconds  # how long it lives, at least, after each use
+    def __init__(self) -> None:
         self.vault: Vault | None = None
         self._used: set[str] = set()  # default contexts
         self._waiting: dict[Execution, Context] = {}
@@ -69,27 +82,19 @@ class Known:
 
 
 class KnownSandboxes:
-    """All live sandboxes, as OpenSandbox knows them."""
+    """All live sandboxes, also paused ones, as OpenSandbox knows them."""
 
     def __init__(self, engine: Engine, secret: bytes):
         self._engine = engine
         self._secret = secret
         self._known: dict[str, Known] = {}
 
-    def add(self, id: str, known: Known) -> None:
-        """A sandbox that was just made by this dialect, or is used by it for the first time."""
-        running = {each.id for each in self._engine.list(None)}
-        self._known = {each: about for each, about in self._known.items() if each in running} | {id: known}
-
     def of(self, id: str) -> Known:
         """Of one that is used: what is learnt of it is kept."""
         if id not in self._known:
-            self.add(id, Known())
+            living = {each.id for each in self._engine.list(None)}
+            self._known = {each: about for each, about in self._known.items() if each in living} | {id: Known()}
         return self._known[id]
-
-    def about(self, id: str) -> Known:
-        """The same, of one that is only looked at."""
-        return self._known.get(id) or Known()
 
     def token(self, id: str, plane: Plane = "execd") -> str:
         """What opens that plane of that sandbox."""

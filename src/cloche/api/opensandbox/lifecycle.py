@@ -12,11 +12,12 @@ from cloche import errors
 from cloche.api.opensandbox import lifecycle_replies as replies
 from cloche.api.opensandbox import lifecycle_wire as wire
 from cloche.api.opensandbox.desk import Desk
-from cloche.api.opensandbox.known import Known
+from cloche.api.opensandbox.known import Asked
 from cloche.api.opensandbox.network_wire import policy_unasked
 from cloche.api.opensandbox.replies import NotOffered, json_reply, timestamp
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec
+from cloche.network_policy import NetworkPolicy
 
 
 def routes(desk: Desk) -> list[BaseRoute]:
@@ -38,28 +39,26 @@ class Lifecycle:
     async def create(self, request: Request) -> Response:
         owner = self._desk.owner(request)
         wanted = wire.wanted(await self._desk.body(request))
+        if wanted.snapshot:
+            await self._desk.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
         sandbox = await self._make(owner, wanted)
-        known = Known(
-            image=wanted.template,
-            entrypoint=wanted.entrypoint,
-            extensions=wanted.extensions,
-            renew_seconds=wanted.renew_seconds,
-        )
-        self._desk.known.add(sandbox.id, known)
-        return json_reply(replies.created(sandbox.info, known), 202)
+        return json_reply(replies.created(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:
-        sandbox = await self._desk.sandbox(request)
-        return json_reply(replies.detail(sandbox.info, self._desk.known.about(sandbox.id)))
+        id, owner = request.path_params["id"], self._desk.owner(request)
+        info = await self._desk.engine.describe(id, owner)
+        if info.state == "ended":
+            info = (await self._desk.sandbox(request)).info  # which says when and why
+        return json_reply(replies.detail(info))
 
     async def delete(self, request: Request) -> Response:
-        await (await self._desk.sandbox(request)).kill()
+        await self._desk.engine.kill(request.path_params["id"], self._desk.owner(request))
         return Response(status_code=204)
 
     async def list(self, request: Request) -> Response:
         owner, asked = self._desk.owner(request), wire.listing(request.query_params)
         found = [each for each in reversed(self._desk.engine.list(owner)) if _matches(each, asked)]
-        items = [replies.detail(each, self._desk.known.about(each.id)) for each in found]
+        items = [replies.detail(each) for each in found]
         return json_reply(replies.page(items, page=asked.page, size=asked.size))
 
     async def renew(self, request: Request) -> Response:
@@ -89,20 +88,34 @@ class Lifecycle:
         return json_reply(replies.endpoint(sandbox.id, port, token, place))
 
     async def _make(self, owner: str, wanted: wire.Wanted) -> Sandbox:
+        asked = Asked(
+            image="" if wanted.snapshot else wanted.template,
+            snapshot=wanted.snapshot,
+            entrypoint=wanted.entrypoint,
+            extensions=wanted.extensions,
+            renew_seconds=wanted.renew_seconds,
+        )
         spec = SandboxSpec(
             template=wanted.template,
             env=wanted.env,
             metadata=wanted.metadata,
-            limits=await self._limits(wanted),
+            limits=await self._limits(owner, wanted),
             lifetime_seconds=wanted.timeout_seconds or self._desk.max_seconds,
-            network=wanted.network or policy_unasked(self._desk.engine.networks.bound),
+            network=self._network(wanted),
             owner=owner,
+            notes=asked.notes,
         )
         return await self._desk.engine.create(spec)
 
-    async def _limits(self, wanted: wire.Wanted) -> Limits:
-        return wire.limited(await self._desk.engine.limits_of(wanted.template), wanted.limits)
+    def _network(self, wanted: wire.Wanted) -> NetworkPolicy | None:
+        if wanted.network is not None or wanted.snapshot:
+            return wanted.network  # None: the snapshot's own
+        return policy_unasked(self._desk.engine.networks.bound)
+
+    async def _limits(self, owner: str, wanted: wire.Wanted) -> Limits:
+        return wire.limited(await self._desk.engine.limits_of(wanted.template, owner), wanted.limits)
 
 
 def _matches(info: SandboxInfo, asked: wire.Listing) -> bool:
-    return (not asked.states or "Running" in asked.states) and asked.metadata.items() <= info.metadata.items()
+    state = replies.STATES[info.state]
+    return (not asked.states or state in asked.states) and asked.metadata.items() <= info.metadata.items()

@@ -74,10 +74,15 @@ class Renewal(Struct):
     expiresAt: str
 
 
+class NewSnapshot(Struct):
+    name: str | None = None
+
+
 class Wanted(Struct):
     """A sandbox that somebody wants."""
 
-    template: str
+    template: str  # or the snapshot
+    snapshot: str
     entrypoint: tuple[str, ...]
     timeout_seconds: int | None
     limits: dict[str, str]
@@ -86,6 +91,16 @@ class Wanted(Struct):
     extensions: dict[str, str]
     renew_seconds: int
     network: NetworkPolicy | None  # None: nothing was said about it
+
+
+class SnapshotListing(Struct):
+    """Which of an owner's snapshots."""
+
+    sandbox: str | None = None
+    name: str | None = None
+    states: tuple[str, ...] = ()
+    page: int = 1
+    size: int = 20
 
 
 class Listing(Struct):
@@ -123,6 +138,7 @@ def wanted(body: bytes) -> Wanted:
         raise errors.InvalidRequest(f"metadata: names that begin with {RESERVED} are reserved; choose another")
     return Wanted(
         template=_source(asked),
+        snapshot=asked.snapshotId or "",
         entrypoint=_entrypoint(asked.entrypoint),
         timeout_seconds=asked.timeout,
         limits=_limits(asked.resourceLimits or {}),
@@ -164,6 +180,16 @@ def listing(query: QueryParams) -> Listing:
     )
 
 
+def snapshot_listing(query: QueryParams) -> SnapshotListing:
+    return SnapshotListing(
+        sandbox=query.get("sandboxId"),
+        name=query.get("name"),
+        states=tuple(query.getlist("state")),
+        page=_number(query, "page", 1, most=1_000_000),
+        size=_number(query, "pageSize", 20, most=MAX_PAGE),
+    )
+
+
 def port(given: str) -> int:
     if not (given.isascii() and given.isdigit() and 0 < int(given[:6]) < 1 << 16):
         raise errors.InvalidRequest(f"there is no port {given[:80]!r}: give a number from 1 to 65535")
@@ -172,9 +198,11 @@ def port(given: str) -> int:
 
 def _source(asked: NewSandbox) -> str:
     """The template's name or an alias of it: an image is a name here, and nothing is pulled."""
-    given = [each for each in (asked.image and asked.image.uri, asked.templateId) if each]
+    given = [each for each in (asked.image and asked.image.uri, asked.templateId, asked.snapshotId) if each]
     if len(given) != 1:
-        raise errors.InvalidRequest("a sandbox is made from one thing: give image.uri or templateId, and only one")
+        raise errors.InvalidRequest(
+            "a sandbox is made from one thing: give image.uri, templateId or snapshotId, and only one"
+        )
     if asked.image is not None and asked.image.auth:
         raise Unsupported("image.auth: images are names of this server's templates, nothing is pulled; leave it out")
     return given[0]
@@ -209,8 +237,6 @@ def _renewing(given: str | None) -> int:
 
 
 def _check_absent(asked: NewSandbox) -> None:
-    if asked.snapshotId:
-        raise Unsupported("snapshotId: this server has no snapshots yet; give image.uri")
     if asked.volumes:
         raise Unsupported("volumes: this server has no volumes yet; leave it out, and write files instead")
     if asked.lifecycle:

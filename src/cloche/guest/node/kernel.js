@@ -6,6 +6,7 @@ const { process, Buffer, Object, Reflect, RegExp, Error, String, Number, Array, 
 const fs = require('fs');
 const util = require('util');
 const cells = require('./cells.js');
+const inspection = require('./inspection.js');
 const interrupts = require('./interrupts.js');
 const network = require('./network.js');
 const streams = require('./streams.js');
@@ -208,6 +209,9 @@ function onFrame(header, body) {
   } else if (header.do === 'interrupt') {
     interrupts.expect();
     if (current?.id === header.run) onInterrupt();
+  } else if (header.do === 'inspect') {
+    const told = inspection.answer(header.ask);
+    channel.send(told.header, Buffer.from(told.body));
   } else if (header.do === 'configure') {
     Object.assign(process.env, header.env ?? {});
     network.lookAgain(header.env ?? {});

@@ -1,0 +1,65 @@
+"""Copies of a context that holds a large DataFrame, beside bare forks of the same process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+from cloche.bench import programs
+from cloche.bench.lab import SETTLE_SECONDS, Lab, answered
+from cloche.bench.memory import figures
+from cloche.bench.samples import expect
+from cloche.sdk.sandbox import Context, Sandbox
+
+COPIES = 8  # at once, whose memory is measured
+REST_SECONDS = 0.5  # after which the host's figures say what was taken and given back
+FIELDS = ("AnonPages", "PageTables", "Slab")
+
+
+def branches(lab: Lab) -> None:
+    """In turns: the kernel forks a child that writes a byte, and a fork of its context, to ready."""
+    with lab.with_pool(), Sandbox() as box:
+        context = box.contexts.get()
+        expect(context.run(programs.LARGE_FRAME).text == str(programs.LARGE_FRAME_BYTES), "the DataFrame")
+        for _ in range(lab.counts.fast):
+            with lab.book.attempt("branch_raw"):
+                lab.book.add("branch_raw", _raw_seconds(context))
+            with lab.book.attempt("branch"):
+                lab.book.add("branch", _fork_seconds(box, context))
+        for _ in range(lab.counts.measured):
+            with lab.book.attempt("branch_memory"):
+                lab.book.add("branch_memory", _added_bytes(box, context))
+                lab.book.add("branch_frame", programs.LARGE_FRAME_BYTES)
+
+
+def _raw_seconds(context: Context) -> float:
+    time.sleep(SETTLE_SECONDS)
+    return float(context.run(programs.RAW_FORK).stdout)
+
+
+def _fork_seconds(box: Sandbox, context: Context) -> float:
+    time.sleep(SETTLE_SECONDS)
+    began = time.perf_counter()
+    (copy,) = context.fork()
+    seconds = time.perf_counter() - began
+    answered(copy.run(programs.ONE))
+    box.contexts.remove(copy)
+    return seconds
+
+
+def _added_bytes(box: Sandbox, context: Context) -> float:
+    """By one of some copies that nobody has used yet."""
+    before = _taken_bytes()
+    copies = context.fork(COPIES)
+    added = (_taken_bytes() - before) / COPIES
+    for copy in copies:
+        box.contexts.remove(copy)
+    return added
+
+
+def _taken_bytes() -> int:
+    gc.collect()
+    time.sleep(REST_SECONDS)
+    taken = figures(Path("/proc/meminfo"))
+    return sum(taken[field] for field in FIELDS)

@@ -1,0 +1,35 @@
+"""`cloche attach`: what a detached run says, as if it ran here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from cloche.cli import configuration
+
+BROKEN_PIPE = 141
+INTERRUPTED = 130
+
+
+@click.command("attach")
+@click.argument("run", metavar="RUN")
+@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events after number N.")
+@click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
+@click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
+def command(run: str, after: int, form: str | None) -> None:
+    """Show the output of a run of `cloche run --detach`, or of any other detached run of the running server.
+
+    What it said before comes first, then what it says until it ends. Ctrl-C leaves it; it goes on.
+
+    Exit status: as that of `cloche run`.
+    """
+    try:
+        from cloche.cli import detaching  # it takes a while to import: not for `--help`
+
+        sys.exit(asyncio.run(detaching.show(configuration(), run, after, form or "text")))
+    except BrokenPipeError:
+        sys.exit(BROKEN_PIPE)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,24 @@
+"""`cloche fork`: more sandboxes with the files of one."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from cloche.cli import configuration
+from cloche.cli.control import COPY_SECONDS, ask_around
+from cloche.model import SandboxInfo
+
+
+@click.command("fork")
+@click.argument("id")
+@click.option("-n", "--count", type=int, default=1, show_default=True, help="How many.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="They live so long.  [default: as ID was first given]")
+def command(id: str, count: int, timeout: float | None) -> None:
+    """Make sandboxes with the files and environment of sandbox ID, which goes on, and print their ids."""
+    path, asked = f"/api/v1/sandboxes/{quote(id, safe='')}/fork", {"count": count, "timeout_seconds": timeout}
+    made = ask_around(configuration(), "POST", path, asked, seconds=COPY_SECONDS)
+    for each in msgspec.convert(made, list[SandboxInfo]):
+        click.echo(each.id)

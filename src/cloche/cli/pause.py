@@ -1,0 +1,22 @@
+"""`cloche pause`: stops the programs of sandboxes until they are resumed."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from cloche.cli import configuration
+from cloche.cli.control import COPY_SECONDS, ask_around
+
+
+@click.command("pause")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--files", is_flag=True, help="Keep its files only: its programs end, and it takes no memory.")
+def command(ids: tuple[str, ...], files: bool) -> None:
+    """Stop sandboxes of the running server until they are resumed, of whatever owner. Their deadlines stop, too."""
+    config = configuration()
+    for id in ids:
+        path = f"/api/v1/sandboxes/{quote(id, safe='')}/pause"
+        ask_around(config, "POST", path, {"memory": not files}, seconds=COPY_SECONDS)
+        click.echo(f"paused {id}")

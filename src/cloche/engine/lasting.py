@@ -1,0 +1,282 @@
+"""What of sandboxes lasts: pauses, with and without their memory, snapshots of their files, and forks from those."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from cloche import errors
+from cloche.config import Kept
+from cloche.engine.asleep import Asleep
+from cloche.engine.endings import absent
+from cloche.engine.images import Images
+from cloche.engine.instance import Instance
+from cloche.engine.pauses import Pauses
+from cloche.engine.sandbox import Sandbox
+from cloche.engine.snapshots import Snapshots
+from cloche.model import SandboxSpec, Snapshot, new_id
+from cloche.network_policy import NetworkPolicy
+from cloche.store.base import Records, Revival, SandboxRecord, State
+from cloche.telemetry import log
+
+RETRY_SECONDS = 30.0  # between tries to pause one whose deadline has passed
+SWEEP_SECONDS = 3600.0
+MAX_FORKS = 20
+TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
+
+
+class Source(NamedTuple):
+    """A sandbox as others can be made from it. The image is for whoever asked for it, to be removed."""
+
+    record: SandboxRecord
+    revival: Revival
+    policy: NetworkPolicy | None
+    image: str
+    bytes: int
+
+
+class Maker(Protocol):
+    """What makes sandboxes."""
+
+    def resting(self) -> Sequence[Sandbox]:
+        """Those that are paused and have a cell."""
+
+    async def make(
+        self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
+    ) -> Sandbox:
+        """One with the files of that image; `before`: the sandbox that it was. Raises as `Engine.create` does."""
+
+
+class Lasting:
+    def __init__(
+        self, kept: Kept, maker: Maker, instance: Instance, records: Records, images: Images, snapshots: Snapshots
+    ):
+        self.asleep = Asleep(records, instance.is_live)
+        self._snapshots = snapshots
+        self._kept = kept
+        self._instance = instance
+        self._maker = maker
+        self._records = records
+        self._images = images
+        self._pauses = Pauses(images, records, self.asleep.add)
+        self._waking: dict[str, asyncio.Task[Sandbox]] = {}
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Finds what rests, and removes what a process left that was killed."""
+        await self.asleep.open()
+        paused = {each.revival.image for each in await self._records.paused() if each.revival is not None}
+        await self._images.remove_orphans(paused | await self._snapshots.images(), self._instance.is_live)
+        self._sweep()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self._pauses.aclose()
+        await asyncio.gather(*self._background, *self._waking.values(), return_exceptions=True)
+
+    # -- pauses
+
+    async def pause(self, sandbox: Sandbox, *, memory: bool) -> None:
+        """Raises SandboxPaused, Gone; InvalidRequest, Unavailable, TooLarge: then it runs as before."""
+        sandbox.check_running()
+        self._check_room(sandbox.spec.owner)
+        await self._pauses.pause(sandbox, memory=memory)
+
+    def on_due(self, sandbox: Sandbox) -> None:
+        """The deadline has passed of a sandbox that is to be paused then."""
+        if not self._closed:
+            self._later(self._pause_when_due(sandbox))
+
+    async def _pause_when_due(self, sandbox: Sandbox) -> None:
+        """One that cannot be paused runs on, and it is tried again: to end it would lose what it was to keep."""
+        try:
+            await self.pause(sandbox, memory=sandbox.spec.pause_memory)
+        except (errors.Gone, errors.SandboxPaused):
+            pass
+        except errors.ClocheError as error:
+            log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
+            if sandbox.record.state == "running" and not self._closed:
+                sandbox.defer(RETRY_SECONDS)
+
+    async def resume(self, sandbox: Sandbox, seconds: float | None) -> Sandbox:
+        """The same sandbox, running. Raises Gone, Unavailable."""
+        await self._pauses.resume(sandbox, seconds)
+        return sandbox
+
+    async def lay_down(self, sandbox: Sandbox) -> None:
+        """Its host ends: of a paused one the files stay, and so does one that is to be paused at its deadline."""
+        if sandbox.record.state == "running" and sandbox.record.on_deadline == "pause":
+            try:
+                await self._pauses.pause(sandbox, memory=False)
+            except errors.ClocheError as error:
+                log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
+        elif sandbox.record.state == "paused" and sandbox.ending is None:
+            sandbox.leave_cell("shutdown")
+
+    # -- those without a cell
+
+    async def wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
+        """One that is paused without its memory, its files in a new cell. Raises as `Engine.create` does, Gone."""
+        if record.id not in self._waking:
+            task = self._waking[record.id] = asyncio.create_task(self._wake(record, seconds))
+            task.add_done_callback(lambda _: self._waking.pop(record.id, None))
+        return await asyncio.shield(self._waking[record.id])
+
+    async def _wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
+        policy = self.asleep.policy(record.id)
+        claimed = await self._records.claim(record.id, self._instance.name)
+        if claimed is None or claimed.revival is None:
+            self.asleep.forget(record.id)
+            raise absent(await self._records.get(record.id) or record)
+        try:
+            spec = _spec_of(claimed, claimed.revival, policy or claimed.revival.network, seconds)
+            sandbox = await self._maker.make(spec, claimed.id, image=claimed.revival.image, before=claimed)
+        except BaseException:
+            await asyncio.shield(self._records.keep(msgspec.structs.replace(record, pause_memory=False)))
+            raise
+        self.asleep.forget(record.id)
+        await self._images.remove(claimed.revival.image)
+        log.info("sandbox.resumed", sandbox=record.id, owner=record.owner, memory=False)
+        return sandbox
+
+    async def end(self, record: SandboxRecord, reason: str, *, expired: bool = False) -> None:
+        """One that is paused on a disk has ended. Raises Gone where somebody was faster."""
+        claimed = await self._records.claim(record.id, self._instance.name)
+        self.asleep.forget(record.id)
+        if claimed is None:
+            raise absent(await self._records.get(record.id) or record)
+        state: State = "expired" if expired else "killed"
+        ended = msgspec.structs.replace(
+            claimed, state=state, ended_at=time.time(), end_reason=reason, revival=None, paused_at=None
+        )
+        await self._records.keep(ended)
+        if claimed.revival is not None:
+            await self._images.remove(claimed.revival.image)
+        log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
+
+    # -- snapshots and forks
+
+    def forget(self, image: str) -> None:
+        """Nobody needs it any more. Never waits."""
+        self._later(self._images.remove(image))
+
+    async def snapshot(self, source: Source, name: str | None) -> Snapshot:
+        """Raises InvalidRequest where the owner has as many as one may have; the image is gone then."""
+        snapshot = Snapshot(
+            id=new_id("s"),
+            owner=source.record.owner,
+            sandbox=source.record.id,
+            template=source.record.template,
+            image=source.image,
+            bytes=source.bytes,
+            created_at=time.time(),
+            name=name,
+            env=source.revival.env,
+            limits=source.record.limits,
+            network=source.revival.network,
+        )
+        try:
+            await self._snapshots.add(snapshot)
+        except BaseException:
+            await asyncio.shield(self._images.remove(source.image))
+            raise
+        log.info("snapshot.made", snapshot=snapshot.id, sandbox=snapshot.sandbox, owner=snapshot.owner)
+        return snapshot
+
+    async def fork(self, source: Source, count: int, seconds: float | None) -> Sequence[Sandbox | errors.ClocheError]:
+        """New sandboxes with the source's files and settings; for each that could not be made, why."""
+        policy = source.policy or source.revival.network
+        spec = _spec_of(source.record, source.revival, policy, seconds or source.revival.lifetime_seconds)
+        specs = {id: _renamed(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
+        try:
+            made = await asyncio.gather(
+                *(self._maker.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
+            )
+        finally:
+            await asyncio.shield(self._images.remove(source.image))
+        return [_told(each) for each in made]
+
+    async def source_of(self, sandbox: Sandbox) -> Source:
+        """Raises Gone, Unavailable, TooLarge."""
+        policy = sandbox.network.policy
+        image, size = await self._pauses.image(sandbox)
+        return Source(sandbox.record, sandbox.revival(image), policy, image, size)
+
+    async def source_asleep(self, record: SandboxRecord) -> Source:
+        """Raises SandboxLost where its files are gone."""
+        assert record.revival is not None
+        copied = await self._images.copy(record.revival.image)
+        return Source(record, record.revival, self.asleep.policy(record.id), copied.id, copied.bytes)
+
+    # -- inside
+
+    def _check_room(self, owner: str) -> None:
+        asleep = len(self.asleep.list(owner))
+        resting = sum(1 for each in self._maker.resting() if each.spec.owner == owner)
+        if asleep + resting >= self._kept.paused:
+            raise errors.InvalidRequest(
+                f"{self._kept.paused} sandboxes are paused already, as many as one may have: kill or resume one first"
+            )
+
+    def _sweep(self) -> None:
+        """Gives up those that have been paused for too long, now and every hour."""
+        if not self._closed:
+            self._later(self._give_up_old())
+            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    async def _give_up_old(self) -> None:
+        before = time.time() - self._kept.paused_seconds
+        for sandbox in self._maker.resting():
+            if (sandbox.record.paused_at or 0.0) < before:
+                await sandbox.end("expired", "deadline", TOO_LONG)
+        for record in list(self.asleep.list(None)):
+            if (record.paused_at or 0.0) < before:
+                try:
+                    await self.end(record, TOO_LONG, expired=True)
+                except errors.ClocheError as error:
+                    log.warning("sandbox.not_given_up", sandbox=record.id, reason=error.code)
+
+    def _later(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _spec_of(
+    record: SandboxRecord, revival: Revival, policy: NetworkPolicy | None, seconds: float | None
+) -> SandboxSpec:
+    return SandboxSpec(
+        template=record.template,
+        env=revival.env,
+        metadata=record.metadata,
+        limits=record.limits,
+        lifetime_seconds=seconds or revival.lifetime_seconds,
+        network=policy,
+        user=revival.user,
+        cwd=revival.cwd,
+        sudo=revival.sudo,
+        owner=record.owner,
+        on_deadline=record.on_deadline,
+        pause_memory=revival.pause_memory,
+        auto_resume=record.auto_resume,
+        notes=record.notes,
+    )
+
+
+def _renamed(spec: SandboxSpec, before: str, id: str) -> SandboxSpec:
+    """Where a variable of its environment told the sandbox its own id, it tells the new one's."""
+    return msgspec.structs.replace(spec, env={name: id if text == before else text for name, text in spec.env.items()})
+
+
+def _told(made: Sandbox | BaseException) -> Sandbox | errors.ClocheError:
+    if isinstance(made, Sandbox | errors.ClocheError):
+        return made
+    raise made

@@ -1,0 +1,158 @@
+"""Pausing and resuming sandboxes, and images of their files while programs stand still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.images import Images
+from cloche.engine.sandbox import Sandbox
+from cloche.model import MIB
+from cloche.network_policy import NetworkPolicy
+from cloche.store.base import Records, SandboxRecord
+from cloche.telemetry import log
+
+T = TypeVar("T")
+
+SAVING_BYTES = 64 * MIB  # what the one who saves a sandbox's files may use of memory
+FORGET_SECONDS = 0.05  # whoever has resumed a sandbox waits for an answer of it: what clears away comes after that
+
+
+class Pauses:
+    """What it begins it brings to an end, also when whoever asked for it has left.
+
+    `on_left` hears of each that is paused without its memory, before anybody can look for it.
+    """
+
+    def __init__(self, images: Images, records: Records, on_left: Callable[[SandboxRecord, NetworkPolicy], None]):
+        self._images = images
+        self._records = records
+        self._on_left = on_left
+        self._errands: set[asyncio.Task[Any]] = set()
+
+    async def pause(self, sandbox: Sandbox, *, memory: bool) -> None:
+        """Afterwards it is paused, and its files are on a disk. Raises SandboxPaused, Gone.
+
+        Raises Unavailable, TooLarge: then it runs as before.
+        """
+        await self._to_its_end(self._pause(sandbox, memory))
+
+    async def resume(self, sandbox: Sandbox, seconds: float | None) -> None:
+        """Of one that is paused with its memory. Harmless when it runs. Raises Gone, Unavailable."""
+        await self._to_its_end(self._resume(sandbox, seconds))
+
+    async def image(self, sandbox: Sandbox) -> tuple[str, int]:
+        """The files of one that runs or rests, as they are at one moment: the image's id, and its bytes.
+
+        Raises Gone, Unavailable, TooLarge.
+        """
+        return await self._to_its_end(self._image(sandbox))
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*self._errands, return_exceptions=True)
+
+    async def _pause(self, sandbox: Sandbox, memory: bool) -> None:
+        async with sandbox.changing:
+            sandbox.check_running()
+            await sandbox.stillness.hold()
+            image = ""
+            try:
+                image = (await self._save(sandbox))[0]
+                record = sandbox.rest(sandbox.revival(image), memory=memory)
+                await self._records.keep(record)
+                if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
+                    sandbox.check_running()
+            except BaseException:
+                await self._undo(sandbox, image)
+                raise
+            sandbox.lie_down(record)
+            if not memory:
+                self._on_left(record, sandbox.network.policy)
+                sandbox.leave_cell("the sandbox was paused without its memory")
+            log.info("sandbox.paused", sandbox=sandbox.id, owner=record.owner, memory=memory)
+
+    async def _undo(self, sandbox: Sandbox, image: str) -> None:
+        """The pause has failed: it runs on."""
+        if sandbox.ending is None:
+            self._records.put(sandbox.record)
+            with contextlib.suppress(errors.ClocheError):
+                await sandbox.stillness.release()
+        if image:
+            await self._images.remove(image)
+
+    async def _resume(self, sandbox: Sandbox, seconds: float | None) -> None:
+        async with sandbox.changing:
+            if sandbox.record.state != "paused" or sandbox.ending is not None:
+                sandbox.check_running()
+                return
+            revival = sandbox.record.revival
+            await sandbox.stillness.release()
+            sandbox.get_up(seconds)
+            log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
+        if revival is not None:
+            self._run(self._forget_image(sandbox, revival.image))
+
+    async def _forget_image(self, sandbox: Sandbox, image: str) -> None:
+        """After it is on record that the sandbox runs: else it could come to need it."""
+        await asyncio.sleep(FORGET_SECONDS)
+        with contextlib.suppress(errors.Unavailable):
+            await self._records.keep(sandbox.record)
+            await self._images.remove(image)
+
+    async def _image(self, sandbox: Sandbox) -> tuple[str, int]:
+        async with sandbox.changing, _standing_still(sandbox):
+            return await self._save(sandbox)
+
+    async def _save(self, sandbox: Sandbox) -> tuple[str, int]:
+        with _room_for_one_more(sandbox):
+            saved = await self._images.save(sandbox.guest, sandbox.limits.space_bytes)
+        return saved.id, saved.bytes
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._run(work))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._errands.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have left
+
+
+@contextlib.contextmanager
+def _room_for_one_more(sandbox: Sandbox) -> Iterator[None]:
+    """A process beyond its limits, to save its files. Its programs stand still: they cannot take what that one gets.
+
+    Without it, a sandbox that uses all it may could not be saved, or one of its programs would be ended for it.
+    """
+    cell, limits = sandbox.guest.cell, sandbox.limits
+    more = {"processes": limits.processes + 1, "memory_bytes": limits.memory_bytes + SAVING_BYTES}
+    with contextlib.suppress(OSError):  # it ends just now; so below
+        cell.set_limits(msgspec.structs.replace(limits, **more))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            cell.set_limits(limits)
+
+
+@contextlib.asynccontextmanager
+async def _standing_still(sandbox: Sandbox) -> AsyncIterator[None]:
+    """Raises Gone, Unavailable."""
+    if sandbox.ending is not None:
+        sandbox.check_running()
+    await sandbox.stillness.hold()
+    try:
+        yield
+    finally:
+        if sandbox.ending is None:
+            await sandbox.stillness.release()

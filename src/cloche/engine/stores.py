@@ -1,0 +1,20 @@
+"""All that an engine keeps on a disk, but for images, which it makes itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cloche.store.base import Records, Snapshots
+from cloche.store.build_files import BuildFiles
+from cloche.store.runs import RunStore
+from cloche.store.template_builds import StoredBuilds
+
+
+class Stores(NamedTuple):
+    """The records are opened and closed by the engine; the others lie in the same database."""
+
+    records: Records
+    snapshots: Snapshots
+    runs: RunStore
+    builds: StoredBuilds
+    build_files: BuildFiles

@@ -1,0 +1,196 @@
+"""A kernel makes a copy of itself by a fork: see "branch" in `cloche.guest.wire`.
+
+Memory is shared until one of the two writes to it. What a fork would leave shared for good is made anew for the copy:
+its channel and output, its open files (so that each has its own place in a file), the event loop's descriptors.
+`copyable` says what cannot be. The fork is the C library's, so that libraries which have registered for one hear of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import selectors
+import signal
+import sys
+import warnings
+from typing import Any
+
+from cloche.guest import copyable, pools, tracebacks
+from cloche.guest.channel import Channel, flush
+from cloche.guest.copyable import NotCopyable
+
+_NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW  # flags for the first time that a file is opened
+_NO_ROOM = "the sandbox has as many processes, or as much memory, as it may have: end something first"
+
+
+class Branching:
+    """The copies that one kernel makes."""
+
+    def __init__(self) -> None:
+        self._names: dict = {}  # by pid
+
+    def branch(self, header: dict, channel: Channel, score_fd: int, loop: Any) -> Channel | None:
+        """Makes a copy that has the header's `wires` as channel, stdout and stderr, and answers on `channel`.
+
+        In the copy it gives the copy's own channel; in the kernel, None. `loop` is that of the kernel's cells.
+        """
+        wires, name = header["wires"], header["branch"]
+        try:
+            pid = self._fork({*wires, channel.fileno(), *channel.pipes, score_fd}, channel.pipes, wires, loop)
+        except BaseException as refusal:  # noqa: BLE001 - the program may have put anything where we look
+            answer = {"ev": "refused", "branch": name, "message": _said(refusal)}
+        else:
+            if pid == 0:
+                self._names.clear()
+                own, out, err = wires
+                return Channel(own, out, err, header["token"], channel.interrupts)
+            self._names[pid] = name
+            answer = {"ev": "branched", "branch": name, "pid": pid}
+        for fd in wires:
+            os.close(fd)
+        channel.send(answer)
+        return None
+
+    def collect(self, channel: Channel) -> None:
+        """Some of the copies have ended: tells how."""
+        for pid, name in list(self._names.items()):
+            try:
+                ended, status, usage = os.wait4(pid, os.WNOHANG)
+            except ChildProcessError:  # the program has waited for it, and knows
+                del self._names[pid]
+                continue
+            if ended:
+                del self._names[pid]
+                used = {"cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024}
+                channel.send({"ev": "collected", "branch": name, "status": status, **used})
+
+    def _fork(self, own: set, outputs: tuple, wires: list, loop: Any) -> int:
+        """0 in the copy. Raises NotCopyable."""
+        _end_helpers()
+        crowded = bool(pools.threads())
+        found = copyable.Descriptors(own.union(_descriptors(loop)), outputs)
+        copyable.check(loop, set(self._names), found)
+        _flush_files(found.files)
+        if crowded:
+            pools.end_openmp()
+        again, state = _open_again(found.files), random.getstate()
+        try:
+            pid = _fork()
+            if pid == 0:
+                _become_copy(again, found.aliases, wires[1:], state, loop)
+                return 0
+        finally:
+            for fd in again.values():
+                os.close(fd)
+        if crowded:
+            _refuse_if_still_crowded(pid)
+        return pid
+
+
+def _refuse_if_still_crowded(pid: int) -> None:
+    """Libraries that can be copied have ended their threads by now; whose are left cannot."""
+    if pools.some_stay():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise NotCopyable(f"this program cannot be copied: {pools.suspects()} has threads of its own that stay")
+
+
+def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: Any) -> None:
+    try:
+        os.setsid()
+        random.setstate(state)  # a fork has seeded it anew
+        for fd, own in again.items():
+            _put(own, fd)
+        for output, fds in zip(outputs, aliases, strict=True):
+            for fd in fds:
+                _put(output, fd)
+        _renew(loop)
+    except BaseException:  # noqa: BLE001 - a fork must never run on into its parent's code
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _said(refusal: BaseException) -> str:
+    if isinstance(refusal, NotCopyable):
+        return str(refusal)
+    return f"this program cannot be copied: {type(refusal).__name__} was raised ({tracebacks.describe(refusal)})"
+
+
+def _put(new: int, fd: int) -> None:
+    """Unless a library has closed that one in its own hook after the fork, as matplotlib does with its fonts."""
+    try:
+        os.dup2(new, fd, os.get_inheritable(fd))
+    except OSError:
+        pass
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of threads: they are counted by us
+        try:
+            return os.fork()
+        except OSError:
+            raise NotCopyable(_NO_ROOM) from None
+
+
+def _end_helpers() -> None:
+    """A progress bar leaves a thread behind, which the next one starts again."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    monitor = getattr(tqdm, "monitor", None)
+    if monitor is not None and hasattr(monitor, "exit"):
+        monitor.exit()
+        tqdm.monitor = None  # type: ignore[union-attr]
+
+
+def _flush_files(files: list) -> None:
+    """What the program has written and Python keeps would be written by both."""
+    if any(copyable.is_writable(fd) for fd in files):
+        for each in gc.get_objects():
+            if isinstance(each, (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
+                flush(each)
+
+
+def _open_again(files: list) -> dict:
+    """By its number, every one of these files, opened once more and at the same place. Raises NotCopyable."""
+    again: dict = {}
+    for fd in files:
+        try:
+            again[fd] = _opened_again(fd)
+        except OSError as error:
+            for opened in again.values():
+                os.close(opened)
+            why = f"{copyable.target(fd)} cannot be opened again ({error.strerror}): close it"
+            raise NotCopyable(f"this program cannot be copied now: {why}") from None
+    return again
+
+
+def _opened_again(fd: int) -> int:
+    place, flags = copyable.place_and_flags(fd)
+    own = os.open(f"/proc/self/fd/{fd}", flags & ~_NOT_AGAIN | os.O_CLOEXEC)
+    if place and not flags & os.O_PATH:
+        os.lseek(own, place, os.SEEK_SET)
+    return own
+
+
+def _descriptors(loop: Any) -> list:
+    """The event loop's own."""
+    if loop is None or loop.is_closed() or not hasattr(loop, "_ssock"):
+        return []
+    return [loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()]
+
+
+def _renew(loop: Any) -> None:
+    """The loop stays the one that the program knows, with descriptors of its own.
+
+    The old ones are closed and no more: to remove a reader would edit the other's epoll, which is the same one.
+    """
+    if _descriptors(loop):
+        for old in (loop._selector, loop._ssock, loop._csock):
+            old.close()
+        loop._selector = selectors.DefaultSelector()
+        loop._internal_fds -= 1
+        loop._make_self_pipe()
+        if loop._signal_handlers:
+            signal.set_wakeup_fd(loop._csock.fileno())

@@ -1,0 +1,119 @@
+"""Images of the files of a sandbox: what init is asked for, and the forks of it that do the work.
+
+Init itself neither waits nor reads: it gives the host one end of a pipe, and tells how the fork has ended.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import errno
+import fcntl
+import os
+
+from cloche.guest import archiving, failures, kernel, unpacking
+from cloche.linux import syscalls
+
+# What lasts of a sandbox. Not shared memory, and not /run: both are of programs that run.
+_PLACES = {
+    "home": "/home/user",
+    "data": "/mnt/data",
+    "app": "/app",
+    "tmp": "/tmp",
+    "vartmp": "/var/tmp",
+    "root": "/root",
+}
+_PIPE = 3  # in a fork
+_PIPE_BYTES = 1 << 20
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_KILLED = {"code": "file_error", "message": "who did it was killed"}
+
+
+class Images:
+    def __init__(self, processes, identities, defaults, event):
+        self._processes = processes
+        self._identities = identities
+        self._defaults = defaults
+        self._event = event
+        self._forks: dict = {}  # pid -> (the host's name for it, whether it restores)
+
+    def verbs(self) -> dict:
+        return {"image_save": self._save, "image_restore": self._restore}
+
+    def ended(self, pid: int, status: int) -> None:
+        """A child of init has ended, whosever it was."""
+        name, restored = self._forks.pop(pid, (None, False))
+        if name is not None:
+            packages = restored and os.path.isdir(_installed())
+            self._event({"ev": "image_ended", "image": name, "err": _failure(status), "packages": packages})
+
+    def _save(self, header: dict, _: bytes) -> tuple:
+        read, write = _pipe()
+        return self._start(header["image"], write, read, self._write_image)
+
+    def _restore(self, header: dict, _: bytes) -> tuple:
+        read, write = _pipe()
+        return self._start(header["image"], read, write, self._read_image)
+
+    def _start(self, name: str, theirs: int, ours: int, work) -> tuple:
+        pid = self._processes.fork(theirs, ours)
+        if pid == 0:
+            self._in_fork(theirs, work)
+        os.close(theirs)
+        self._forks[pid] = (name, work == self._read_image)
+        return {}, b"", (ours,)
+
+    def _in_fork(self, pipe: int, work) -> None:
+        """Never returns. The error's number is the exit status."""
+        number = errno.EIO
+        try:
+            os.dup2(pipe, _PIPE, inheritable=False)
+            syscalls.close_from(_PIPE + 1)
+            _signal.set_wakeup_fd(-1)
+            os.setsid()
+            self._identities.confine()
+            work()
+            number = 0
+        except OSError as error:
+            number = error.errno or errno.EIO
+        except MemoryError:
+            number = errno.ENOMEM
+        except (ValueError, OverflowError):  # of names and times that are none
+            number = errno.EBADMSG
+        finally:  # a fork must never run on into its parent's code
+            os._exit(number)
+
+    def _write_image(self) -> None:
+        archiving.Archive(_PIPE, list(self._places().items())).write()
+
+    def _read_image(self) -> None:
+        unpacking.Unpacking(_PIPE, self._places()).read()
+
+    def _places(self) -> dict:
+        """Without walls, only those that are a sandbox's own: the others are the host's."""
+        own = self._defaults.places
+        return {name: self._defaults.place(path) for name, path in _PLACES.items() if not own or path in own}
+
+
+def _installed() -> str:
+    """Where programs install packages. A kernel that was there before them has imported others."""
+    return kernel.prepared[0].installed.directory
+
+
+def _pipe() -> tuple:
+    ends = os.pipe2(os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:  # this user has too many large pipes: small ones work
+        pass
+    return ends
+
+
+def _failure(status: int) -> dict | None:
+    number = os.waitstatus_to_exitcode(status)
+    if number < 0:
+        return _KILLED
+    if number in _FULL:
+        return {"code": "no_space", "message": "the sandbox's writable space is too small for it"}
+    if number == errno.EBADMSG:
+        return {"code": "file_error", "message": "the image is damaged"}
+    return failures.describe(OSError(number, os.strerror(number))) if number else None

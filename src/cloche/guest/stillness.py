@@ -1,0 +1,124 @@
+"""Where the host has no freezer, init stops all programs by SIGSTOP, and lets them go on by SIGCONT.
+
+They can tell, if they look closely: SIGCONT may have a handler, and some system calls (`epoll_wait`, `semop`) end with
+EINTR. Who stands still by his own will stays so. What init forks while they are held runs: only who is there at the
+time is stopped, so that init can have the files copied meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+_SECONDS = 2.0  # for all to stand still; less than the host waits
+_LOOK_SECONDS = 0.0005
+_STILL = (b"T", b"t", b"Z", b"X")
+
+
+class Stillness:
+    """`receptions`: where programs ask init to start others, which must not be while all stand still."""
+
+    def __init__(self, watchman, receptions: tuple = ()):
+        self._watchman = watchman
+        self._receptions = receptions
+        self._stopped: list = []  # by us, in this order
+
+    def verbs(self) -> dict:
+        return {"hold": self._hold, "release": self._release}
+
+    def _hold(self, header: dict, _: bytes) -> dict:
+        """Starts nobody from now on. With `stop` it stops them, too: `still` tells if it could; else all run on."""
+        self._watchman.resting = True
+        for reception in self._receptions:
+            reception.rest()
+        still = not header.get("stop") or self._stop_all()
+        if not still:
+            self._release({}, b"")
+        return {"still": still}
+
+    def _release(self, header: dict, _: bytes) -> dict:
+        """Children first: a shell that waits for them would otherwise find them stopped, and say so."""
+        self._watchman.resting = False
+        for reception in self._receptions:
+            reception.go_on()
+        while self._stopped:
+            _signal(self._stopped.pop(), signal.SIGCONT)
+        return {}
+
+    def _stop_all(self) -> bool:
+        """Parents first, so that none sees its child stop.
+
+        Who was in the middle of a fork finishes it, and its child comes after we have looked: so we look again.
+        """
+        until = time.monotonic() + _SECONDS
+        while moving := _moving():
+            if time.monotonic() > until:
+                return False
+            for pid in moving:
+                _signal(pid, signal.SIGSTOP)
+            self._stopped += [pid for pid in moving if pid not in self._stopped]
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _moving() -> list:
+    """The programs that do not stand still, parents first."""
+    states = _states()
+    return [pid for pid in _descending(states) if not _stands_still(pid, states)]
+
+
+def _states() -> dict:
+    """(state, parent) of every process that we can see."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()  # its name, in brackets, may hold anything
+            except OSError:
+                continue  # it has ended
+            found[int(name)] = (fields[0], int(fields[1]))
+    return found
+
+
+def _descending(states: dict) -> list:
+    """Ours but init, each after its parent. Behind walls all are, also the first kernel, whose parent is outside."""
+    own = os.getpid()
+    children: dict = {}
+    for pid, (_, parent) in states.items():
+        if pid != own:
+            children.setdefault(parent, []).append(pid)
+    line = [*children.get(own, ()), *(children.get(0, ()) if own == 1 else ())]
+    for pid in line:
+        line += children.get(pid, ())
+    return line
+
+
+def _stands_still(pid: int, states: dict) -> bool:
+    state, _ = states[pid]
+    if state == b"Z":
+        return _threads_stand_still(pid)
+    if state == b"D":
+        # Its child shares its memory until it runs a program, and is stopped: it cannot stop itself before (vfork).
+        return any(parent == pid and other in _STILL for other, parent in states.values())
+    return state in _STILL
+
+
+def _threads_stand_still(pid: int) -> bool:
+    """Its first thread has ended. It has ended itself if that was the last."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[0] not in _STILL:
+                    return False
+    except OSError:
+        pass  # it has ended meanwhile
+    return True

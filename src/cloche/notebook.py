@@ -1,0 +1,189 @@
+"""Cells that ran, as a Jupyter notebook (nbformat 4.5) has them. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from cloche.events import Bundle, Display, Ended, Raised
+from cloche.model import Outcome
+from cloche.structs import Struct
+
+MIME = "application/x-ipynb+json"
+NotebookOutput = dict[str, Any]
+
+_JSON_MIME = re.compile(r"application/(.*\+)?json")  # what the format allows values of any type for
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_LANGUAGES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "python": (
+        "python3",
+        "Python 3",
+        {"codemirror_mode": "python", "file_extension": ".py", "mimetype": "text/x-python"},
+    ),
+    "javascript": (
+        "javascript",
+        "JavaScript (Node.js)",
+        {"codemirror_mode": "javascript", "file_extension": ".js", "mimetype": "text/javascript"},
+    ),
+    "typescript": (
+        "typescript",
+        "TypeScript",
+        {"codemirror_mode": "typescript", "file_extension": ".ts", "mimetype": "text/typescript"},
+    ),
+    "bash": ("bash", "Bash", {"codemirror_mode": "shell", "file_extension": ".sh", "mimetype": "text/x-sh"}),
+}
+
+
+class Cell(Struct):
+    """One execution. `outputs` are as a notebook has them, or empty with `outputs_dropped` where they made room."""
+
+    id: str
+    context: str
+    language: str
+    count: int
+    code: str
+    started_at: float
+    seconds: float | None = None  # None while it runs
+    outcome: Outcome | None = None
+    reason: str | None = None
+    outputs: list[NotebookOutput] = []
+    outputs_dropped: bool = False
+
+
+class History(list[Cell]):
+    """Cells in the order in which they ran. `dropped`: how many older ones made room for these."""
+
+    def __init__(self, cells: Iterable[Cell] = (), dropped: int = 0):
+        super().__init__(cells)
+        self.dropped = dropped
+
+
+def notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) -> dict[str, Any]:
+    """The notebook of those cells. Whatever a program printed or showed, it is a valid one."""
+    name, title, about = _LANGUAGES[language]
+    made = {
+        "nbformat": 4,
+        "nbformat_minor": 5,
+        "metadata": {
+            "kernelspec": {"name": name, "display_name": title, "language": language},
+            "language_info": {"name": language, **about},
+        },
+        "cells": [*_note(dropped), *map(_cell, cells)],
+    }
+    cleaned: dict[str, Any] = _clean(made)
+    return cleaned
+
+
+def encode(made: dict[str, Any]) -> bytes:
+    """As a file has it. What JSON has no numbers for (NaN) is null."""
+    return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+
+
+def _note(dropped: int) -> list[dict[str, Any]]:
+    if not dropped:
+        return []
+    text = f"*{dropped} earlier cells are not here: what is kept of a sandbox's history is bounded.*"
+    return [{"cell_type": "markdown", "id": "dropped", "metadata": {}, "source": [text]}]
+
+
+def _cell(cell: Cell) -> dict[str, Any]:
+    about: dict[str, Any] = {"outcome": cell.outcome}
+    if cell.reason:
+        about["reason"] = cell.reason
+    return {
+        "cell_type": "code",
+        "id": cell.id,
+        "metadata": {"cloche": about, "execution": _times(cell)},
+        "execution_count": cell.count or None,
+        "source": lines_of(cell.code),
+        "outputs": [_dropped_output(), *cell.outputs] if cell.outputs_dropped else cell.outputs,
+    }
+
+
+def _times(cell: Cell) -> dict[str, str]:
+    """As Jupyter notes them itself, where it is asked to."""
+    times = {"iopub.status.busy": _moment(cell.started_at)}
+    if cell.seconds is not None:
+        times["iopub.status.idle"] = _moment(cell.started_at + cell.seconds)
+    return times
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06d}Z"
+
+
+def _dropped_output() -> NotebookOutput:
+    return stream("stderr", "[cloche] the outputs of this cell made room for later ones\n")
+
+
+# --- outputs
+
+
+def stream(name: str, text: str) -> NotebookOutput:
+    return {"output_type": "stream", "name": name, "text": lines_of(text)}
+
+
+def shown(event: Display, count: int) -> NotebookOutput:
+    """A display, or the value of the cell's last expression."""
+    data = _bundle(event.data)
+    if event.main:
+        return {"output_type": "execute_result", "execution_count": count or None, "data": data, "metadata": {}}
+    return {"output_type": "display_data", "data": data, "metadata": {}}
+
+
+def raised(event: Raised) -> NotebookOutput:
+    lines = event.traceback.split("\n")
+    return {
+        "output_type": "error",
+        "ename": event.name,
+        "evalue": event.value,
+        "traceback": lines[:-1] if lines[-1] == "" else lines,
+    }
+
+
+def stopped(ended: Ended) -> NotebookOutput:
+    """For a cell that did not come to its end, and raised nothing that says so."""
+    reason = ended.reason or ended.outcome
+    return {"output_type": "error", "ename": ended.outcome, "evalue": reason, "traceback": [reason]}
+
+
+def lines_of(text: str) -> list[str]:
+    """Each with its line feed: only that ends one, as a notebook's reader joins them again."""
+    return _LINES.findall(text)
+
+
+def _bundle(data: Bundle) -> dict[str, Any]:
+    return {mime: _value(mime, value) for mime, value in data.items()}
+
+
+def _value(mime: str, value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if _JSON_MIME.fullmatch(mime):
+        return value
+    return lines_of(value if isinstance(value, str) else json.dumps(value))
+
+
+def _clean(value: Any) -> Any:
+    """The same without lone surrogates, which no reader of a notebook takes."""
+    try:
+        msgspec.json.encode(value)
+        return value
+    except UnicodeEncodeError:
+        return _cleaned(value)
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cleaned(one) for one in value]
+    return value

@@ -1,0 +1,85 @@
+"""Snapshots of sandboxes in SQLite: what they are. Their files are images."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+import msgspec
+
+from cloche import errors
+from cloche.model import Snapshot
+from cloche.store.database import Database
+
+_BY_ID = "SELECT body FROM snapshots WHERE owner = COALESCE(?1, owner) AND id = ?2"
+_BY_NAME = "SELECT body FROM snapshots WHERE owner = COALESCE(?1, owner) AND name = ?2 ORDER BY created_at DESC LIMIT 1"
+_ALL = "SELECT body FROM snapshots WHERE owner = COALESCE(?, owner) ORDER BY created_at DESC, id"
+_OF_A_TEMPLATE = """SELECT snapshots.body FROM built_templates
+    JOIN template_tags ON template_tags.template = built_templates.id
+    JOIN template_builds ON template_builds.id = template_tags.build
+    JOIN snapshots ON snapshots.id = template_builds.snapshot
+    WHERE built_templates.owner = ?1 AND (built_templates.id = ?2 OR built_templates.name = ?2) AND tag = ?3"""
+
+
+class StoredSnapshots:
+    """Those of one database, which somebody else opens and closes."""
+
+    def __init__(self, database: Database):
+        self._database = database
+
+    async def add(self, snapshot: Snapshot) -> None:
+        try:
+            await self._database.do(lambda db: _add(db, snapshot))
+        except sqlite3.Error as error:
+            raise errors.Unavailable(f"the snapshot could not be recorded: {error}") from None
+
+    async def find(self, ref: str, owner: str | None) -> Snapshot | None:
+        row = await self._database.do(lambda db: _find(db, ref, owner))
+        return None if row is None else _decoded(row[0])
+
+    async def list(self, owner: str | None) -> Sequence[Snapshot]:
+        rows = await self._database.do(lambda db: db.execute(_ALL, (owner,)).fetchall())
+        return [_decoded(body) for (body,) in rows]
+
+    async def remove(self, id: str, owner: str) -> bool:
+        return await self._database.do(lambda db: _remove(db, id, owner))
+
+    async def images(self) -> set[str]:
+        rows = await self._database.do(lambda db: db.execute("SELECT image FROM snapshots").fetchall())
+        return {image for (image,) in rows}
+
+
+def _encoded(snapshot: Snapshot) -> str:
+    return msgspec.json.encode(snapshot).decode()
+
+
+def _decoded(body: str) -> Snapshot:
+    return msgspec.json.decode(body, type=Snapshot)
+
+
+def _add(db: sqlite3.Connection, snapshot: Snapshot) -> None:
+    with db:
+        insert_snapshot(db, snapshot)
+
+
+def insert_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
+    """Within a transaction of the caller's."""
+    row = (snapshot.id, snapshot.owner, snapshot.name, snapshot.image, snapshot.created_at, _encoded(snapshot))
+    db.execute("INSERT INTO snapshots (id, owner, name, image, created_at, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def _find(db: sqlite3.Connection, ref: str, owner: str | None) -> tuple[str] | None:
+    found: tuple[str] | None = db.execute(_BY_ID, (owner, ref)).fetchone()
+    return found or db.execute(_BY_NAME, (owner, ref)).fetchone() or _find_template(db, ref, owner)
+
+
+def _find_template(db: sqlite3.Connection, ref: str, owner: str | None) -> tuple[str] | None:
+    """What was built: NAME is NAME:default."""
+    name, _, tag = ref.partition(":")
+    found: tuple[str] | None = db.execute(_OF_A_TEMPLATE, (owner, name, tag or "default")).fetchone()
+    return found
+
+
+def _remove(db: sqlite3.Connection, id: str, owner: str) -> bool:
+    with db:
+        return bool(db.execute("DELETE FROM snapshots WHERE owner = ? AND id = ?", (owner, id)).rowcount)

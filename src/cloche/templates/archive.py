@@ -1,0 +1,294 @@
+"""A template as one file, for machines without a registry: a tar.gz that begins with a list of what it holds.
+
+The list (`cloche-template.json`) says which template it is, what Python it needs, and of each file the size and digest.
+What an archive says is hostile: names stay below the template's directory, symlinks are made after all files and lead
+nowhere else, nothing is larger than was announced, and host paths come from this host alone. None of the archive's
+code runs; its packages are code that nobody trusts, like those that a build fetches.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+import msgspec
+
+from cloche import errors
+from cloche.model import GIB, KIB, MIB, Struct, Template
+from cloche.templates import pythons
+from cloche.templates.install import GUEST_PYTHON
+from cloche.templates.progress import Progress, Report, silent
+
+CONTENTS = "cloche-template.json"
+FORMAT = 1
+MAX_CONTENTS_BYTES = 128 * MIB
+MAX_FILES = 1_000_000
+MAX_BYTES = 64 * GIB
+_CHUNK = 1 * MIB
+_MAX_HEADER_BYTES = 64 * KIB
+_TOP = ("env", "template.toml", "lock.txt")  # what a template is made of; template.json is written anew
+
+
+class Entry(Struct):
+    """Something below the template's directory."""
+
+    path: str
+    kind: Literal["file", "program", "directory", "symlink"]
+    size: int = 0
+    sha256: str = ""
+    target: str = ""
+
+
+class Contents(Struct):
+    """The first thing in an archive."""
+
+    format: int
+    name: str
+    version: str
+    python_version: str
+    platform: str
+    created_at: float
+    entries: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+
+# -- out
+
+
+def export(template: Template, file: Path, report: Report = silent) -> str:
+    """Writes that archive, whole or not at all, in place of what `file` was; its SHA-256. The same template gives the
+    same bytes.
+
+    Raises InvalidRequest where the file cannot be written, TemplateNotFound where the template is damaged.
+    """
+    interpreter = pythons.ask(template.python)
+    if interpreter is None:
+        raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build it again")
+    try:
+        contents = _contents(template, interpreter.platform)
+        with _draft(file) as writing:
+            _write(contents, Path(template.root), writing, report)
+        return _sha256(file)
+    except OSError as error:
+        raise errors.InvalidRequest(f"cannot export {template.ref} to {file}: {error}") from None
+
+
+def _contents(template: Template, platform: str) -> Contents:
+    root = Path(template.root)
+    entries = tuple(entry for name in _TOP for entry in _walk(root, name))
+    return Contents(
+        format=FORMAT,
+        name=template.name,
+        version=template.version,
+        python_version=template.python_version,
+        platform=platform,
+        created_at=template.created_at,
+        entries=entries,
+    )
+
+
+def _walk(root: Path, name: str) -> Iterator[Entry]:
+    path = root / name
+    status = path.stat() if name == "env" else path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        yield Entry(path=name, kind="symlink", target=os.readlink(path))
+    elif stat.S_ISDIR(status.st_mode):
+        yield Entry(path=name, kind="directory")
+        for child in sorted(os.listdir(path)):
+            yield from _walk(root, f"{name}/{child}")
+    elif stat.S_ISREG(status.st_mode):
+        kind: Literal["program", "file"] = "program" if status.st_mode & 0o111 else "file"
+        yield Entry(path=name, kind=kind, size=status.st_size, sha256=_sha256(path))
+    else:
+        raise OSError(f"{name} is neither a file nor a directory nor a symlink")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _draft(file: Path) -> Iterator[IO[bytes]]:
+    """Becomes `file` when the block is left without an error."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("xb") as writing:
+            yield writing
+            writing.flush()
+            os.fsync(writing.fileno())
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _write(contents: Contents, root: Path, file: IO[bytes], report: Report) -> None:
+    listed = msgspec.json.encode(contents)
+    with (
+        gzip.GzipFile("", "wb", compresslevel=5, fileobj=file, mtime=0) as packed,
+        tarfile.open(mode="w|", fileobj=packed, format=tarfile.PAX_FORMAT) as archive,
+    ):
+        archive.addfile(_member(CONTENTS, size=len(listed)), BytesIO(listed))
+        step = _steps(contents.size_bytes, "packed", report)
+        for entry in contents.entries:
+            _add(archive, entry, root)
+            step(entry.size)
+
+
+def _add(archive: tarfile.TarFile, entry: Entry, root: Path) -> None:
+    member = _member(entry.path, size=entry.size)
+    if entry.kind == "directory":
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+    elif entry.kind == "symlink":
+        member.type, member.linkname = tarfile.SYMTYPE, entry.target
+    elif entry.kind == "program":
+        member.mode = 0o755
+    if not member.isreg():
+        archive.addfile(member)
+        return
+    with (root / entry.path).open("rb") as reading:
+        archive.addfile(member, reading)
+
+
+def _member(path: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(path)
+    member.size, member.mode, member.mtime = size, 0o644, 0
+    return member
+
+
+def _steps(total: int, verb: str, report: Report) -> Callable[[int], None]:
+    done = 0
+    told = -1
+
+    def on_bytes(count: int) -> None:
+        nonlocal done, told
+        done += count
+        if (percent := done * 100 // max(total, 1)) // 5 > told:
+            told = percent // 5
+            detail = f"{verb} {done // MIB} of {total // MIB} MiB"
+            report(Progress(phase="archive", detail=detail, fraction=done / max(total, 1)))
+
+    return on_bytes
+
+
+# -- in
+
+
+class _PlainMember(tarfile.TarInfo):
+    """Refuses the kinds that `export` does not write, and long headers, which tarfile would read into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _PlainMember:
+        member = super().frombuf(buf, encoding, errors)
+        long = member.type == tarfile.XHDTYPE and member.size > _MAX_HEADER_BYTES
+        if long or member.type not in (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE):
+            raise tarfile.ReadError("it has something that is neither a file nor a directory nor a symlink")
+        return member
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[tuple[Contents, tarfile.TarFile]]:
+    """What an archive says that it holds, checked, and the rest of it. Raises InvalidRequest."""
+    try:
+        with tarfile.open(file, "r|gz", tarinfo=_PlainMember) as archive:
+            yield _listed(archive), archive
+    except (tarfile.TarError, zlib.error, EOFError) as error:
+        raise errors.InvalidRequest(f"{file} is no whole archive of a template: {error}") from None
+    except OSError as error:
+        raise errors.InvalidRequest(f"cannot import {file}: {error}") from None
+
+
+def _listed(archive: tarfile.TarFile) -> Contents:
+    member = archive.next()
+    if member is None or member.name != CONTENTS or not member.isreg() or member.size > MAX_CONTENTS_BYTES:
+        raise errors.InvalidRequest("the file is no template that `cloche template export` wrote")
+    listed = archive.extractfile(member)
+    assert listed is not None
+    try:
+        contents = msgspec.json.decode(listed.read(), type=Contents)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.InvalidRequest(f"the archive's list of contents is damaged: {error}") from None
+    _check(contents)
+    return contents
+
+
+def _check(contents: Contents) -> None:
+    if contents.format != FORMAT:
+        raise errors.InvalidRequest(f"the archive has format {contents.format}, and this Cloche reads {FORMAT}")
+    if len(contents.entries) > MAX_FILES or contents.size_bytes > MAX_BYTES:
+        raise errors.TooLarge(f"an archive can hold {MAX_FILES} files and {MAX_BYTES // GIB} GiB")
+    kinds: dict[str, str] = {}
+    for entry in contents.entries:
+        _check_entry(entry, kinds)
+        kinds[entry.path] = entry.kind
+    if [kinds.get(name) for name in _TOP] != ["directory", "file", "file"]:
+        raise errors.InvalidRequest(f"the archive lacks one of {', '.join(_TOP)}")
+
+
+def _check_entry(entry: Entry, kinds: dict[str, str]) -> None:
+    """Each has a place of its own in a directory that was named before: so nothing is written through a link."""
+    parts = entry.path.split("/")
+    if not entry.path.isprintable() or any(part in ("", ".", "..") for part in parts) or parts[0] not in _TOP:
+        raise errors.InvalidRequest(f"the archive has a path that no template has: {entry.path[:200]!r}")
+    parent = "/".join(parts[:-1])
+    if entry.path in kinds or (parent and kinds.get(parent) != "directory") or entry.size < 0:
+        raise errors.InvalidRequest(f"the archive has {entry.path[:200]!r} twice, or in no directory")
+    if entry.kind == "symlink" and not _stays(entry):
+        raise errors.InvalidRequest(f"the archive has a symlink that leads out of the template: {entry.path[:200]!r}")
+
+
+def _stays(entry: Entry) -> bool:
+    """Whether a symlink leads to something of the template, or to the interpreter as sandboxes see it."""
+    target = PurePosixPath(entry.target)
+    if not entry.target or "\0" in entry.target:
+        return False
+    if target.is_absolute():
+        return entry.target.startswith(GUEST_PYTHON + "/") and ".." not in target.parts
+    steps = os.path.normpath(f"{PurePosixPath(entry.path).parent}/{entry.target}")
+    return steps == "env" or steps.startswith("env/")
+
+
+def unpack(contents: Contents, archive: tarfile.TarFile, root: Path, report: Report = silent) -> None:
+    """Makes all of that below the new directory `root`. Raises InvalidRequest unless it is exactly what was listed."""
+    root.mkdir()
+    step = _steps(contents.size_bytes, "unpacked", report)
+    for entry in contents.entries:
+        member = archive.next()
+        if member is None or member.name != entry.path or member.size != entry.size:
+            raise errors.InvalidRequest(f"the archive does not hold what it lists: {entry.path!r} is missing")
+        if entry.kind == "directory":
+            (root / entry.path).mkdir(mode=0o755)
+        elif entry.kind != "symlink":
+            _unpack_file(entry, member, archive, root)
+            step(entry.size)
+    if archive.next() is not None:
+        raise errors.InvalidRequest("the archive holds more than it lists")
+    for entry in contents.entries:  # last: nothing above was written through one of them
+        if entry.kind == "symlink":
+            (root / entry.path).symlink_to(entry.target)
+
+
+def _unpack_file(entry: Entry, member: tarfile.TarInfo, archive: tarfile.TarFile, root: Path) -> None:
+    source = archive.extractfile(member) if member.isreg() else None
+    if source is None:
+        raise errors.InvalidRequest(f"the archive does not hold what it lists: {entry.path!r} is no file")
+    digest = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(root / entry.path, flags, 0o755 if entry.kind == "program" else 0o644), "wb") as file:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            file.write(chunk)
+    if digest.hexdigest() != entry.sha256:
+        raise errors.InvalidRequest(f"the archive is damaged: {entry.path!r} is not what it lists")

@@ -1,0 +1,241 @@
+"""Programs that are held stand still, whichever way the host has for it, and go on as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.engine.conftest import open_engine
+
+from cloche import errors
+from cloche.config import Config, Pool
+from cloche.engine.engine import Engine
+from cloche.engine.sandbox import Sandbox
+from cloche.events import Output
+from cloche.isolation import namespaces
+from cloche.linux import cgroups
+from cloche.model import SandboxSpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FREEZER, SIGNALS, PLAIN = "freezer", "signals", "plain-unsafe"
+LOOK_SECONDS = 0.05  # between two looks at one who should not have moved: too short a one could only hide a mistake
+
+
+@pytest.fixture(scope="module", params=[FREEZER, SIGNALS, PLAIN])
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(way: str, bare_dir: str) -> AsyncIterator[Engine]:
+    """By the host's freezer; behind the same walls on a host that gives us no cgroups; and without walls."""
+    if way == FREEZER and "freezer" in cgroups.probe().missing:
+        pytest.skip("this host gives us no freezer")
+    backend = PLAIN if way == PLAIN else "namespaces"
+    with pytest.MonkeyPatch.context() as patch:
+        if way == SIGNALS:
+            patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan([]))
+        async with open_engine(Config(data_dir=bare_dir, backend=backend, pool=Pool(ready=1))) as engine:
+            yield engine
+
+
+class Program:
+    """A command in a sandbox, as the host sees it: by a mark in its arguments that nobody else's have."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark.encode()
+
+    def pids(self) -> list[int]:
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._mark in _read(path / "cmdline")]
+
+    def cpu_nanoseconds(self) -> list[int]:
+        return [int(_read(Path(f"/proc/{pid}/schedstat")).split()[0]) for pid in self.pids()]
+
+    def states(self) -> set[str]:
+        return {_read(Path(f"/proc/{pid}/stat")).rpartition(b")")[2].split()[0].decode() for pid in self.pids()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.005)
+
+
+async def started(box: Sandbox, script: str) -> Program:
+    mark = secrets.token_hex(8)
+    await box.commands.start(["bash", "-c", script, mark], background=True)
+    program = Program(mark)
+    await until(lambda: bool(program.pids()))
+    return program
+
+
+BUSY = "while :; do :; done"
+
+
+async def test_they_use_no_cpu_and_go_on(box: Sandbox) -> None:
+    busy = await started(box, f"({BUSY}) & {BUSY}")
+    await until(lambda: len(busy.pids()) == 2)
+    for _ in range(3):
+        await box.stillness.hold()
+        before = busy.cpu_nanoseconds()
+        await asyncio.sleep(LOOK_SECONDS)
+        assert busy.cpu_nanoseconds() == before
+        await box.stillness.release()
+        await until(lambda: all(now > then for now, then in zip(busy.cpu_nanoseconds(), before, strict=True)))
+
+
+async def test_holds_are_counted(box: Sandbox) -> None:
+    busy = await started(box, BUSY)
+    await box.stillness.hold()
+    await box.stillness.hold()
+    before = busy.cpu_nanoseconds()
+    await box.stillness.release()
+    await asyncio.sleep(LOOK_SECONDS)
+    assert box.stillness.held and busy.cpu_nanoseconds() == before
+    await box.stillness.release()
+    assert not box.stillness.held
+    await until(lambda: busy.cpu_nanoseconds() > before)
+    with pytest.raises(RuntimeError):
+        await box.stillness.release()
+
+
+async def test_what_is_asked_of_a_kernel_meanwhile_is_done_afterwards(box: Sandbox) -> None:
+    await box.context().execute("x = 20").result()
+    await box.stillness.hold()
+    asked = asyncio.create_task(box.context().execute("x + 1").result())
+    await asyncio.sleep(LOOK_SECONDS)
+    assert not asked.done()
+    await box.stillness.release()
+    assert (await asked).text == "21"
+
+
+async def test_an_interrupt_meanwhile_comes_afterwards(box: Sandbox) -> None:
+    code = "import time\ntry: print('begun'); time.sleep(1000)\nexcept KeyboardInterrupt: print('heard')"
+    async with box.context().execute(code) as execution:
+        async for event in execution:
+            if isinstance(event, Output) and event.text == "begun\n":
+                await box.stillness.hold()
+                box.context().interrupt()
+                ended = asyncio.create_task(execution.result())
+                await asyncio.sleep(LOOK_SECONDS)
+                assert not ended.done()
+                await box.stillness.release()
+                assert (await ended).stdout == "heard\n"
+                return
+
+
+async def test_who_stood_still_before_stays_so(box: Sandbox) -> None:
+    stopped = await started(box, f"kill -STOP $$; {BUSY}")
+    await until(lambda: stopped.states() == {"T"})
+    await box.stillness.hold()
+    await box.stillness.release()
+    await asyncio.sleep(LOOK_SECONDS)
+    assert stopped.states() == {"T"}
+
+
+async def test_a_shell_does_not_find_its_child_stopped(box: Sandbox) -> None:
+    shell = await box.commands.start(["bash", "--norc", "-i"], pty=(80, 24), background=True)
+    mark = secrets.token_hex(8)
+    await shell.send_stdin(f"bash -c 'while [ ! -e go ]; do sleep 0.01; done' {mark}; echo en''ded; exit\n".encode())
+    child = Program(mark)
+    await until(lambda: len(child.pids()) == 1)
+    for _ in range(5):
+        await box.stillness.hold()
+        await box.stillness.release()
+    await box.files.write("go", b"")
+    said = (await shell.result()).stdout
+    assert "ended" in said and "Stopped" not in said
+
+
+async def test_who_starts_programs_all_the_time_is_held_as_well(box: Sandbox) -> None:
+    loop = await started(box, "while :; do /bin/true; (exec /bin/true) & wait; done")
+    for _ in range(10):
+        await box.stillness.hold()
+        before = sorted(loop.cpu_nanoseconds())
+        await asyncio.sleep(0.01)
+        assert sorted(loop.cpu_nanoseconds()) == before
+        await box.stillness.release()
+    await until(lambda: sorted(loop.cpu_nanoseconds()) > before)
+
+
+RELAY = "relay() { relay & }; relay"  # each starts the next and ends
+
+
+async def test_who_forks_and_ends_at_once_is_held_or_all_run_as_before(box: Sandbox, way: str) -> None:
+    relay = await started(box, RELAY)
+    try:
+        await box.stillness.hold()
+    except errors.Unavailable:
+        assert way != FREEZER, "nobody outruns the freezer"
+        assert not box.stillness.held
+    else:
+        pids = set(relay.pids())
+        await asyncio.sleep(LOOK_SECONDS)
+        assert set(relay.pids()) == pids
+        await box.stillness.release()
+    was = set(relay.pids())
+    await until(lambda: bool(set(relay.pids()) - was))
+
+
+async def test_a_sandbox_is_killed_while_it_is_held(engine: Engine) -> None:
+    box = await engine.create(SandboxSpec())
+    busy = await started(box, f"({BUSY}) & {BUSY}")
+    await box.stillness.hold()
+    await box.kill()
+    await box.wait_ended()
+    assert busy.pids() == []
+    with pytest.raises(errors.Gone):
+        await box.context().execute("1").result()
+
+
+async def test_a_sandbox_is_killed_while_it_comes_to_a_stand(engine: Engine) -> None:
+    for pause_seconds in (0, 0.001, 0.005):
+        box = await engine.create(SandboxSpec())
+        busy = await started(box, BUSY)
+        holding = asyncio.create_task(box.stillness.hold())
+        await asyncio.sleep(pause_seconds)
+        await box.kill()
+        with contextlib.suppress(errors.Gone, errors.Unavailable):
+            await holding
+        await box.wait_ended()
+        assert busy.pids() == []
+
+
+async def test_who_gives_up_holding_leaves_all_running(box: Sandbox) -> None:
+    busy = await started(box, BUSY)
+    for pause_seconds in (0, 0.001, 0.004, 0.01):
+        holding = asyncio.create_task(box.stillness.hold())
+        await asyncio.sleep(pause_seconds)
+        holding.cancel()
+        await asyncio.wait([holding])
+        if not holding.cancelled():
+            await box.stillness.release()
+        before = busy.cpu_nanoseconds()
+        await until(lambda before=before: busy.cpu_nanoseconds() > before)
+    await box.stillness.hold()
+    await box.stillness.release()
+    assert (await box.context().execute("6 * 7").result()).text == "42"
+
+
+async def test_a_command_killed_meanwhile_is_gone_afterwards(box: Sandbox) -> None:
+    process = await box.commands.start(BUSY, background=True)
+    await box.stillness.hold()
+    process.kill()
+    await box.stillness.release()
+    assert (await process.result()).exit_code == 128 + signal.SIGKILL
