@@ -318,7 +318,9 @@ class Snapshot(Struct):
     env: dict[str, str] = {}
     limits: Limits = Limits()
     network: NetworkPolicy | None = None  # without secrets
-    launch: Launch | None = None  # of a template that was built by steps
+    launch: Launch | None = None  # of a template that was built by steps, and of a part of one
+    layer: str | None = None  # a digest of the base and the steps that made it
+    of_build: bool = False  # whether it is all that a build has made
 
     @property
     def info(self) -> SnapshotInfo:

@@ -19,7 +19,6 @@ MIME = "application/x-ipynb+json"
 NotebookOutput = dict[str, Any]
 
 _JSON_MIME = re.compile(r"application/(.*\+)?json")  # what the format allows values of any type for
-_LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _LANGUAGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "python": (
         "python3",
@@ -154,8 +153,8 @@ def stopped(ended: Ended) -> NotebookOutput:
 
 
 def lines_of(text: str) -> list[str]:
-    """Each with its line feed: only that ends one, as a notebook's reader joins them again."""
-    return _LINES.findall(text)
+    """As Jupyter splits a text: each with what ends it, so that they can be joined again."""
+    return text.splitlines(keepends=True)
 
 
 def _bundle(data: Bundle) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from e2b import Template, wait_for_port
-from e2b.exceptions import BuildException, TemplateException
+from e2b.exceptions import BuildException, SandboxException, TemplateException
 from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until
 
@@ -104,6 +104,8 @@ def test_a_sandbox_has_what_every_kind_of_step_has_made(built, create, name, con
     assert box.run_code("import os; (os.getcwd(), os.environ['GREETING'])").text == "('/app/work', 'hello there')"
     info = box.get_info()
     assert (info.cpu_count, info.memory_mb, info.name) == (1, 300, name)
+    assert info.template_id == box.commands.run("echo $E2B_TEMPLATE_ID").stdout.strip() != ""
+    assert create(info.template_id).commands.run("cat here").stdout == "/app/work\nroot\n"  # it can be given again
 
 
 def test_a_template_is_built_from_one_that_was_built(built, create, name, api):
@@ -143,6 +145,31 @@ def test_the_same_is_not_built_twice_unless_it_is_asked_for(built, name, create)
     assert a == b != c
 
 
+def test_slow_steps_that_are_the_same_are_not_done_again(built, create, name):
+    """Also after a build that failed behind them."""
+    slow = "sleep 2.1; cat /proc/sys/kernel/random/uuid > slow"
+    common = lambda: Template().from_base_image().set_envs({"A": name}).set_workdir("/app/w").run_cmd(slow)  # noqa: E731
+    with pytest.raises(BuildException):
+        built(common().run_cmd("exit 1"), f"{name}:1")
+    lines = built(common().run_cmd("echo $A > after; pwd >> after"), f"{name}:2", memory_mb=400)
+    assert [line.endswith("(cached)") for line in lines if line.startswith("[") and "/4]" in line] == [True] * 3 + [
+        False
+    ]
+    assert "all steps are cached: the same was built before" not in lines
+    built(
+        common().run_cmd("echo $A > after; pwd >> after").run_cmd("echo more > more"), f"{name}:3"
+    )  # a build is one, too
+    built(common().skip_cache().run_cmd("echo fresh"), f"{name}:4")
+    built(
+        Template().from_base_image().set_envs({"A": name}).skip_cache().set_workdir("/app/w").run_cmd(slow), f"{name}:5"
+    )
+    second, third, fourth, fifth = (create(f"{name}:{tag}").commands.run for tag in "2345")
+    assert second("cat after; echo $A").stdout == f"{name}\n/app/w\n{name}\n"
+    assert third("cat after more").stdout == f"{name}\n/app/w\nmore\n"
+    ids = [run("cat slow").stdout for run in (second, third, fourth, fifth)]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+
+
 # -- what is refused
 
 
@@ -176,7 +203,9 @@ def test_more_than_the_host_allows_is_refused_by_name(api, name):
         assert refused.status_code == 400 and what in refused.json()["message"]
 
 
-@pytest.mark.parametrize("bad", ["", "-x", "a b", "a:b:c", "a:", ":b", "base", "python", "e2bdev/own", "../x", "ä"])
+@pytest.mark.parametrize(
+    "bad", ["", "-x", "a b", "a:b:c", "a:", ":b", "base", "python", "ubuntu", "e2bdev/own", "../x", "ä"]
+)
 def test_a_name_that_none_can_have_is_refused(api, bad):
     assert api.post("/v3/templates", json={"name": bad}).status_code == 400
 
@@ -313,6 +342,9 @@ def test_a_tag_means_a_build_until_it_is_moved(server, built, create, name):
     assert create(f"{name}:v1").commands.run("cat version").stdout == "1\n"
     Template.remove_tags(name, ["stable", "v2"], **access)
     assert {each.tag for each in Template.get_tags(name, **access)} == {"v1", "latest"}
+    assert Template.exists(f"{name}:v1", **access) and not Template.exists(f"{name}:v2", **access)
+    with pytest.raises(SandboxException, match=f"the template '{name}' has no tag 'default': it has latest, v1"):
+        create(name)
     for tag in ("other:tag", ":tag", f"{name}:", "a b"):
         with pytest.raises(TemplateException):
             Template.assign_tags(f"{name}:v1", tag, **access)
@@ -397,3 +429,14 @@ def test_a_build_that_was_killed_with_its_server_has_failed_and_left_nothing(bar
         assert len(os.listdir(place / "images")) == 1
         assert api.delete("/templates/whole").status_code == 204
         assert os.listdir(place / "images") == []
+
+
+def test_builds_that_no_tag_means_any_more_are_kept_but_not_without_end(api, name):
+    for number in range(13):
+        template, build = requested(api, name)
+        plan = {"fromTemplate": "base", "force": True, "steps": [{"type": "ENV", "args": ["N", str(number)]}]}
+        api.post(f"/v2/templates/{template}/builds/{build}", json=plan)
+        assert finished(api, template, build)["status"] == "ready"
+    builds = api.get(f"/templates/{name}").json()["builds"]
+    assert len(builds) == 11 and builds[0]["buildID"] == build
+    assert [each["buildID"] for each in api.get(f"/templates/{name}/tags").json()] == [build]

@@ -113,6 +113,23 @@ async def test_a_run_that_a_pause_without_memory_ends_is_not_waited_for(server, 
         await running
 
 
+def test_its_boot_is_its_own_and_lasts_as_long_as_its_memory(box, single):
+    def boot() -> str:
+        return box.files.read("/proc/sys/kernel/random/boot_id")
+
+    first = boot()
+    with open("/proc/sys/kernel/random/boot_id") as host:
+        assert len(first) == 37 and first != host.read()
+    refused = box.commands.run("echo x > /proc/sys/kernel/random/boot_id || echo refused", user="root")
+    assert single or refused.stdout == "refused\n"  # with one identity it is the sandbox's own file, and harms no other
+    box.pause()
+    box.connect()
+    assert boot() == first
+    box.pause(keep_memory=False)
+    box.connect()
+    assert boot() != first
+
+
 # -- what is said of one that is paused
 
 

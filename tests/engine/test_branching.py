@@ -14,6 +14,7 @@ from cloche.engine.branching import MAX_MARKS
 from cloche.engine.context import Context
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import MAX_CONTEXTS, Sandbox
+from cloche.events import Output
 from cloche.model import MIB, Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -96,6 +97,32 @@ async def test_a_copy_is_exact(box: Sandbox):
     )
 
 
+async def test_numbers_of_one_open_file_stay_together_and_others_apart(box: Sandbox):
+    context = box.context()
+    await value(context, "import os, tempfile\npath = tempfile.mkdtemp() + '/f'\nfile = open(path, 'wb', buffering=0)")
+    await value(
+        context, "twin = os.dup(file.fileno()); file.write(b'0123'); apart = open(path, 'rb'); other = open(path, 'rb')"
+    )
+    await value(context, "temporary = tempfile.TemporaryFile(); temporary.write(b'kept')")
+    (fork,) = await context.fork()
+    await value(fork, "os.write(twin, b'45'); file.write(b'67'); apart.read(3)")
+    assert await value(fork, "open(path).read(), apart.tell(), other.tell()") == "('01234567', 3, 0)"
+    assert await value(context, "file.tell(), os.lseek(twin, 0, 1), apart.tell()") == "(4, 4, 0)"
+    assert await value(fork, "temporary.seek(0); temporary.read()") == "b'kept'"
+
+
+async def test_shared_memory_that_is_nobody_elses_is_copied(box: Sandbox):
+    """Locks of `multiprocessing`, which many libraries make; one that is held in a copy is free in the others."""
+    context = box.context()
+    await value(context, "import mmap, multiprocessing as mp, os\nlock = mp.RLock(); memory = mmap.mmap(-1, 8192)")
+    await value(context, "memory[:6] = b'before'")
+    (fork,) = await context.fork()
+    await value(fork, "lock.acquire(); memory[:6] = b'forked'")
+    assert await value(context, "lock.acquire(timeout=5), memory[:6]") == "(True, b'before')"
+    await value(fork, "pid = os.fork()\nif pid == 0:\n    memory[:6] = b'child!'; os._exit(0)\nos.waitpid(pid, 0)")
+    assert await value(fork, "memory[:6]") == "b'child!'"
+
+
 async def test_contexts_of_root_are_copied(engine: Engine):
     box = await engine.create(SandboxSpec(user="root", sudo=True))
     try:
@@ -121,6 +148,24 @@ async def test_output_of_a_copy_is_its_own(box: Sandbox):
     ).result()
     assert (run.stdout, run.stderr) == ("a\nb\nc\n", "d\n")
     assert await value(context, "print('mine')") == "mine"
+
+
+async def test_a_fork_is_a_context_like_any_other(box: Sandbox):
+    """It is interrupted alone, asks, prefers to be killed while it executes, restarts, and is removed."""
+    (fork,) = await box.context().fork()
+    async with fork.execute("print('go', flush=True)\nwhile True: pass") as execution:
+        async for event in execution:
+            if isinstance(event, Output):
+                assert fork.interrupt() and not box.context().interrupt()
+    assert execution.ended is not None and execution.ended.outcome == "interrupted"
+    assert (await fork.execute("input('?') + '!'", input=["yes"]).result()).text == "'yes!'"
+    score = "open('/proc/self/oom_score_adj').read().strip()"
+    assert await value(fork, score) == await value(box.context(), score)
+    await fork.restart()
+    assert await value(fork, "1 + 1") == "2"
+    box.remove_context(fork.id)
+    with pytest.raises(errors.ContextNotFound):
+        fork.execute("1")
 
 
 async def test_figures_and_fonts_come_along(box: Sandbox):
@@ -189,7 +234,10 @@ _REFUSED = {
     r"pipe:\[": ("import os; ends = os.pipe()", "[os.close(end) for end in ends]"),
     "eventpoll": ("import select; poll = select.epoll()", "poll.close()"),
     "sleep": ("import subprocess; child = subprocess.Popen(['sleep', '100'])", "child.kill(); child.wait()"),
-    "shared memory": ("import mmap; memory = mmap.mmap(-1, 4096)", "memory.close()"),
+    "shared memory": (
+        "import mmap, os; fd = os.memfd_create('m'); os.ftruncate(fd, 4096); memory = mmap.mmap(fd, 4096)",
+        "memory.close(); os.close(fd)",
+    ),
     "ITIMER_REAL": ("import signal; signal.alarm(100)", "signal.alarm(0)"),
     "waiting": ("import asyncio; task = asyncio.create_task(asyncio.sleep(100), name='waiting')", "task.cancel()"),
     "locked files": (
@@ -247,6 +295,24 @@ async def test_a_context_goes_back_after_its_kernel_died(box: Sandbox):
     assert (await context.execute("import os; os._exit(3)").result()).outcome == "died"
     await context.rollback(mark.id)
     assert await value(context, "x") == "1"
+
+
+async def test_marks_and_forks_outlast_a_pause(engine: Engine):
+    box = await engine.create(SandboxSpec())
+    try:
+        context = box.context()
+        await value(context, "x = 1")
+        mark = await context.checkpoint()
+        (fork,) = await context.fork()
+        await value(context, "x = 2")
+        await engine.pause(box.id, box.spec.owner)
+        with pytest.raises(errors.SandboxPaused):
+            await context.rollback(mark.id)
+        await engine.resume(box.id, box.spec.owner)
+        await context.rollback(mark.id)
+        assert [await value(each, "x") for each in (context, fork)] == ["1", "1"]
+    finally:
+        await box.kill()
 
 
 async def test_how_a_copy_ended_is_told(box: Sandbox):

@@ -191,7 +191,7 @@ async def test_history_is_kept_of_a_cell_whose_reader_left_and_of_a_context_that
     with pytest.raises(errors.ContextNotFound):
         history_of(box, "nobody")
     with pytest.raises(errors.ContextNotFound):
-        notebook_of(box, "nobody")
+        await notebook_of(box, "nobody")
 
 
 async def test_a_notebook_is_of_one_context(box: Sandbox):
@@ -199,12 +199,12 @@ async def test_a_notebook_is_of_one_context(box: Sandbox):
     await run(box, "handle = display('old', display_id='d')")
     await run(box, "update_display('new', display_id='d'); print('gone'); clear_output(); print('stays')")
     other = await box.create_context(language="bash")
-    made = json.loads(notebook_of(box))
+    made = json.loads(await notebook_of(box))
     picture, shown, cleared = made["cells"]
     assert picture["outputs"][0]["data"]["image/png"].startswith("iVBOR")
     assert shown["outputs"][0]["data"]["text/plain"] == ["'new'"]
     assert [each["text"] for each in cleared["outputs"]] == [["stays\n"]]
-    assert json.loads(notebook_of(box, other.id))["metadata"]["kernelspec"]["name"] == "bash"
+    assert json.loads(await notebook_of(box, other.id))["metadata"]["kernelspec"]["name"] == "bash"
 
 
 async def test_a_fork_has_run_what_its_origin_had(box: Sandbox):

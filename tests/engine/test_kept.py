@@ -16,6 +16,8 @@ from cloche.engine import lasting
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 Opening = Callable[[Config], Engine]
 ME = "local"
 

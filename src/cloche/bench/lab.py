@@ -12,8 +12,9 @@ import msgspec
 from cloche.bench import ipykernel_peer, programs
 from cloche.bench.samples import Book, expect
 from cloche.config import Config, Pool
+from cloche.engine.metrics import measured_inside
 from cloche.events import Run
-from cloche.model import Struct
+from cloche.model import SandboxSpec, Struct
 from cloche.sdk.embedded import Embedded, using
 from cloche.sdk.sandbox import Sandbox
 
@@ -116,6 +117,16 @@ class Lab:
     def raw_cost_seconds(self) -> float:
         """Of the zygote that makes the sandboxes without a pool."""
         return self._empty.call(lambda: self._empty.engine.housing.raw_cost_seconds())
+
+    def memory_bytes(self, box: Sandbox) -> int:
+        """What a sandbox of the engine with a pool uses, by its cgroup; without one, far too much, as init sees it."""
+
+        async def read() -> int:
+            guest = (await self._pooled.engine.get(box.id, SandboxSpec().owner)).guest
+            used = guest.cell.stats().memory_bytes
+            return used if used is not None else (await measured_inside(guest)).memory_bytes or 0
+
+        return self._pooled.call(read)
 
     def _start(self, engine: Embedded) -> None:
         began = time.perf_counter()

@@ -24,6 +24,7 @@ WRITABLE = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
 
 # A program of the guest's, which every sandbox could run: by its text, as not every backend shows it by a path.
 _COPYING = (Path(__file__).parent.parent / "guest" / "copying.py").read_text("utf-8")
+_PLAIN = {"PATH": "/opt/cloche/front/bin:/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"}  # whatever steps have set
 _USERS: dict[str, User] = {"user": "user", "1000": "user", "root": "root", "0": "root"}
 _IDS = {"user": 1000, "root": 0}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -90,7 +91,7 @@ class Workshop:
             )
             uid = str(_IDS[_user(user) if user else self.user])
             program = ("python3", "-I", "-c", _COPYING)
-            exited = await self._watch((*program, archive, source, target, uid, mode), "root", {}, name)
+            exited = await self._watch((*program, archive, source, target, uid, mode), "root", _PLAIN, name)
         except errors.FileNotFound:
             said = f"the files of COPY {source} were not uploaded, or are no longer kept: build again"
             raise errors.TemplateBuildFailed(said) from None

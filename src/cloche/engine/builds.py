@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import hashlib
 import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from cloche import errors
+from cloche.engine.build_layers import Layers
 from cloche.engine.build_log import BuildLog
-from cloche.engine.build_steps import Step, Workshop
+from cloche.engine.building import Builder, Plan, Progress
+from cloche.engine.building import Site as Site
 from cloche.engine.instance import Instance
-from cloche.engine.lasting import Source
-from cloche.engine.sandbox import Sandbox
-from cloche.model import Launch, Limits, SandboxSpec, Snapshot, Struct, Template, new_id
-from cloche.network_policy import NetworkPolicy
-from cloche.store.build_files import BuildFiles
-from cloche.store.template_builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, StoredBuilds, Tag
+from cloche.engine.stores import Stores
+from cloche.model import Limits, Template
+from cloche.store.template_builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, Tag
 from cloche.telemetry import log
 
 MAX_AT_ONCE = 4  # of one owner; others wait
 MAX_WAITING = 32
-MAX_BUILDS = 2000  # of one owner, that are known
+MAX_BUILDS = 1000  # of one owner, that are known
 BUILD_SECONDS = 1800.0
 MAX_LOGS = 16  # of builds that have ended, in memory
 RESTARTED = "the server was restarted"
@@ -40,36 +37,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-class Plan(Struct):
-    """What a template is built from."""
-
-    base: str  # a template's name, an alias of one, or a snapshot or built template of the owner's
-    steps: tuple[Step, ...] = ()
-    start_command: str | None = None
-    ready_command: str | None = None
-    network: NetworkPolicy | None = None  # of the steps
-    force: bool = False  # build it though the same was built before
-
-
-class Site(NamedTuple):
-    """What builds need of the engine."""
-
-    found: Callable[[str, str], Awaitable[Template | Snapshot]]  # what a name means to an owner
-    create: Callable[[SandboxSpec], Awaitable[Sandbox]]
-    restore: Callable[[SandboxSpec, str], Awaitable[Sandbox]]  # a sandbox with the files of an image
-    source_of: Callable[[Sandbox], Awaitable[Source]]  # its files as an image, to be kept or discarded
-    discard: Callable[[str], Awaitable[None]]
-    check_room: Callable[[str], Awaitable[None]]  # raises InvalidRequest where an owner keeps too much already
-    check_limits: Callable[[Limits], None]  # raises InvalidRequest that says what is allowed
-
-
 class Builds:
-    def __init__(
-        self, site: Site, store: StoredBuilds, files: BuildFiles, instance: Instance, aliases: Mapping[str, str]
-    ):
+    def __init__(self, site: Site, stores: Stores, instance: Instance, aliases: Mapping[str, str]):
         self._site = site
-        self._store = store
-        self.files = files
+        self._store = stores.builds
+        self.files = stores.build_files
+        self._layers = Layers(stores.snapshots, site.discard)
+        self._builder = Builder(site, stores.builds, stores.build_files, self._layers, aliases)
         self._instance = instance
         self._aliases = aliases
         self._logs: dict[str, BuildLog] = {}
@@ -80,6 +54,7 @@ class Builds:
         """What a process left that was killed has failed, and nothing of it remains."""
         failed = await self._store.clean(self._instance.is_live, RESTARTED)
         await self.files.clean()
+        await self._layers.clean()
         if failed:
             log.info("template_builds.failed", builds=failed, reason=RESTARTED)
 
@@ -113,7 +88,7 @@ class Builds:
                 f"name: {name[:100]!r} cannot name a template: use letters, digits, '.', '_', '-' and '/', and a tag "
                 "after a colon"
             )
-        if any(fnmatch.fnmatchcase(name, alias) for alias in self._aliases):
+        if any(fnmatch.fnmatchcase(name, alias.partition(":")[0]) for alias in self._aliases):  # with any tag
             raise errors.InvalidRequest(f"name: {name!r} is the name of a template of this server: choose another")
         try:
             found = await self._site.found(name, owner)
@@ -128,6 +103,21 @@ class Builds:
         if found is None:
             raise errors.TemplateNotFound(f"there is no template {ref!r} that was built here")
         return found
+
+    async def why_not(self, ref: str, owner: str) -> errors.TemplateNotFound | None:
+        """Why no sandbox can be made from it though a template of that name was asked for; None: there is none."""
+        template = await self._store.template(ref.partition(":")[0], owner)
+        if template is None:
+            return None
+        tags, wanted = [each.tag for each in await self.tags(template)], ref.partition(":")[2] or DEFAULT_TAG
+        if not tags:
+            return errors.TemplateNotFound(f"no build of the template {template.name!r} is ready yet")
+        return errors.TemplateNotFound(f"the template {template.name!r} has no tag {wanted!r}: it has {_said(tags)}")
+
+    async def id_of(self, ref: str, owner: str) -> str | None:
+        """That of the template which a name of it, or its id, means; None if it is none."""
+        found = await self._store.template(ref.partition(":")[0], owner)
+        return None if found is None else found.id
 
     async def owner_of(self, id: str) -> str:
         """Whose the template of that id is. Raises TemplateNotFound."""
@@ -154,14 +144,12 @@ class Builds:
         """
         template = await self.template(target, owner)
         bare = [checked_tag(_without_name(tag, template.name)) for tag in tags]
-        wanted = target.partition(":")[2] or DEFAULT_TAG
         found = {each.tag: each.build for each in await self.tags(template)}
-        if wanted not in found:
-            raise errors.TemplateNotFound(
-                f"the template {template.name!r} has no tag {wanted!r}: it has {_said(found)}"
-            )
-        await self._store.assign(template.id, bare, found[wanted])
-        return found[wanted]
+        build = found.get(target.partition(":")[2] or DEFAULT_TAG)
+        if build is None:
+            raise await self.why_not(target, owner) or errors.TemplateNotFound(f"{target!r} was deleted just now")
+        await self._store.assign(template.id, bare, build)
+        return build
 
     async def unassign(self, name: str, tags: Sequence[str], owner: str) -> None:
         """Raises TemplateNotFound."""
@@ -217,7 +205,7 @@ class Builds:
                 if room.locked():
                     said.say(f"waiting: {MAX_AT_ONCE} builds go on already")
                 async with room:
-                    await self._make(build, plan, said, progress)
+                    await self._builder.make(build, plan, said, progress)
         except TimeoutError:
             await self._fail(build, said, progress, f"it took longer than {BUILD_SECONDS:.0f} s")
         except asyncio.CancelledError:
@@ -242,99 +230,6 @@ class Builds:
             log.error("template_build.not_recorded", build=build.id, error=str(error))
         log.info("template_build.failed", build=build.id, owner=build.owner, step=progress.step)
 
-    async def _make(self, build: Build, plan: Plan, said: BuildLog, progress: Progress) -> None:
-        base = await self._base(plan.base, build.owner)
-        ref = base.ref if isinstance(base, Template) else base.id
-        said.say(_on_what(plan.base, base), step=progress.step)
-        build = msgspec.structs.replace(build, recipe=_digest(plan, ref, build.limits))
-        if not plan.force and (same := await self._store.same(build.owner, build.recipe or "")) is not None:
-            said.say("all steps are cached: the same was built before", step=progress.step)
-            await self._finish(build, said, None, same)
-            return
-        await self._site.check_room(build.owner)
-        sandbox = await self._sandbox(base, plan, build.limits)
-        try:
-            snapshot = await self._do(sandbox, base, build, plan, said, progress)
-        finally:
-            await sandbox.kill("the build has ended")
-        try:
-            await self._finish(build, said, snapshot, snapshot.id)
-        except BaseException:
-            await asyncio.shield(self._site.discard(snapshot.image))
-            raise
-
-    async def _base(self, ref: str, owner: str) -> Template | Snapshot:
-        """Raises TemplateNotFound that says what there is: most who meet it wanted a Docker image."""
-        try:
-            return await self._site.found(ref, owner)
-        except errors.TemplateNotFound:
-            aliases = ", ".join(self._aliases)
-            raise errors.TemplateNotFound(
-                f"there is no template {ref!r}, and images are not pulled from registries here. Build from a template "
-                f"of this server or of your own; these names of images stand for one: {aliases}"
-            ) from None
-
-    async def _sandbox(self, base: Template | Snapshot, plan: Plan, limits: Limits) -> Sandbox:
-        """Nobody's: it is on no list and leaves no record."""
-        spec = SandboxSpec(limits=limits, network=plan.network, sudo=True, cwd="/home/user", owner="")
-        if isinstance(base, Template):
-            return await self._site.create(msgspec.structs.replace(spec, template=base.ref))
-        spec = msgspec.structs.replace(spec, template=base.template, env=base.env)
-        return await self._site.restore(spec, base.image)
-
-    async def _do(
-        self,
-        sandbox: Sandbox,
-        base: Template | Snapshot,
-        build: Build,
-        plan: Plan,
-        said: BuildLog,
-        progress: Progress,
-    ) -> Snapshot:
-        begin = (base.launch if isinstance(base, Snapshot) else None) or Launch()
-        workshop = Workshop(sandbox, build.owner, self.files, said, begin)
-        for number, step in enumerate(plan.steps, 1):
-            progress.step = str(number)
-            said.say(f"[{number}/{len(plan.steps)}] {step.kind} {_words(step)}", step=progress.step)
-            await workshop.do(step, progress.step)
-        progress.step = "finalize"
-        source = await self._site.source_of(sandbox)
-        return Snapshot(
-            id=new_id("s"),
-            owner=build.owner,
-            sandbox=sandbox.id,
-            template=source.record.template,
-            image=source.image,
-            bytes=source.bytes,
-            created_at=time.time(),
-            env={**(base.env if isinstance(base, Snapshot) else {}), **workshop.env},
-            limits=build.limits,
-            launch=Launch(
-                user=workshop.user,
-                cwd=workshop.cwd,
-                start_command=plan.start_command if plan.start_command is not None else begin.start_command,
-                ready_command=plan.ready_command if plan.ready_command is not None else begin.ready_command,
-            ),
-        )
-
-    async def _finish(self, build: Build, said: BuildLog, snapshot: Snapshot | None, id: str) -> None:
-        if snapshot is not None and snapshot.launch is not None and snapshot.launch.start_command is not None:
-            said.say("the start command runs whenever a sandbox is made from it", step="finalize")
-        said.say("the template is ready", step="finalize")
-        ready = msgspec.structs.replace(
-            build, state="ready", snapshot=id, logs=tuple(said.last()), updated_at=time.time()
-        )
-        superseded = await self._store.finish(ready, snapshot)
-        log.info("template_build.ready", build=build.id, owner=build.owner, bytes=snapshot.bytes if snapshot else 0)
-        for image in superseded:
-            await self._site.discard(image)
-
-
-class Progress:
-    """Where a build is, for whoever says why it failed."""
-
-    step = "base"
-
 
 def split(name: str) -> tuple[str, str | None]:
     """A name and its tag, if it has one. Raises InvalidRequest."""
@@ -357,24 +252,5 @@ def _without_name(tag: str, name: str) -> str:
     return bare
 
 
-def _said(tags: Mapping[str, Any]) -> str:
-    return ", ".join(tags) or "none"
-
-
-def _on_what(asked: str, base: Template | Snapshot) -> str:
-    if isinstance(base, Template):
-        alias = "" if asked.partition("@")[0] == base.name else f", which {asked} stands for on this server"
-        return f"[base] FROM {base.ref} (Python {base.python_version}){alias}"
-    return f"[base] FROM {asked} ({base.id})"
-
-
-def _words(step: Step) -> str:
-    if step.kind == "RUN":
-        return step.args[0][:1000] + (f" (as {step.args[1]})" if step.args[1:] else "")
-    return " ".join(step.args[::2] if step.kind == "ENV" else step.args[:2])[:1000]  # never a variable's value
-
-
-def _digest(plan: Plan, base: str, limits: Limits) -> str:
-    """Of all that decides what comes out."""
-    parts = (base, limits, plan.steps, plan.start_command, plan.ready_command)
-    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+def _said(tags: Sequence[str]) -> str:
+    return ", ".join(sorted(tags)[:20])

@@ -194,6 +194,7 @@ class Context:
         self._check_usable()
         self._marks.kernel(mark)
         async with self._turn:
+            self._check_usable()
             copy = await self._home.branch_kernel(self._marks.kernel(mark))
             try:
                 self._marks.kernel(mark)  # a restart forgets it

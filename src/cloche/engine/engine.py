@@ -68,7 +68,7 @@ class Engine:
         self.snapshots = Snapshots(stores.snapshots, self._images, config.kept)
         self._lasting = Lasting(config.kept, self, instance, stores.records, self._images, self.snapshots)
         self.runs = Runs(stores.runs, instance, config.runs)
-        self.builds = Builds(self._site(), stores.builds, stores.build_files, instance, config.aliases)
+        self.builds = Builds(self._site(), stores, instance, config.aliases)
         self.tally = Tally()
         self._making = Making(config, instance, self.housing, self.networks, self._images, self.tally, self)
 
@@ -359,9 +359,9 @@ class Engine:
             return snapshot
         try:
             return await self.housing.template(ref)
-        except errors.TemplateNotFound:
+        except errors.TemplateNotFound as error:
             if (named := await self.snapshots.find(ref, owner)) is None:
-                raise
+                raise await self.builds.why_not(ref, owner) or error from None
             return named
 
     # -- for those who make sandboxes

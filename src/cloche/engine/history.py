@@ -6,6 +6,7 @@ somebody asks. What is too much goes: first outputs, then cells, the oldest firs
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections import deque
@@ -124,11 +125,15 @@ def history_of(sandbox: Kept, context: str | None = None) -> History:
     return found
 
 
-def notebook_of(sandbox: Kept, context: str | None = None) -> bytes:
+async def notebook_of(sandbox: Kept, context: str | None = None) -> bytes:
     """The cells of one context, the default one without, as a file for Jupyter. Raises ContextNotFound, Gone."""
     found = history_of(sandbox, context or sandbox.context().id)
     language = found[0].language if found else sandbox.context(context).language
-    return notebook.encode(notebook.notebook(found, language, found.dropped))
+    return await asyncio.to_thread(_encoded, found, language)  # megabytes, perhaps
+
+
+def _encoded(cells: History, language: str) -> bytes:
+    return notebook.encode(notebook.notebook(cells, language, cells.dropped))
 
 
 class _Text:

@@ -14,7 +14,8 @@ from itertools import islice
 
 MAX_NAME = 200
 MAX_KEYS = 10_000  # of a dictionary that is gone through
-_HEAP_TYPE = 1 << 9  # made at run time; others are C code's own, and nobody can change them
+_HEAP_TYPE = 1 << 9  # made at run time; others are C code's own, and nobody can change them, as those
+_IMMUTABLE_TYPE = 1 << 8  # of C code's that are made at run time and have this
 
 # Of any class, whatever its metaclass does
 class_dict = type.__dict__["__dict__"].__get__
@@ -36,7 +37,9 @@ def type_name(kind: type) -> str:
 
 
 def is_static(kind: type) -> bool:
-    return not _class_flags(kind) & _HEAP_TYPE
+    """Whether it is C code's own, and as it was made."""
+    flags = _class_flags(kind)
+    return not flags & _HEAP_TYPE or bool(flags & _IMMUTABLE_TYPE)
 
 
 def inherits(kind: type, base: type) -> bool:

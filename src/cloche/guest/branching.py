@@ -14,14 +14,16 @@ import random
 import selectors
 import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
-from cloche.guest import copyable, pools, tracebacks
+from cloche.guest import copyable, pools, shared_memory, tracebacks
 from cloche.guest.channel import Channel, flush
 from cloche.guest.copyable import NotCopyable
 
-_NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW  # flags for the first time that a file is opened
+_NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW | os.O_TMPFILE  # only when a file is first opened
+_WRITERS = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _NO_ROOM = "the sandbox has as many processes, or as much memory, as it may have: end something first"
 
 
@@ -84,16 +86,19 @@ class Branching:
         finally:
             for fd in again.values():
                 os.close(fd)
-        if crowded:
-            _refuse_if_still_crowded(pid)
+        try:
+            _look_again(crowded)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         return pid
 
 
-def _refuse_if_still_crowded(pid: int) -> None:
-    """Libraries that can be copied have ended their threads by now; whose are left cannot."""
-    if pools.some_stay():
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+def _look_again(crowded: bool) -> None:
+    """While the copy gets ready: what takes long to see, or is seen only after the fork. Raises NotCopyable."""
+    copyable.check_shared_memory()
+    if crowded and pools.some_stay():  # libraries that can be copied have ended theirs by now
         raise NotCopyable(f"this program cannot be copied: {pools.suspects()} has threads of its own that stay")
 
 
@@ -107,6 +112,7 @@ def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: 
             for fd in fds:
                 _put(output, fd)
         _renew(loop)
+        shared_memory.renew()
     except BaseException:  # noqa: BLE001 - a fork must never run on into its parent's code
         sys.excepthook(*sys.exc_info())
         os._exit(1)
@@ -136,28 +142,30 @@ def _fork() -> int:
 
 
 def _end_helpers() -> None:
-    """A progress bar leaves a thread behind, which the next one starts again."""
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    monitor = getattr(tqdm, "monitor", None)
-    if monitor is not None and hasattr(monitor, "exit"):
-        monitor.exit()
-        tqdm.monitor = None  # type: ignore[union-attr]
+    """A progress bar leaves a thread behind, which watches those that are open and is started again by the next."""
+    for thread in threading.enumerate():
+        if type(thread).__module__ == "tqdm._monitor":
+            thread.exit()  # type: ignore[attr-defined]
 
 
 def _flush_files(files: list) -> None:
     """What the program has written and Python keeps would be written by both."""
     if any(copyable.is_writable(fd) for fd in files):
         for each in gc.get_objects():
-            if isinstance(each, (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
+            if issubclass(type(each), _WRITERS):  # `isinstance` would ask the program's own objects
                 flush(each)
 
 
 def _open_again(files: list) -> dict:
-    """By its number, every one of these files, opened once more and at the same place. Raises NotCopyable."""
+    """By its number, every one of these files, opened once more and at the same place. Raises NotCopyable.
+
+    Two numbers of one open file, which move together, are that again.
+    """
     again: dict = {}
     for fd in files:
         try:
-            again[fd] = _opened_again(fd)
+            twin = next((other for other in again if copyable.move_together(other, fd)), None)
+            again[fd] = _opened_again(fd) if twin is None else os.dup(again[twin])
         except OSError as error:
             for opened in again.values():
                 os.close(opened)

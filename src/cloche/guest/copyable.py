@@ -15,9 +15,10 @@ import sys
 import threading
 from typing import Any
 
+from cloche.guest import shared_memory
+
 _MOST_NAMED = 5
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_SHARED = ("/dev/zero", "/dev/shm/", "/memfd:", "/SYSV", "/anon_hugepage", "/[aio]")
 
 
 class NotCopyable(Exception):
@@ -56,10 +57,18 @@ def check(loop: Any, branches: set, descriptors: Descriptors) -> None:
         "connections or pipes": [f"{target(fd)} as descriptor {fd}" for fd in descriptors.others],
         "running child processes": _children(branches),
         "locked files": [target(fd) for fd in descriptors.files if _is_locked(fd)],
-        "shared memory": _shared_memory(),
         "timers": _timers(),
         "tasks of the event loop": _tasks(loop),
     }
+    _refuse(found)
+
+
+def check_shared_memory() -> None:
+    """The same of memory that both would write to. It takes a while to see, in which the copy gets ready."""
+    _refuse({"shared memory": shared_memory.unfit()})
+
+
+def _refuse(found: dict) -> None:
     if any(found.values()):
         parts = [f"{what} ({_named(names)})" for what, names in found.items() if names]
         raise NotCopyable(f"this program cannot be copied while it has {', '.join(parts)}: end or close these first")
@@ -98,15 +107,6 @@ def _is_locked(fd: int) -> bool:
     return "\nlock:" in _about(fd)
 
 
-def _shared_memory() -> list:
-    """Writable, and of nothing that has a name of its own among files. (Files are not copied, mapped or not.)"""
-    with open("/proc/self/maps", errors="replace") as file:
-        shared = [
-            line.split(maxsplit=5)[5].rstrip() for line in file if line[line.find(" ") :].startswith((" rw-s", " rwxs"))
-        ]
-    return [name for name in shared if name.startswith(_SHARED) or name.endswith("(deleted)")]
-
-
 def _timers() -> list:
     timers = {
         "ITIMER_REAL": signal.ITIMER_REAL,
@@ -137,6 +137,21 @@ def place_and_flags(fd: int) -> tuple:
     """Where it stands in its file, and how it was opened."""
     fields = dict(line.split(":", 1) for line in _about(fd).splitlines() if ":" in line)
     return int(fields["pos"]), int(fields["flags"], 8)
+
+
+def move_together(fd: int, other: int) -> bool:
+    """Whether both are numbers of one open file. The system tells nobody here, so one is moved for a moment."""
+    info = os.fstat(fd)
+    if _identity(info) != _identity(os.fstat(other)) or not stat.S_ISREG(info.st_mode):
+        return False
+    place, flags = place_and_flags(fd)
+    if place_and_flags(other)[0] != place or flags & os.O_PATH:
+        return False
+    os.lseek(fd, place + 1, os.SEEK_SET)
+    try:
+        return place_and_flags(other)[0] == place + 1
+    finally:
+        os.lseek(fd, place, os.SEEK_SET)
 
 
 def is_writable(fd: int) -> bool:

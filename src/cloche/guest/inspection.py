@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import datetime
-import decimal
 import gc
 import re
 import sys
@@ -135,6 +134,8 @@ def preview(value: object, room: int, depth: int = 0) -> str:
         return show(value, max(room, 8), depth)  # type: ignore[arg-type]
     if bare.inherits(kind, type):
         return f"<class '{arrays.public_name(value)}'>"  # type: ignore[arg-type]
+    if bare.is_static(kind) and bare.type_name(kind) == "decimal.Decimal":
+        return repr(value)
     number = arrays.scalar(value)
     return preview(number, room, depth) if id(type(number)) in _NUMBERS else _opaque(kind)
 
@@ -252,7 +253,7 @@ _SIZED_TYPES = (
 _SIZED = {id(each) for each in _SIZED_TYPES}
 _BUILTIN_TYPES = (
     *_SIZED_TYPES, int, float, complex, bool, type(None),
-    datetime.datetime, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal,
+    datetime.datetime, datetime.date, datetime.time, datetime.timedelta,
 )  # fmt: skip
 _BUILTIN = {id(each) for each in _BUILTIN_TYPES}
 _NUMBERS = {
@@ -262,7 +263,7 @@ _PREVIEWS = {
     id(kind): show
     for kinds, show in (
         ((float, complex, bool, type(None), type(...), type(NotImplemented), range), _plain),
-        ((datetime.date, datetime.timedelta, datetime.timezone, decimal.Decimal), _plain),
+        ((datetime.date, datetime.timedelta, datetime.timezone), _plain),
         ((datetime.datetime, datetime.time), _moment),
         ((int,), _int),
         ((str,), _str),

@@ -38,7 +38,7 @@ class Stillness:
         return {"still": still}
 
     def _release(self, header: dict, _: bytes) -> dict:
-        """Children first: a shell that waits for them would otherwise find them stopped, and say so."""
+        """Who was stopped last goes on first: a shell that waits for its children would else find them stopped."""
         self._watchman.resting = False
         for reception in self._receptions:
             reception.go_on()
@@ -47,19 +47,25 @@ class Stillness:
         return {}
 
     def _stop_all(self) -> bool:
-        """Parents first, so that none sees its child stop.
+        """One generation after the other: who waits for a child, and does not stand still himself, sees it stop.
 
-        Who was in the middle of a fork finishes it, and its child comes after we have looked: so we look again.
+        Who was in the middle of a fork finishes it, and its child comes after we have looked; and who forks and ends at
+        once is never where we look. But nobody is left to bury those that have ended: while some still do, their number
+        grows. So all stand still when we have looked twice and found the same, and nobody who moves.
         """
         until = time.monotonic() + _SECONDS
-        while moving := _moving():
-            if time.monotonic() > until:
-                return False
-            for pid in moving:
+        before: set = set()
+        while time.monotonic() < until:
+            there, moving = _look()
+            if not moving and there == before:
+                return True
+            for pid in [pid for pid, watcher in moving.items() if watcher not in moving]:
                 _signal(pid, signal.SIGSTOP)
-            self._stopped += [pid for pid in moving if pid not in self._stopped]
+                if pid not in self._stopped:
+                    self._stopped.append(pid)
+            before = there
             time.sleep(_LOOK_SECONDS)
-        return True
+        return False
 
 
 def _signal(pid: int, number: int) -> None:
@@ -69,10 +75,16 @@ def _signal(pid: int, number: int) -> None:
         pass
 
 
-def _moving() -> list:
-    """The programs that do not stand still, parents first."""
+def _look() -> tuple:
+    """All programs; and those that do not stand still, each with who would see it stop.
+
+    That is its parent, unless that one is in the kernel, and waits for it there (vfork).
+    """
     states = _states()
-    return [pid for pid in _descending(states) if not _stands_still(pid, states)]
+    there = _ours(states)
+    deep = {pid for pid, (state, _) in states.items() if state == b"D"}
+    moving = [pid for pid in there if not _stands_still(pid, states)]
+    return set(there), {pid: None if states[pid][1] in deep else states[pid][1] for pid in moving}
 
 
 def _states() -> dict:
@@ -89,8 +101,8 @@ def _states() -> dict:
     return found
 
 
-def _descending(states: dict) -> list:
-    """Ours but init, each after its parent. Behind walls all are, also the first kernel, whose parent is outside."""
+def _ours(states: dict) -> list:
+    """All below init. Behind walls that is everybody, also the first kernel, whose parent is outside."""
     own = os.getpid()
     children: dict = {}
     for pid, (_, parent) in states.items():

@@ -192,7 +192,7 @@ class NearContext:
         return history_of(await self._home.awake(), self.id)
 
     async def notebook(self) -> bytes:
-        return notebook_of(await self._home.awake(), self.id)
+        return await notebook_of(await self._home.awake(), self.id)
 
 
 class NearCommands:

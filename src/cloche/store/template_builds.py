@@ -27,6 +27,7 @@ KEPT_UNTAGGED = 10  # builds of a template that no tag means any more
 KEPT_SECONDS = 7 * 86400.0  # of builds that failed or never began
 
 _BUILD = "SELECT body FROM template_builds"
+_BUILD_WITHOUT_LOGS = "SELECT json_remove(body, '$.logs') FROM template_builds"
 
 
 class BuiltTemplate(Struct):
@@ -99,8 +100,8 @@ class StoredBuilds:
         return None if row is None else _decoded(row)
 
     async def builds(self, template: str) -> Sequence[Build]:
-        """The newest first."""
-        query = f"{_BUILD} WHERE template = ? ORDER BY created_at DESC, id"
+        """The newest first, without their logs."""
+        query = f"{_BUILD_WITHOUT_LOGS} WHERE template = ? ORDER BY created_at DESC, id"
         rows = await self._database.do(lambda db: db.execute(query, (template,)).fetchall())
         return [_decoded(row) for row in rows]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.e2b import builds_wire as wire
-from cloche.api.e2b.control_network import bounded
+from cloche.api.e2b.control_network import policy_for
 from cloche.api.e2b.control_wire import decode, whole_number
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.network_wire import Egress
@@ -71,7 +72,9 @@ class ControlBuilds:
 
     async def start(self, request: Request) -> Response:
         build = await self._build(request)
-        await self._builds.start(build, wire.plan(await self._desk.body(request), self._network()))
+        plan = wire.plan(await self._desk.body(request))
+        network = await self._network(plan.base, build.owner)
+        await self._builds.start(build, msgspec.structs.replace(plan, network=network))
         return Response(status_code=202)
 
     async def status(self, request: Request) -> Response:
@@ -100,10 +103,13 @@ class ControlBuilds:
     async def _build(self, request: Request) -> Build:
         return await self._builds.build(await self._template(request), request.path_params["build"])
 
-    def _network(self) -> NetworkPolicy | None:
-        """What sandboxes of E2B's clients have that ask for nothing."""
-        networks = self._desk.engine.networks
-        return bounded(Egress(), networks) if networks.sealed else None
+    async def _network(self, base: str, owner: str) -> NetworkPolicy | None:
+        """What sandboxes of that template have whose clients ask for nothing."""
+        try:
+            template = await self._desk.engine.template(base, owner)
+        except errors.TemplateNotFound:  # the build will say so
+            return None
+        return policy_for(Egress(), template, self._desk.engine.networks)
 
     def _upload_url(self, request: Request, id: str, digest: str) -> str:
         """Where the client has reached us, as far as we can tell."""

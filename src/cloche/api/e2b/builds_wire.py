@@ -11,9 +11,8 @@ from cloche.api.e2b.control_replies import ENVD_VERSION, Json, size
 from cloche.api.e2b.control_wire import decode, whole_number
 from cloche.api.e2b.replies import NotOffered, timestamp
 from cloche.engine.build_steps import Step, StepKind
-from cloche.engine.builds import Plan
+from cloche.engine.building import Plan
 from cloche.model import MIB, Limits, Struct
-from cloche.network_policy import NetworkPolicy
 from cloche.store.template_builds import Build, BuiltTemplate, LogEntry, Tag
 
 MAX_STEPS = 500
@@ -97,8 +96,8 @@ def wanted(body: bytes) -> Wanted:
     return Wanted(name=name, tags=tuple(asked.tags or ()), cpus=asked.cpuCount, memory_mb=asked.memoryMB)
 
 
-def plan(body: bytes, network: NetworkPolicy | None) -> Plan:
-    """What is to be built, with what the steps may reach."""
+def plan(body: bytes) -> Plan:
+    """What is to be built."""
     asked = decode(body, StartBuild)
     if asked.fromImageRegistry:
         raise NotOffered("fromImageRegistry: this server takes no images from registries; build from a template")
@@ -112,8 +111,8 @@ def plan(body: bytes, network: NetworkPolicy | None) -> Plan:
         steps=tuple(_step(number, step) for number, step in enumerate(steps, 1)),
         start_command=asked.startCmd,
         ready_command=asked.readyCmd,
-        network=network,
         force=bool(asked.force) or any(step.force for step in steps),
+        fresh_from=0 if asked.force else next((index for index, step in enumerate(steps) if step.force), None),
     )
 
 

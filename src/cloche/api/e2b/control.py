@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from functools import partial
 
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from cloche.api.e2b.control_wire import Listing, Wanted, listing, metadata_filte
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.repeats import Repeats
 from cloche.api.e2b.replies import json_reply, microseconds
-from cloche.api.e2b.residents import Resident, Residents, alias_of, notes_of, template_name
+from cloche.api.e2b.residents import Resident, Residents, alias_of, notes_of, template_id, template_name
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec, Template, new_id
@@ -96,8 +97,9 @@ class Control:
     async def _make(self, owner: str, wanted: Wanted) -> Resident:
         self._desk.check_timeout("timeout", wanted.timeout_seconds, least=1)
         template = await self._template(wanted.template, owner)
+        built = await self._built(wanted.template, template, owner)
         id = new_id()
-        own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": id, "E2B_TEMPLATE_ID": template.ref}
+        own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": id, "E2B_TEMPLATE_ID": built or template.ref}
         spec = SandboxSpec(
             template=wanted.template,
             env={**wanted.env, **own},
@@ -111,7 +113,7 @@ class Control:
             on_deadline=wanted.on_deadline,
             pause_memory=wanted.pause_memory,
             auto_resume=wanted.auto_resume,
-            notes=_notes(wanted),
+            notes=_notes(wanted, built),
         )
         return self._desk.residents.of(await self._desk.engine.create(spec, id=id))
 
@@ -121,6 +123,13 @@ class Control:
             return await self._desk.engine.template(ref, owner)
         except errors.TemplateNotFound as error:
             raise errors.TemplateNotFound(f"template '{ref}' not found: {error}") from None
+
+    async def _built(self, ref: str, template: Template, owner: str) -> str | None:
+        """The id of a template of the client's own, where it is one: no database is asked where it cannot be."""
+        aliases = self._desk.engine.config.aliases
+        if ref.partition("@")[0] == template.name or any(fnmatchcase(ref, alias) for alias in aliases):
+            return None
+        return await self._desk.engine.builds.id_of(ref, owner)
 
     def _found(self, owner: str, asked: Listing) -> list[SandboxInfo]:
         """Those that are asked for, in order, from the place on that the page before ended at."""
@@ -132,7 +141,8 @@ class Control:
         return [each for each in found if (_position(each) > after if ascending else _position(each) < after)]
 
     def _matches(self, info: SandboxInfo, asked: Listing) -> bool:
-        names = (info.template, template_name(info.template), alias_of(info))
+        alias = alias_of(info)
+        names = (info.template, template_name(info.template), template_id(info), alias, alias.partition(":")[0])
         return (
             info.state in asked.states
             and asked.metadata.items() <= info.metadata.items()
@@ -141,9 +151,10 @@ class Control:
         )
 
 
-def _notes(wanted: Wanted) -> dict[str, str]:
+def _notes(wanted: Wanted, built: str | None) -> dict[str, str]:
     return notes_of(
         alias=wanted.template,
+        template=built,
         secure=wanted.secure,
         public_traffic=wanted.public_traffic,
         host_mask=wanted.host_mask,

@@ -11,7 +11,7 @@ import msgspec
 
 from cloche.api.e2b.network_wire import has_internet, shown
 from cloche.api.e2b.replies import microseconds, timestamp
-from cloche.api.e2b.residents import Resident, alias_of
+from cloche.api.e2b.residents import Resident, alias_of, template_id
 from cloche.engine.metrics import Sample
 from cloche.model import MIB, Limits, SandboxInfo, Template
 
@@ -65,7 +65,7 @@ def listed(info: SandboxInfo) -> Json:
 
 def _identity(info: SandboxInfo) -> Json:
     return {
-        "templateID": info.template,
+        "templateID": template_id(info),
         "alias": alias_of(info),
         "sandboxID": info.id,
         "clientID": CLIENT_ID,

@@ -55,6 +55,7 @@ class ControlTemplates:
 
     async def exists(self, request: Request) -> Response:
         if (built := await self._built(request)) is not None:
+            await self._check_tag(built, request.path_params["name"].partition(":")[2])
             return json_reply({"templateID": built.id, "public": False})
         template = await self._named(request)
         return json_reply({"templateID": template.ref, "public": True})
@@ -84,6 +85,11 @@ class ControlTemplates:
             return await self._desk.engine.builds.template(request.path_params["name"], owner)
         except errors.TemplateNotFound:
             return None
+
+    async def _check_tag(self, built: BuiltTemplate, tag: str) -> None:
+        """Raises TemplateNotFound for a tag that it does not have."""
+        if tag and tag not in [each.tag for each in await self._desk.engine.builds.tags(built)]:
+            raise errors.TemplateNotFound(f"the template {built.name!r} has no tag {tag!r}")
 
     async def _named(self, request: Request) -> Template:
         self._desk.owner(request)

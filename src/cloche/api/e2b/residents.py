@@ -16,6 +16,7 @@ from cloche.model import SandboxInfo
 
 # What a sandbox's notes say of it, which outlive pauses and this process. What is not there is as by default.
 ALIAS, SECURE, PUBLIC_TRAFFIC, HOST_MASK = "e2b.alias", "e2b.secure", "e2b.public_traffic", "e2b.host_mask"
+TEMPLATE = "e2b.template"
 NO = "no"
 
 
@@ -23,9 +24,13 @@ def template_name(ref: str) -> str:
     return ref.partition("@")[0]
 
 
-def notes_of(*, alias: str, secure: bool, public_traffic: bool, host_mask: str | None) -> dict[str, str]:
-    """What is noted of a sandbox that this dialect makes."""
+def notes_of(
+    *, alias: str, template: str | None, secure: bool, public_traffic: bool, host_mask: str | None
+) -> dict[str, str]:
+    """What is noted of a sandbox that this dialect makes. `template`: the id of one that a client built."""
     notes = {ALIAS: alias}
+    if template is not None:
+        notes[TEMPLATE] = template
     if not secure:
         notes[SECURE] = NO
     if not public_traffic:
@@ -33,6 +38,11 @@ def notes_of(*, alias: str, secure: bool, public_traffic: bool, host_mask: str |
     if host_mask is not None:
         notes[HOST_MASK] = host_mask
     return notes
+
+
+def template_id(info: SandboxInfo) -> str:
+    """What it was made from, by a name that stays."""
+    return info.notes.get(TEMPLATE) or info.template
 
 
 def alias_of(info: SandboxInfo) -> str:

@@ -28,7 +28,7 @@ class Inspecting:
 
     async def notebook(self, request: Request) -> Response:
         sandbox, context = await self._asked(request)
-        return Response(notebook_of(sandbox, context), media_type=MIME)
+        return Response(await notebook_of(sandbox, context), media_type=MIME)
 
     async def _asked(self, request: Request) -> tuple[Sandbox, str | None]:
         return await self._door.sandbox(request), query_of(request, asks.HistoryQuery).context
