@@ -12,6 +12,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -48,6 +49,7 @@ class Builds:
         self._aliases = aliases
         self._logs: dict[str, BuildLog] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._failing: set[asyncio.Task[None]] = set()
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
     async def open(self) -> None:
@@ -63,7 +65,7 @@ class Builds:
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._failing, return_exceptions=True)
 
     # -- names and tags
 
@@ -190,7 +192,16 @@ class Builds:
         self._forget_logs()
         said = self._logs[build.id] = BuildLog()
         task = self._running[build.id] = asyncio.create_task(self._build(building, plan, said), name=build.owner)
-        task.add_done_callback(lambda _: self._running.pop(build.id, None))
+        task.add_done_callback(partial(self._ended, building, said))
+
+    def _ended(self, build: Build, said: BuildLog, task: asyncio.Task[None]) -> None:
+        self._running.pop(build.id, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a mistake of ours: nobody must wait for ever
+            log.error("template_build.broke", build=build.id, error=repr(error))
+            failing = asyncio.create_task(self._fail(build, said, Progress(), "the server made a mistake: see its log"))
+            self._failing.add(failing)
+            failing.add_done_callback(self._failing.discard)
 
     def _forget_logs(self) -> None:
         over = [id for id in self._logs if id not in self._running]

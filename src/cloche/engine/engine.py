@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ from cloche.model import (
     Snapshot,
     Template,
     check_seconds,
-    check_snapshot_name,
     new_id,
 )
 from cloche.store.base import SHUT_DOWN, SandboxRecord
@@ -65,7 +63,7 @@ class Engine:
         self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
         self.housing = Housing(config, backend, catalogue, door=self.networks.always_open)
         self._images = Images(Path(config.data_dir, "images"), instance.name)
-        self.snapshots = Snapshots(stores.snapshots, self._images, config.kept)
+        self.snapshots = Snapshots(stores.snapshots, self._images, config.kept, config.aliases)
         self._lasting = Lasting(config.kept, self, instance, stores.records, self._images, self.snapshots)
         self.runs = Runs(stores.runs, instance, config.runs)
         self.builds = Builds(self._site(), stores, instance, config.aliases)
@@ -208,7 +206,7 @@ class Engine:
         Raises SandboxNotFound, Gone, Unavailable, TooLarge; InvalidRequest for a name that is none, or a template's.
         """
         if name is not None:
-            await self._check_name(name)
+            await self.snapshots.check_name(name, owner, await self.templates())
         await self.snapshots.check_room(owner)
         return await self._lasting.snapshot(await self._source(id, owner), name)
 
@@ -232,12 +230,6 @@ class Engine:
             except errors.SandboxPaused:  # as above
                 known = await self._moved(known)
         return await self._lasting.source_asleep(known)
-
-    async def _check_name(self, name: str) -> None:
-        check_snapshot_name(name)
-        taken = {each.name for each in await self.templates()} | {"python"}
-        if name in taken or is_id(name) or any(fnmatch.fnmatchcase(name, each) for each in self.config.aliases):
-            raise errors.InvalidRequest(f"a snapshot cannot be called {name!r}: that is the name of a template")
 
     def resting(self) -> Sequence[Sandbox]:
         return [each for each in self._sandboxes.values() if each.record.state == "paused"]

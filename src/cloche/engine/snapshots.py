@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cloche import errors
 from cloche.config import Kept
 from cloche.engine.images import Images
-from cloche.model import GIB, Snapshot
+from cloche.model import GIB, Snapshot, Template, check_snapshot_name
 from cloche.store.base import Snapshots as Store
 from cloche.telemetry import log
 
@@ -21,10 +22,11 @@ def is_id(ref: str) -> bool:
 
 
 class Snapshots:
-    def __init__(self, store: Store, images: Images, kept: Kept):
+    def __init__(self, store: Store, images: Images, kept: Kept, aliases: Mapping[str, str]):
         self._store = store
         self._images = images
         self._kept = kept
+        self._aliases = aliases  # of templates
 
     async def list(self, owner: str | None, sandbox: str | None = None) -> Sequence[Snapshot]:
         """The newest first, of that owner or with None of all; with `sandbox` those of that one only.
@@ -53,6 +55,15 @@ class Snapshots:
         await self._images.remove(snapshot.image)
         log.info("snapshot.removed", snapshot=snapshot.id, owner=owner)
         return snapshot
+
+    async def check_name(self, name: str, owner: str, templates: Sequence[Template]) -> None:
+        """Raises InvalidRequest for what cannot be a name, or is that of a template, or of one that the owner built."""
+        check_snapshot_name(name)
+        taken = is_id(name) or name in {"python", *(each.name for each in templates)}
+        taken = taken or any(fnmatch.fnmatchcase(name, each) for each in self._aliases)
+        found = None if taken else await self._store.find(name, owner)
+        if taken or (found is not None and found.of_build):
+            raise errors.InvalidRequest(f"a snapshot cannot be called {name!r}: that is the name of a template")
 
     async def check_room(self, owner: str, *, for_build: bool = False) -> None:
         """Raises InvalidRequest where the owner has as many as one may have. Builds count by their bytes alone."""

@@ -73,7 +73,8 @@ class Branching:
         _end_helpers()
         crowded = bool(pools.threads())
         found = copyable.Descriptors(own.union(_descriptors(loop)), outputs)
-        copyable.check(loop, set(self._names), found)
+        shared = shared_memory.find()
+        copyable.check(loop, set(self._names), found, shared)
         _flush_files(found.files)
         if crowded:
             pools.end_openmp()
@@ -81,28 +82,25 @@ class Branching:
         try:
             pid = _fork()
             if pid == 0:
-                _become_copy(again, found.aliases, wires[1:], state, loop)
+                _become_copy(again, found.aliases, wires[1:], state, loop, shared)
                 return 0
         finally:
             for fd in again.values():
                 os.close(fd)
-        try:
-            _look_again(crowded)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
+        if crowded:
+            _refuse_if_still_crowded(pid)
         return pid
 
 
-def _look_again(crowded: bool) -> None:
-    """While the copy gets ready: what takes long to see, or is seen only after the fork. Raises NotCopyable."""
-    copyable.check_shared_memory()
-    if crowded and pools.some_stay():  # libraries that can be copied have ended theirs by now
+def _refuse_if_still_crowded(pid: int) -> None:
+    """Libraries that can be copied have ended their threads by now; whose are left cannot."""
+    if pools.some_stay():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
         raise NotCopyable(f"this program cannot be copied: {pools.suspects()} has threads of its own that stay")
 
 
-def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: Any) -> None:
+def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: Any, shared: list) -> None:
     try:
         os.setsid()
         random.setstate(state)  # a fork has seeded it anew
@@ -112,7 +110,7 @@ def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: 
             for fd in fds:
                 _put(output, fd)
         _renew(loop)
-        shared_memory.renew()
+        shared_memory.renew(shared)
     except BaseException:  # noqa: BLE001 - a fork must never run on into its parent's code
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -50,25 +50,17 @@ class Descriptors:
             self.others.append(fd)
 
 
-def check(loop: Any, branches: set, descriptors: Descriptors) -> None:
+def check(loop: Any, branches: set, descriptors: Descriptors, shared: list) -> None:
     """Raises NotCopyable. `branches`: pids of copies that were made before; `loop`: that of the kernel's cells."""
     found = {
         "threads": _threads(),
         "connections or pipes": [f"{target(fd)} as descriptor {fd}" for fd in descriptors.others],
         "running child processes": _children(branches),
         "locked files": [target(fd) for fd in descriptors.files if _is_locked(fd)],
+        "shared memory": shared_memory.unfit(shared),
         "timers": _timers(),
         "tasks of the event loop": _tasks(loop),
     }
-    _refuse(found)
-
-
-def check_shared_memory() -> None:
-    """The same of memory that both would write to. It takes a while to see, in which the copy gets ready."""
-    _refuse({"shared memory": shared_memory.unfit()})
-
-
-def _refuse(found: dict) -> None:
     if any(found.values()):
         parts = [f"{what} ({_named(names)})" for what, names in found.items() if names]
         raise NotCopyable(f"this program cannot be copied while it has {', '.join(parts)}: end or close these first")
