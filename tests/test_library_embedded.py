@@ -79,3 +79,25 @@ def test_a_paused_sandbox_is_there_for_the_next_process(bare_dir: str):
         assert ended.stdout.strip() in [each.id for each in cloche.Sandbox.list("paused")]
         with cloche.Sandbox.connect(ended.stdout.strip()) as box:
             assert box.run("import os; open('f').read(), os.environ['E']").text == "('kept', '1')"
+
+
+def test_a_program_that_just_ends_lays_down_what_is_to_be_paused(bare_dir: str):
+    """Also what its other threads still do with it, when the main one has ended."""
+    code = """if True:
+        import concurrent.futures, threading
+        import cloche
+        box = cloche.Sandbox(timeout=3600, on_timeout="pause")
+        box.files.write("main", b"kept")
+        main_has_ended = threading.main_thread().join
+        def late(name):
+            main_has_ended()
+            box.files.write(name, b"late")
+        threading.Thread(target=late, args=("thread",)).start()
+        concurrent.futures.ThreadPoolExecutor().submit(lambda: box.files.write("pool", box.run("'late'").text.encode()))
+        print(box.id)
+    """
+    env = {**os.environ, "CLOCHE_DATA_DIR": bare_dir}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with embedding(bare_dir), cloche.Sandbox.connect(ended.stdout.strip()) as box:
+        assert [box.files.read(each) for each in ("main", "thread", "pool")] == [b"kept", b"late", b"'late'"]

@@ -92,13 +92,14 @@ class Kept(Struct):
 
     paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
     paused: int = 200  # sandboxes
+    paused_bytes: int = 20 * GIB  # of the files of all of them
     snapshots: int = 100
     snapshot_bytes: int = 20 * GIB  # of all together
 
     def __post_init__(self) -> None:
         if not 0 < self.paused_seconds < float("inf"):
             raise errors.InvalidRequest(f"kept.paused_seconds must be a positive number, not {self.paused_seconds}")
-        for name in ("paused", "snapshots", "snapshot_bytes"):
+        for name in ("paused", "paused_bytes", "snapshots", "snapshot_bytes"):
             if getattr(self, name) < 0:
                 raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
 

@@ -198,6 +198,8 @@ def test_more_than_the_host_allows_is_refused_by_name(api, name):
         ({"memoryMB": 1 << 20}, "memory_bytes"),
         ({"cpuCount": 1000}, "cpus"),
         ({"cpuCount": 0}, "cpus"),
+        ({"cpuCount": 10**400}, "cpuCount"),
+        ({"memoryMB": -1}, "memoryMB"),
     ):
         refused = api.post("/v3/templates", json={"name": name, **body})
         assert refused.status_code == 400 and what in refused.json()["message"]
@@ -229,6 +231,13 @@ def requested(api: httpx.Client, name: str) -> tuple[str, str]:
         {"fromTemplate": "base", "steps": [{"type": "COPY", "args": ["a", "b"], "filesHash": "../x"}]},
         {"fromTemplate": "base", "steps": [{"type": "RUN", "args": ["true"]}] * 501},
         {"fromTemplate": "base", "steps": "none"},
+        {"fromTemplate": "base", "steps": [{"type": "RUN", "args": ["x" * (128 << 10)]}]},
+        {"fromTemplate": "base", "steps": [{"type": "ENV", "args": ["A", "x" * (128 << 10)]}]},
+        {"fromTemplate": "base", "steps": [{"type": "WORKDIR", "args": ["x" * 4097]}]},
+        {"fromTemplate": "base", "steps": [{"type": "USER", "args": ["x" * 257]}]},
+        {"fromTemplate": "base", "startCmd": "x" * (128 << 10)},
+        {"fromTemplate": "base", "readyCmd": "a\0b"},
+        {"fromTemplate": "x" * 257},
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused_and_the_build_still_waits(api, name, body):
@@ -245,6 +254,34 @@ def test_what_a_registry_would_be_asked_for_is_not_offered(api, name):
     template, build = requested(api, name)
     body = {"fromImage": "python:3", "fromImageRegistry": {"type": "registry", "username": "u", "password": "p"}}
     assert api.post(f"/v2/templates/{template}/builds/{build}", json=body).status_code == 501
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        ({"type": "ENV", "args": ["B", "$A" * 10_000]}, "has more than 131072 bytes once its variables have"),
+        ({"type": "WORKDIR", "args": ["/tmp/${A}"]}, "has more than 4096 bytes once its variables have"),
+        ({"type": "ENV", "args": ["B", "$A", "C", "${A}"]}, "variables of 262144 bytes together"),
+        ({"type": "ENV", "args": [text for n in range(1000) for text in (f"N{n}", "")]}, "can have 1000 variables"),
+    ],
+)
+def test_what_variables_make_of_a_short_text_is_bounded(api, name, step, said):
+    template, build = requested(api, name)
+    steps = [{"type": "ENV", "args": ["A", "x" * 120_000]}, step]
+    assert api.post(
+        f"/v2/templates/{template}/builds/{build}", json={"fromTemplate": "base", "steps": steps}
+    ).is_success
+    done = finished(api, template, build)
+    assert (done["status"], done["reason"]["step"]) == ("error", "2")
+    assert said in done["reason"]["message"] and len(done["reason"]["message"]) < 1000
+
+
+def test_a_directory_that_grows_with_every_step_is_bounded(api, name):
+    template, build = requested(api, name)
+    steps = [{"type": "WORKDIR", "args": ["/".join(["x" * 200] * 15)]}] * 2
+    api.post(f"/v2/templates/{template}/builds/{build}", json={"fromTemplate": "base", "steps": steps})
+    done = finished(api, template, build)
+    assert done["reason"]["step"] == "2" and "more than 4096 bytes" in done["reason"]["message"]
 
 
 # -- files
@@ -350,6 +387,23 @@ def test_a_tag_means_a_build_until_it_is_moved(server, built, create, name):
             Template.assign_tags(f"{name}:v1", tag, **access)
     with pytest.raises(TemplateException, match="it has latest, v1"):
         Template.assign_tags(f"{name}:gone", "x", **access)
+
+
+def test_a_request_has_a_hundred_tags_at_most(api, name):
+    many = [f"t{number}" for number in range(101)]
+    refused = api.post("/v3/templates", json={"name": name, "tags": many})
+    assert refused.status_code == 400 and "can have 100, not 101" in refused.json()["message"]
+    template, build = requested(api, name)
+    api.post(f"/v2/templates/{template}/builds/{build}", json={"fromTemplate": "base"})
+    assert finished(api, template, build)["status"] == "ready"
+    assert api.post("/templates/tags", json={"target": name, "tags": many}).status_code == 400
+    assert api.post("/templates/tags", json={"target": name, "tags": ["x" * 300]}).status_code == 400
+    assert api.post("/templates/tags", json={"target": "x" * 300, "tags": ["x"]}).status_code == 400
+    assert api.request("DELETE", "/templates/tags", json={"name": name, "tags": many}).status_code == 400
+    assert api.post("/templates/tags", json={"target": name, "tags": many[:100]}).status_code == 201
+    assert len(api.get(f"/templates/{name}/tags").json()) == 101
+    told = api.get(f"/templates/aliases/{name}:gone").json()["message"]
+    assert api.get(f"/templates/aliases/{name}:t7").status_code == 200 and "no tag 'gone'" in told
 
 
 def test_a_template_of_another_owner_does_not_exist(server, api, built, name):

@@ -69,3 +69,22 @@ async def test_the_least_recently_used_go_first(files, tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "files") == []
     with pytest.raises(errors.FileNotFound):
         await files.chunks("a", "d1")
+
+
+@pytest.mark.asyncio
+async def test_an_owner_has_so_many_however_small_they_are(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_files, "MAX_OWNER_FILES", 2)
+    for number in range(4):
+        await files.put("a", f"d{number}", chunks(), 100)
+    assert [await files.has("a", f"d{number}") for number in range(4)] == [False, False, True, True]
+    assert len(os.listdir(tmp_path / "files")) == 2
+
+
+@pytest.mark.asyncio
+async def test_files_that_are_found_missing_can_be_uploaded_again(files, tmp_path):
+    await files.put("a", "d1", chunks(b"1"), 100)
+    for each in (tmp_path / "files").iterdir():
+        each.unlink()
+    with pytest.raises(errors.FileNotFound):
+        await files.chunks("a", "d1")
+    assert not await files.has("a", "d1")

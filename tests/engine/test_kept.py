@@ -100,3 +100,103 @@ async def test_a_pause_whose_caller_left_is_whole(engine: Engine):
     assert (await engine.resume(box.id, ME)).record.state == "running"
     assert [each.state for each in engine.list(ME) if each.id == box.id] == ["running"]
     await engine.kill(box.id, ME)
+
+
+async def test_many_at_once_are_not_more_than_there_may_be(opening: Opening, few: Config):
+    async with opening(few) as engine:
+        boxes = [await engine.create(SandboxSpec()) for _ in range(3)]
+        made = await asyncio.gather(*(engine.snapshot(boxes[0].id, ME) for _ in range(4)), return_exceptions=True)
+        assert sum(isinstance(each, errors.InvalidRequest) for each in made) == 3
+        (kept,) = await engine.snapshots.list(ME)
+        await asyncio.gather(*(engine.pause(each.id, ME) for each in boxes), return_exceptions=True)
+        assert sorted(each.record.state for each in boxes) == ["paused", "running", "running"]
+        await engine.snapshots.remove(kept.id, ME)
+
+
+async def test_the_files_of_paused_sandboxes_have_so_many_bytes(opening: Opening, own_config: Config):
+    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused_bytes=1))
+    async with opening(config) as engine:
+        box, before = await engine.create(SandboxSpec()), images(config)
+        with pytest.raises(errors.InvalidRequest, match="would take"):
+            await engine.pause(box.id, ME)
+        assert (await box.context().execute("6 * 7").result()).text == "42"
+        assert images(config) == before
+
+
+async def test_one_that_cannot_be_paused_at_its_deadline_does_not_run_for_ever(
+    opening: Opening, own_config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lasting, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(lasting, "OVERTIME_SECONDS", -86400.0 + 0.4)
+    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused=0))
+    async with opening(config) as engine:
+        box = await engine.create(SandboxSpec(lifetime_seconds=0.1, on_deadline="pause"))
+        await asyncio.wait_for(box.wait_ended(), 20)
+        assert box.record.state == "expired"
+        assert "could not be paused" in (box.record.end_reason or "")
+
+
+async def test_a_host_that_ends_during_a_wake_loses_nothing(opening: Opening, own_config: Config):
+    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    async with opening(config) as engine:
+        box = await engine.create(SandboxSpec(metadata={"m": "kept"}))
+        await box.context().execute("open('f', 'wb').write(bytes(50_000_000))").result()
+        await engine.pause(box.id, ME, memory=False)
+        waking = asyncio.create_task(engine.resume(box.id, ME))
+        await asyncio.sleep(0.05)
+    with pytest.raises(errors.ClocheError):
+        await waking
+        raise errors.ShuttingDown("it was awake already, and ended with its host")
+    async with opening(config) as engine:
+        info = await engine.describe(box.id, ME)
+        if info.state == "paused":
+            again = await engine.resume(box.id, ME)
+            assert (await again.context().execute("len(open('f', 'rb').read())").result()).text == "50000000"
+        else:
+            assert waking.exception() is None
+
+
+async def test_whoever_kills_it_while_it_wakes_has_killed_it(engine: Engine):
+    box = await engine.create(SandboxSpec())
+    await engine.pause(box.id, ME, memory=False)
+    waking = asyncio.create_task(engine.resume(box.id, ME))
+    await asyncio.sleep(0)
+    await engine.kill(box.id, ME)
+    await asyncio.gather(waking, return_exceptions=True)
+    assert (await engine.describe(box.id, ME)).state == "ended"
+    assert box.id not in {each.id for each in engine.list(ME)}
+    with pytest.raises(errors.SandboxKilled):
+        await engine.kill(box.id, ME)
+
+
+async def test_a_snapshot_whose_caller_left_leaves_no_image(opening: Opening, own_config: Config):
+    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    async with opening(config) as engine:
+        box, before = await engine.create(SandboxSpec()), images(config)
+        asking = asyncio.create_task(engine.snapshot(box.id, ME))
+        while images(config) == before and not asking.done():
+            await asyncio.sleep(0)
+        asking.cancel()
+        (answer,) = await asyncio.gather(asking, return_exceptions=True)
+        if not isinstance(answer, asyncio.CancelledError):  # it was made before its caller left
+            await engine.snapshots.remove(answer.id, ME)
+    assert images(config) == before
+
+
+async def test_one_that_was_paused_before_is_kept_when_its_host_ends(opening: Opening, own_config: Config):
+    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    async with opening(config) as engine:
+        box, other = await engine.create(SandboxSpec()), await engine.create(SandboxSpec())
+        await engine.pause(box.id, ME)
+        await engine.resume(box.id, ME)
+        await box.context().execute("open('f', 'w').write('later')").result()
+    for _ in range(2):
+        async with opening(config) as engine:
+            again = await engine.resume(box.id, ME)
+            assert (await again.context().execute("open('f').read()").result()).text == "'later'"
+            with pytest.raises(errors.SandboxKilled):
+                await engine.resume(other.id, ME)
+
+
+def images(config: Config) -> set[str]:
+    return {path.name for path in Path(config.data_dir, "images").iterdir()}

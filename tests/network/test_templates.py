@@ -17,7 +17,7 @@ from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule
 from cloche.sdk import embedded
 from cloche.templates import catalogue, recipe
-from cloche.templates.build import _describe
+from cloche.templates.build import describe
 from cloche.templates.lock import Lock
 from cloche.templates.pythons import Interpreter
 
@@ -83,7 +83,7 @@ def test_it_reaches_the_built_template(template: Template, tmp_path: Path):
     interpreter = Interpreter(
         path=template.python, version=template.python_version, prefix=template.python_prefix, platform="x"
     )
-    described = _describe(read, interpreter, Lock(text="", packages=()), "0" * 64, tmp_path, 1)
+    described = describe(read, interpreter, Lock(text="", packages=()), "0" * 64, tmp_path, 1)
     assert described.network == read.network
     tmp_path.joinpath("x").mkdir()
     catalogue.write(described, tmp_path / "x")

@@ -250,6 +250,24 @@ def test_a_command_of_a_client_that_leaves_is_killed(api: httpx2.Client, box: st
     _until(lambda: api.get(f"{box}/processes").json() == [])
 
 
+def test_copies_of_a_context_that_their_client_does_not_wait_for_are_not_made(api: httpx2.Client, box: str):
+    context = f"{box}/contexts/default"
+    run(api, box, "x = 1")
+    code = "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    with _raw(api) as running:
+        body = json.dumps({"code": code}).encode()
+        running.sendall(_head(api, "POST", f"{box}/run", len(body)) + body)
+        _until(lambda: api.get(f"{box}/files/exists", params={"path": "begun"}).json()["exists"])
+        for path in ("checkpoints", "fork"):
+            with _raw(api) as left:
+                left.sendall(_head(api, "POST", f"{context}/{path}", 2) + b"{}")
+                api.get(box)  # whose answer comes after that has been heard, and before it was closed
+        api.put(f"{box}/files/content", params={"path": "go"}, content=b"")
+        assert run(api, box, "x", timeout_seconds=PATIENCE_SECONDS)["text"] == "1"  # it waited behind them
+    assert api.get(f"{context}/checkpoints").json() == []
+    assert [each["id"] for each in api.get(f"{box}/contexts").json()] == ["default"]
+
+
 def _raw(api: httpx2.Client) -> socket.socket:
     parts = urlsplit(str(api.base_url))
     return socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_SECONDS)

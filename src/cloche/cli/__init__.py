@@ -16,6 +16,7 @@ from cloche.config import Config, load
 from cloche.telemetry import configure
 
 OUR_FAILURE = 125  # exit status, apart from any that a program is likely to use
+INTERRUPTED = 130
 
 COMMANDS = {
     "serve": "Serve sandboxes over HTTP, to the clients that people have.",
@@ -62,6 +63,8 @@ class LazyCommands(click.Group):
         except errors.ClocheError as error:
             click.echo(f"cloche: {error}", err=True)
             ctx.exit(OUR_FAILURE)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,14 +7,16 @@ the server's admin, with the owner "local".
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx2
 
 from cloche import errors
+from cloche.cli import OUR_FAILURE
 from cloche.config import Config
 from cloche.engine.instance import live_control_sockets
 
@@ -68,6 +70,36 @@ def ask_around(config: Config, method: str, path: str, body: Any = None, *, seco
             continue
     with client_of(found[-1], seconds) as client:
         return ask(client, method, path, body)
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Around what a server goes on with when whoever asked has left: an interrupt of ours says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("cloche: interrupted; the server goes on with what it was asked for", err=True)
+        raise
+
+
+def do_each(ids: Sequence[str], work: Callable[[str], object], done: str) -> None:
+    """Does it with each, and says so; one that fails is named, and keeps no other from it.
+
+    Ends the command with our status if any has failed. A single one's error is raised.
+    """
+    failed = 0
+    for id in ids:
+        try:
+            with going_on():
+                work(id)
+            click.echo(f"{done} {id}")
+        except errors.ClocheError as error:
+            if len(ids) == 1:
+                raise
+            failed += 1
+            click.echo(f"cloche: {id}: {error}", err=True)
+    if failed:
+        click.get_current_context().exit(OUR_FAILURE)
 
 
 @contextmanager

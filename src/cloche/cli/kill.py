@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from cloche.cli import configuration
-from cloche.cli.control import ask_around
+from cloche.cli.control import ask_around, do_each
 
 
 @click.command("kill")
@@ -15,6 +15,4 @@ from cloche.cli.control import ask_around
 def command(ids: tuple[str, ...]) -> None:
     """End sandboxes of the running server, of whatever owner, also paused ones. Nothing of them remains."""
     config = configuration()
-    for id in ids:
-        ask_around(config, "DELETE", f"/api/v1/sandboxes/{quote(id, safe='')}")
-        click.echo(f"killed {id}")
+    do_each(ids, lambda id: ask_around(config, "DELETE", f"/api/v1/sandboxes/{quote(id, safe='')}"), "killed")

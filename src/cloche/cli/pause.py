@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around
+from cloche.cli.control import COPY_SECONDS, ask_around, do_each
 
 
 @click.command("pause")
@@ -16,7 +16,9 @@ from cloche.cli.control import COPY_SECONDS, ask_around
 def command(ids: tuple[str, ...], files: bool) -> None:
     """Stop sandboxes of the running server until they are resumed, of whatever owner. Their deadlines stop, too."""
     config = configuration()
-    for id in ids:
+
+    def pause(id: str) -> None:
         path = f"/api/v1/sandboxes/{quote(id, safe='')}/pause"
         ask_around(config, "POST", path, {"memory": not files}, seconds=COPY_SECONDS)
-        click.echo(f"paused {id}")
+
+    do_each(ids, pause, "paused")

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around
+from cloche.cli.control import COPY_SECONDS, ask_around, do_each
 
 
 @click.command("resume")
@@ -16,7 +16,9 @@ from cloche.cli.control import COPY_SECONDS, ask_around
 def command(ids: tuple[str, ...], timeout: float | None) -> None:
     """Let paused sandboxes of the running server go on, of whatever owner."""
     config = configuration()
-    for id in ids:
+
+    def resume(id: str) -> None:
         path = f"/api/v1/sandboxes/{quote(id, safe='')}/resume"
         ask_around(config, "POST", path, {"timeout_seconds": timeout}, seconds=COPY_SECONDS)
-        click.echo(f"resumed {id}")
+
+    do_each(ids, resume, "resumed")

@@ -105,7 +105,7 @@ def _upload(text: str) -> tuple[Path, str]:
 def command(words: tuple[str, ...], code: str | None, memory: int | None, form: str | None, **options: Any) -> None:
     """Run Python code in a fresh sandbox, of the server that runs on this machine or else of its own.
 
-    Stdin feeds input(). The value of the last expression is printed.
+    Stdin feeds input(); with --detach all of it is read first, up to 1 MiB, unless it is a terminal. The value of the last expression is printed.
 
     Exit status: the program's own; 1 for an exception, 124 time-out, 125 Cloche failed, 130 interrupted, 137 out of
     memory.

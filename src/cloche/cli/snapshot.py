@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around
+from cloche.cli.control import COPY_SECONDS, ask_around, do_each, going_on
 from cloche.cli.snapshots import removed
 from cloche.model import SnapshotInfo
 
@@ -33,13 +33,13 @@ def command(words: tuple[str, ...]) -> None:
 
 def _make(id: str, name: str | None = None) -> None:
     path = f"/api/v1/sandboxes/{quote(id, safe='')}/snapshots"
-    made = ask_around(configuration(), "POST", path, {"name": name}, seconds=COPY_SECONDS)
+    with going_on():
+        made = ask_around(configuration(), "POST", path, {"name": name}, seconds=COPY_SECONDS)
     click.echo(msgspec.convert(made, SnapshotInfo).id)
 
 
 def _remove(refs: tuple[str, ...]) -> None:
     if not refs:
         raise click.UsageError("give the id or name of a snapshot")
-    for ref in refs:
-        removed(configuration(), ref)
-        click.echo(f"removed {ref}")
+    config = configuration()
+    do_each(refs, lambda ref: removed(config, ref), "removed")

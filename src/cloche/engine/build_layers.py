@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from cloche.model import GIB, Snapshot
 from cloche.store.base import Snapshots as Store
+
+T = TypeVar("T")
 
 MAX_LAYERS = 8  # of one owner, beside what whole builds made; the oldest go first
 MAX_BYTES = 4 * GIB
@@ -23,19 +26,16 @@ class Layers:
 
     async def longest(self, owner: str, digests: Sequence[str]) -> tuple[int, Snapshot] | None:
         """The one of the last of those digests that there is, and which of them that is, counted from 1."""
-        known = {each.layer: each for each in await self._store.list(owner) if each.layer is not None}
+        known = {each.layer: each.id for each in await self._store.list(owner) if each.layer is not None}
         for number in range(len(digests), 0, -1):
-            if digests[number - 1] in known:
-                return number, known[digests[number - 1]]
+            id = known.get(digests[number - 1])
+            if id is not None and (layer := await self._store.find(id, owner)) is not None:
+                return number, layer
         return None
 
     async def keep(self, layer: Snapshot) -> None:
         """Raises Unavailable; its image is gone then. It takes the place of another one of the same digest."""
-        try:
-            await self._store.add(layer)
-        except BaseException:
-            await asyncio.shield(self._discard(layer.image))
-            raise
+        await recorded(self._store.add(layer), lambda: self._discard(layer.image))
         await self._give_up(layer.owner)
 
     async def clean(self) -> None:
@@ -52,6 +52,18 @@ class Layers:
                 await self._store.remove(layer.id, owner)
                 await self._discard(layer.image)
             seen.add(layer.layer)
+
+
+async def recorded(work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[None]]) -> T:
+    """What `work` gives. It is done also where whoever waits is cancelled; only where it has failed, it is undone."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except BaseException:
+        await asyncio.wait([task])
+        if task.exception() is not None:
+            await undo()
+        raise
 
 
 def _is_layer(snapshot: Snapshot) -> bool:

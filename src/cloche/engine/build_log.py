@@ -11,6 +11,7 @@ from cloche.store.template_builds import Level, LogEntry
 MAX_ENTRIES = 10_000
 MAX_BYTES = 1 << 20
 MAX_LINE = 4096  # characters
+ENTRY_BYTES = 100  # that an entry takes beside its message
 KEPT_BYTES = 64 << 10  # of the last entries, with the build's record
 
 # Colours and the like mean nothing where these lines are shown, and a line must not take over a terminal.
@@ -32,7 +33,7 @@ class BuildLog:
     def output(self, line: str, stream: str, step: str) -> None:
         """A line that a program wrote."""
         text = _ESCAPES.sub("", line.rpartition("\r")[2] or line)[:MAX_LINE]
-        self._bytes += len(text.encode("utf-8", "surrogatepass")) + 100
+        self._bytes += len(text.encode("utf-8", "surrogatepass")) + ENTRY_BYTES
         if self._bytes > MAX_BYTES or len(self.entries) >= MAX_ENTRIES:
             if not self.is_full:
                 self.say("the output is too long: the rest is left out", "warn", step)
@@ -44,7 +45,7 @@ class BuildLog:
         """The last of them that are not more than so many bytes."""
         size, first = 0, len(self.entries)
         while first > 0:
-            size += len(self.entries[first - 1].message.encode("utf-8", "surrogatepass"))
+            size += len(self.entries[first - 1].message.encode("utf-8", "surrogatepass")) + ENTRY_BYTES
             if size > max_bytes:
                 break
             first -= 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,12 +15,16 @@ from cloche.engine.build_log import BuildLog, Lines
 from cloche.engine.process import Exited
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Output
-from cloche.model import Launch, Struct, User, check_env
+from cloche.model import KIB, MAX_COMMAND_BYTES, MAX_STRING_BYTES, Launch, Struct, User, check_env
 from cloche.store.build_files import BuildFiles
 
 StepKind = Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
 
 STEP_SECONDS = 1800.0
+LOOK_SECONDS = 60.0  # that a sandbox has to say what variables there are
+MAX_PATH_BYTES = 4096
+MAX_VARIABLES = 1000  # of a template
+MAX_ENV_BYTES = 256 * KIB  # of their names and values: they are kept with each build
 SHELL = ("/bin/bash", "-l", "-c")
 WRITABLE = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
 
@@ -109,39 +115,87 @@ class Workshop:
             pass  # it never came, or the sandbox is gone with it
 
     async def _set_env(self, args: tuple[str, ...]) -> None:
+        known = await self._variables(args[1::2])
+        env = dict(self.env)
         for name, value in zip(args[::2], args[1::2], strict=True):
-            self.env = {**self.env, name: await self._expanded(value)}
-            check_env(self.env)
+            env[name] = known[name] = expanded(value, known, MAX_STRING_BYTES)
+            check_env({name: env[name]})
+            await asyncio.sleep(0)  # there can be many, and long ones
+        check_template_env(env)
+        self.env = env
 
     async def _set_cwd(self, path: str) -> None:
-        target = self._absolute(await self._expanded(path))
+        target = self._absolute(expanded(path, await self._variables([path]), MAX_PATH_BYTES))
         try:
             await self._sandbox.files.make_dir(target, user="root", owner=self.user)
         except errors.FileError as error:
             raise errors.TemplateBuildFailed(f"failed to create workdir: {error}; {WRITABLE} can be written") from None
         self.cwd = target
 
-    async def _expanded(self, text: str) -> str:
-        """With the values of variables that there are; what only looks like one stays as it is."""
-        if "$" not in text:
-            return text
-        found = await self._sandbox.commands.run(["env", "-0"], user=self.user, env=self.env, cwd=self.cwd)
-        known = dict(pair.partition("=")[::2] for pair in found.stdout.split("\0") if pair)
-        return _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), text)
+    async def _variables(self, texts: Sequence[str]) -> dict[str, str]:
+        """Those that programs have, as far as one of these texts may name one."""
+        if not any("$" in text for text in texts):
+            return {}
+        process = await self._sandbox.commands.start(
+            ["/usr/bin/env", "-0"], user=self.user, env=self.env, cwd=self.cwd, timeout_seconds=LOOK_SECONDS
+        )
+        said, size = [], 0
+        async with process:
+            async for event in process:
+                if isinstance(event, Output) and event.stream == "stdout":
+                    said.append(event.text)
+                    size += len(event.text)
+                    if size > 2 * MAX_COMMAND_BYTES:  # steps can change what any program does
+                        raise errors.TemplateBuildFailed("failed to read the variables: there is no end of them")
+        return dict(pair.partition("=")[::2] for pair in "".join(said).split("\0") if pair)
 
     def _absolute(self, path: str) -> str:
-        """A trailing slash is kept: to a copy it says that a directory is meant."""
+        """A trailing slash is kept: to a copy it says that a directory is meant. Raises TemplateBuildFailed."""
         home = "/root" if self.user == "root" else "/home/user"
         if path == "~" or path.startswith("~/"):
             path = home + path[1:]
         joined = posixpath.normpath(posixpath.join(self.cwd, path))
+        if len(joined.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
+            raise errors.TemplateBuildFailed(f"the path {joined[:100]}... has more than {MAX_PATH_BYTES} bytes")
         return joined + "/" if path.endswith("/") and joined != "/" else joined
+
+
+def expanded(text: str, known: Mapping[str, str], max_chars: int) -> str:
+    """With the values of variables that are known; what only looks like one stays as it is.
+
+    Raises TemplateBuildFailed as soon as it is too long: a short text can name a long value many times.
+    """
+    parts: list[str] = []
+    size = end = 0
+    for match in _VARIABLE.finditer(text):
+        parts += (text[end : match.start()], known.get(match[1] or match[2], match[0]))
+        size += len(parts[-2]) + len(parts[-1])
+        end = match.end()
+        if size > max_chars:
+            break
+    parts.append(text[end:])
+    if size + len(parts[-1]) > max_chars:
+        raise errors.TemplateBuildFailed(
+            f"{text[:100]!r} has more than {max_chars} bytes once its variables have their values: put it into a file"
+        )
+    return "".join(parts)
+
+
+def check_template_env(env: Mapping[str, str]) -> None:
+    """Raises TemplateBuildFailed where that is more than a template can have."""
+    if len(env) > MAX_VARIABLES:
+        raise errors.TemplateBuildFailed(f"a template can have {MAX_VARIABLES} variables, not {len(env)}")
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in (*env, *env.values()))
+    if size > MAX_ENV_BYTES:
+        raise errors.TemplateBuildFailed(
+            f"a template can have variables of {MAX_ENV_BYTES} bytes together, not {size}: put what is long into a file"
+        )
 
 
 def _user(name: str, command: str | None = None) -> User:
     if name in _USERS:
         return _USERS[name]
-    what = f"invalid username: '{name}'"
+    what = f"invalid username: '{name[:100]}'"
     if command is not None:  # in the words that E2B's clients know
         what = f"failed to run command '{command[:2000]}': command failed: unauthenticated: {what}"
     raise errors.TemplateBuildFailed(f"{what} (a sandbox has the users user and root)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from cloche import errors
-from cloche.engine.build_layers import Layers
+from cloche.engine.build_layers import Layers, recorded
 from cloche.engine.build_log import BuildLog
-from cloche.engine.build_steps import Step, Workshop
+from cloche.engine.build_steps import Step, Workshop, check_template_env
 from cloche.engine.lasting import Source
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Launch, Limits, SandboxSpec, Snapshot, Struct, Template, new_id
@@ -76,11 +75,7 @@ class Builder:
         await self._site.check_room(build.owner)
         work = _Work(build, plan, said, progress, digests, base, *await self._layer(build.owner, plan, digests))
         snapshot = await self._work(work)
-        try:
-            await self._finish(build, said, snapshot, snapshot.id)
-        except BaseException:
-            await asyncio.shield(self._site.discard(snapshot.image))
-            raise
+        await self._finish(build, said, snapshot, snapshot.id)
 
     async def _base(self, ref: str, owner: str) -> Template | Snapshot:
         """Raises TemplateNotFound that says what there is: most who meet it wanted a Docker image."""
@@ -100,10 +95,19 @@ class Builder:
 
     async def _work(self, work: _Work) -> Snapshot:
         sandbox = await self._sandbox(work.layer or work.base, work.plan, work.build.limits)
+        snapshot: Snapshot | None = None
         try:
-            return await self._do(sandbox, work)
+            snapshot = await self._do(sandbox, work)
         finally:
+            await self._end(sandbox, snapshot)
+        return snapshot
+
+    async def _end(self, sandbox: Sandbox, snapshot: Snapshot | None) -> None:
+        try:
             await sandbox.kill("the build has ended")
+        except BaseException:
+            await self._discard(snapshot)  # nobody will know of it
+            raise
 
     async def _sandbox(self, base: Template | Snapshot, plan: Plan, limits: Limits) -> Sandbox:
         """Nobody's: it is on no list and leaves no record."""
@@ -138,6 +142,8 @@ class Builder:
             work.said.say(f"this step is not kept for the next build: {error}", "warn", work.progress.step)
 
     async def _snapshot(self, sandbox: Sandbox, workshop: Workshop, work: _Work, number: int) -> Snapshot:
+        env = {**work.env, **workshop.env}
+        check_template_env(env)  # the base's are among it now
         source = await self._site.source_of(sandbox)
         return Snapshot(
             id=new_id("s"),
@@ -147,7 +153,7 @@ class Builder:
             image=source.image,
             bytes=source.bytes,
             created_at=time.time(),
-            env={**work.env, **workshop.env},
+            env=env,
             launch=Launch(user=workshop.user, cwd=workshop.cwd),
             layer=work.digests[number],
         )
@@ -159,10 +165,14 @@ class Builder:
         ready = msgspec.structs.replace(
             build, state="ready", snapshot=id, logs=tuple(said.last()), updated_at=time.time()
         )
-        superseded = await self._store.finish(ready, snapshot)
+        superseded = await recorded(self._store.finish(ready, snapshot), lambda: self._discard(snapshot))
         log.info("template_build.ready", build=build.id, owner=build.owner, bytes=snapshot.bytes if snapshot else 0)
         for image in superseded:
             await self._site.discard(image)
+
+    async def _discard(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            await self._site.discard(snapshot.image)
 
 
 class _Work(NamedTuple):

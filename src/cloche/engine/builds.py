@@ -11,6 +11,7 @@ import re
 import sqlite3
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -29,9 +30,10 @@ from cloche.telemetry import log
 
 MAX_AT_ONCE = 4  # of one owner; others wait
 MAX_WAITING = 32
-MAX_BUILDS = 1000  # of one owner, that are known
 BUILD_SECONDS = 1800.0
+MAX_REASON = 8000  # characters of why one failed
 MAX_LOGS = 16  # of builds that have ended, in memory
+MAX_TOLD = 20  # tags that there are, where one is asked for that is not
 RESTARTED = "the server was restarted"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
@@ -49,6 +51,7 @@ class Builds:
         self._aliases = aliases
         self._logs: dict[str, BuildLog] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._starting: Counter[str] = Counter()  # by owner
         self._failing: set[asyncio.Task[None]] = set()
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
@@ -75,8 +78,6 @@ class Builds:
         wanted = tuple(dict.fromkeys([*([tag] if tag else []), *map(checked_tag, tags)])) or (DEFAULT_TAG,)
         await self._check_name(bare, owner)
         self._site.check_limits(limits)
-        if await self._store.count(owner) >= MAX_BUILDS:
-            raise errors.InvalidRequest(f"{MAX_BUILDS} builds are known already: delete templates that you do not need")
         now = time.time()
         build = Build(
             id=str(uuid.uuid4()), template="", owner=owner, tags=wanted, limits=limits, created_at=now, updated_at=now
@@ -103,7 +104,7 @@ class Builds:
         """By id or name, whatever the tag. Raises TemplateNotFound."""
         found = await self._store.template(ref.partition(":")[0], owner)
         if found is None:
-            raise errors.TemplateNotFound(f"there is no template {ref!r} that was built here")
+            raise errors.TemplateNotFound(f"there is no template {ref[:200]!r} that was built here")
         return found
 
     async def why_not(self, ref: str, owner: str) -> errors.TemplateNotFound | None:
@@ -111,10 +112,11 @@ class Builds:
         template = await self._store.template(ref.partition(":")[0], owner)
         if template is None:
             return None
-        tags, wanted = [each.tag for each in await self.tags(template)], ref.partition(":")[2] or DEFAULT_TAG
+        tags, wanted = await self._store.tag_names(template.id, MAX_TOLD), ref.partition(":")[2] or DEFAULT_TAG
         if not tags:
             return errors.TemplateNotFound(f"no build of the template {template.name!r} is ready yet")
-        return errors.TemplateNotFound(f"the template {template.name!r} has no tag {wanted!r}: it has {_said(tags)}")
+        told = f"the template {template.name!r} has no tag {wanted[:200]!r}: it has {', '.join(tags)}"
+        return errors.TemplateNotFound(told)
 
     async def id_of(self, ref: str, owner: str) -> str | None:
         """That of the template which a name of it, or its id, means; None if it is none."""
@@ -139,6 +141,9 @@ class Builds:
         """The newest first."""
         return await self._store.tags(template.id)
 
+    async def has_tag(self, template: BuiltTemplate, tag: str) -> bool:
+        return await self._store.meant(template.id, tag) is not None
+
     async def assign(self, target: str, tags: Sequence[str], owner: str) -> str:
         """Those tags mean the build that `target` ("name:tag") means: its id.
 
@@ -146,11 +151,9 @@ class Builds:
         """
         template = await self.template(target, owner)
         bare = [checked_tag(_without_name(tag, template.name)) for tag in tags]
-        found = {each.tag: each.build for each in await self.tags(template)}
-        build = found.get(target.partition(":")[2] or DEFAULT_TAG)
+        build = await self._store.assign(template.id, bare, target.partition(":")[2] or DEFAULT_TAG)
         if build is None:
-            raise await self.why_not(target, owner) or errors.TemplateNotFound(f"{target!r} was deleted just now")
-        await self._store.assign(template.id, bare, build)
+            raise await self.why_not(target, owner) or errors.TemplateNotFound(f"{target[:200]!r} was deleted just now")
         return build
 
     async def unassign(self, name: str, tags: Sequence[str], owner: str) -> None:
@@ -182,8 +185,16 @@ class Builds:
 
     async def start(self, build: Build, plan: Plan) -> None:
         """Raises InvalidRequest where it was started before, or too many wait."""
-        if sum(1 for task in self._running.values() if task.get_name() == build.owner) >= MAX_WAITING:
+        running = sum(1 for task in self._running.values() if task.get_name() == build.owner)
+        if running + self._starting[build.owner] >= MAX_WAITING:
             raise errors.InvalidRequest(f"{MAX_WAITING} builds wait already: try again when some have ended")
+        self._starting[build.owner] += 1
+        try:
+            await self._start(build, plan)
+        finally:
+            self._starting[build.owner] -= 1
+
+    async def _start(self, build: Build, plan: Plan) -> None:
         building = msgspec.structs.replace(
             build, state="building", instance=self._instance.name, updated_at=time.time(), recipe=None
         )
@@ -226,6 +237,7 @@ class Builds:
             await self._fail(build, said, progress, str(error))
 
     async def _fail(self, build: Build, said: BuildLog, progress: Progress, why: str) -> None:
+        why = why[:MAX_REASON]
         said.say(why, "error", progress.step)
         failed = msgspec.structs.replace(
             build,
@@ -261,7 +273,3 @@ def _without_name(tag: str, name: str) -> str:
     if colon and before != name:
         raise errors.InvalidRequest(f"the tag {tag[:200]!r} is not one of the template {name!r}")
     return bare
-
-
-def _said(tags: Sequence[str]) -> str:
-    return ", ".join(sorted(tags)[:20])

@@ -170,15 +170,6 @@ class Commands:
         """Kills a process with its session. Raises ProcessNotFound."""
         self.get(id).kill()
 
-    def hold_clocks(self) -> None:
-        """All time limits stand still until `release_clocks`."""
-        for program in self._running.values():
-            program.hold_clock()
-
-    def release_clocks(self) -> None:
-        for program in self._running.values():
-            program.release_clock()
-
     def end_all(self, reason: str) -> None:
         """The sandbox ends: every process has ended with it."""
         for process in list(self._running.values()):

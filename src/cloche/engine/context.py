@@ -157,15 +157,6 @@ class Context:
         self._running.interrupt()
         return True
 
-    def hold_clock(self) -> None:
-        """The time limit of what runs stands still until `release_clock`."""
-        if self._running is not None:
-            self._running.hold_clock()
-
-    def release_clock(self) -> None:
-        if self._running is not None:
-            self._running.release_clock()
-
     async def restart(self) -> None:
         """Kills the kernel with all that it started and starts a new one. What ran ends with outcome `died`."""
         self._home.check_running()

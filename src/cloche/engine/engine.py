@@ -178,6 +178,7 @@ class Engine:
     async def _resumed(self, known: Sandbox | SandboxRecord, seconds: float | None) -> Sandbox:
         if self._making.closing:
             raise shutting_down()
+        seconds = None if seconds is None else min(seconds, self.config.lifetime.max_seconds)
         while isinstance(known, Sandbox):
             try:
                 return await self._lasting.resume(known, seconds)
@@ -317,6 +318,7 @@ class Engine:
         """Ends all sandboxes (their executions say "shutdown"), then everything that made them."""
         self._making.closing = True
         await self.builds.aclose()
+        await self._lasting.finish_waking()
         await asyncio.gather(*(self._lasting.lay_down(each) for each in list(self._sandboxes.values())))
         ending = [each.end("killed", "shutdown", SHUT_DOWN) for each in list(self._sandboxes.values())]
         await asyncio.gather(*ending, self.housing.close_pools())
@@ -361,6 +363,7 @@ class Engine:
     def add(self, sandbox: Sandbox) -> None:
         """It has a cell, and is one of ours from now on."""
         self._sandboxes[sandbox.id] = sandbox
+        self._lasting.asleep.forget(sandbox.id)
         self._record(sandbox.record)
 
     def on_due(self, sandbox: Sandbox) -> None:

@@ -21,7 +21,7 @@ from cloche.engine.orders import RUN_LENGTH, encoded, header_of
 from cloche.engine.output import Outlet, text_bytes
 from cloche.engine.queue import EventQueue
 from cloche.engine.rounds import Rounds
-from cloche.engine.stopping import Stopping
+from cloche.engine.stopping import LEFT_BEHIND, Stopping
 from cloche.engine.tool_calls import Offer, size_of
 from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started, ToolsCalled
 from cloche.isolation.channel import Header
@@ -145,12 +145,16 @@ class Execution:
         return folding.run()
 
     async def aclose(self) -> None:
-        """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped."""
+        """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped.
+
+        Where programs stand still, it is said to have ended at once, and its program is stopped when it goes on.
+        """
         if self._stopping is None or self.ended is not None:
             return
         self.left = True
         self._events.divert(_forget)
         self._stopping.interrupt_firmly()
+        self._stopping.when_still(self._leave_behind)
         await self._events.wait_closed()
 
     def interrupt(self) -> None:
@@ -233,10 +237,23 @@ class Execution:
         self, outcome: Outcome, reason: str | None = None, usage: Usage | None = None, exit_code: int | None = None
     ) -> None:
         """The last word. Only the first call counts."""
-        if self.ended is not None:
-            return
+        if self.ended is None:
+            self._tell_end(outcome, reason, usage or Usage(), exit_code)
         if self._stopping is not None:
             self._stopping.close()
+        kernel, self._kernel = self._kernel, None  # from now on it is the next one's
+        if kernel is not None:
+            kernel.sink = None
+            kernel.resume()
+            self._stage.leave(self)
+
+    def _leave_behind(self) -> None:
+        """Its program cannot end now. Until it has, which is when it goes on, the kernel is not for others."""
+        if self.ended is None and self._kernel is not None:
+            self._tell_end("interrupted", LEFT_BEHIND, Usage(), None)
+            self._kernel.resume()
+
+    def _tell_end(self, outcome: Outcome, reason: str | None, usage: Usage, exit_code: int | None) -> None:
         if self._answering is not None:
             self._answering.cancel()
         if self._rounds is not None:
@@ -244,7 +261,6 @@ class Execution:
         self._begin_stream(0)
         self._outlet.finish()
         wall = time.monotonic() - self._began_at
-        usage = usage or Usage()
         self.ended = Ended(
             outcome=outcome,
             reason=reason,
@@ -252,13 +268,6 @@ class Execution:
             usage=Usage(wall_seconds=wall, cpu_seconds=usage.cpu_seconds, memory_peak_bytes=usage.memory_peak_bytes),
         )
         self._events.put(self.ended, 0)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._kernel is not None:
-            self._kernel.sink = None
-            self._kernel.resume()
-            self._stage.leave(self)
         self._events.close()
 
     def _begin_stream(self, count: int) -> None:
@@ -275,7 +284,8 @@ class Execution:
     # -- what the kernel says
 
     def on_output(self, stream: Stream, data: bytes) -> None:
-        self._outlet.feed(stream, data)
+        if self.ended is None:
+            self._outlet.feed(stream, data)
 
     def on_frame(self, header: Header, body: bytes) -> None:
         event = header.get("ev")
@@ -283,7 +293,8 @@ class Execution:
         expect(handle is not None, "a kernel sent an event that does not exist")
         assert handle is not None
         self._outlet.flush()
-        handle(self, header, body)
+        if self.ended is None or event in ("started", "ended"):
+            handle(self, header, body)
 
     def on_kernel_exit(self, exit: KernelExit) -> None:
         usage = Usage(cpu_seconds=exit.cpu_seconds, memory_peak_bytes=exit.memory_peak_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
+from cloche.engine.clock import ProgramTime
 from cloche.engine.queue import Bell
 from cloche.guest import wire
 from cloche.isolation.base import Cell
@@ -59,6 +60,7 @@ class Guest:
 
     def __init__(self, cell: Cell):
         self.cell = cell
+        self.time = ProgramTime()  # stands still while those do that init has started
         self.on_lost: Callable[[str], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Reply]] = {}

@@ -32,7 +32,7 @@ class Inspection:
     async def answer(self, guest: Guest) -> Variables:
         """Raises as `variables_of` does, Unavailable where none comes, or Gone."""
         try:
-            async with asyncio.timeout(INSPECTION_SECONDS):
+            async with guest.time.timeout(INSPECTION_SECONDS):
                 return await guest.wait(self._answered)
         except TimeoutError:
             busy = "something of the program keeps its kernel busy between executions"

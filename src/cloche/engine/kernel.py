@@ -51,7 +51,7 @@ class Kernel:
 
     def __init__(self, guest: Guest, id: str, token: str, fds: Sequence[int]):
         channel_fd, *outputs = fds
-        self.id = id
+        self.id, self.time = id, guest.time
         self.sink: Sink | None = None
         self.exit: KernelExit | None = None
         self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether an execution has told of it
@@ -83,7 +83,7 @@ class Kernel:
     async def wait_ready(self) -> None:
         """Raises what kept it from its work if the kernel ends first, Unavailable if it takes far too long, or Gone."""
         try:
-            async with asyncio.timeout(READY_SECONDS):
+            async with self.time.timeout(READY_SECONDS):
                 await self._guest.wait(self._ready)
         except TimeoutError:
             raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
@@ -117,7 +117,7 @@ class Kernel:
     def signal(self, number: int, *, group: bool = False) -> None:
         """Signals the kernel's process group; with `group` everything in its session."""
         self._signalled = True
-        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group)
+        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group, brief=self.time.still)
 
     def interrupt(self) -> None:
         """Interrupts the execution. A frame tells the kernel, if it comes to read it, whose signal that was."""
@@ -149,7 +149,7 @@ class Kernel:
             close_all(wires)
             if self._channel.closed:
                 raise errors.Unavailable("the kernel has ended before it was copied")
-            async with asyncio.timeout(READY_SECONDS):
+            async with self.time.timeout(READY_SECONDS):
                 return await self._guest.wait(future)
         except TimeoutError:
             raise errors.Unavailable(f"a kernel was not copied within {READY_SECONDS:.0f} s") from None
@@ -332,12 +332,12 @@ class Kernel:
     def _on_channel_closed(self, why: str) -> None:
         if self.exit is None and self._guest.alive:
             # It ends as well, or it shut us out and must not go on unseen.
-            self._loop.call_later(CLOSED_GRACE_SECONDS, self._kill_if_running)
+            self.time.call_later(CLOSED_GRACE_SECONDS, self._kill_if_running)
 
     def _kill_if_running(self) -> None:
         if self.exit is None:
             self.kill()
-            self._loop.call_later(CLOSED_GRACE_SECONDS, self._presume_dead)
+            self.time.call_later(CLOSED_GRACE_SECONDS, self._presume_dead)
 
     def _presume_dead(self) -> None:
         """Nobody told how it ended: a first kernel is the zygote's child, and the zygote may be gone."""

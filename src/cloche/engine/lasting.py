@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,12 +20,13 @@ from cloche.engine.instance import Instance
 from cloche.engine.pauses import Pauses
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.snapshots import Snapshots
-from cloche.model import SandboxSpec, Snapshot, new_id
+from cloche.model import GIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import Records, Revival, SandboxRecord, State
 from cloche.telemetry import log
 
 RETRY_SECONDS = 30.0  # between tries to pause one whose deadline has passed
+OVERTIME_SECONDS = 3600.0
 SWEEP_SECONDS = 3600.0
 MAX_FORKS = 20
 TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
@@ -62,7 +65,8 @@ class Lasting:
         self._maker = maker
         self._records = records
         self._images = images
-        self._pauses = Pauses(images, records, self.asleep.add)
+        self._pauses = Pauses(images, records, self.asleep.add, self._check_size)
+        self._pausing: Counter[str] = Counter()  # by owner
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -80,15 +84,24 @@ class Lasting:
         if self._sweeping is not None:
             self._sweeping.cancel()
         await self._pauses.aclose()
-        await asyncio.gather(*self._background, *self._waking.values(), return_exceptions=True)
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def finish_waking(self) -> None:
+        """Those that are being woken run, or rest as before."""
+        await asyncio.gather(*self._waking.values(), return_exceptions=True)
 
     # -- pauses
 
     async def pause(self, sandbox: Sandbox, *, memory: bool) -> None:
         """Raises SandboxPaused, Gone; InvalidRequest, Unavailable, TooLarge: then it runs as before."""
         sandbox.check_running()
-        self._check_room(sandbox.spec.owner)
-        await self._pauses.pause(sandbox, memory=memory)
+        owner = sandbox.spec.owner
+        self._check_room(owner)
+        self._pausing[owner] += 1
+        try:
+            await self._pauses.pause(sandbox, memory=memory)
+        finally:
+            self._pausing[owner] -= 1
 
     def on_due(self, sandbox: Sandbox) -> None:
         """The deadline has passed of a sandbox that is to be paused then."""
@@ -96,14 +109,19 @@ class Lasting:
             self._later(self._pause_when_due(sandbox))
 
     async def _pause_when_due(self, sandbox: Sandbox) -> None:
-        """One that cannot be paused runs on, and it is tried again: to end it would lose what it was to keep."""
+        """One that cannot be paused runs on, and it is tried again: to end it would lose what it was to keep.
+
+        But not for ever: an hour after it has run for as long as any may, it ends.
+        """
         try:
             await self.pause(sandbox, memory=sandbox.spec.pause_memory)
         except (errors.Gone, errors.SandboxPaused):
             pass
         except errors.ClocheError as error:
             log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
-            if sandbox.record.state == "running" and not self._closed:
+            if time.time() > sandbox.latest_at + OVERTIME_SECONDS:
+                await sandbox.end("expired", "deadline", f"its deadline passed, and it could not be paused: {error}")
+            elif sandbox.record.state == "running" and not self._closed:
                 sandbox.defer(RETRY_SECONDS)
 
     async def resume(self, sandbox: Sandbox, seconds: float | None) -> Sandbox:
@@ -112,14 +130,17 @@ class Lasting:
         return sandbox
 
     async def lay_down(self, sandbox: Sandbox) -> None:
-        """Its host ends: of a paused one the files stay, and so does one that is to be paused at its deadline."""
-        if sandbox.record.state == "running" and sandbox.record.on_deadline == "pause":
+        """Its host ends. The files stay of one that is paused, or was, or is to be at its deadline.
+
+        Whatever goes wrong: the others have to be laid down as well.
+        """
+        if sandbox.record.state == "paused" and sandbox.ending is None:
+            sandbox.leave_cell("shutdown")
+        elif sandbox.record.state == "running" and _is_to_last(sandbox.record):
             try:
                 await self._pauses.pause(sandbox, memory=False)
-            except errors.ClocheError as error:
-                log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
-        elif sandbox.record.state == "paused" and sandbox.ending is None:
-            sandbox.leave_cell("shutdown")
+            except (errors.ClocheError, OSError, RuntimeError) as error:
+                log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=str(error))
 
     # -- those without a cell
 
@@ -131,35 +152,44 @@ class Lasting:
         return await asyncio.shield(self._waking[record.id])
 
     async def _wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
+        """Until it has its files it is on record as paused: should this process be killed, it still is."""
         policy = self.asleep.policy(record.id)
-        claimed = await self._records.claim(record.id, self._instance.name)
+        claimed = await self._records.claim(record, self._instance.name)
         if claimed is None or claimed.revival is None:
             self.asleep.forget(record.id)
             raise absent(await self._records.get(record.id) or record)
+        revival, claimed = claimed.revival, msgspec.structs.replace(claimed, pause_memory=False)
         try:
-            spec = _spec_of(claimed, claimed.revival, policy or claimed.revival.network, seconds)
-            sandbox = await self._maker.make(spec, claimed.id, image=claimed.revival.image, before=claimed)
+            spec = _spec_of(claimed, revival, policy or revival.network, seconds)
+            sandbox = await self._maker.make(spec, claimed.id, image=revival.image, before=claimed)
         except BaseException:
-            await asyncio.shield(self._records.keep(msgspec.structs.replace(record, pause_memory=False)))
+            await asyncio.shield(self._lay_back(claimed, policy))
             raise
-        self.asleep.forget(record.id)
-        await self._images.remove(claimed.revival.image)
+        await self._records.keep(sandbox.record)
+        await self._images.remove(revival.image)
         log.info("sandbox.resumed", sandbox=record.id, owner=record.owner, memory=False)
         return sandbox
 
+    async def _lay_back(self, record: SandboxRecord, policy: NetworkPolicy | None) -> None:
+        """It could not be woken, whatever was recorded of the try."""
+        await self._records.keep(record)
+        self.asleep.add(record, policy)
+
     async def end(self, record: SandboxRecord, reason: str, *, expired: bool = False) -> None:
         """One that is paused on a disk has ended. Raises Gone where somebody was faster."""
-        claimed = await self._records.claim(record.id, self._instance.name)
-        self.asleep.forget(record.id)
-        if claimed is None:
-            raise absent(await self._records.get(record.id) or record)
+        if (waking := self._waking.get(record.id)) is not None:
+            with contextlib.suppress(errors.ClocheError):
+                await (await asyncio.shield(waking)).kill(reason)
+                return
         state: State = "expired" if expired else "killed"
         ended = msgspec.structs.replace(
-            claimed, state=state, ended_at=time.time(), end_reason=reason, revival=None, paused_at=None
+            record, state=state, ended_at=time.time(), end_reason=reason, revival=None, paused_at=None
         )
-        await self._records.keep(ended)
-        if claimed.revival is not None:
-            await self._images.remove(claimed.revival.image)
+        self.asleep.forget(record.id)
+        if not await self._records.conclude(ended):
+            raise absent(await self._records.get(record.id) or record)
+        if record.revival is not None:
+            await self._images.remove(record.revival.image)
         log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
 
     # -- snapshots and forks
@@ -169,7 +199,7 @@ class Lasting:
         self._later(self._images.remove(image))
 
     async def snapshot(self, source: Source, name: str | None) -> Snapshot:
-        """Raises InvalidRequest where the owner has as many as one may have; the image is gone then."""
+        """Raises InvalidRequest where the owner has as much as one may have; the image is gone then."""
         snapshot = Snapshot(
             id=new_id("s"),
             owner=source.record.owner,
@@ -208,7 +238,7 @@ class Lasting:
         """Raises Gone, Unavailable, TooLarge."""
         policy = sandbox.network.policy
         image, size = await self._pauses.image(sandbox)
-        return Source(sandbox.record, sandbox.revival(image), policy, image, size)
+        return Source(sandbox.record, sandbox.revival(image, size), policy, image, size)
 
     async def source_asleep(self, record: SandboxRecord) -> Source:
         """Raises SandboxLost where its files are gone."""
@@ -219,12 +249,23 @@ class Lasting:
     # -- inside
 
     def _check_room(self, owner: str) -> None:
-        asleep = len(self.asleep.list(owner))
-        resting = sum(1 for each in self._maker.resting() if each.spec.owner == owner)
-        if asleep + resting >= self._kept.paused:
+        count = len(self._paused(owner)) + self._pausing[owner]
+        if count >= self._kept.paused:
             raise errors.InvalidRequest(
-                f"{self._kept.paused} sandboxes are paused already, as many as one may have: kill or resume one first"
+                f"{count} sandboxes are paused already, as many as one may have here: kill or resume one first"
             )
+
+    def _check_size(self, owner: str, more_bytes: int) -> None:
+        size = more_bytes + sum(each.revival.bytes for each in self._paused(owner) if each.revival is not None)
+        if size > self._kept.paused_bytes:
+            raise errors.InvalidRequest(
+                f"the files of paused sandboxes would take {size / GIB:.1f} GiB, of "
+                f"{self._kept.paused_bytes / GIB:.1f} that one may have here: kill or resume one first"
+            )
+
+    def _paused(self, owner: str) -> list[SandboxRecord]:
+        resting = [each.record for each in self._maker.resting() if each.spec.owner == owner]
+        return [*resting, *self.asleep.list(owner)]
 
     def _sweep(self) -> None:
         """Gives up those that have been paused for too long, now and every hour."""
@@ -235,7 +276,7 @@ class Lasting:
     async def _give_up_old(self) -> None:
         before = time.time() - self._kept.paused_seconds
         for sandbox in self._maker.resting():
-            if (sandbox.record.paused_at or 0.0) < before:
+            if sandbox.record.state == "paused" and (sandbox.record.paused_at or 0.0) < before:
                 await sandbox.end("expired", "deadline", TOO_LONG)
         for record in list(self.asleep.list(None)):
             if (record.paused_at or 0.0) < before:
@@ -248,6 +289,11 @@ class Lasting:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _is_to_last(record: SandboxRecord) -> bool:
+    """Whoever has paused it once wanted it to be there later."""
+    return record.on_deadline == "pause" or record.resumed_at is not None
 
 
 def _spec_of(

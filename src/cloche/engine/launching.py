@@ -37,9 +37,10 @@ async def _wait_ready(sandbox: Sandbox, how: Launch, command: str) -> None:
             (*SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=READY_SECONDS
         )
         async with contextlib.aclosing(process):  # killed where the time is over
-            result = await process.result()
+            async for _ in process:  # nobody wants what it says
+                pass
         sandbox.check_running()
-        if result.exit_code == 0:
+        if process.exited is not None and process.exited.exit_code == 0:
             log.info("sandbox.ready", sandbox=sandbox.id, seconds=round(time.monotonic() - began_at, 3))
             return
         await asyncio.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ from cloche.engine.launching import DEFAULT_USER
 from cloche.engine.networks import Networks
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.tally import Tally
-from cloche.model import SandboxSpec, Snapshot, Template
+from cloche.model import Limits, SandboxSpec, Snapshot, Template
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import log
 
@@ -67,7 +67,7 @@ class Making:
         """See `Engine.create` and `Engine.make`."""
         began_at = time.monotonic()
         try:
-            sandbox = await self._house(spec, template, self._new_record(id, spec, template, before), image)
+            sandbox = await self._house(spec, id, template, image, before)
         except (errors.Unavailable, OSError) as failure:
             error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
             self._tally.not_created[error.code] += 1
@@ -77,21 +77,26 @@ class Making:
             self._tally.sandbox_created(time.monotonic() - began_at)
         return sandbox
 
-    async def _house(self, spec: SandboxSpec, template: Template, record: SandboxRecord, image: str | None) -> Sandbox:
-        """Gives it a cell."""
+    async def _house(
+        self, spec: SandboxSpec, id: str, template: Template, image: str | None, before: SandboxRecord | None
+    ) -> Sandbox:
+        """Gives it a cell. Its life begins when it has one."""
         self._check(spec)
-        self._config.limits.check(record.limits)
+        limits = spec.limits or default_limits(self._config, template)
+        self._config.limits.check(limits)
         network = self._networks.policy_for(spec, template)
-        ready = await self._housing.take(template, spec.user, record.limits)
+        ready = await self._housing.take(template, spec.user, limits)
         if self.closing:
             await ready.aclose()
             raise shutting_down()
         try:
             stale = image is not None and await self._images.restore(ready.guest, image)
+            if self.closing:  # meanwhile: nobody would end it
+                raise shutting_down()
             sandbox = Sandbox(
                 ready,
                 spec,
-                record,
+                self._new_record(id, spec, template, limits, before),
                 network=network,
                 max_lifetime_seconds=self._config.lifetime.max_seconds,
                 tally=self._tally if spec.owner else Tally(),
@@ -117,7 +122,7 @@ class Making:
             raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
 
     def _new_record(
-        self, id: str, spec: SandboxSpec, template: Template, before: SandboxRecord | None
+        self, id: str, spec: SandboxSpec, template: Template, limits: Limits, before: SandboxRecord | None
     ) -> SandboxRecord:
         now = time.time()
         return SandboxRecord(
@@ -129,7 +134,7 @@ class Making:
             created_at=now if before is None else before.created_at,
             deadline_at=None if spec.lifetime_seconds is None else now + spec.lifetime_seconds,
             metadata=spec.metadata,
-            limits=spec.limits or default_limits(self._config, template),
+            limits=limits,
             on_deadline=spec.on_deadline,
             pause_memory=spec.pause_memory,
             auto_resume=spec.auto_resume,

@@ -26,19 +26,27 @@ FORGET_SECONDS = 0.05  # whoever has resumed a sandbox waits for an answer of it
 class Pauses:
     """What it begins it brings to an end, also when whoever asked for it has left.
 
-    `on_left` hears of each that is paused without its memory, before anybody can look for it.
+    `on_left` hears of each that is paused without its memory, before anybody can look for it. `check_size(owner,
+    bytes)` raises InvalidRequest where an owner's paused ones would take too much.
     """
 
-    def __init__(self, images: Images, records: Records, on_left: Callable[[SandboxRecord, NetworkPolicy], None]):
+    def __init__(
+        self,
+        images: Images,
+        records: Records,
+        on_left: Callable[[SandboxRecord, NetworkPolicy], None],
+        check_size: Callable[[str, int], None],
+    ):
         self._images = images
         self._records = records
         self._on_left = on_left
+        self._check_size = check_size
         self._errands: set[asyncio.Task[Any]] = set()
 
     async def pause(self, sandbox: Sandbox, *, memory: bool) -> None:
         """Afterwards it is paused, and its files are on a disk. Raises SandboxPaused, Gone.
 
-        Raises Unavailable, TooLarge: then it runs as before.
+        Raises InvalidRequest, Unavailable, TooLarge: then it runs as before.
         """
         await self._to_its_end(self._pause(sandbox, memory))
 
@@ -51,7 +59,12 @@ class Pauses:
 
         Raises Gone, Unavailable, TooLarge.
         """
-        return await self._to_its_end(self._image(sandbox))
+        making = self._run(self._image(sandbox))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._drop)
+            raise
 
     async def aclose(self) -> None:
         await asyncio.gather(*self._errands, return_exceptions=True)
@@ -62,8 +75,9 @@ class Pauses:
             await sandbox.stillness.hold()
             image = ""
             try:
-                image = (await self._save(sandbox))[0]
-                record = sandbox.rest(sandbox.revival(image), memory=memory)
+                image, size_bytes = await self._save(sandbox)
+                self._check_size(sandbox.spec.owner, size_bytes)
+                record = sandbox.rest(sandbox.revival(image, size_bytes), memory=memory)
                 await self._records.keep(record)
                 if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
                     sandbox.check_running()
@@ -72,7 +86,7 @@ class Pauses:
                 raise
             sandbox.lie_down(record)
             if not memory:
-                self._on_left(record, sandbox.network.policy)
+                self._on_left(sandbox.record, sandbox.network.policy)
                 sandbox.leave_cell("the sandbox was paused without its memory")
             log.info("sandbox.paused", sandbox=sandbox.id, owner=record.owner, memory=memory)
 
@@ -121,6 +135,11 @@ class Pauses:
         self._errands.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def _drop(self, making: asyncio.Task[tuple[str, int]]) -> None:
+        """Whoever asked for that image has left."""
+        if not making.cancelled() and making.exception() is None:
+            self._run(self._images.remove(making.result()[0]))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._errands.discard(task)

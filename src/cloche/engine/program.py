@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 from cloche import errors
 from cloche.engine import frames
-from cloche.engine.clock import Clock
+from cloche.engine.clock import Clock, Standstill
 from cloche.engine.descriptors import PipeWriter
 from cloche.engine.guest import Guest, Reply
 from cloche.engine.pipe import Pipe, is_readable_pipe
@@ -20,6 +19,7 @@ from cloche.isolation.channel import Header, close_all
 from cloche.model import Outcome, Stream, Struct, Usage
 
 KILL_SECONDS = 10.0
+PAUSED = "; its sandbox is paused: it ends when that goes on"
 
 
 class Exited(Event, tag="exited"):
@@ -79,7 +79,8 @@ class Program:
         self._has_terminal = False
         self._is_paused = False
         self._clock: Clock | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._last_resort: Clock | None = None
+        self._standstill: Standstill | None = None
         self._ending: tuple[Outcome, str] | None = None
 
     async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
@@ -89,10 +90,10 @@ class Program:
             self._take(reply, ask)
         except BaseException:
             # Whoever is cancelled here does not know whether init has started it already.
-            self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
+            self._signal(signal.SIGKILL)
             raise
         if timeout_seconds is not None:
-            self._clock = Clock(timeout_seconds, partial(self._on_timeout, timeout_seconds))
+            self._clock = Clock(timeout_seconds, partial(self._on_timeout, timeout_seconds), self._guest.time)
         # Last: its end may be known already, and is then told at once.
         self._guest.subscribe("process_exited", self.id, self._on_exited)
 
@@ -104,7 +105,7 @@ class Program:
             if number == signal.SIGKILL and self._ending is None:
                 self._ending = ("interrupted", "killed by its caller")
                 self._arm_last_resort()
-            self._guest.tell("process_signal", process=self.id, signal=int(number))
+            self._signal(number)
 
     async def send_stdin(self, data: bytes) -> None:
         """Raises InvalidRequest if the process has no stdin or has closed it."""
@@ -157,10 +158,9 @@ class Program:
         if self.exited is not None:
             return
         self.exited = exited
-        if self._clock is not None:
-            self._clock.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        for each in (self._clock, self._last_resort, self._standstill):
+            if each is not None:
+                each.stop()
         self._guest.unsubscribe("process_exited", self.id)
         self._drain()
         self._close()
@@ -227,18 +227,23 @@ class Program:
     def _on_timeout(self, seconds: float) -> None:
         self._ending = ("timed_out", f"the time limit of {seconds:g} s was reached")
         self._arm_last_resort()
-        self._guest.tell("process_signal", process=self.id, signal=int(signal.SIGKILL))
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        still = self._guest.time.still
+        self._guest.tell("process_signal", process=self.id, signal=int(number), brief=still)
 
     def _arm_last_resort(self) -> None:
-        """Whatever init does: whoever waits for the end gets one."""
-        if self._clock is not None:
-            self._clock.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(KILL_SECONDS, self._give_up)
+        """Whatever init does: whoever waits for the end gets one, in a sandbox that stands still at once."""
+        for each in (self._clock, self._last_resort, self._standstill):
+            if each is not None:
+                each.stop()
+        self._last_resort = Clock(KILL_SECONDS, self._give_up, self._guest.time)
+        self._standstill = Standstill(partial(self._give_up, PAUSED), self._guest.time)
 
-    def _give_up(self) -> None:
+    def _give_up(self, why: str = "") -> None:
         outcome, reason = self._ending or ("died", "it could not be killed")
+        reason += why
         self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome=outcome, reason=reason, signal=signal.SIGKILL))
 
     def _drain(self) -> None:

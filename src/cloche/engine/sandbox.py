@@ -113,10 +113,14 @@ class Sandbox:
         check_seconds("lifetime", seconds)
         if seconds is None:
             raise errors.InvalidRequest("renew needs a number of seconds")
-        latest = (self.record.resumed_at or self.record.created_at) + self._max_lifetime_seconds
-        self._change(deadline_at=min(time.time() + seconds, latest))
+        self._change(deadline_at=min(time.time() + seconds, self.latest_at))
         self._arm_deadline()
         return self.info
+
+    @property
+    def latest_at(self) -> float:
+        """When it has run for as long as one may on this host."""
+        return (self.record.resumed_at or self.record.created_at) + self._max_lifetime_seconds
 
     def extend(self, seconds: float) -> SandboxInfo:
         """As `renew`, but never to an earlier moment than the deadline that it has; without one, it keeps none."""
@@ -140,11 +144,11 @@ class Sandbox:
         )
 
     def lie_down(self, record: SandboxRecord) -> None:
-        """It is paused as that record says, its programs stand still. Time limits and its deadline stand still, too."""
+        """It is paused as that record says, its programs stand still. So does its deadline."""
         self._stop_deadline()
-        self._hold_clocks()
-        self.record = record
-        self._on_change(self)
+        self._change(
+            state="paused", paused_at=record.paused_at, pause_memory=record.pause_memory, revival=record.revival
+        )
 
     def leave_cell(self, reason: str) -> None:
         """Paused without its memory: its cell is destroyed. This object is of no more use."""
@@ -165,14 +169,14 @@ class Sandbox:
             pause_memory=self.spec.pause_memory,
             deadline_at=deadline_at,
         )
-        self._release_clocks()
         self._arm_deadline()
 
-    def revival(self, image: str) -> Revival:
+    def revival(self, image: str, size_bytes: int) -> Revival:
         """What it takes to make it again, with the files of that image."""
         spec, policy = self.spec, self.network.policy
         return Revival(
             image=image,
+            bytes=size_bytes,
             env=spec.env,
             user=spec.user,
             cwd=spec.cwd,
@@ -186,16 +190,6 @@ class Sandbox:
         """Its deadline has passed, and what should be done then could not: so much later it passes again."""
         self._stop_deadline()
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_deadline)
-
-    def _hold_clocks(self) -> None:
-        for context in self._contexts.values():
-            context.hold_clock()
-        self.commands.hold_clocks()
-
-    def _release_clocks(self) -> None:
-        for context in self._contexts.values():
-            context.release_clock()
-        self.commands.release_clocks()
 
     async def kill(self, reason: str = "killed by its owner") -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""

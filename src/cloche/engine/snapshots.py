@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ class Snapshots:
         self._images = images
         self._kept = kept
         self._aliases = aliases  # of templates
+        self._adding = asyncio.Lock()
 
     async def list(self, owner: str | None, sandbox: str | None = None) -> Sequence[Snapshot]:
         """The newest first, of that owner or with None of all; with `sandbox` those of that one only.
@@ -81,8 +83,10 @@ class Snapshots:
             )
 
     async def add(self, snapshot: Snapshot) -> None:
-        """Raises Unavailable."""
-        await self._store.add(snapshot)
+        """One after the other, so that many at once are not too many. Raises InvalidRequest, Unavailable."""
+        async with self._adding:
+            await self.check_room(snapshot.owner)
+            await self._store.add(snapshot)
 
     async def images(self) -> set[str]:
         """Those that must be kept."""

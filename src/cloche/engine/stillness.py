@@ -15,7 +15,7 @@ class Stillness:
     """By the host's freezer where there is one; else init stops them by a signal (see `guest.stillness`).
 
     Init itself always goes on, and so does what it forks later. What is asked of programs while they are held waits: a
-    signal, too, be it SIGKILL.
+    signal, too, be it SIGKILL. So their time stands still as they do: see `ProgramTime`.
     """
 
     def __init__(self, cell: Cell, guest: Guest):
@@ -51,6 +51,7 @@ class Stillness:
     async def _hold(self) -> None:
         """First nobody is started any more, so that nobody is when the others stand still."""
         self._guest.shut()
+        self._guest.time.hold()
         try:
             await self._ask_init(stop=False)
             self._by_host = await self._cell.freeze()
@@ -60,15 +61,19 @@ class Stillness:
             self._guest.open()
             if self._guest.alive:
                 self._guest.tell("release")
+            self._guest.time.go_on()
             raise
 
     async def _release(self) -> None:
         self._guest.open()
-        if self._by_host:
-            self._cell.thaw()
-            self._guest.tell("release")  # before whatever is asked of it next
-        else:
-            await self._guest.request("release")
+        try:
+            if self._by_host:
+                self._cell.thaw()
+                self._guest.tell("release")  # before whatever is asked of it next
+            else:
+                await self._guest.request("release")
+        finally:
+            self._guest.time.go_on()
 
     async def _ask_init(self, *, stop: bool) -> None:
         try:

@@ -69,10 +69,13 @@ def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.soc
 
     It runs none of its user's code until it has gone behind them: all that it waits for is the way in.
     """
-    for entrance in fds[4:]:
-        os.write(entrance, b"0")
-    served.take(spec, True)
-    served.be_first_kernel(spec, fds[1:4], door.fileno(), walls)
+    try:
+        for entrance in fds[4:]:
+            os.write(entrance, b"0")
+        served.take(spec, True)
+        served.be_first_kernel(spec, fds[1:4], door.fileno(), walls)
+    finally:  # the host may have given up the sandbox, and its cgroups: we must not go on as a second zygote
+        os._exit(1)
 
 
 def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket, door: socket.socket) -> None:

@@ -149,7 +149,7 @@ class Processes:
         if child is None:
             raise KernelNotFound(f"no kernel {header['kernel']!r}")
         if header.get("group"):
-            sessions.signal_session(child.pid, header["signal"])
+            sessions.signal_session(child.pid, header["signal"], header.get("brief", False))
         else:
             os.killpg(child.pid, header["signal"])
         return {}
@@ -217,7 +217,7 @@ class Processes:
         if child is None:
             raise ProcessNotFound(f"no process {header['process']!r}")
         if header.get("group", True):
-            sessions.signal_session(child.pid, header["signal"])
+            sessions.signal_session(child.pid, header["signal"], header.get("brief", False))
         else:
             os.kill(child.pid, header["signal"])
         return {}

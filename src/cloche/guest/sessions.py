@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 _KILL_SECONDS = 1.0
+_BRIEF_SECONDS = 0.01
 _LOOK_SECONDS = 0.0005
 _parents: dict = {}  # session that somebody asked init for (see `warm_python`) -> the session of who asked
 _leaderless: set = set()  # of these, whose leader has ended
@@ -91,28 +92,28 @@ def children_of(pid: int) -> list:
         return [int(child) for child in file.read().split()]
 
 
-def signal_session(session: int, number: int) -> None:
-    """Signals every process of a session.
+def signal_session(session: int, number: int, brief: bool = False) -> None:
+    """Signals every process of a session. `brief`: they stand still, and nobody waits for the end of who is killed.
 
     The leader is one even if it has only just been forked and has not come to make its session.
     """
     if number == signal.SIGKILL:
-        _kill_session(session)
+        _kill_session(session, _BRIEF_SECONDS if brief else _KILL_SECONDS)
     else:
         _signal_all(_members(session), number)
 
 
-def _kill_session(session: int) -> None:
+def _kill_session(session: int, seconds: float) -> None:
     """All are stopped first: a fork bomb outruns one-by-one.
 
     Who was in the middle of a fork when it was stopped finishes it, and its child comes after we have looked. So we
-    look until nobody is left; who cannot be ended within a second is in the kernel's hands, and ends there.
+    look until nobody is left; who cannot be ended within these seconds is in the kernel's hands, and ends there.
     """
     stopped: set = set()
     while (members := _members(session)) - stopped:
         _signal_all(members - stopped, signal.SIGSTOP)
         stopped |= members
-    until = time.monotonic() + _KILL_SECONDS
+    until = time.monotonic() + seconds
     while members and time.monotonic() < until:
         _signal_all(members, signal.SIGKILL)
         time.sleep(_LOOK_SECONDS)

@@ -31,7 +31,8 @@ INIT (host <-> pid 1 of a sandbox)
                     watch_memory_bytes (all together)
     kernel_start    kernel, language, user, cwd, env
                                                     ok {"pid","token"}, fds=[channel, stdout, stderr]
-    kernel_signal   kernel, signal, group           group: the kernel's whole session, not only its process group
+    kernel_signal   kernel, signal, group, brief?   group: the kernel's whole session, not only its process group
+                                                    brief: they stand still, and cannot end now
     kernel_wires    kernel, user                    ok {"token"}, fds=[channel, stdout, stderr of the host's, then their
                                                     other ends], for a kernel's copy (see "branch")
     kernel_branched kernel, of, pid                 ok {}: that process, which kernel `of` has forked, is a kernel
@@ -40,7 +41,7 @@ INIT (host <-> pid 1 of a sandbox)
                     script: {"name","argv":[..],"awaits":bool,"tools":{..}|null}: a Python program, body=its source,
                     in a fork of what is imported already; awaits: with await outside of functions; tools: see tools.py
                                                     ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
-    process_signal  process, signal
+    process_signal  process, signal, brief?
     process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
     file_read       path, user, max_inline          ok {"size","modified_at"} + body, or fds=[regular file, read only]
     file_write      path, user, mode | null, size   size known and small: the body is the content; ok {info}

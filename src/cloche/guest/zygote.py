@@ -28,6 +28,7 @@ _WALLS = (
 )
 
 _LULL_MILLISECONDS = 5
+_PF_EXITING = 0x4  # of the kernel's flags of a process
 
 
 def main(channel_fd: int) -> None:
@@ -200,10 +201,15 @@ class Zygote:
         """A child has made its user namespace and waits; or it died before it came so far."""
         sync, pid, spec = self._waiting.pop(fd)
         self._poll.unregister(fd)
-        if sync.recv(1):
-            namespaces.write_maps(pid, spec["uids"], spec["gids"])
-            sync.send(b"m")
-        sync.close()
+        with sync:
+            if not sync.recv(1):
+                return
+            try:
+                namespaces.write_maps(pid, spec["uids"], spec["gids"])
+                sync.send(b"m")
+            except OSError:
+                if not is_ending(pid):  # else whoever wanted it has left just now, and the host killed it
+                    raise
 
     def _raw_cost(self) -> float:
         """What a fork into new namespaces costs here and now, with one byte back: the limit for any creation."""
@@ -221,3 +227,10 @@ class Zygote:
         theirs.close()
         os.waitpid(pid, 0)
         return cost
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a child, which nobody has waited for, is dead or dying."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # what comes after its name, which can be anything
+    return bool(int(fields[6]) & _PF_EXITING)

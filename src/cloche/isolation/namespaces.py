@@ -34,6 +34,7 @@ _ENV = {
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _DEFAULTS = Limits()
 _SPARE_SECONDS = 0.02
+_SWEEPS, _SWEEP_SECONDS = 200, 0.01
 _RECORD = "cgroups"  # in an instance's directory: where its cgroups are
 _ONE_THREAD = dict.fromkeys(_THREAD_VARIABLES, "1")
 
@@ -121,7 +122,10 @@ class NamespacesBackend:
     async def aclose(self) -> bool:
         for nursery in self._nurseries:
             await nursery.aclose()
-        return self._parent is None or self._parent.remove()
+        if self._parent is None:
+            return True
+        await _sweep(self._parent)
+        return self._parent.remove()
 
 
 class NamespaceNursery:
@@ -183,6 +187,14 @@ class NamespaceNursery:
         if self._spare is not None:
             self._spare.remove()
             self._spare = None
+
+
+async def _sweep(parent: cgroups.Parent) -> None:
+    """Waits a while for the last of the dead to be gone: on a busy machine that takes long."""
+    for _ in range(_SWEEPS):
+        if parent.sweep():
+            return
+        await asyncio.sleep(_SWEEP_SECONDS)
 
 
 def _remove_recorded(instances: Path, is_live: Callable[[str], bool]) -> None:

@@ -15,6 +15,7 @@ from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import transport
 from cloche.sdk.assembly import assemble
+from cloche.sdk.leaving import do_last
 from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread
 from cloche.sdk.near import NearSandbox
 from cloche.sdk.near_home import resumed
@@ -118,4 +119,5 @@ def _at_exit() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(_at_exit)
+do_last(_at_exit)
+atexit.register(_at_exit)  # where that was not to be had, or was interrupted: harmless otherwise

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import uvloop
 
 from cloche import errors
+from cloche.sdk.leaving import Threads
 from cloche.sdk.transport import Work
 
 T = TypeVar("T")
@@ -62,8 +63,9 @@ class LoopThread:
         self._closed = closed
         self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
+        self._loop.set_default_executor(Threads(thread_name_prefix=name))
         self._tasks: set[asyncio.Task[Any]] = set()
-        # A daemon: a program that ends without closing anything must end. What it left is closed by `atexit`.
+        # A daemon: a program that ends without closing anything must end. See `cloche.sdk.leaving`.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 

@@ -17,6 +17,7 @@ class Revival(Struct):
     """What it takes to make a paused sandbox again, should its memory be gone. Secrets are not among it."""
 
     image: str  # of its files
+    bytes: int = 0  # that the image has
     env: dict[str, str] = {}
     user: User = "user"
     cwd: str = "/mnt/data"
@@ -73,8 +74,14 @@ class Records(Protocol):
     async def paused(self) -> Sequence[SandboxRecord]:
         """All that are paused, whoever's they are."""
 
-    async def claim(self, id: str, instance: str) -> SandboxRecord | None:
-        """A paused sandbox is `instance`'s from now on, and running. None if it is not paused: somebody was faster."""
+    async def claim(self, record: SandboxRecord, instance: str) -> SandboxRecord | None:
+        """A paused sandbox of a host process that has ended is `instance`'s from now on, and stays paused.
+
+        None if it is not paused any more, or is another's: somebody was faster.
+        """
+
+    async def conclude(self, record: SandboxRecord) -> bool:
+        """As `keep`, if it is still paused: whether it was."""
 
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
         """Running sandboxes of instances that are not live become lost. How many there were.
@@ -96,7 +103,7 @@ class Snapshots(Protocol):
         """The one of that id, else the newest of that name; with None whoever's it is."""
 
     async def list(self, owner: str | None) -> Sequence[Snapshot]:
-        """The newest first; with None whoever's they are."""
+        """The newest first, without environments and commands; with None whoever's they are."""
 
     async def remove(self, id: str, owner: str) -> bool:
         """Whether it was there."""

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from pathlib import Path
 
+from cloche import errors
 from cloche.model import GIB
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
 
 MAX_OWNER_BYTES = 4 * GIB  # of one owner; the least recently used go first
+MAX_OWNER_FILES = 1000
 KEPT_SECONDS = 7 * 86400.0  # after their last use
 PREFIX = "bf"
 
@@ -38,7 +40,12 @@ class BuildFiles:
 
     async def chunks(self, owner: str, digest: str) -> AsyncGenerator[bytes, None]:
         """Raises FileNotFound."""
-        return await self._blobs.chunks(_id(owner, digest))
+        id = _id(owner, digest)
+        try:
+            return await self._blobs.chunks(id)
+        except errors.FileNotFound:  # somebody removed it: who uploads it again must not be told that it is there
+            await self._database.do(lambda db: _forget(db, [id]))
+            raise
 
     async def clean(self) -> None:
         """Removes what nobody has used for long, and what a process left that was killed."""
@@ -67,16 +74,25 @@ def _add(db: sqlite3.Connection, id: str, owner: str, size: int) -> Sequence[str
         db.execute("INSERT OR REPLACE INTO template_files VALUES (?, ?, ?, ?)", (id, owner, size, time.time()))
         query = "SELECT id, bytes FROM template_files WHERE owner = ? ORDER BY used_at DESC"
         kept, gone = 0, []
-        for each, bytes in db.execute(query, (owner,)).fetchall():
+        for number, (each, bytes) in enumerate(db.execute(query, (owner,)).fetchall(), 1):
             kept += bytes
-            if kept > MAX_OWNER_BYTES and each != id:
+            if (kept > MAX_OWNER_BYTES or number > MAX_OWNER_FILES) and each != id:
                 gone.append(each)
-        db.executemany("DELETE FROM template_files WHERE id = ?", [(each,) for each in gone])
+        _forget_in(db, gone)
         return gone
 
 
 def _remove_before(db: sqlite3.Connection, before: float) -> Sequence[str]:
     with db:
         old = [id for (id,) in db.execute("SELECT id FROM template_files WHERE used_at < ?", (before,)).fetchall()]
-        db.executemany("DELETE FROM template_files WHERE id = ?", [(each,) for each in old])
+        _forget_in(db, old)
         return old
+
+
+def _forget(db: sqlite3.Connection, ids: Sequence[str]) -> None:
+    with db:
+        _forget_in(db, ids)
+
+
+def _forget_in(db: sqlite3.Connection, ids: Sequence[str]) -> None:
+    db.executemany("DELETE FROM template_files WHERE id = ?", [(id,) for id in ids])

@@ -289,6 +289,26 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX template_files_by_owner ON template_files (owner, used_at);
     """,
+    """
+    CREATE INDEX template_builds_by_owner ON template_builds (owner);
+    """,
+    """
+    CREATE TABLE snapshot_bodies (
+        id TEXT PRIMARY KEY,
+        body TEXT NOT NULL
+    ) WITHOUT ROWID;
+    INSERT INTO snapshot_bodies SELECT id, body FROM snapshots;
+    UPDATE snapshots SET body = json_remove(body, '$.env', '$.launch.start_command', '$.launch.ready_command');
+    """,
+    """
+    CREATE TABLE template_build_logs (
+        id TEXT PRIMARY KEY,
+        logs TEXT NOT NULL
+    ) WITHOUT ROWID;
+    INSERT INTO template_build_logs SELECT id, json_extract(body, '$.logs') FROM template_builds
+        WHERE json_extract(body, '$.logs') IS NOT NULL;
+    UPDATE template_builds SET body = json_remove(body, '$.logs');
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 

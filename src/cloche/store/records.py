@@ -41,6 +41,7 @@ class SqliteRecords:
         self._unwritten: list[SandboxRecord] = []
         self._timer: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
+        self._revivable: set[str] = set()  # sandboxes on whose record is what it takes to make them again
 
     async def open(self) -> None:
         await self.database.open()
@@ -68,13 +69,26 @@ class SqliteRecords:
             await self._do(lambda db: _write_one(db, record))
         except sqlite3.Error as error:
             raise errors.Unavailable(f"what is known of the sandbox could not be recorded: {error}") from None
+        self._note_revivals([record])
 
     async def paused(self) -> Sequence[SandboxRecord]:
         query = f"{_GET} WHERE state = 'paused' ORDER BY created_at"
-        return [_record(row) for row in await self._do(lambda db: db.execute(query).fetchall())]
+        found = [_record(row) for row in await self._do(lambda db: db.execute(query).fetchall())]
+        self._note_revivals(found)
+        return found
 
-    async def claim(self, id: str, instance: str) -> SandboxRecord | None:
-        return await self._do(lambda db: _claim(db, id, instance))
+    async def claim(self, record: SandboxRecord, instance: str) -> SandboxRecord | None:
+        claimed = await self._do(lambda db: _claim(db, record, instance))
+        if claimed is not None:
+            self._note_revivals([claimed])
+        return claimed
+
+    async def conclude(self, record: SandboxRecord) -> bool:
+        was_paused = await self._do(lambda db: _conclude(db, record))
+        if was_paused:
+            self._revivable.add(record.id)  # whoever paused it
+            self._note_revivals([record])
+        return was_paused
 
     async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
         return await self._do(lambda db: _mark_lost(db, is_live, at))
@@ -92,6 +106,16 @@ class SqliteRecords:
         records, self._unwritten = self._unwritten, []
         if records:
             self.database.do_later(lambda db: _write_batch(db, records))
+            self._note_revivals(records)
+
+    def _note_revivals(self, records: Iterable[SandboxRecord]) -> None:
+        """After these were written: the environment of a sandbox that is no longer paused leaves the log, too."""
+        for record in records:
+            if record.revival is not None:
+                self._revivable.add(record.id)
+            elif record.id in self._revivable:
+                self._revivable.discard(record.id)
+                self.database.scrub_soon()
 
     def _prune(self) -> None:
         """Removes what is too old, now and every hour: a server may run for years."""
@@ -117,13 +141,20 @@ def _write_one(db: sqlite3.Connection, record: SandboxRecord) -> None:
         db.execute(_PUT, _row(record))
 
 
-def _claim(db: sqlite3.Connection, id: str, instance: str) -> SandboxRecord | None:
+def _claim(db: sqlite3.Connection, record: SandboxRecord, instance: str) -> SandboxRecord | None:
     with db:
-        taken = db.execute(
-            "UPDATE sandboxes SET state = 'running', instance = ? WHERE id = ? AND state = 'paused'", (instance, id)
-        ).rowcount
-        row = db.execute(f"{_GET} WHERE id = ?", (id,)).fetchone() if taken else None
+        change = "UPDATE sandboxes SET instance = ? WHERE id = ? AND state = 'paused' AND instance IN (?, ?)"
+        taken = db.execute(change, (instance, record.id, record.instance, instance)).rowcount
+        row = db.execute(f"{_GET} WHERE id = ?", (record.id,)).fetchone() if taken else None
     return None if row is None else _record(row)
+
+
+def _conclude(db: sqlite3.Connection, record: SandboxRecord) -> bool:
+    with db:
+        paused = db.execute("SELECT 1 FROM sandboxes WHERE id = ? AND state = 'paused'", (record.id,)).fetchone()
+        if paused:
+            db.execute(_PUT, _row(record))
+    return paused is not None
 
 
 def _prune(db: sqlite3.Connection) -> None:

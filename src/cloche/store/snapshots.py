@@ -11,13 +11,15 @@ from cloche import errors
 from cloche.model import Snapshot
 from cloche.store.database import Database
 
-_BY_ID = "SELECT body FROM snapshots WHERE owner = COALESCE(?1, owner) AND id = ?2"
-_BY_NAME = "SELECT body FROM snapshots WHERE owner = COALESCE(?1, owner) AND name = ?2 ORDER BY created_at DESC LIMIT 1"
-_ALL = "SELECT body FROM snapshots WHERE owner = COALESCE(?, owner) ORDER BY created_at DESC, id"
-_OF_A_TEMPLATE = """SELECT snapshots.body FROM built_templates
+# What can be long is not in the table of which all rows are read, but only in that of their bodies.
+_WHOLE = "SELECT whole.body FROM snapshots JOIN snapshot_bodies AS whole ON whole.id = snapshots.id"
+_BY_ID = f"{_WHOLE} WHERE {{owner}} AND snapshots.id = ?2"
+_BY_NAME = f"{_WHOLE} WHERE {{owner}} AND name = ?2 ORDER BY created_at DESC LIMIT 1"
+_ALL = "SELECT body FROM snapshots WHERE {owner} ORDER BY created_at DESC, id"
+_OF_A_TEMPLATE = """SELECT snapshot_bodies.body FROM built_templates
     JOIN template_tags ON template_tags.template = built_templates.id
     JOIN template_builds ON template_builds.id = template_tags.build
-    JOIN snapshots ON snapshots.id = template_builds.snapshot
+    JOIN snapshot_bodies ON snapshot_bodies.id = template_builds.snapshot
     WHERE built_templates.owner = ?1 AND (built_templates.id = ?2 OR built_templates.name = ?2) AND tag = ?3"""
 
 
@@ -38,15 +40,23 @@ class StoredSnapshots:
         return None if row is None else _decoded(row[0])
 
     async def list(self, owner: str | None) -> Sequence[Snapshot]:
-        rows = await self._database.do(lambda db: db.execute(_ALL, (owner,)).fetchall())
+        rows = await self._database.do(lambda db: db.execute(_of(owner, _ALL), (owner,)).fetchall())
         return [_decoded(body) for (body,) in rows]
 
     async def remove(self, id: str, owner: str) -> bool:
-        return await self._database.do(lambda db: _remove(db, id, owner))
+        was_there = await self._database.do(lambda db: _remove(db, id, owner))
+        if was_there:
+            self._database.scrub_soon()  # of its environment
+        return was_there
 
     async def images(self) -> set[str]:
         rows = await self._database.do(lambda db: db.execute("SELECT image FROM snapshots").fetchall())
         return {image for (image,) in rows}
+
+
+def _of(owner: str | None, query: str) -> str:
+    """Of that owner, by an index; or whoever's they are."""
+    return query.replace("{owner}", "?1 IS NULL" if owner is None else "owner = ?1")
 
 
 def _encoded(snapshot: Snapshot) -> str:
@@ -64,13 +74,29 @@ def _add(db: sqlite3.Connection, snapshot: Snapshot) -> None:
 
 def insert_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
     """Within a transaction of the caller's."""
-    row = (snapshot.id, snapshot.owner, snapshot.name, snapshot.image, snapshot.created_at, _encoded(snapshot))
-    db.execute("INSERT INTO snapshots (id, owner, name, image, created_at, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+    named = (snapshot.id, snapshot.owner, snapshot.name, snapshot.image, snapshot.created_at)
+    insert = "INSERT INTO snapshots (id, owner, name, image, created_at, body) VALUES (?, ?, ?, ?, ?, ?)"
+    db.execute(insert, (*named, _encoded(_short(snapshot))))
+    db.execute("INSERT INTO snapshot_bodies VALUES (?, ?)", (snapshot.id, _encoded(snapshot)))
+
+
+def delete_snapshot(db: sqlite3.Connection, id: str) -> bool:
+    """Whether it was there. Within a transaction of the caller's."""
+    db.execute("DELETE FROM snapshot_bodies WHERE id = ?", (id,))
+    return bool(db.execute("DELETE FROM snapshots WHERE id = ?", (id,)).rowcount)
+
+
+def _short(snapshot: Snapshot) -> Snapshot:
+    launch = snapshot.launch and msgspec.structs.replace(snapshot.launch, start_command=None, ready_command=None)
+    return msgspec.structs.replace(snapshot, env={}, launch=launch)
 
 
 def _find(db: sqlite3.Connection, ref: str, owner: str | None) -> tuple[str] | None:
-    found: tuple[str] | None = db.execute(_BY_ID, (owner, ref)).fetchone()
-    return found or db.execute(_BY_NAME, (owner, ref)).fetchone() or _find_template(db, ref, owner)
+    for query in (_BY_ID, _BY_NAME):
+        found: tuple[str] | None = db.execute(_of(owner, query), (owner, ref)).fetchone()
+        if found is not None:
+            return found
+    return _find_template(db, ref, owner)
 
 
 def _find_template(db: sqlite3.Connection, ref: str, owner: str | None) -> tuple[str] | None:
@@ -82,4 +108,5 @@ def _find_template(db: sqlite3.Connection, ref: str, owner: str | None) -> tuple
 
 def _remove(db: sqlite3.Connection, id: str, owner: str) -> bool:
     with db:
-        return bool(db.execute("DELETE FROM snapshots WHERE owner = ? AND id = ?", (owner, id)).rowcount)
+        theirs = db.execute("SELECT 1 FROM snapshots WHERE owner = ? AND id = ?", (owner, id)).fetchone()
+        return theirs is not None and delete_snapshot(db, id)

@@ -16,7 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.model import Limits, Snapshot, Struct, new_id
 from cloche.store.database import Database
-from cloche.store.snapshots import insert_snapshot
+from cloche.store.snapshots import delete_snapshot, insert_snapshot
 
 T = TypeVar("T")
 BuildState = Literal["waiting", "building", "ready", "error"]
@@ -25,9 +25,12 @@ Level = Literal["debug", "info", "warn", "error"]
 DEFAULT_TAG = "default"
 KEPT_UNTAGGED = 10  # builds of a template that no tag means any more
 KEPT_SECONDS = 7 * 86400.0  # of builds that failed or never began
+MAX_BUILDS = 1000  # of one owner, that are known
+MAX_TAGS = 1000  # of a template
+MAX_OWNER_TAGS = 10_000  # of all templates of one owner
 
-_BUILD = "SELECT body FROM template_builds"
-_BUILD_WITHOUT_LOGS = "SELECT json_remove(body, '$.logs') FROM template_builds"
+_BUILD = "SELECT body FROM template_builds"  # without its logs, which can be long
+_LOGS = "SELECT logs FROM template_build_logs WHERE id = ?"
 
 
 class BuiltTemplate(Struct):
@@ -76,7 +79,10 @@ class StoredBuilds:
         self._database = database
 
     async def request(self, name: str, build: Build) -> BuiltTemplate:
-        """The template of that name, made if need be, with this build, whose `template` is filled in here."""
+        """The template of that name, made if need be, with this build, whose `template` is filled in here.
+
+        Raises InvalidRequest where too many are known.
+        """
         return await self._database.do(lambda db: _request(db, name, build))
 
     async def template(self, ref: str, owner: str) -> BuiltTemplate | None:
@@ -95,37 +101,34 @@ class StoredBuilds:
         return [_built(row) for row in rows]
 
     async def build(self, id: str, owner: str) -> Build | None:
-        query = f"{_BUILD} WHERE id = ? AND owner = ?"
-        row = await self._database.do(lambda db: db.execute(query, (id, owner)).fetchone())
-        return None if row is None else _decoded(row)
+        """With its logs."""
+        return await self._database.do(lambda db: _build(db, id, owner))
 
     async def builds(self, template: str) -> Sequence[Build]:
         """The newest first, without their logs."""
-        query = f"{_BUILD_WITHOUT_LOGS} WHERE template = ? ORDER BY created_at DESC, id"
+        query = f"{_BUILD} WHERE template = ? ORDER BY created_at DESC, id"
         rows = await self._database.do(lambda db: db.execute(query, (template,)).fetchall())
         return [_decoded(row) for row in rows]
-
-    async def count(self, owner: str) -> int:
-        """How many builds are known."""
-        query = "SELECT COUNT(*) FROM template_builds WHERE owner = ?"
-        return int((await self._database.do(lambda db: db.execute(query, (owner,)).fetchone()))[0])
 
     async def begin(self, build: Build) -> bool:
         """Whether it waited until now: of two that start it, one does."""
         return await self._database.do(lambda db: _begin(db, build))
 
     async def put(self, build: Build) -> None:
-        """As it is now, if it is still there."""
-        await self._database.do(lambda db: _in_transaction(db, lambda: _update(db, build)))
+        """As it is now, if it is still there and went on until now."""
+        await self._database.do(lambda db: _in_transaction(db, lambda: _update(db, build, "AND state = 'building'")))
 
     async def finish(self, build: Build, snapshot: Snapshot | None) -> Sequence[str]:
         """It is ready, its tags mean it, and `snapshot` is what it made; None: one that there is already.
 
         The images that nobody needs any more, because no tag means their builds, and newer ones are there. One that was
         removed meanwhile leaves nothing: then its own image is among them. Raises TemplateBuildFailed where what there
-        was is gone.
+        was is gone, InvalidRequest where there are too many tags.
         """
-        return await self._database.do(lambda db: _in_transaction(db, lambda: _finish(db, build, snapshot)))
+        superseded = await self._database.do(lambda db: _in_transaction(db, lambda: _finish(db, build, snapshot)))
+        if superseded:
+            self._database.scrub_soon()  # of their environments
+        return superseded
 
     async def same(self, owner: str, recipe: str) -> str | None:
         """The snapshot of a ready build that was made of the same."""
@@ -140,9 +143,21 @@ class StoredBuilds:
         rows = await self._database.do(lambda db: db.execute(query, (template,)).fetchall())
         return [Tag(tag=tag, build=build, created_at=created_at) for tag, build, created_at in rows]
 
-    async def assign(self, template: str, tags: Sequence[str], build: str) -> None:
-        """Those tags mean that build from now on."""
-        await self._database.do(lambda db: _in_transaction(db, lambda: _assign(db, template, tags, build)))
+    async def tag_names(self, template: str, limit: int) -> Sequence[str]:
+        """Some of them."""
+        query = "SELECT tag FROM template_tags WHERE template = ? ORDER BY tag LIMIT ?"
+        return [tag for (tag,) in await self._database.do(lambda db: db.execute(query, (template, limit)).fetchall())]
+
+    async def meant(self, template: str, tag: str) -> str | None:
+        """The build that the tag means."""
+        return await self._database.do(lambda db: _meant(db, template, tag))
+
+    async def assign(self, template: str, tags: Sequence[str], like: str) -> str | None:
+        """Those tags mean the build that the tag `like` means, from now on: that build; None where it means none.
+
+        Raises InvalidRequest where that are too many.
+        """
+        return await self._database.do(lambda db: _in_transaction(db, lambda: _assign_like(db, template, tags, like)))
 
     async def unassign(self, template: str, tags: Sequence[str]) -> int:
         """How many of them there were."""
@@ -150,11 +165,15 @@ class StoredBuilds:
 
     async def remove(self, template: str) -> Sequence[str]:
         """The template with all its builds is gone. The images that nobody needs any more."""
-        return await self._database.do(lambda db: _in_transaction(db, lambda: _remove(db, template)))
+        images = await self._database.do(lambda db: _in_transaction(db, lambda: _remove(db, template)))
+        self._database.scrub_soon()
+        return images
 
     async def clean(self, is_live: Callable[[str], bool], why: str) -> int:
         """Builds of host processes that are dead have failed, for that reason; what is old is gone. How many failed."""
-        return await self._database.do(lambda db: _in_transaction(db, lambda: _clean(db, is_live, why)))
+        failed = await self._database.do(lambda db: _in_transaction(db, lambda: _clean(db, is_live, why)))
+        self._database.scrub_soon()
+        return failed
 
 
 def _in_transaction(db: sqlite3.Connection, work: Callable[[], T]) -> T:
@@ -171,6 +190,15 @@ def _decoded(row: tuple[str]) -> Build:
     return msgspec.json.decode(row[0], type=Build)
 
 
+def _build(db: sqlite3.Connection, id: str, owner: str) -> Build | None:
+    row = db.execute(f"{_BUILD} WHERE id = ? AND owner = ?", (id, owner)).fetchone()
+    if row is None:
+        return None
+    logs = db.execute(_LOGS, (id,)).fetchone()
+    entries = () if logs is None else msgspec.json.decode(logs[0], type=tuple[LogEntry, ...])
+    return msgspec.structs.replace(_decoded(row), logs=entries)
+
+
 def _template(db: sqlite3.Connection, ref: str, owner: str) -> BuiltTemplate | None:
     query = "SELECT id, owner, name, created_at FROM built_templates WHERE owner = ? AND (id = ? OR name = ?)"
     row = db.execute(query, (owner, ref, ref)).fetchone()
@@ -185,24 +213,31 @@ def _request(db: sqlite3.Connection, name: str, build: Build) -> BuiltTemplate:
         assert found is not None
         build = msgspec.structs.replace(build, template=found.id)
         db.execute("INSERT INTO template_builds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (build.id, *_row(build)))
+        (count,) = db.execute("SELECT COUNT(*) FROM template_builds WHERE owner = ?", (build.owner,)).fetchone()
+        if count > MAX_BUILDS:  # nothing of this is kept then
+            raise errors.InvalidRequest(f"{MAX_BUILDS} builds are known already: delete templates that you do not need")
         return found
 
 
 def _row(build: Build) -> tuple[object, ...]:
-    body = msgspec.json.encode(build).decode()
+    body = msgspec.json.encode(msgspec.structs.replace(build, logs=())).decode()
     named = (build.template, build.owner, build.state, build.instance, build.snapshot, build.recipe, build.created_at)
     return (*named, body)
 
 
 def _begin(db: sqlite3.Connection, build: Build) -> bool:
     with db:
-        query = "SELECT 1 FROM template_builds WHERE id = ? AND state = 'waiting' AND instance IS NULL"
-        return db.execute(query, (build.id,)).fetchone() is not None and _update(db, build)
+        return _update(db, build, "AND state = 'waiting' AND instance IS NULL")
 
 
-def _update(db: sqlite3.Connection, build: Build) -> bool:
+def _update(db: sqlite3.Connection, build: Build, only: str = "") -> bool:
     columns = "template = ?, owner = ?, state = ?, instance = ?, snapshot = ?, recipe = ?, created_at = ?, body = ?"
-    return bool(db.execute(f"UPDATE template_builds SET {columns} WHERE id = ?", (*_row(build), build.id)).rowcount)
+    query = f"UPDATE template_builds SET {columns} WHERE id = ? {only}"
+    is_there = bool(db.execute(query, (*_row(build), build.id)).rowcount)
+    if is_there and build.logs:
+        logs = msgspec.json.encode(build.logs).decode()
+        db.execute("INSERT OR REPLACE INTO template_build_logs VALUES (?, ?)", (build.id, logs))
+    return is_there
 
 
 def _finish(db: sqlite3.Connection, build: Build, snapshot: Snapshot | None) -> list[str]:
@@ -229,15 +264,41 @@ def _remove_builds(db: sqlite3.Connection, builds: Sequence[str]) -> list[str]:
     for id in builds:
         (snapshot,) = db.execute("SELECT snapshot FROM template_builds WHERE id = ?", (id,)).fetchone()
         db.execute("DELETE FROM template_builds WHERE id = ?", (id,))
+        db.execute("DELETE FROM template_build_logs WHERE id = ?", (id,))
         if db.execute("SELECT 1 FROM template_builds WHERE snapshot = ?", (snapshot,)).fetchone() is None:
             images += db.execute("SELECT image FROM snapshots WHERE id = ?", (snapshot,)).fetchall()
-            db.execute("DELETE FROM snapshots WHERE id = ?", (snapshot,))
+            delete_snapshot(db, snapshot)
     return [image for (image,) in images]
 
 
 def _assign(db: sqlite3.Connection, template: str, tags: Sequence[str], build: str) -> None:
     rows = [(template, tag, build, time.time()) for tag in tags]
     db.executemany("INSERT OR REPLACE INTO template_tags VALUES (?, ?, ?, ?)", rows)
+    _check_tags(db, template)
+
+
+def _check_tags(db: sqlite3.Connection, template: str) -> None:
+    """Within the transaction that has just added some: they are not kept where that are too many."""
+    (count,) = db.execute("SELECT COUNT(*) FROM template_tags WHERE template = ?", (template,)).fetchone()
+    if count > MAX_TAGS:
+        raise errors.InvalidRequest(f"a template can have {MAX_TAGS} tags: remove some that you do not need")
+    query = """SELECT COUNT(*) FROM built_templates JOIN template_tags ON template_tags.template = built_templates.id
+        WHERE owner = (SELECT owner FROM built_templates WHERE id = ?)"""
+    (count,) = db.execute(query, (template,)).fetchone()
+    if count > MAX_OWNER_TAGS:
+        raise errors.InvalidRequest(f"your templates can have {MAX_OWNER_TAGS} tags together: remove some")
+
+
+def _meant(db: sqlite3.Connection, template: str, tag: str) -> str | None:
+    row = db.execute("SELECT build FROM template_tags WHERE template = ? AND tag = ?", (template, tag)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _assign_like(db: sqlite3.Connection, template: str, tags: Sequence[str], like: str) -> str | None:
+    build = _meant(db, template, like)
+    if build is not None:
+        _assign(db, template, tags, build)
+    return build
 
 
 def _unassign(db: sqlite3.Connection, template: str, tags: Sequence[str]) -> int:
@@ -264,6 +325,7 @@ def _clean(db: sqlite3.Connection, is_live: Callable[[str], bool], why: str) -> 
     before = time.time() - KEPT_SECONDS
     over = "(state = 'error' OR state = 'waiting' AND instance IS NULL)"
     db.execute(f"DELETE FROM template_builds WHERE created_at < ? AND {over}", (before,))
+    db.execute("DELETE FROM template_build_logs WHERE id NOT IN (SELECT id FROM template_builds)")
     unused = "id NOT IN (SELECT template FROM template_builds)"
     db.execute(f"DELETE FROM built_templates WHERE created_at < ? AND {unused}", (before,))
     return failed

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute
 from cloche import errors
 from cloche.api.e2b import builds_wire as wire
 from cloche.api.e2b.control_network import policy_for
-from cloche.api.e2b.control_wire import decode, whole_number
+from cloche.api.e2b.control_wire import whole_number
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.network_wire import Egress
 from cloche.api.e2b.replies import json_reply
@@ -87,13 +87,13 @@ class ControlBuilds:
 
     async def assign_tags(self, request: Request) -> Response:
         owner = self._desk.owner(request)
-        asked = decode(await self._desk.body(request), wire.Tagging)
+        asked = wire.tagging(await self._desk.body(request))
         build = await self._builds.assign(asked.target, asked.tags, owner)
         return json_reply({"tags": [tag.rpartition(":")[2] for tag in asked.tags], "buildID": build}, 201)
 
     async def remove_tags(self, request: Request) -> Response:
         owner = self._desk.owner(request)
-        asked = decode(await self._desk.body(request), wire.Untagging)
+        asked = wire.untagging(await self._desk.body(request))
         await self._builds.unassign(asked.name, asked.tags, owner)
         return Response(status_code=204)
 

@@ -10,12 +10,15 @@ from cloche import errors
 from cloche.api.e2b.control_replies import ENVD_VERSION, Json, size
 from cloche.api.e2b.control_wire import decode, whole_number
 from cloche.api.e2b.replies import NotOffered, timestamp
-from cloche.engine.build_steps import Step, StepKind
+from cloche.engine.build_steps import MAX_PATH_BYTES, Step, StepKind
 from cloche.engine.building import Plan
-from cloche.model import MIB, Limits, Struct
+from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
 from cloche.store.template_builds import Build, BuiltTemplate, LogEntry, Tag
 
 MAX_STEPS = 500
+MAX_TAGS = 100  # of one request
+MAX_NAME = 256  # characters of a name with a tag
+MAX_SIZE = 1 << 40  # of a number that says how large something is to be: more is no such number
 MAX_PAGE = 100
 LEVELS = ("debug", "info", "warn", "error")
 
@@ -27,6 +30,13 @@ _ARGS: dict[StepKind, tuple[int, int]] = {  # how many a step has
     "ENV": (2, 2000),
     "WORKDIR": (1, 1),
     "USER": (1, 2),
+}
+_ARG_BYTES: dict[StepKind, int] = {  # that each of them can have
+    "RUN": MAX_STRING_BYTES - 1,
+    "COPY": MAX_PATH_BYTES,
+    "ENV": MAX_STRING_BYTES - 1,
+    "WORKDIR": MAX_PATH_BYTES,
+    "USER": 256,
 }
 
 
@@ -77,6 +87,9 @@ class Wanted(Struct):
 
     def limits(self, default: Limits) -> Limits:
         """Raises InvalidRequest."""
+        for name, number in (("cpuCount", self.cpus), ("memoryMB", self.memory_mb)):
+            if number is not None and not 0 <= number <= MAX_SIZE:
+                raise errors.InvalidRequest(f"{name}: no sandbox can have so much or so little")
         return Limits(
             memory_bytes=default.memory_bytes if self.memory_mb is None else self.memory_mb * MIB,
             cpus=default.cpus if self.cpus is None else float(self.cpus),
@@ -93,7 +106,35 @@ def wanted(body: bytes) -> Wanted:
     name = asked.name or asked.alias
     if not name:
         raise errors.InvalidRequest("name: it is missing; give the template a name, or NAME:TAG")
-    return Wanted(name=name, tags=tuple(asked.tags or ()), cpus=asked.cpuCount, memory_mb=asked.memoryMB)
+    _check_name("name", name)
+    return Wanted(name=name, tags=tuple(_few(asked.tags or ())), cpus=asked.cpuCount, memory_mb=asked.memoryMB)
+
+
+def tagging(body: bytes) -> Tagging:
+    asked = decode(body, Tagging)
+    _check_name("target", asked.target)
+    _few(asked.tags)
+    return asked
+
+
+def untagging(body: bytes) -> Untagging:
+    asked = decode(body, Untagging)
+    _check_name("name", asked.name)
+    _few(asked.tags)
+    return asked
+
+
+def _few(tags: Sequence[str]) -> Sequence[str]:
+    if len(tags) > MAX_TAGS:
+        raise errors.InvalidRequest(f"tags: one request can have {MAX_TAGS}, not {len(tags)}")
+    for tag in tags:
+        _check_name("tags", tag)
+    return tags
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise errors.InvalidRequest(f"{field}: a name of {len(name)} characters is too long: {MAX_NAME} are allowed")
 
 
 def plan(body: bytes) -> Plan:
@@ -103,6 +144,9 @@ def plan(body: bytes) -> Plan:
         raise NotOffered("fromImageRegistry: this server takes no images from registries; build from a template")
     if bool(asked.fromImage) == bool(asked.fromTemplate):
         raise errors.InvalidRequest("fromImage, fromTemplate: give one of them")
+    _check_name("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")
+    _check_command("startCmd", asked.startCmd or "")
+    _check_command("readyCmd", asked.readyCmd or "")
     steps = asked.steps or []
     if len(steps) > MAX_STEPS:
         raise errors.InvalidRequest(f"steps: a template can have {MAX_STEPS}, not {len(steps)}")
@@ -132,9 +176,22 @@ def _step(number: int, step: WireStep) -> Step:
         raise errors.InvalidRequest(f"{where}: {kind} has {len(args)} arguments, which is not what it takes")
     if any("\0" in arg for arg in args) or not args[0].strip():
         raise errors.InvalidRequest(f"{where}: an argument of {kind} is empty, or has a NUL character")
+    _check_length(where, args, _ARG_BYTES[kind])
     if kind == "COPY":
         _check_copy(where, args, step.filesHash)
     return Step(kind=kind, args=tuple(args), files=step.filesHash if kind == "COPY" else None)
+
+
+def _check_command(field: str, command: str) -> None:
+    _check_length(field, [command], MAX_STRING_BYTES - 1)
+    if "\0" in command:
+        raise errors.InvalidRequest(f"{field}: it has a NUL character")
+
+
+def _check_length(where: str, args: Sequence[str], max_bytes: int) -> None:
+    longest = max(len(arg.encode()) for arg in args)
+    if longest > max_bytes:
+        raise errors.InvalidRequest(f"{where}: {longest} bytes are too many: {max_bytes} are allowed; upload a file")
 
 
 def _check_copy(where: str, args: Sequence[str], digest: str | None) -> None:

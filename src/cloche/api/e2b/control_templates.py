@@ -88,8 +88,8 @@ class ControlTemplates:
 
     async def _check_tag(self, built: BuiltTemplate, tag: str) -> None:
         """Raises TemplateNotFound for a tag that it does not have."""
-        if tag and tag not in [each.tag for each in await self._desk.engine.builds.tags(built)]:
-            raise errors.TemplateNotFound(f"the template {built.name!r} has no tag {tag!r}")
+        if tag and not await self._desk.engine.builds.has_tag(built, tag):
+            raise errors.TemplateNotFound(f"the template {built.name!r} has no tag {tag[:200]!r}")
 
     async def _named(self, request: Request) -> Template:
         self._desk.owner(request)

@@ -1,11 +1,16 @@
-"""Contexts are taken back to checkpoints, and copied."""
+"""Contexts are taken back to checkpoints, and copied. All of it waits for its turn, unless its client leaves."""
 
 from __future__ import annotations
 
-from starlette.requests import Request
+import contextlib
+
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from cloche import errors
+from cloche.api.http import whole_body
 from cloche.api.native.door import Door, body_of, reply
+from cloche.api.native.leaving import unless_left
 from cloche.api.native.sandboxes import described
 from cloche.engine.context import Context
 from cloche.protocol import asks
@@ -16,7 +21,14 @@ class Branching:
         self._door = door
 
     async def checkpoint(self, request: Request) -> Response:
-        return reply(await (await self._context(request)).checkpoint(), 201)
+        context = await self._context(request)
+        await whole_body(request)
+        mark = await unless_left(request, context.checkpoint())
+        if await request.is_disconnected():
+            with contextlib.suppress(errors.ClocheError):
+                context.forget(mark.id)  # nobody would ever know its id
+            raise ClientDisconnect
+        return reply(mark, 201)
 
     async def list(self, request: Request) -> Response:
         return reply((await self._context(request)).marks())
@@ -27,12 +39,20 @@ class Branching:
 
     async def rollback(self, request: Request) -> Response:
         context = await self._context(request)
-        await context.rollback((await body_of(request, asks.Rollback)).checkpoint)
+        mark = (await body_of(request, asks.Rollback)).checkpoint
+        await unless_left(request, context.rollback(mark))
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
-        context = await self._context(request)
-        made = await context.fork((await body_of(request, asks.ForkContext)).count)
+        sandbox = await self._door.sandbox(request)
+        context = sandbox.context(request.path_params["context"])
+        asked = await body_of(request, asks.ForkContext)
+        made = await unless_left(request, context.fork(asked.count))
+        if await request.is_disconnected():
+            for each in made:
+                with contextlib.suppress(errors.ClocheError):
+                    sandbox.remove_context(each.id)
+            raise ClientDisconnect
         return reply([described(each) for each in made], 201)
 
     async def _context(self, request: Request) -> Context:
