@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningServer, serving
-from tests.server.test_native_cli import Call, calling, control_socket
+from tests.server.test_native_cli import CLOCHE, Call, calling, control_socket, wait_until
 
 import cloche
 from cloche import errors
@@ -46,6 +48,31 @@ def test_sandboxes_are_paused_and_resumed(call: Call, box: cloche.Sandbox):
     assert said(call("kill", box.id)) == f"killed {box.id}\n"
     lines = said(call("logs", box.id))
     assert all(each in lines for each in ("sandbox.paused", "sandbox.resumed", "sandbox.ended"))
+
+
+@pytest.mark.parametrize("word, done", [("pause", "paused"), ("resume", "resumed"), ("kill", "killed")])
+def test_one_that_is_not_there_keeps_no_other_from_it(call: Call, box: cloche.Sandbox, word: str, done: str):
+    if word == "resume":
+        box.pause()
+    answer = call(word, "nope", box.id, "neither")
+    assert (answer.returncode, answer.stdout) == (125, f"{done} {box.id}\n")
+    assert [line.split(":")[1].strip() for line in answer.stderr.splitlines()] == ["nope", "neither"]
+
+
+def test_an_interrupt_says_what_the_server_goes_on_with(own_data_dir: Path):
+    with serving(own_data_dir) as server:
+        server.process.send_signal(signal.SIGSTOP)
+        command = [CLOCHE, "--data-dir", str(own_data_dir), "pause", "i0"]
+        asking = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: has_socket(asking.pid))  # which is to the server, so that it is asking
+        asking.send_signal(signal.SIGINT)
+        said = asking.communicate(timeout=60)[1]
+        server.process.send_signal(signal.SIGCONT)
+    assert asking.returncode == 130 and "the server goes on" in said and "Aborted" not in said
+
+
+def has_socket(pid: int) -> bool:
+    return any(os.readlink(each).startswith("socket:") for each in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_snapshots_are_made_listed_run_and_removed(call: Call, box: cloche.Sandbox):

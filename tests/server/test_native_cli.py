@@ -204,6 +204,15 @@ def test_the_exit_status_of_a_detached_run_is_its_own(call: Call):
     assert shown.returncode == 7 and json.loads(shown.stdout)["exit_code"] == 7
 
 
+def test_a_detached_run_is_answered_by_stdin_as_it_was(call: Call):
+    id = call("run", "--detach", "-c", "print(input(), input())", stdin="Ada\r\nÅngström").stdout.strip()
+    assert call("attach", id).stdout == "Ada Ångström\n"
+    nothing = call("run", "--detach", "-c", "input()").stdout.strip()
+    assert "EOFError" in call("attach", nothing).stderr
+    refused = call("run", "--detach", "-c", "1", stdin="x" * (1 << 20) + "\n")
+    assert refused.returncode == 125 and "1 MiB" in refused.stderr
+
+
 def test_whoever_attaches_may_leave(call: Call, place: Path):
     id = call("run", "--detach", "-c", "print('on', flush=True)\nimport time; time.sleep(60)").stdout.strip()
     attached = subprocess.Popen(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from cloche import errors
 from cloche.cli import OUR_FAILURE, network_options
 from cloche.cli.control import no_server, sockets
-from cloche.cli.lines import Lines
 from cloche.cli.program import last_word, upload, view_of
 from cloche.cli.screen import STDOUT, View, say, write
 from cloche.cli.session import asked_of
 from cloche.config import Config
 from cloche.events import Ended, Numbered, RunInfo
-from cloche.model import MIB, SandboxSpec, check_seconds
+from cloche.model import SandboxSpec, check_seconds
 from cloche.protocol import asks
 from cloche.sdk import remote_sandbox
 from cloche.sdk.remote_runs import RemoteRuns
@@ -27,8 +25,6 @@ from cloche.sdk.remote_server import Server
 if TYPE_CHECKING:
     from cloche.cli.run import Ask
 
-MAX_STDIN_BYTES = MIB
-
 
 async def start(config: Config, ask: Ask) -> int:
     """Prints its id. Its sandbox ends with it. Raises Unavailable where no server runs, and as `Engine.create`."""
@@ -36,12 +32,11 @@ async def start(config: Config, ask: Ask) -> int:
     found = sockets(config)
     if not found:
         raise no_server(config)
-    answers = await _answers() if ask.reads_stdin and not os.isatty(0) else None
     spec = SandboxSpec(template=ask.template, env=ask.env, network=network_options.policy_of(ask.network))
     async with contextlib.aclosing(Server(f"unix:{found[0]}", "")) as server:
         box = await remote_sandbox.create_as(server, asked_of(spec, ask.limits))
         try:
-            info = await _begin(server, box, ask, answers)
+            info = await _begin(server, box, ask)
         except BaseException:
             await asyncio.shield(box.kill())
             raise
@@ -49,25 +44,10 @@ async def start(config: Config, ask: Ask) -> int:
     return 0
 
 
-async def _answers() -> list[str]:
-    """All lines of our stdin, for `input()`: nobody will be there to be asked. Raises InvalidRequest for too many."""
-    source, lines, room = Lines(), [], MAX_STDIN_BYTES
-    while (line := await source.next()) is not None:
-        lines.append(line)
-        room -= len(line.encode()) + 1
-        if room < 0:
-            raise errors.InvalidRequest(
-                f"stdin of a detached run can have {MAX_STDIN_BYTES} bytes: give it as a --file"
-            )
-    return lines
-
-
-async def _begin(server: Server, box: RemoteSandbox, ask: Ask, answers: list[str] | None) -> RunInfo:
+async def _begin(server: Server, box: RemoteSandbox, ask: Ask) -> RunInfo:
     for path, place in ask.uploads:
         await upload(box, path, place)
-    asked = asks.Detach(
-        code=ask.code, argv=ask.argv, timeout_seconds=ask.timeout_seconds, input=answers or None, last=True
-    )
+    asked = asks.Detach(code=ask.code, argv=ask.argv, timeout_seconds=ask.timeout_seconds, input=ask.answers, last=True)
     info: RunInfo = await server.ask("POST", f"/sandboxes/{box.id}/runs", RunInfo, body=asked)
     return info
 

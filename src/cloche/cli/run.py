@@ -21,6 +21,7 @@ from cloche.config import bytes_of
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+MAX_ANSWERS_BYTES = 1 << 20
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     argv: list[str]
     reads_stdin: bool  # whether stdin is free to feed `input()`
+    answers: list[str] | None  # for `input()`, where nobody stays to be asked
     template: str
     env: dict[str, str]
     uploads: list[tuple[Path, str]]
@@ -105,7 +107,8 @@ def _upload(text: str) -> tuple[Path, str]:
 def command(words: tuple[str, ...], code: str | None, memory: int | None, form: str | None, **options: Any) -> None:
     """Run Python code in a fresh sandbox, of the server that runs on this machine or else of its own.
 
-    Stdin feeds input(); with --detach all of it is read first, up to 1 MiB, unless it is a terminal. The value of the last expression is printed.
+    Stdin feeds input(); for --detach all of it is read first, up to 1 MiB, unless it is a terminal. The value of the
+    last expression is printed.
 
     Exit status: the program's own; 1 for an exception, 124 time-out, 125 Cloche failed, 130 interrupted, 137 out of
     memory.
@@ -117,6 +120,7 @@ def command(words: tuple[str, ...], code: str | None, memory: int | None, form: 
         code=source,
         argv=argv,
         reads_stdin=argv[0] != "-",
+        answers=_answers() if options["detach"] and argv[0] != "-" and not os.isatty(0) else None,
         form=form or "text",
         limits={"memory_bytes": memory} if memory else {},
         network=taken(options),
@@ -154,10 +158,19 @@ def _source(words: tuple[str, ...], code: str | None) -> tuple[str, list[str]]:
     return _decoded(_read(name), name), [name, *arguments]
 
 
-def _read(name: str) -> bytes:
+def _answers() -> list[str]:
+    """The lines of our stdin. Raises InvalidRequest for too many."""
+    content = _read("-", MAX_ANSWERS_BYTES + 1)
+    if len(content) > MAX_ANSWERS_BYTES:
+        raise errors.InvalidRequest("stdin of a detached run can have 1 MiB: give more as a --file")
+    lines = content.decode("utf-8", "replace").split("\n")
+    return [each.removesuffix("\r") for each in (lines if lines[-1] else lines[:-1])]
+
+
+def _read(name: str, most_bytes: int = -1) -> bytes:
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
-            return file.read()
+            return file.read(most_bytes)
     except OSError as error:
         raise errors.InvalidRequest(f"cannot read {name}: {error.strerror}") from None
 
