@@ -27,7 +27,7 @@ def test_a_context_goes_back_and_is_copied():
         context.forget(mark)
         with pytest.raises(errors.CheckpointNotFound, match=mark.id):
             context.rollback(mark)
-        with pytest.raises(errors.CheckpointNotFound):
+        with pytest.raises(errors.CheckpointNotFound, match="belongs to its own context"):
             first.forget(mark)
 
 

@@ -54,6 +54,22 @@ def test_variables_of_a_context(box: cloche.Sandbox):
         context.variables()
 
 
+def test_a_history_shows_itself_as_a_table(box: cloche.Sandbox, tmp_path: Path):
+    box.run("x = '<b>'\nx")
+    box.run("1 / 0")
+    first, second = repr(box.history()).splitlines()
+    assert first.startswith("[1] ok in ") and first.endswith(" s: x = '<b>'…")
+    assert second.startswith("[2] raised in ") and second.endswith(": 1 / 0")
+    shown = box.history()._repr_html_()
+    assert "<td>raised</td>" in shown and "&lt;b&gt;" in shown and "<b>" not in shown
+    assert (
+        repr(cloche.History([], dropped=2)) == "(2 older cells made room)"
+        and repr(cloche.History()) == "nothing has run"
+    )
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "missing'$")):
+        box.export_notebook(tmp_path / "missing" / "n.ipynb")
+
+
 def test_history_and_notebook(box: cloche.Sandbox, tmp_path: Path):
     box.run("print(1)\n2")
     context = box.contexts.create("bash")

@@ -27,6 +27,7 @@ def box(library: str) -> Iterator[cloche.Sandbox]:
 def test_a_run_goes_on_and_its_events_come_from_any_on(box: cloche.Sandbox):
     run = box.run(COUNT.format(count=10) + "'done'", detach=True)
     assert (run.state, run.outcome, run.last_event, run.sandbox) == ("running", None, 0, box.id)
+    assert repr(run) == f"<cloche.DetachedRun {run.id} running>"
     seen = []
     for event in box.attach(run.id, after=run.last_event):
         seen.append(event)
@@ -37,7 +38,8 @@ def test_a_run_goes_on_and_its_events_come_from_any_on(box: cloche.Sandbox):
     assert attached.last_event == len(seen + rest) and attached.last_event == run.info().events
     done = fold(seen + rest)
     assert (done.stdout, done.text) == ("".join(f"{i}\n" for i in range(10)), "'done'")
-    assert run.result() == done and (run.state, run.outcome) == ("ended", "ok")
+    assert run.result() == done and (run.state, run.outcome, run.last_event) == ("ended", "ok", 0)
+    assert repr(run) == f"<cloche.DetachedRun {run.id} ok>"
     assert list(box.attach(run.id, after=attached.last_event)) == []
 
 

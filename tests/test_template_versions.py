@@ -155,6 +155,8 @@ def test_a_template_goes_to_another_machine_as_one_file(catalogue, tmp_path):
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert said.startswith(template.ref) and said.split()[-1] == digest
     assert export(template, tmp_path / "again.tar.gz") == digest
+    with pytest.raises(errors.InvalidRequest, match=f"no directory {tmp_path / 'missing'}$"):
+        export(template, tmp_path / "missing" / "a.tar.gz")
     other = Catalogue(tmp_path / "other")
     assert run(other, "import", str(file), "--sha256", digest).stdout.startswith(template.ref)
     moved = other.resolve("geo")

@@ -14,10 +14,12 @@ import msgspec
 from cloche.events import Bundle, Display, Ended, Raised
 from cloche.model import Outcome
 from cloche.structs import Struct
+from cloche.variables import row
 
 MIME = "application/x-ipynb+json"
 NotebookOutput = dict[str, Any]
 
+_LINE_CHARACTERS = 80
 _JSON_MIME = re.compile(r"application/(.*\+)?json")  # what the format allows values of any type for
 _LANGUAGES: dict[str, tuple[str, str, dict[str, str]]] = {
     "python": (
@@ -61,6 +63,33 @@ class History(list[Cell]):
     def __init__(self, cells: Iterable[Cell] = (), dropped: int = 0):
         super().__init__(cells)
         self.dropped = dropped
+
+    def __repr__(self) -> str:
+        lines = [f"[{each.count}] {_outcome(each)}: {_first_line(each.code)}" for each in self]
+        return "\n".join([*self._note(), *lines]) or "nothing has run"
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Code may be anybody's, so everything is escaped."""
+        rows = [row("th", ("count", "context", "outcome", "seconds", "code"))]
+        for each in self:
+            seconds = "" if each.seconds is None else f"{each.seconds:.3g}"
+            rows.append(
+                row("td", (each.count, each.context, each.outcome or "running", seconds, _first_line(each.code)))
+            )
+        return f"{''.join(self._note())}<table>{''.join(rows)}</table>"
+
+    def _note(self) -> list[str]:
+        return [f"({self.dropped} older cells made room)"] if self.dropped else []
+
+
+def _outcome(cell: Cell) -> str:
+    return "running" if cell.outcome is None else f"{cell.outcome} in {cell.seconds or 0:.3g} s"
+
+
+def _first_line(code: str) -> str:
+    first, *more = code.strip().splitlines() or [""]
+    line = "".join(each if each.isprintable() else "�" for each in first)
+    return line[:_LINE_CHARACTERS] + ("…" if more or len(line) > _LINE_CHARACTERS else "")
 
 
 def notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) -> dict[str, Any]:

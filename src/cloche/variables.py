@@ -41,10 +41,10 @@ class Variables(list[Variable]):
 
     def _repr_html_(self) -> str:
         """For notebooks. All of it is a program's own words, so everything is escaped."""
-        rows = [_row("th", ("name", "type", "shape", "bytes", "preview"))]
+        rows = [row("th", ("name", "type", "shape", "bytes", "preview"))]
         for each in self:
             size = "" if each.size_bytes is None else each.size_bytes
-            rows.append(_row("td", (each.name, each.type, _measure(each), size, each.preview)))
+            rows.append(row("td", (each.name, each.type, _measure(each), size, each.preview)))
         return f"<table>{''.join(rows)}</table>{''.join(map(html.escape, self._note()))}"
 
 
@@ -54,5 +54,6 @@ def _measure(variable: Variable) -> str:
     return "" if variable.length is None else f"[{variable.length}]"
 
 
-def _row(cell: str, values: Iterable[object]) -> str:
+def row(cell: str, values: Iterable[object]) -> str:
+    """A row of a table, escaped."""
     return "<tr>" + "".join(f"<{cell}>{html.escape(str(each))}</{cell}>" for each in values) + "</tr>"

@@ -208,7 +208,7 @@ def test_a_detached_run_is_answered_by_stdin_as_it_was(call: Call):
     id = call("run", "--detach", "-c", "print(input(), input())", stdin="Ada\r\nÅngström").stdout.strip()
     assert call("attach", id).stdout == "Ada Ångström\n"
     nothing = call("run", "--detach", "-c", "input()").stdout.strip()
-    assert "EOFError" in call("attach", nothing).stderr
+    assert "more often than answers were given" in call("attach", nothing).stderr
     refused = call("run", "--detach", "-c", "1", stdin="x" * (1 << 20) + "\n")
     assert refused.returncode == 125 and "1 MiB" in refused.stderr
 

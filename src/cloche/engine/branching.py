@@ -42,7 +42,10 @@ class Marks:
         try:
             return self._kernels[id]
         except KeyError:
-            raise errors.CheckpointNotFound(f"there is no checkpoint {id!r}: it was forgotten, or has ended") from None
+            raise errors.CheckpointNotFound(
+                f"this context has no checkpoint {id!r}: it was forgotten, has ended, or is another context's"
+                " (a mark belongs to its own context)"
+            ) from None
 
     def forget(self, id: str) -> None:
         """Raises CheckpointNotFound."""

@@ -24,13 +24,12 @@ def gone(record: SandboxRecord) -> errors.Gone:
 
 
 def absent(record: SandboxRecord) -> errors.ClocheError:
-    """The error for whoever wants to use one that does not run: it is paused, or it has ended."""
+    """The error for whoever wants to use, or pause, one that does not run: it is paused, or it has ended."""
     if record.state != "paused":
         return gone(record)
     when = datetime.fromtimestamp(record.paused_at or record.created_at, UTC)
-    return errors.SandboxPaused(
-        f"sandbox {record.id} is paused since {when:%Y-%m-%d %H:%M:%S} UTC: resume it (connect to it), or kill it"
-    )
+    what = f"sandbox {record.id} is paused already, since {when:%Y-%m-%d %H:%M:%S} UTC"
+    return errors.SandboxPaused(f"{what}: resume it (connect to it) to use it, or kill it")
 
 
 def never(id: str) -> errors.SandboxNotFound:

@@ -71,7 +71,7 @@ class AsyncDetachedRun:
         return cls(transport, await transport.acall(lambda: transport.runs.info(id)))
 
     def __repr__(self) -> str:
-        return f"<cloche.AsyncDetachedRun {self.id} {self.state}>"
+        return f"<cloche.AsyncDetachedRun {self.id} {self.outcome or self.state}>"
 
     async def info(self) -> RunInfo:
         """What is known of it. Raises RunNotFound when it is not kept any more."""

@@ -140,7 +140,7 @@ class DetachedRun:
         return cls(transport, transport.call(lambda: transport.runs.info(id)))
 
     def __repr__(self) -> str:
-        return f"<cloche.DetachedRun {self.id} {self.state}>"
+        return f"<cloche.DetachedRun {self.id} {self.outcome or self.state}>"
 
     def info(self) -> RunInfo:
         """What is known of it. Raises RunNotFound when it is not kept any more."""

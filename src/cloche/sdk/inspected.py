@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -34,8 +35,9 @@ class InspectedContext:
         return self._transport.call(self._core.history)
 
     def export_notebook(self, path: PathLike) -> None:
-        """Writes its history to a file that Jupyter opens."""
-        Path(path).write_bytes(self._transport.call(self._core.notebook))
+        """Writes its history to a file that Jupyter opens. Raises OSError where it cannot be written."""
+        place = _place(path)
+        place.write_bytes(self._transport.call(self._core.notebook))
 
 
 class AsyncInspectedContext:
@@ -53,9 +55,18 @@ class AsyncInspectedContext:
         return await self._transport.acall(self._core.history)
 
     async def export_notebook(self, path: PathLike) -> None:
-        """Writes its history to a file that Jupyter opens."""
+        """Writes its history to a file that Jupyter opens. Raises OSError where it cannot be written."""
+        place = _place(path)
         content = await self._transport.acall(self._core.notebook)
-        await asyncio.to_thread(Path(path).write_bytes, content)
+        await asyncio.to_thread(place.write_bytes, content)
+
+
+def _place(path: PathLike) -> Path:
+    """Raises FileNotFoundError that names the directory which is missing."""
+    place = Path(path)
+    if not (directory := place.absolute().parent).is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(directory))
+    return place
 
 
 C = TypeVar("C", bound=InspectedContext, contravariant=True)

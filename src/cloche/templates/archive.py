@@ -73,6 +73,8 @@ def export(template: Template, file: Path, report: Report = silent) -> str:
 
     Raises InvalidRequest where the file cannot be written, TemplateNotFound where the template is damaged.
     """
+    if not (directory := file.absolute().parent).is_dir():
+        raise errors.InvalidRequest(f"cannot export {template.ref}: there is no directory {directory}")
     interpreter = pythons.ask(template.python)
     if interpreter is None:
         raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build it again")
