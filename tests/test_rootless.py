@@ -257,3 +257,37 @@ def test_secrets_are_added_for_both_names(user: User):
     shutil.copy(REPOSITORY / "tests/network/far_server.py", user.home)
     said = user.run([user.python, "-c", SECRETS])
     assert said.splitlines() == ["GET /user", "GET /root", str(["Bearer of-one-identity"] * 2)]
+
+
+VOLUMES = """
+import asyncio, json, os
+from cloche.config import Config
+from cloche.model import MIB, SandboxSpec
+from cloche.sdk.assembly import assemble
+from cloche.volumes_config import VolumeLimits
+
+async def main():
+    said = []
+    config = Config(data_dir=os.environ["CLOCHE_DATA_DIR"], volumes=VolumeLimits(bytes=4 * MIB))
+    spec = SandboxSpec(template="small", volumes={"/mnt/v": "v"})
+    async with assemble(config) as engine:
+        await engine.volumes.create("v", "local")
+        one, other = await engine.create(spec), await engine.create(spec)
+        await one.commands.run("echo 1 > /mnt/v/a")
+        await other.commands.run("echo 2 >> /mnt/v/a", user="root")
+        full = await other.commands.run("head -c 9M /dev/zero > /mnt/v/big; rm /mnt/v/big")
+        said.append("No space" in full.stderr)
+        said.append((await other.commands.run("umount /mnt/v || touch /mnt/x", user="root")).exit_code)
+    async with assemble(config) as engine:
+        box = await engine.create(spec)
+        said.append((await box.commands.run("cat /mnt/v/a; stat -c %U /mnt/v /mnt/v/a")).stdout)
+        await box.kill()
+        await engine.volumes.remove("v", "local")
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
+
+
+def test_a_volume_is_shared_by_sandboxes_and_outlasts_them(user: User):
+    assert json.loads(user.run([user.python, "-c", VOLUMES])) == [True, 1, "1\n2\nuser\nuser\n"]

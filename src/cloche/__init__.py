@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cloche.model import SandboxInfo as SandboxInfo
     from cloche.model import SnapshotInfo as SnapshotInfo
     from cloche.model import Usage as Usage
+    from cloche.model import VolumeInfo as VolumeInfo
     from cloche.network_policy import NetworkEntry as NetworkEntry
     from cloche.network_policy import NetworkPolicy as NetworkPolicy
     from cloche.notebook import Cell as Cell
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from cloche.sdk.snapshots import Snapshots as Snapshots
     from cloche.sdk.snapshots import snapshots as snapshots
     from cloche.sdk.tools import Tool as Tool
+    from cloche.sdk.volumes import AsyncVolumes as AsyncVolumes
+    from cloche.sdk.volumes import Volumes as Volumes
+    from cloche.sdk.volumes import volumes as volumes
     from cloche.variables import Variable as Variable
     from cloche.variables import Variables as Variables
 
@@ -59,6 +63,7 @@ _PLACES = {
     "SandboxInfo": "cloche.model",
     "SnapshotInfo": "cloche.model",
     "Usage": "cloche.model",
+    "VolumeInfo": "cloche.model",
     "NetworkEntry": "cloche.network_policy",
     "NetworkPolicy": "cloche.network_policy",
     "Cell": "cloche.notebook",
@@ -76,6 +81,9 @@ _PLACES = {
     "Snapshots": "cloche.sdk.snapshots",
     "snapshots": "cloche.sdk.snapshots",
     "Tool": "cloche.sdk.tools",
+    "AsyncVolumes": "cloche.sdk.volumes",
+    "Volumes": "cloche.sdk.volumes",
+    "volumes": "cloche.sdk.volumes",
     "Variable": "cloche.variables",
     "Variables": "cloche.variables",
 }

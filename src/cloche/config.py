@@ -23,6 +23,7 @@ from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
 from cloche.runs_config import Runs
 from cloche.upstream_config import Upstream
+from cloche.volumes_config import VolumeLimits
 
 DEFAULT_ALIASES: Mapping[str, str] = {
     "code-interpreter-v1": "python",
@@ -175,6 +176,7 @@ class Config(Struct):
     limits: SandboxLimits = SandboxLimits()
     lifetime: Lifetime = Lifetime()
     kept: Kept = Kept()
+    volumes: VolumeLimits = VolumeLimits()
     history: History = History()
     server: Server = Server()
     gateway: Gateway = Gateway()

@@ -94,6 +94,10 @@ class SnapshotNotFound(NotFound):
     code = "snapshot_not_found"
 
 
+class VolumeNotFound(NotFound):
+    code = "volume_not_found"
+
+
 class SandboxNotFound(NotFound):
     code = "sandbox_not_found"
 
@@ -144,6 +148,10 @@ class SandboxLost(Gone):
 
 class SandboxPaused(ClocheError):
     code = "sandbox_paused"
+
+
+class VolumeConflict(ClocheError):
+    code = "volume_conflict"
 
 
 class FileError(ClocheError, OSError):

@@ -104,6 +104,7 @@ class SandboxSpec(Struct):
     pause_memory: bool = True  # whether the pause at its deadline keeps its memory
     auto_resume: bool = False  # whether it is resumed by whoever uses it while it is paused
     notes: dict[str, str] = {}  # a dialect's own words about it, kept as long as it is known
+    volumes: dict[str, str] = {}  # named volumes of the owner's: by path, the id or name of each
 
     def __post_init__(self) -> None:
         if not _TEMPLATE_NAME.fullmatch(self.template):
@@ -293,6 +294,15 @@ class SandboxInfo(Struct):
     on_deadline: OnDeadline = "kill"
     auto_resume: bool = False
     notes: dict[str, str] = {}
+    volumes: dict[str, str] = {}  # by path
+
+
+class VolumeInfo(Struct):
+    id: str
+    name: str
+    owner: str
+    size_bytes: int  # that it can hold
+    created_at: float
 
 
 class Launch(Struct):
@@ -318,6 +328,7 @@ class Snapshot(Struct):
     env: dict[str, str] = {}
     limits: Limits = Limits()
     network: NetworkPolicy | None = None  # without secrets
+    volumes: dict[str, str] = {}  # that the sandbox had, by path; not what is in them
     launch: Launch | None = None  # of a template that was built by steps, and of a part of one
     layer: str | None = None  # a digest of the base and the steps that made it
     of_build: bool = False  # whether it is all that a build has made

@@ -147,9 +147,6 @@ def test_whether_a_template_exists_is_what_the_sdk_says(server):
         ("PATCH", "/v2/templates/python"),
         ("GET", "/templates/python/tags"),
         ("DELETE", "/templates/python"),
-        ("POST", "/volumes"),
-        ("GET", "/volumes"),
-        ("PUT", "/volumecontent/v/file?path=/a"),
         ("POST", "/secrets"),
         ("GET", "/secrets/a"),
         ("GET", "/teams"),
@@ -163,4 +160,4 @@ def test_what_is_not_offered_says_so_in_e2bs_shape(api, box, method, path):
 
 
 def test_what_is_not_offered_is_no_secret_but_needs_a_key(server):
-    assert httpx.get(f"{server.url}/e2b/volumes").status_code == 401
+    assert httpx.get(f"{server.url}/e2b/secrets").status_code == 401

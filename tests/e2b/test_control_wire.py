@@ -109,7 +109,6 @@ def test_traffic_can_be_private_only_where_tokens_exist():
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        (b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt"}]}', "volumeMounts"),
         (b'{"templateID":"base","iam":{"tokens":{"aws":{}}}}', "iam"),
         (b'{"templateID":"base","network":{"egressProxy":{"address":"a:1080"}}}', "egressProxy"),
     ],
@@ -117,6 +116,13 @@ def test_traffic_can_be_private_only_where_tokens_exist():
 def test_what_is_not_offered_is_refused_by_name(body, field):
     with pytest.raises(NotOffered, match=field):
         wanted(body, version=2)
+
+
+def test_volumes_are_asked_for_by_path():
+    body = b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt/a/"},{"name":"other","path":"/mnt/b"}]}'
+    assert wanted(body, version=2).volumes == {"/mnt/a": "vol", "/mnt/b": "other"}
+    with pytest.raises(errors.InvalidRequest, match="one path"):
+        wanted(body.replace(b"/mnt/b", b"/mnt/a"), version=2)
 
 
 def test_what_is_not_offered_may_be_declined():

@@ -41,6 +41,7 @@ _STATUSES: dict[type[errors.ClocheError], int] = {
     errors.NotFound: 404,
     errors.Gone: 410,
     errors.SandboxPaused: 409,
+    errors.VolumeConflict: 409,
     errors.FileError: 400,
     errors.FileExists: 409,
     errors.PermissionDenied: 403,

@@ -26,6 +26,7 @@ from cloche.engine.sandbox import Sandbox, info_of
 from cloche.engine.snapshots import Snapshots, is_id
 from cloche.engine.stores import Stores
 from cloche.engine.tally import Tally
+from cloche.engine.volumes import Volumes
 from cloche.isolation.base import Backend
 from cloche.model import (
     Limits,
@@ -64,11 +65,14 @@ class Engine:
         self.housing = Housing(config, backend, catalogue, door=self.networks.always_open)
         self._images = Images(Path(config.data_dir, "images"), instance.name)
         self.snapshots = Snapshots(stores.snapshots, self._images, config.kept, config.aliases)
-        self._lasting = Lasting(config.kept, self, instance, stores.records, self._images, self.snapshots)
+        self.volumes = Volumes(config.volumes, stores.volumes, self._images, instance, self.housing)
+        self._lasting = Lasting(config.kept, self, instance, stores, self._images, self.snapshots)
         self.runs = Runs(stores.runs, instance, config.runs)
         self.builds = Builds(self._site(), stores, instance, config.aliases)
         self.tally = Tally()
-        self._making = Making(config, instance, self.housing, self.networks, self._images, self.tally, self)
+        self._making = Making(
+            config, instance, self.housing, self.networks, self._images, self.volumes, self.tally, self
+        )
 
     async def __aenter__(self) -> Engine:
         await self._records.open()
@@ -325,6 +329,7 @@ class Engine:
         await self.runs.aclose()
         await self._lasting.aclose()
         await asyncio.gather(*self._destroying)  # those that had ended just before
+        await self.volumes.aclose()
         await self.housing.close_nurseries()
         await self.networks.aclose()
         clean = await self._backend.aclose()

@@ -150,6 +150,20 @@ class Files:
         """Removes a file, or a directory with all that is in it. `below`: as with `write`."""
         await self._ask("file_remove", path, user, below=below)
 
+    async def change(
+        self,
+        path: str,
+        *,
+        uid: int | None = None,
+        gid: int | None = None,
+        mode: int | None = None,
+        user: User | None = None,
+        below: str | None = None,
+    ) -> FileInfo:
+        """Gives a file or directory another owner, group or mode. `below`: as with `write`."""
+        check_mode(mode)
+        return _info((await self._ask("file_change", path, user, uid=uid, gid=gid, mode=mode, below=below)).ok)
+
     async def survey(
         self, path: str, known: Mapping[str, int] | None = None, *, since_ns: int = 0, depth: int = 10
     ) -> Survey:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from cloche.config import Config
 from cloche.engine.nursery import LiveNursery
-from cloche.engine.pool import Pool, ReadyCell
-from cloche.isolation.base import Backend, CellSpec
+from cloche.engine.pool import Pool, ReadyCell, prepare
+from cloche.isolation.base import Backend, CellSpec, Mounts
 from cloche.model import Limits, Template, User
 
 TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
@@ -48,9 +48,19 @@ class Housing:
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
         self._odd_pools: set[tuple[str, CellSpec]] = set()
 
-    async def take(self, template: Template, user: User, limits: Limits) -> ReadyCell:
-        """A cell for a sandbox whose kernels run as that user. Raises as `Pool.take` does."""
-        return await self._pool(template, user, limits).take()
+    async def take(self, template: Template, user: User, limits: Limits, mounts: Mounts | None = None) -> ReadyCell:
+        """A cell for a sandbox whose kernels run as that user. Raises as `Pool.take` does.
+
+        One with volumes is made for it: they are mounted before its walls stand. If that fails they are let go of.
+        """
+        if mounts is None:
+            return await self._pool(template, user, limits).take()
+        try:
+            spec = _cell_spec(user, limits)
+            return await prepare(self.nursery(template), spec, limits, door=self._door, mounts=mounts)
+        except BaseException:
+            mounts.let_go()
+            raise
 
     async def templates(self) -> Sequence[Template]:
         """All that are built, by name, the newest of each first."""
@@ -62,14 +72,14 @@ class Housing:
         `users`: as whom the kernels of those sandboxes will run.
         """
         template = await self.template(ref)
-        await self._nursery(template).get()
+        await self.nursery(template).get()
         for user in users:
             self._pool(template, user, default_limits(self._config, template)).refill()
         return template
 
     async def raw_cost_seconds(self, ref: str = "python") -> float:
         """What a bare fork into namespaces costs right now in that template's nursery. Raises as `create` does."""
-        nursery = await self._nursery(await self.template(ref)).get()
+        nursery = await self.nursery(await self.template(ref)).get()
         return await nursery.raw_cost_seconds()
 
     @property
@@ -96,7 +106,8 @@ class Housing:
         fresh = [(each, known) for each, known in self._templates.items() if now - known[0] <= TEMPLATE_SECONDS]
         self._templates = dict(fresh[1 - MAX_TEMPLATES_KNOWN :]) | {ref: (now, template)}
 
-    def _nursery(self, template: Template) -> LiveNursery:
+    def nursery(self, template: Template) -> LiveNursery:
+        """The one of that template. Nothing is started yet."""
         if template.version not in self._nurseries:
             self._nurseries[template.version] = LiveNursery(self._backend, template)
         return self._nurseries[template.version]
@@ -112,7 +123,7 @@ class Housing:
         if cell != usual:
             keeps = len(self._odd_pools) < MAX_ODD_POOLS
             size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
-        pool = Pool(self._nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds, door=self._door)
+        pool = Pool(self.nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds, door=self._door)
         if keeps:
             self._pools[key] = pool
             self._odd_pools |= {key} if cell != usual else set()

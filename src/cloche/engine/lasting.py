@@ -20,9 +20,10 @@ from cloche.engine.instance import Instance
 from cloche.engine.pauses import Pauses
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.snapshots import Snapshots
+from cloche.engine.stores import Stores
 from cloche.model import GIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
-from cloche.store.base import Records, Revival, SandboxRecord, State
+from cloche.store.base import Revival, SandboxRecord, State
 from cloche.telemetry import log
 
 RETRY_SECONDS = 30.0  # between tries to pause one whose deadline has passed
@@ -56,8 +57,10 @@ class Maker(Protocol):
 
 class Lasting:
     def __init__(
-        self, kept: Kept, maker: Maker, instance: Instance, records: Records, images: Images, snapshots: Snapshots
+        self, kept: Kept, maker: Maker, instance: Instance, stores: Stores, images: Images, snapshots: Snapshots
     ):
+        records = stores.records
+        self._volumes = stores.volumes
         self.asleep = Asleep(records, instance.is_live)
         self._snapshots = snapshots
         self._kept = kept
@@ -76,7 +79,8 @@ class Lasting:
         """Finds what rests, and removes what a process left that was killed."""
         await self.asleep.open()
         paused = {each.revival.image for each in await self._records.paused() if each.revival is not None}
-        await self._images.remove_orphans(paused | await self._snapshots.images(), self._instance.is_live)
+        known = paused | await self._snapshots.images() | await self._volumes.images()
+        await self._images.remove_orphans(known, self._instance.is_live)
         self._sweep()
 
     async def aclose(self) -> None:
@@ -212,6 +216,7 @@ class Lasting:
             env=source.revival.env,
             limits=source.record.limits,
             network=source.revival.network,
+            volumes=source.record.volumes,
         )
         try:
             await self._snapshots.add(snapshot)
@@ -314,6 +319,7 @@ def _spec_of(
         pause_memory=revival.pause_memory,
         auto_resume=record.auto_resume,
         notes=record.notes,
+        volumes=record.volumes,
     )
 
 

@@ -18,6 +18,7 @@ from cloche.engine.launching import DEFAULT_USER
 from cloche.engine.networks import Networks
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.tally import Tally
+from cloche.engine.volumes import Volumes
 from cloche.model import Limits, SandboxSpec, Snapshot, Template
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import log
@@ -43,6 +44,7 @@ class Making:
         housing: Housing,
         networks: Networks,
         images: Images,
+        volumes: Volumes,
         tally: Tally,
         keeper: Keeper,
     ):
@@ -52,6 +54,7 @@ class Making:
         self._housing = housing
         self._networks = networks
         self._images = images
+        self._volumes = volumes
         self._tally = tally
         self._keeper = keeper
 
@@ -85,7 +88,8 @@ class Making:
         limits = spec.limits or default_limits(self._config, template)
         self._config.limits.check(limits)
         network = self._networks.policy_for(spec, template)
-        ready = await self._housing.take(template, spec.user, limits)
+        mounts = await self._volumes.mounts(spec.volumes, spec.owner, template) if spec.volumes else None
+        ready = await self._housing.take(template, spec.user, limits, mounts)
         if self.closing:
             await ready.aclose()
             raise shutting_down()
@@ -139,6 +143,7 @@ class Making:
             pause_memory=spec.pause_memory,
             auto_resume=spec.auto_resume,
             notes=spec.notes,
+            volumes=spec.volumes,
             resumed_at=None if before is None else now,
         )
 
@@ -155,6 +160,7 @@ def from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
         env={**snapshot.env, **spec.env},
         limits=spec.limits or snapshot.limits,
         network=spec.network or snapshot.network,
+        volumes={**snapshot.volumes, **spec.volumes},
     )
 
 

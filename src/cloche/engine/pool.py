@@ -11,7 +11,7 @@ from cloche.engine.guest import Guest
 from cloche.engine.kernel import Kernel, take_first_kernel
 from cloche.engine.network import make_listener
 from cloche.engine.nursery import LiveNursery
-from cloche.isolation.base import Cell, CellSpec
+from cloche.isolation.base import Cell, CellSpec, Mounts
 from cloche.model import Limits
 from cloche.telemetry import log
 
@@ -48,12 +48,14 @@ class ReadyCell:
         await self.cell.aclose()
 
 
-async def prepare(nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False) -> ReadyCell:
-    """A new cell, ready; with its door's listener if `door`.
+async def prepare(
+    nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False, mounts: Mounts | None = None
+) -> ReadyCell:
+    """A new cell, ready; with its door's listener if `door`, and with those volumes.
 
-    Raises NurseryFailed, IsolationUnavailable or SandboxLost.
+    Raises NurseryFailed, IsolationUnavailable or SandboxLost; and Unavailable where volumes cannot be mounted.
     """
-    cell = await (await nursery.get()).spawn(spec)
+    cell = await (await nursery.get()).spawn(spec, mounts)
     guest = Guest(cell)
     try:
         cell.set_limits(limits)

@@ -385,4 +385,5 @@ def info_of(record: SandboxRecord) -> SandboxInfo:
         on_deadline=record.on_deadline,
         auto_resume=record.auto_resume,
         notes=record.notes,
+        volumes=record.volumes,
     )

@@ -8,6 +8,7 @@ from cloche.store.base import Records, Snapshots
 from cloche.store.build_files import BuildFiles
 from cloche.store.runs import RunStore
 from cloche.store.template_builds import StoredBuilds
+from cloche.store.volumes import StoredVolumes
 
 
 class Stores(NamedTuple):
@@ -18,3 +19,4 @@ class Stores(NamedTuple):
     runs: RunStore
     builds: StoredBuilds
     build_files: BuildFiles
+    volumes: StoredVolumes

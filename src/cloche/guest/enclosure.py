@@ -18,6 +18,7 @@ from cloche.guest.identity import UIDS
 from cloche.linux import capabilities, landlock, mounts, namespaces, seccomp, syscalls
 
 STAGE = "/opt/cloche/cell"
+DATA = "/mnt/data"
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 _SEALED = _QUIET | mounts.MS_NOEXEC | mounts.MS_RDONLY | mounts.MS_BIND | mounts.MS_REMOUNT
 _OWN_NAMESPACES = namespaces.NEWNS | namespaces.NEWIPC | namespaces.NEWUTS | namespaces.NEWCGROUP
@@ -128,12 +129,16 @@ class Enclosure:
         for fd in outputs:  # so that `> /dev/stderr` works: it opens the pipe again, as its user
             os.fchown(fd, *[self._outside(spec, UIDS[spec["user"]])] * 2)
         self._mount_space(spec)
+        volumes = spec.get("volumes", ())
+        if volumes:
+            _mount_volumes(volumes)
         self._write_boot_id()
         self._mounts.make()
         syscalls.set_hostname("cloche")
         sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._masks.make()
-        rules = [self._landlock.build().fd] if self._landlock else []  # nothing is mounted after this
+        landlock_wall = _wall_with(volumes) if volumes and self._landlock else self._landlock
+        rules = [landlock_wall.build().fd] if landlock_wall else []  # nothing is mounted after this
 
         syscalls.unshare(self._user_namespace)
         doors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path, _ in _DOORS]
@@ -228,6 +233,26 @@ def _space(spec: dict) -> syscalls.Prepared:
     for name, _, mode, _ in _PLACES:
         space.make_directory(f"{STAGE}/{name}", mode)
     return space
+
+
+def _mount_volumes(volumes: list) -> None:
+    """Each at its place: `/mnt/NAME`, where a read-only directory of the sandbox's own space has the mount points.
+
+    The one that holds a volume while nobody has it, and saves it, has it in the place of its /mnt/data.
+    """
+    stage = f"{STAGE}/mnt"
+    os.mkdir(stage, 0o755)
+    for path in {DATA, *(path for path, _ in volumes)}:
+        os.mkdir(f"{STAGE}{path}", 0o755)
+    syscalls.mount(stage, "/mnt", "", mounts.MS_BIND)
+    syscalls.mount("none", "/mnt", "", _QUIET | mounts.MS_RDONLY | mounts.MS_BIND | mounts.MS_REMOUNT)
+    syscalls.mount(f"{STAGE}/data", DATA, "", mounts.MS_BIND)
+    for path, tree in volumes:
+        mounts.attach(tree, path)
+
+
+def _wall_with(volumes: list) -> landlock.Wall:
+    return landlock.Wall((*WRITABLE, *(path for path, _ in volumes)))
 
 
 def _masks(boot_id: str) -> syscalls.Prepared:

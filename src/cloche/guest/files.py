@@ -31,6 +31,7 @@ class Files:
             "file_make_dir": self._make_dir,
             "file_move": self._move,
             "file_remove": self._remove,
+            "file_change": self._change,
             "tree_survey": self._survey,
         }
         own = {"write_end": self._write_end, "tree_guard": self._guard}
@@ -122,6 +123,16 @@ class Files:
         self._refuse_symlinks(header)
         moving.remove(self.path(header))
         return {}
+
+    def _change(self, header: dict, _: bytes):
+        """Owner, group and mode, where they are given. Of a symlink it is the link itself that is changed."""
+        self._refuse_symlinks(header)
+        path, (uid, gid, mode) = self.path(header), (header.get(name) for name in ("uid", "gid", "mode"))
+        if uid is not None or gid is not None:
+            os.chown(path, -1 if uid is None else uid, -1 if gid is None else gid, follow_symlinks=False)
+        if mode is not None and not os.path.islink(path):
+            os.chmod(path, mode)
+        return _known(path)
 
     def _survey(self, header: dict, body: bytes):
         depth, since_ns = int(header.get("depth", 10)), int(header.get("since_ns") or 0)

@@ -49,7 +49,8 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: 
     try:
         for entrance in entrances:
             os.write(entrance, b"0")
-        _leave_zygote([*fds[:4], sync.fileno(), door.fileno()])
+        trees = [tree for _, tree in spec.get("volumes", ())]
+        _leave_zygote([*fds[:4], sync.fileno(), door.fileno(), *trees])
         served.take(spec, bool(walls))
         if walls:
             _go_behind(walls, served, spec, first_kernel, sync, door)

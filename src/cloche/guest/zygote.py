@@ -16,6 +16,7 @@ import time
 from cloche.guest import enclosure, init, running, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
 from cloche.guest.uv_warmup import UvWarmup
+from cloche.guest.volumes import Volumes
 from cloche.linux import hugepages, namespaces, syscalls
 
 _WALLS = (
@@ -63,6 +64,7 @@ class Zygote:
         self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
+        self._volumes = Volumes(order["single"], self._own_pids) if self._walls else None
         self._network_is_fresh = False
         self._pause_milliseconds: int | None = None  # after which a new network is made, if nothing else is to do
         self._kernels: dict = {}  # pid of a first kernel -> its cell
@@ -118,11 +120,25 @@ class Zygote:
                 self._spawn(header, fds)
             elif header["do"] == "raw":
                 wire.send(self._channel, {"ev": "raw", "seconds": self._raw_cost()})
+            elif header["do"] == "volume":
+                self._serve_volume(header)
+
+    def _serve_volume(self, header: dict) -> None:
+        tree = None
+        try:
+            tree = self._volumes.do(header) if self._volumes else None
+            wire.send(self._channel, {"ev": "volume", "ask": header["ask"]}, fds=() if tree is None else (tree,))
+        except (OSError, LookupError) as error:
+            wire.send(self._channel, {"ev": "volume", "ask": header["ask"], "message": str(error)})
+        finally:
+            if tree is not None:
+                os.close(tree)
 
     def _spawn(self, header: dict, fds: list) -> None:
         ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         fds[2:2] = [out, err]
+        trees = _take_trees(header["spec"], fds)
         if self._walls:
             self._walls.prepare_for(header["spec"])
         try:
@@ -138,7 +154,7 @@ class Zygote:
             self._poll.register(ours, select.POLLIN)
             self._serve_waiting([fd for fd, _ in self._poll.poll(0)])
         theirs.close()
-        for fd in (*fds, out_read, err_read):
+        for fd in (*fds, *trees, out_read, err_read):
             os.close(fd)
 
     def _serve_waiting(self, ready: list) -> None:
@@ -234,3 +250,14 @@ def is_ending(pid: int) -> bool:
     with open(f"/proc/{pid}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()  # what comes after its name, which can be anything
     return bool(int(fields[6]) & _PF_EXITING)
+
+
+def _take_trees(spec: dict, fds: list) -> list:
+    """The last descriptors are a sandbox's volumes, in the order of their paths; the spec has them from now on."""
+    paths = spec.get("volumes")
+    if not paths:
+        return []
+    trees = fds[-len(paths) :]
+    del fds[-len(paths) :]
+    spec["volumes"] = list(zip(paths, trees, strict=True))
+    return trees

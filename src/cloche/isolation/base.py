@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cloche.model import Limits, Struct, Template, User
 
@@ -76,6 +76,29 @@ class Cell(Protocol):
         """Kills everything in the cell. Afterwards no process, mount, cgroup or file of it remains."""
 
 
+class Volume(Protocol):
+    """A directory with a size, which lives as long as it is not dropped, or a cell has it."""
+
+    bytes: int
+
+    async def tree(self, share: dict[str, Any]) -> int:
+        """A mount of it for one cell, with those ids, as a descriptor. Raises NurseryFailed, Unavailable."""
+
+    def drop(self) -> None:
+        """Cells that have it keep it. Never waits; harmless when its nursery has ended."""
+
+
+class Mounts(NamedTuple):
+    """The volumes that a cell has from its beginning on, and where."""
+
+    volumes: dict[str, Volume]  # by path
+    let_go: Callable[[], None]  # called when the cell is gone; may be called again
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.volumes.values())
+
+
 class Nursery(Protocol):
     template: Template
 
@@ -83,8 +106,14 @@ class Nursery(Protocol):
     def alive(self) -> bool:
         """Whether `spawn` can work. A dead nursery's live cells stay alive."""
 
-    async def spawn(self, spec: CellSpec) -> Cell:
-        """A new cell. Should its walls not go up, its init says so on the channel and ends. Raises NurseryFailed."""
+    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
+        """A new cell. Should its walls not go up, its init says so on the channel and ends.
+
+        Raises NurseryFailed, and Unavailable where this host cannot mount volumes.
+        """
+
+    async def make_volume(self, size_bytes: int) -> Volume:
+        """An empty one. Raises NurseryFailed, and Unavailable where this host has none."""
 
     async def raw_cost_seconds(self) -> float:
         """What a bare fork with all its namespaces and one byte back costs now: what no `spawn` can beat."""

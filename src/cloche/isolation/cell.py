@@ -8,7 +8,7 @@ import secrets
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
@@ -25,10 +25,10 @@ class Wires:
         self.init, self._init_end = socket.socketpair()
         self.kernel, self._kernel_end = socket.socketpair()
 
-    def hand_over(self, channel: Channel, order: Header, group: Group | None) -> None:
-        """Sends the order with their ends of it all, and the entrances of its cgroup."""
+    def hand_over(self, channel: Channel, order: Header, group: Group | None, trees: Sequence[int] = ()) -> None:
+        """Sends the order with their ends of it all, the entrances of its cgroup, and the mounts of its volumes."""
         entrances = group.entrances() if group is not None else []
-        channel.send(order, fds=(self._init_end.fileno(), self._kernel_end.fileno(), *entrances))
+        channel.send(order, fds=(self._init_end.fileno(), self._kernel_end.fileno(), *entrances, *trees))
         close_all(entrances)
         self._init_end.close()
         self._kernel_end.close()
@@ -52,7 +52,10 @@ class ProcessCell:
         pidfd: int,
         group: Group | None,
         on_closed: Callable[[], None],
+        volume_bytes: int = 0,
     ):
+        """`volume_bytes`: of its volumes. What it writes there is its memory, as what it writes to its own space is."""
+        self._volume_bytes = volume_bytes
         self.name = name
         self.socket = sock
         self.first_kernel = first_kernel
@@ -81,13 +84,14 @@ class ProcessCell:
     def set_limits(self, limits: Limits) -> None:
         if self._group is None:
             return
-        self._group.set_memory(limits.memory_bytes + limits.space_bytes)
+        self._group.set_memory(limits.memory_bytes + limits.space_bytes + self._volume_bytes)
         self._group.set_cpus(limits.cpus)
         self._group.set_processes(limits.processes)
 
     def limits_for_init(self, limits: Limits) -> dict[str, int]:
         missing = {"memory", "pids"} if self._group is None else self._group.missing
-        watched = {"watch_memory_bytes": limits.memory_bytes + limits.space_bytes, "data_bytes": limits.memory_bytes}
+        all_bytes = limits.memory_bytes + limits.space_bytes + self._volume_bytes
+        watched = {"watch_memory_bytes": all_bytes, "data_bytes": limits.memory_bytes}
         return (watched if "memory" in missing else {}) | ({"processes": limits.processes} if "pids" in missing else {})
 
     def stats(self) -> CellStats:

@@ -77,6 +77,11 @@ class Slices:
             **_both([(0, base, 1), (1000, base + 1, 1)] if sparse else dense),
         }
 
+    @property
+    def volume_owner(self) -> int:
+        """Whose a volume is when it is new: the id in it that `user` has, see `volume_maps`."""
+        return 0 if self._ids.single else (1 if self._size == 2 else 1000)
+
     def give_back(self, spec: dict[str, Any]) -> None:
         if not self._ids.single:
             self._taken.discard(spec["base_id"] // self._size - 1)
@@ -88,6 +93,14 @@ class Slices:
         while (index := secrets.randbelow(self._number)) in self._taken:
             pass
         return index
+
+
+def volume_maps(share: dict[str, Any]) -> dict[str, Any]:
+    """How the ids in a volume are those of one cell. They are those inside it; where it has two, they are 0 and 1."""
+    if share["single"]:
+        return {}
+    base = share["base_id"]
+    return _both([(0, base, 2)]) if share["sparse"] else {"uids": share["uids"], "gids": share["gids"]}
 
 
 def _both(extents: list[tuple[int, int, int]]) -> dict[str, Any]:

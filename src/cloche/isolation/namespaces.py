@@ -16,9 +16,10 @@ import msgspec
 
 from cloche import errors
 from cloche.isolation import ids, installers, rootfs
-from cloche.isolation.base import Cell, CellSpec, Check
+from cloche.isolation.base import Cell, CellSpec, Check, Mounts
 from cloche.isolation.nursery import Order, ZygoteNursery, bound_imports, start_process
 from cloche.isolation.probe import checks, refuse_unless_possible
+from cloche.isolation.volumes import ZygoteVolume, trees_for
 from cloche.linux import cgroups, seccomp
 from cloche.model import Limits, Template
 
@@ -144,11 +145,13 @@ class NamespaceNursery:
     def alive(self) -> bool:
         return self._zygote.alive
 
-    async def spawn(self, spec: CellSpec) -> Cell:
+    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
         try:
             share = self._slices.take()
         except LookupError as error:
             raise errors.NurseryFailed(str(error)) from None
+        if mounts is not None:
+            return await self._spawn_with(spec, share, mounts)
         group = self._group(spec)
         try:
             return await self._zygote.spawn(spec, share, group, lambda: self._slices.give_back(share))
@@ -157,6 +160,27 @@ class NamespaceNursery:
             if group is not None:
                 group.remove()
             raise
+
+    async def _spawn_with(self, spec: CellSpec, share: dict[str, Any], mounts: Mounts) -> Cell:
+        """As `spawn`, with volumes."""
+
+        def on_closed() -> None:
+            self._slices.give_back(share)
+            mounts.let_go()
+
+        group: cgroups.Group | None = None
+        try:
+            async with trees_for(mounts, share) as trees:
+                group = self._group(spec)
+                return await self._zygote.spawn(spec, share, group, on_closed, trees)
+        except BaseException:
+            self._slices.give_back(share)
+            if group is not None:
+                group.remove()
+            raise
+
+    async def make_volume(self, size_bytes: int) -> ZygoteVolume:
+        return await ZygoteVolume.make(self._zygote, size_bytes, self._slices.volume_owner)
 
     def _group(self, spec: CellSpec) -> cgroups.Group | None:
         """The cell's cgroup, with limits from the start: until it is taken, a cell must not be able to grow either."""

@@ -13,7 +13,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloche import errors
 from cloche.isolation.base import CellSpec
@@ -40,6 +40,14 @@ class Order:
         self.program = program
 
 
+class Trees(NamedTuple):
+    """Mounts of volumes on their way into a new cell."""
+
+    paths: list[str]
+    fds: list[int]
+    bytes: int
+
+
 class ZygoteNursery:
     def __init__(
         self,
@@ -63,6 +71,7 @@ class ZygoteNursery:
         self._raw: asyncio.Future[float] | None = None
         self._cells = 0
         self._made = 0
+        self._asked = 0
         self._steps = 0
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
@@ -118,7 +127,12 @@ class ZygoteNursery:
     # --- cells
 
     async def spawn(
-        self, spec: CellSpec, extra: dict[str, Any], group: Group | None, on_closed: Callable[[], None]
+        self,
+        spec: CellSpec,
+        extra: dict[str, Any],
+        group: Group | None,
+        on_closed: Callable[[], None],
+        trees: Trees | None = None,
     ) -> ProcessCell:
         """Forks a cell. Its walls go up while we return; what is asked of its init waits for them."""
         if not self.alive or self._channel is None:
@@ -131,8 +145,10 @@ class ZygoteNursery:
         self._grow()
         self._cells += 1
         try:
-            order = {"do": "spawn", "cell": name, "spec": {**_inside(spec), **extra, "token": wires.token}}
-            wires.hand_over(self._channel, order, group)
+            volumes = {} if trees is None else {"volumes": trees.paths}
+            inside = {**_inside(spec), **extra, **volumes, "token": wires.token}
+            order = {"do": "spawn", "cell": name, "spec": inside}
+            wires.hand_over(self._channel, order, group, () if trees is None else trees.fds)
             async with asyncio.timeout(SPAWN_SECONDS):
                 pidfd, *outputs = await forked
         except BaseException as error:
@@ -145,7 +161,8 @@ class ZygoteNursery:
         finally:
             self._waiting.pop(name, None)
         closed = functools.partial(self._cell_closed, name, on_closed)
-        cell = ProcessCell(name, wires.init, wires.first_kernel(outputs), pidfd, group, closed)
+        volume_bytes = 0 if trees is None else trees.bytes
+        cell = ProcessCell(name, wires.init, wires.first_kernel(outputs), pidfd, group, closed, volume_bytes)
         self._live[name] = cell
         return cell
 
@@ -161,6 +178,38 @@ class ZygoteNursery:
             self._steps = steps
             self._group.set_memory(_BASE_BYTES + steps * _CELLS_PER_STEP * _BYTES_PER_CELL)
 
+    async def ask_volume(self, act: str, **fields: Any) -> list[int]:
+        """What the zygote passes for it. Raises NurseryFailed, and Unavailable with what it says went wrong."""
+        if not self.alive or self._channel is None:
+            raise errors.NurseryFailed(f"the nursery of {self.template.ref} has ended, and its volumes with it")
+        self._asked += 1
+        asked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        name = f"volume-{self._asked}"
+        self._waiting[name] = asked
+        try:
+            self._channel.send({"do": "volume", "act": act, "ask": name, **fields})
+            async with asyncio.timeout(SPAWN_SECONDS):
+                return await asked
+        except TimeoutError:
+            raise self._failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
+        finally:
+            self._waiting.pop(name, None)
+
+    def tell_volume(self, act: str, **fields: Any) -> None:
+        """Nobody waits for it, and where the nursery has ended it is done."""
+        if self.alive and self._channel is not None:
+            self._channel.send({"do": "volume", "act": act, "ask": "", **fields})
+
+    def _on_volume(self, header: Header, fds: list[int]) -> None:
+        asked = self._waiting.get(str(header.get("ask")))
+        if asked is None or asked.done():
+            close_all(fds)
+        elif "message" in header:
+            close_all(fds)
+            asked.set_exception(errors.Unavailable(f"the volume cannot be had: {_message(header)}"))
+        else:
+            asked.set_result(fds)
+
     async def raw_cost_seconds(self) -> float:
         """What the bare fork into namespaces costs right now, measured by the zygote itself."""
         if self._channel is None:
@@ -174,6 +223,9 @@ class ZygoteNursery:
 
     def _on_frame(self, header: Header, _: bytes, fds: list[int]) -> None:
         event, cell = header.get("ev"), header.get("cell")
+        if event == "volume":
+            self._on_volume(header, fds)
+            return
         if event == "spawned" and isinstance(cell, str) and cell in self._waiting:
             waiting = self._waiting[cell]
             if not waiting.done() and self._is_cell(fds):

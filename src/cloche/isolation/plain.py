@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloche import errors
-from cloche.isolation.base import Cell, CellSpec, CellStats, Check
+from cloche.isolation.base import Cell, CellSpec, CellStats, Check, Mounts, Volume
 from cloche.isolation.cell import ProcessCell
 from cloche.isolation.channel import Header
 from cloche.isolation.nursery import Order, ZygoteNursery, start_process
@@ -85,7 +85,12 @@ class PlainNursery:
     def alive(self) -> bool:
         return self._zygote.alive
 
-    async def spawn(self, spec: CellSpec) -> Cell:
+    async def make_volume(self, size_bytes: int) -> Volume:
+        raise errors.Unavailable(f"there are no volumes without walls, as the backend {NAME} is")
+
+    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
+        if mounts is not None:
+            raise errors.Unavailable(f"there are no volumes without walls, as the backend {NAME} is")
         self._made += 1
         home = self._cells / str(self._made)
         (home / "data").mkdir(parents=True)

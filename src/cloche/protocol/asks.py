@@ -70,6 +70,8 @@ class CreateSandbox(Ask):
     is paused then, with its memory unless `pause_memory` is false. With `auto_resume` whoever uses it while it is
     paused resumes it.
 
+    `volumes`: by a path like /mnt/NAME, the id or name of each.
+
     Without `network` it may reach what its template says, else what the server gives to all; `{}` is nothing.
     """
 
@@ -83,6 +85,7 @@ class CreateSandbox(Ask):
     on_timeout: Literal["kill", "pause"] = "kill"
     pause_memory: bool = True
     auto_resume: bool = False
+    volumes: dict[str, str] = {}
 
 
 class Renew(Ask):
@@ -119,6 +122,10 @@ class MakeSnapshot(Ask):
     """A `name` that another snapshot has is its own from now on."""
 
     name: str | None = None
+
+
+class MakeVolume(Ask):
+    name: str
 
 
 class Fork(Ask):

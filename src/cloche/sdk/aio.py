@@ -23,6 +23,7 @@ from cloche.sdk.request import (
     LimitsLike,
     SandboxState,
     TemplateLike,
+    VolumesLike,
     check_count,
     check_flag,
     check_state,
@@ -74,12 +75,13 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         on_timeout: OnDeadline = "kill",
         pause_memory: bool = True,
         auto_resume: bool = False,
+        volumes: VolumesLike = None,
         url: str | None = None,
         api_key: str | None = None,
     ):
         self._server = (url, api_key)
         self._spec = sandbox_spec(
-            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume
+            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
         self._made: seam.Sandbox | None = None
 

@@ -18,6 +18,7 @@ from cloche.store.records import SqliteRecords
 from cloche.store.runs import RunStore
 from cloche.store.snapshots import StoredSnapshots
 from cloche.store.template_builds import StoredBuilds
+from cloche.store.volumes import StoredVolumes
 from cloche.templates import Catalogue, Report, ensure
 from cloche.templates.progress import silent
 
@@ -73,6 +74,7 @@ def stores_in(data_dir: Path, config: Config) -> Stores:
         runs=RunStore(records.database, config.runs),
         builds=StoredBuilds(records.database),
         build_files=BuildFiles(records.database, data_dir / "build-files"),
+        volumes=StoredVolumes(records.database),
     )
 
 

@@ -21,6 +21,7 @@ from cloche.sdk.near import NearSandbox
 from cloche.sdk.near_home import resumed
 from cloche.sdk.near_runs import NearRuns
 from cloche.sdk.near_snapshots import NearSnapshots
+from cloche.sdk.near_volumes import NearVolumes
 from cloche.sdk.progress import Announcement
 from cloche.sdk.request import OWNER
 
@@ -63,6 +64,10 @@ class Embedded(LoopThread):
     @property
     def snapshots(self) -> NearSnapshots:
         return NearSnapshots(self.engine)
+
+    @property
+    def volumes(self) -> NearVolumes:
+        return NearVolumes(self.engine)
 
     def close(self) -> None:
         """Ends all sandboxes and the thread. Harmless when closed, and in a forked child."""

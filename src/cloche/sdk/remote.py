@@ -15,6 +15,7 @@ from cloche.sdk.remote_runs import RemoteRuns
 from cloche.sdk.remote_sandbox import RemoteSandbox
 from cloche.sdk.remote_server import Server
 from cloche.sdk.remote_snapshots import RemoteSnapshots
+from cloche.sdk.remote_volumes import RemoteVolumes
 from cloche.sdk.transport import T, Work
 
 KEPT = 16  # servers whose connections stay open without a sandbox of theirs in use here
@@ -65,6 +66,10 @@ class Remote:
     @property
     def snapshots(self) -> RemoteSnapshots:
         return RemoteSnapshots(self._server)
+
+    @property
+    def volumes(self) -> RemoteVolumes:
+        return RemoteVolumes(self._server)
 
     def close(self) -> None:
         """Closes all connections. Sandboxes live on. Harmless when closed."""

@@ -36,6 +36,7 @@ async def create(server: Server, spec: SandboxSpec) -> RemoteSandbox:
         on_timeout=spec.on_deadline,
         pause_memory=spec.pause_memory,
         auto_resume=spec.auto_resume,
+        volumes=spec.volumes,
     )
     return await create_as(server, asked)
 

@@ -18,6 +18,7 @@ from cloche.model import (
     OnDeadline,
     SandboxSpec,
     SnapshotInfo,
+    VolumeInfo,
     check_command_size,
     check_env,
     check_line,
@@ -28,6 +29,8 @@ from cloche.sdk.network_request import NetworkLike, SecretsLike, network_of
 LimitsLike = Limits | Mapping[str, float] | None
 TemplateLike = str | SnapshotInfo
 SnapshotLike = str | SnapshotInfo
+VolumeLike = str | VolumeInfo
+VolumesLike = Mapping[str, VolumeLike] | None
 SandboxState = Literal["running", "paused"]
 
 OWNER = "local"
@@ -45,6 +48,7 @@ def sandbox_spec(
     on_timeout: OnDeadline = "kill",
     pause_memory: bool = True,
     auto_resume: bool = False,
+    volumes: VolumesLike = None,
 ) -> SandboxSpec:
     """Raises InvalidRequest, or TemplateNotFound for what cannot be a template's name."""
     if on_timeout not in get_args(OnDeadline):
@@ -62,6 +66,7 @@ def sandbox_spec(
         on_deadline=on_timeout,
         pause_memory=pause_memory,
         auto_resume=auto_resume,
+        volumes=_volumes(volumes),
     )
 
 
@@ -80,6 +85,23 @@ def snapshot_ref(snapshot: SnapshotLike) -> str:
     if not isinstance(ref, str) or not ref:
         raise errors.InvalidRequest(f"a snapshot is named by its id or name, not {ref!r}")
     return ref
+
+
+def volume_ref(volume: VolumeLike) -> str:
+    """Its id or name. Raises InvalidRequest."""
+    ref = volume.id if isinstance(volume, VolumeInfo) else volume
+    if not isinstance(ref, str) or not ref:
+        raise errors.InvalidRequest(f"a volume is named by its id or name, not {ref!r}")
+    return ref
+
+
+def _volumes(volumes: VolumesLike) -> dict[str, str]:
+    """By path. Where they can be is the engine's to say."""
+    if volumes is not None and not isinstance(volumes, Mapping):
+        raise errors.InvalidRequest(f"volumes must be a mapping of paths to volumes, not {type(volumes).__name__}")
+    if not all(isinstance(path, str) for path in volumes or {}):
+        raise errors.InvalidRequest("volumes: each is mounted at a path, which is a string")
+    return {path: volume_ref(each) for path, each in (volumes or {}).items()}
 
 
 def check_flag(name: str, value: object) -> None:

@@ -21,6 +21,7 @@ from cloche.sdk.request import (
     LimitsLike,
     SandboxState,
     TemplateLike,
+    VolumesLike,
     check_count,
     check_flag,
     check_state,
@@ -63,8 +64,9 @@ class Sandbox(InspectedSandbox["Context"]):
     uses it while it is paused resumes it; else that raises SandboxPaused. `network` says what it may reach, such as
     `{"allow": ["pypi.org", "*.example.com"]}`: by default what the template and the host say, which is nothing unless
     they were changed; False or `{}` is nothing in any case. `secrets`, each `{"domain", "header" or "name", "value"}`,
-    are added to its requests on their way out, and never seen inside. With `url` and `api_key`, or CLOCHE_URL and
-    CLOCHE_API_KEY, it is on a server, else in this process, where the first use of the built-in template builds it.
+    are added to its requests on their way out, and never seen inside. `volumes` has named volumes by path, such as
+    `{"/mnt/data-set": volume}`. With `url` and `api_key`, or CLOCHE_URL and CLOCHE_API_KEY, it is on a server, else in
+    this process, where the first use of the built-in template builds it.
     Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains), NurseryFailed,
     Unauthenticated, or Unavailable where there is no server.
     """
@@ -82,11 +84,12 @@ class Sandbox(InspectedSandbox["Context"]):
         on_timeout: OnDeadline = "kill",
         pause_memory: bool = True,
         auto_resume: bool = False,
+        volumes: VolumesLike = None,
         url: str | None = None,
         api_key: str | None = None,
     ):
         spec = sandbox_spec(
-            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume
+            template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
         transport = transport_to(url, api_key)
         self._attach(transport, transport.call(lambda: transport.create(spec)))

@@ -16,7 +16,7 @@ from cloche.engine.files import Content
 from cloche.engine.process import ProcessEvent, ProcessResult
 from cloche.engine.program import Exited
 from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
-from cloche.model import FileChange, FileInfo, Limits, Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User
+from cloche.model import FileChange, FileInfo, Limits, Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User, VolumeInfo
 from cloche.network_policy import NetworkPolicy
 from cloche.notebook import History
 from cloche.sdk.network_log import NetworkLog
@@ -263,3 +263,19 @@ class Snapshots(Protocol):
 
     async def remove(self, ref: str) -> None:
         """Raises SnapshotNotFound."""
+
+
+class Volumes(Protocol):
+    """Those of whoever asks."""
+
+    async def create(self, name: str) -> VolumeInfo:
+        """Raises VolumeConflict, InvalidRequest."""
+
+    async def list(self) -> builtins.list[VolumeInfo]:
+        """The oldest first."""
+
+    async def get(self, ref: str) -> VolumeInfo:
+        """By its id or name. Raises VolumeNotFound."""
+
+    async def remove(self, ref: str) -> None:
+        """Raises VolumeNotFound, VolumeConflict."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from cloche import errors
 from cloche.model import SandboxInfo, SandboxSpec
-from cloche.sdk.seam import Runs, Sandbox, Snapshots
+from cloche.sdk.seam import Runs, Sandbox, Snapshots, Volumes
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
@@ -48,6 +48,10 @@ class Transport(Protocol):
 
     @property
     def snapshots(self) -> Snapshots:
+        """To be used within work."""
+
+    @property
+    def volumes(self) -> Volumes:
         """To be used within work."""
 
 

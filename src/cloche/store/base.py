@@ -45,6 +45,7 @@ class SandboxRecord(Struct):
     pause_memory: bool = True  # whether a pause at its deadline keeps its memory; of a paused one: whether it is kept
     auto_resume: bool = False
     notes: dict[str, str] = {}
+    volumes: dict[str, str] = {}  # by path, the id or name of each
     paused_at: float | None = None
     resumed_at: float | None = None  # the last time
     revival: Revival | None = None  # of one that is paused

@@ -309,6 +309,19 @@ MIGRATIONS = (
         WHERE json_extract(body, '$.logs') IS NOT NULL;
     UPDATE template_builds SET body = json_remove(body, '$.logs');
     """,
+    """
+    ALTER TABLE sandboxes ADD COLUMN volumes TEXT NOT NULL DEFAULT '{}';
+    CREATE TABLE volumes (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        size_bytes INTEGER NOT NULL,
+        created_at REAL NOT NULL,
+        image TEXT,
+        instance TEXT,
+        UNIQUE (owner, name)
+    ) WITHOUT ROWID;
+    """,
 )
 """Each one leads from the version that is its index to the next. Never changed once released."""
 

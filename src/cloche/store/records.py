@@ -30,7 +30,7 @@ _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
     AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
-_JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "revival")
+_JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "volumes", "revival")
 
 
 class SqliteRecords:

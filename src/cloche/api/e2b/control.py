@@ -20,6 +20,7 @@ from cloche.api.e2b import (
     control_snapshots,
     control_templates,
     control_time,
+    control_volumes,
 )
 from cloche.api.e2b.control_replies import created, detail, listed
 from cloche.api.e2b.control_wire import Listing, Wanted, listing, metadata_filter, page_token, wanted
@@ -43,6 +44,7 @@ def routes(
         *control_pauses.routes(desk),
         *control_snapshots.routes(desk),
         *control_network.routes(desk),
+        *control_volumes.routes(desk, secret),
         *builds.routes(desk, config, secret),  # before the templates, whose names may be paths
         *control_templates.routes(desk, config),
         *control_absent.routes(desk),
@@ -114,6 +116,7 @@ class Control:
             pause_memory=wanted.pause_memory,
             auto_resume=wanted.auto_resume,
             notes=_notes(wanted, built),
+            volumes=wanted.volumes,
         )
         return self._desk.residents.of(await self._desk.engine.create(spec, id=id))
 

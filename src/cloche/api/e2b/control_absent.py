@@ -13,7 +13,6 @@ from cloche.api.e2b.replies import NotOffered
 
 BUILD = "this server builds templates as clients from 2.0 on ask for it (POST /v3/templates): use a newer one"
 PUBLISH = "templates that are built by API are their owner's alone on this server; they cannot be made public"
-VOLUME = "this server has no volumes yet; write files into the sandbox instead"
 SECRET = "this server keeps no secrets; give their values with a sandbox's network.rules, where programs never see them"
 TEAM = "this server has no teams: a key belongs to an owner; `cloche key list` on the server's machine shows them"
 
@@ -24,8 +23,6 @@ _ABSENT = (
     ("PATCH", "/templates/{rest:path}", PUBLISH),
     ("POST", "/v2/templates/{rest:path}", BUILD),
     ("PATCH", "/v2/templates/{rest:path}", PUBLISH),
-    *((method, f"/volumes{rest}", VOLUME) for method in ("GET", "POST", "DELETE") for rest in ("", "/{rest:path}")),
-    *((method, "/volumecontent/{rest:path}", VOLUME) for method in ("GET", "POST", "PUT", "PATCH", "DELETE")),
     *((method, f"/secrets{rest}", SECRET) for method in ("GET", "POST", "DELETE") for rest in ("", "/{rest:path}")),
     ("GET", "/teams", TEAM),
     ("GET", "/teams/{rest:path}", TEAM),

@@ -59,7 +59,7 @@ def listed(info: SandboxInfo) -> Json:
         "endAt": timestamp(info.deadline_at if info.paused_at is None else info.paused_at),
         "state": info.state,
         "metadata": info.metadata,
-        "volumeMounts": [],
+        "volumeMounts": [{"name": name, "path": path} for path, name in info.volumes.items()],
     }
 
 

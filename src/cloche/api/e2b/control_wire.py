@@ -38,6 +38,11 @@ class Iam(Struct):
     tokens: dict[str, Any] | None = None
 
 
+class VolumeMount(Struct):
+    name: str
+    path: str
+
+
 class NewSandbox(Struct):
     """The body of a creation. The names are E2B's."""
 
@@ -53,7 +58,7 @@ class NewSandbox(Struct):
     envVars: dict[str, str] | None = None
     mcp: Any = None  # the client starts the gateway itself, by a command
     iam: Iam | None = None
-    volumeMounts: list[Any] | None = None
+    volumeMounts: list[VolumeMount] | None = None
 
 
 class Lifespan(Struct):
@@ -106,6 +111,7 @@ class Wanted(Struct):
     on_deadline: OnDeadline
     pause_memory: bool
     auto_resume: bool
+    volumes: dict[str, str]
 
 
 def decode(body: bytes, type: type[T]) -> T:
@@ -141,7 +147,16 @@ def wanted(body: bytes, *, version: int) -> Wanted:
         on_deadline="pause" if asked.autoPause else "kill",
         pause_memory=asked.autoPauseMemory is not False,
         auto_resume=_resumes(asked),
+        volumes=_volumes(asked.volumeMounts or []),
     )
+
+
+def _volumes(mounts: list[VolumeMount]) -> dict[str, str]:
+    """By path."""
+    volumes = {each.path.rstrip("/"): each.name for each in mounts}
+    if len(volumes) < len(mounts):
+        raise errors.InvalidRequest("volumeMounts: two volumes cannot be mounted at one path")
+    return volumes
 
 
 def _check_lifecycle(asked: NewSandbox) -> None:
@@ -156,8 +171,6 @@ def _resumes(asked: NewSandbox) -> bool:
 
 
 def _check_attachments(asked: NewSandbox) -> None:
-    if asked.volumeMounts:
-        raise NotOffered("volumeMounts: this server has no volumes yet; leave it out, and write files instead")
     if asked.iam is not None and asked.iam.tokens:
         raise NotOffered("iam: this server issues no workload identities; leave it out")
 

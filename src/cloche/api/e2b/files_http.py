@@ -166,7 +166,7 @@ class Upload:
         self._paths.add(target)
         info = await self._files.write(
             target,
-            await _small_or_streamed(chunks),
+            await small_or_streamed(chunks),
             user=wire.rights(self._user),
             owner=self._user,
             attributes=self._attributes,
@@ -176,7 +176,7 @@ class Upload:
         self.written.append({**wire.write_info(info), "path": target, "name": posixpath.basename(target)})
 
 
-async def _small_or_streamed(chunks: AsyncIterator[bytes]) -> Content:
+async def small_or_streamed(chunks: AsyncIterator[bytes]) -> Content:
     """What fits into one message to the sandbox is sent as one."""
     first, size = [], 0
     async for chunk in chunks:

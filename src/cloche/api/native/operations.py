@@ -20,9 +20,10 @@ from cloche.api.native.runs import Runs
 from cloche.api.native.sandboxes import Sandboxes
 from cloche.api.native.snapshots import Snapshots
 from cloche.api.native.sockets import Talk
+from cloche.api.native.volumes import Volumes
 from cloche.engine.process import ProcessResult
 from cloche.events import RunInfo
-from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo
+from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import asks, told
 
 JSON = "application/json"
@@ -58,6 +59,7 @@ def operations(door: Door) -> list[Operation]:
         _of_branches,
         _of_pauses,
         _of_snapshots,
+        _of_volumes,
         _of_history,
         _of_network,
         _of_code,
@@ -148,6 +150,16 @@ def _of_snapshots(door: Door) -> list[Operation]:
         Operation("GET", "/snapshots", here.list, "The snapshots.", query=query, answer=list[SnapshotInfo]),
         Operation("GET", one, here.get, "A snapshot, by its id or name.", answer=info),
         Operation("DELETE", one, here.remove, "Remove it. Sandboxes made from it stay.", status=204),
+    ]
+
+
+def _of_volumes(door: Door) -> list[Operation]:
+    here, one, info = Volumes(door), "/volumes/{ref:path}", VolumeInfo
+    return [
+        Operation("POST", "/volumes", here.make, "A new volume.", asks.MakeVolume, answer=info, status=201),
+        Operation("GET", "/volumes", here.list, "The volumes.", answer=list[VolumeInfo]),
+        Operation("GET", one, here.get, "A volume, by its id or name.", answer=info),
+        Operation("DELETE", one, here.remove, "Remove it, with its files.", status=204),
     ]
 
 

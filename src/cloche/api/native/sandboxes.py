@@ -48,6 +48,7 @@ class Sandboxes:
             on_deadline=asked.on_timeout,
             pause_memory=asked.pause_memory,
             auto_resume=asked.auto_resume,
+            volumes=asked.volumes,
         )
         if asked.limits is None:
             return spec

@@ -238,7 +238,7 @@ def _renewing(given: str | None) -> int:
 
 def _check_absent(asked: NewSandbox) -> None:
     if asked.volumes:
-        raise Unsupported("volumes: this server has no volumes yet; leave it out, and write files instead")
+        raise Unsupported("volumes: there are no volumes in this dialect; leave it out, and write files instead")
     if asked.lifecycle:
         raise Unsupported("lifecycle: this server runs no hooks; leave it out")
     if "poolRef" in (asked.extensions or {}):

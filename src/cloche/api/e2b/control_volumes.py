@@ -1,0 +1,163 @@
+"""Named volumes: made, listed and removed with a key; read and written with a token of the volume's own."""
+
+from __future__ import annotations
+
+import posixpath
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from cloche import errors
+from cloche.api.e2b import volumes_wire as wire
+from cloche.api.e2b.desk import Desk
+from cloche.api.e2b.files_http import BYTES_TYPE, small_or_streamed
+from cloche.api.e2b.replies import json_reply
+from cloche.api.http import Edge, Handler, Stream, body_chunks, status_of
+from cloche.api.tokens import same, token_of
+from cloche.engine.files import Files
+from cloche.engine.vault import PLACE
+from cloche.model import FileInfo
+from cloche.store.volumes import VolumeRecord
+
+
+def routes(desk: Desk, secret: bytes) -> list[BaseRoute]:
+    plane = ControlVolumes(desk, secret)
+    content = VolumeContent(desk, secret)
+    return [
+        desk.route("POST", "/volumes", plane.create),
+        desk.route("GET", "/volumes", plane.list_all),
+        desk.route("GET", "/volumes/{id}", plane.get),
+        desk.route("DELETE", "/volumes/{id}", plane.remove),
+        *content.routes(),
+    ]
+
+
+class ControlVolumes:
+    def __init__(self, desk: Desk, secret: bytes):
+        self._desk = desk
+        self._volumes = desk.engine.volumes
+        self._secret = secret
+
+    async def create(self, request: Request) -> Response:
+        owner = self._desk.owner(request)
+        name = wire.wanted_name(await self._desk.body(request))
+        return json_reply(self._with_token(await self._volumes.create(name, owner)), 201)
+
+    async def list_all(self, request: Request) -> Response:
+        return json_reply([wire.listed(each) for each in await self._volumes.list(self._desk.owner(request))])
+
+    async def get(self, request: Request) -> Response:
+        return json_reply(
+            self._with_token(await self._volumes.get(request.path_params["id"], self._desk.owner(request)))
+        )
+
+    async def remove(self, request: Request) -> Response:
+        await self._volumes.remove(request.path_params["id"], self._desk.owner(request))
+        return Response(status_code=204)
+
+    def _with_token(self, volume: VolumeRecord) -> wire.Json:
+        return {**wire.listed(volume), "token": _token(self._secret, volume.id)}
+
+
+class VolumeContent:
+    """Files of a volume, whether a sandbox has it or not."""
+
+    def __init__(self, desk: Desk, secret: bytes):
+        self._volumes = desk.engine.volumes
+        self._secret = secret
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            self._route("GET", "dir", self.list_directory),
+            self._route("POST", "dir", self.make_directory),
+            self._route("GET", "path", self.stat),
+            self._route("PATCH", "path", self.change),
+            self._route("DELETE", "path", self.remove),
+            self._route("GET", "file", self.read),
+            self._route("PUT", "file", self.write),
+        ]
+
+    async def list_directory(self, request: Request) -> Response:
+        place, depth = wire.place_of(request.query_params), wire.depth_of(request.query_params)
+        async with self._volumes.files(await self._volume(request), writes=False) as files:
+            return json_reply(wire.stats(await files.list(place, depth=depth)))
+
+    async def make_directory(self, request: Request) -> Response:
+        query = request.query_params
+        place, asked = wire.place_of(query), wire.metadata_of(query)
+        async with self._volumes.files(await self._volume(request), writes=True) as files:
+            if query.get("force") != "true":
+                await files.stat(posixpath.dirname(place))  # or it says that there is none
+            if not await files.make_dir(place, owner="user") and query.get("force") != "true":
+                raise errors.FileExists(f"{place} exists already")
+            return json_reply(wire.stat(await _changed(files, place, asked)), 201)
+
+    async def stat(self, request: Request) -> Response:
+        place = wire.place_of(request.query_params)
+        async with self._volumes.files(await self._volume(request), writes=False) as files:
+            return json_reply(wire.stat(await files.stat(place)))
+
+    async def change(self, request: Request) -> Response:
+        volume, place = await self._volume(request), wire.place_of(request.query_params)
+        asked = wire.metadata(await request.body())
+        async with self._volumes.files(volume, writes=True) as files:
+            return json_reply(wire.stat(await _changed(files, place, asked)))
+
+    async def remove(self, request: Request) -> Response:
+        place = wire.place_of(request.query_params)
+        if place == PLACE:
+            raise errors.InvalidRequest("path: the volume itself is removed by DELETE /volumes/ID")
+        async with self._volumes.files(await self._volume(request), writes=True) as files:
+            await files.stat(place)
+            await files.remove(place)
+        return Response(status_code=204)
+
+    async def read(self, request: Request) -> Response:
+        place = wire.place_of(request.query_params)
+        async with self._volumes.files(await self._volume(request), writes=False) as files:
+            file = await files.open(place)
+        headers = {
+            "content-type": BYTES_TYPE,
+            "content-length": str(file.size_bytes),
+            # A file is a stranger's: no page of it may act in the name of the server that it comes from.
+            "content-security-policy": "sandbox",
+            "x-content-type-options": "nosniff",
+        }
+        return Stream(file.until_read(file.size_bytes), headers=headers)
+
+    async def write(self, request: Request) -> Response:
+        volume, place = await self._volume(request), wire.place_of(request.query_params)
+        asked = wire.metadata_of(request.query_params)
+        async with self._volumes.files(volume, writes=True) as files:
+            content = await small_or_streamed(body_chunks(request, volume.size_bytes))
+            written = await files.write(place, content, owner="user", below=PLACE)
+            return json_reply(wire.stat(await _changed(files, place, asked, written)), 201)
+
+    def _route(self, method: str, kind: str, handler: Handler) -> Route:
+        return Route(f"/volumecontent/{{id}}/{kind}", Edge(self, handler), methods=[method])
+
+    async def _volume(self, request: Request) -> VolumeRecord:
+        """Raises Unauthenticated whether there is such a volume or not, VolumeNotFound."""
+        id = request.path_params["id"]
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not same(token.strip(), _token(self._secret, id)):
+            raise errors.Unauthenticated("this takes the volume's token: Authorization: Bearer TOKEN")
+        return await self._volumes.get(id, None)
+
+    def render_error(self, error: errors.ClocheError, request: Request) -> Response:
+        status = status_of(error)
+        response = json_reply({"code": str(status), "message": wire.in_words(error)}, status)
+        if status >= 500 and not isinstance(error, errors.ShuttingDown):
+            response.headers["Should-Retry"] = "false"
+        return response
+
+
+async def _changed(files: Files, place: str, asked: wire.Metadata, known: FileInfo | None = None) -> FileInfo:
+    if asked.asks:
+        return await files.change(place, uid=asked.uid, gid=asked.gid, mode=asked.mode, below=PLACE)
+    return known or await files.stat(place)
+
+
+def _token(secret: bytes, volume: str) -> str:
+    return token_of(secret, "e2b:volume", volume)

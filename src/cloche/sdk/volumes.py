@@ -1,0 +1,70 @@
+"""Named volumes: made, listed, removed. `Sandbox(volumes={"/mnt/NAME": volume})` mounts them."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+
+from cloche.model import VolumeInfo
+from cloche.sdk.request import VolumeLike, volume_ref
+from cloche.sdk.transport import Transport, transport_to
+
+
+class Volumes:
+    """Yours on a server, or of this machine. `cloche.volumes` is this without arguments."""
+
+    def __init__(self, *, url: str | None = None, api_key: str | None = None):
+        self._server = (url, api_key)
+
+    def create(self, name: str) -> VolumeInfo:
+        """Raises VolumeConflict where there is one of that name, InvalidRequest."""
+        transport, wanted = transport_to(*self._server), volume_ref(name)
+        return transport.call(lambda: transport.volumes.create(wanted))
+
+    def list(self) -> builtins.list[VolumeInfo]:
+        """The oldest first."""
+        transport = transport_to(*self._server)
+        return transport.call(lambda: transport.volumes.list())
+
+    def get(self, ref: VolumeLike) -> VolumeInfo:
+        """By its id or name. Raises VolumeNotFound."""
+        transport, id = transport_to(*self._server), volume_ref(ref)
+        return transport.call(lambda: transport.volumes.get(id))
+
+    def remove(self, ref: VolumeLike) -> None:
+        """With all its files. Raises VolumeConflict while a sandbox has it, VolumeNotFound."""
+        transport, id = transport_to(*self._server), volume_ref(ref)
+        transport.call(lambda: transport.volumes.remove(id))
+
+
+class AsyncVolumes:
+    """The same with `await`."""
+
+    def __init__(self, *, url: str | None = None, api_key: str | None = None):
+        self._server = (url, api_key)
+
+    async def create(self, name: str) -> VolumeInfo:
+        """Raises VolumeConflict where there is one of that name, InvalidRequest."""
+        transport, wanted = await self._transport(), volume_ref(name)
+        return await transport.acall(lambda: transport.volumes.create(wanted))
+
+    async def list(self) -> builtins.list[VolumeInfo]:
+        """The oldest first."""
+        transport = await self._transport()
+        return await transport.acall(lambda: transport.volumes.list())
+
+    async def get(self, ref: VolumeLike) -> VolumeInfo:
+        """By its id or name. Raises VolumeNotFound."""
+        transport, id = await self._transport(), volume_ref(ref)
+        return await transport.acall(lambda: transport.volumes.get(id))
+
+    async def remove(self, ref: VolumeLike) -> None:
+        """With all its files. Raises VolumeConflict while a sandbox has it, VolumeNotFound."""
+        transport, id = await self._transport(), volume_ref(ref)
+        await transport.acall(lambda: transport.volumes.remove(id))
+
+    async def _transport(self) -> Transport:
+        return await asyncio.to_thread(transport_to, *self._server)
+
+
+volumes = Volumes()
