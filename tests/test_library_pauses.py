@@ -83,7 +83,7 @@ def test_whatever_is_used_of_a_paused_one_says_so(box: cloche.Sandbox):
         box.network.log,
         box.pause,
     ):
-        with pytest.raises(errors.SandboxPaused, match=f"{box.id} is paused .*resume"):
+        with pytest.raises(errors.SandboxPaused, match=f"{box.id} is paused already, .*resume"):
             use()
     box.resume()
     assert context.run("1").text == "1"

@@ -12,7 +12,7 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config, Kept, Pool
-from cloche.engine import lasting
+from cloche.engine import lasting, pauses
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec
 
@@ -196,6 +196,18 @@ async def test_one_that_was_paused_before_is_kept_when_its_host_ends(opening: Op
             assert (await again.context().execute("open('f').read()").result()).text == "'later'"
             with pytest.raises(errors.SandboxKilled):
                 await engine.resume(other.id, ME)
+
+
+async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed(engine: Engine, config: Config):
+    box = await engine.create(SandboxSpec())
+    for memory in (True, False, True):
+        await engine.pause(box.id, ME, memory=memory)
+        await engine.resume(box.id, ME)
+    await engine.kill(box.id, ME)
+    await asyncio.sleep(3 * pauses.FORGET_SECONDS)
+    assert (await engine.describe(box.id, ME)).state == "ended"
+    record = await engine._records.get(box.id)
+    assert record is not None and (record.state, record.revival) == ("killed", None)
 
 
 def images(config: Config) -> set[str]:

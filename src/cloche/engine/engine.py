@@ -152,8 +152,9 @@ class Engine:
         if record.state not in ("running", "paused"):
             return gone(record)
         if self._instance.is_live(record.instance):
+            how = "is paused" if record.state == "paused" else "runs"
             return errors.SandboxNotFound(
-                f"sandbox {record.id!r} runs in another process of this host, not in this one"
+                f"sandbox {record.id!r} {how} in another process of this host, not in this one"
             )
         return errors.SandboxLost(f"sandbox {record.id} was lost: its host process died; create a new one")
 
@@ -251,10 +252,8 @@ class Engine:
         Raises SandboxNotFound.
         """
         sandbox = self._sandboxes.get(id)
-        if sandbox is not None:
-            record: SandboxRecord | None = sandbox.record
-        else:
-            record = await self._lasting.asleep.find(id) or await self._records.get(id)
+        record = None if sandbox is None else sandbox.record
+        record = record or await self._lasting.asleep.find(id) or await self._records.get(id)
         if record is None or owner not in (None, record.owner):
             raise never(id)
         return info_of(record)

@@ -169,8 +169,7 @@ class Lasting:
         except BaseException:
             await asyncio.shield(self._lay_back(claimed, policy))
             raise
-        await self._records.keep(sandbox.record)
-        await self._images.remove(revival.image)
+        await self._pauses.forget_image(record.id, revival.image)
         log.info("sandbox.resumed", sandbox=record.id, owner=record.owner, memory=False)
         return sandbox
 

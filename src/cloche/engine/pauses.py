@@ -109,13 +109,20 @@ class Pauses:
             sandbox.get_up(seconds)
             log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
         if revival is not None:
-            self._run(self._forget_image(sandbox, revival.image))
+            self._run(self._forget_later(sandbox.id, revival.image))
 
-    async def _forget_image(self, sandbox: Sandbox, image: str) -> None:
-        """After it is on record that the sandbox runs: else it could come to need it."""
+    async def _forget_later(self, id: str, image: str) -> None:
         await asyncio.sleep(FORGET_SECONDS)
-        with contextlib.suppress(errors.Unavailable):
-            await self._records.keep(sandbox.record)
+        await self.forget_image(id, image)
+
+    async def forget_image(self, id: str, image: str) -> None:
+        """Removes an image of that sandbox's, unless what is on record says that the sandbox could come to need it."""
+        try:
+            record = await self._records.get(id)
+        except errors.Unavailable as error:
+            log.error("image.not_removed", sandbox=id, reason=str(error))
+            return
+        if record is None or record.revival is None or record.revival.image != image:
             await self._images.remove(image)
 
     async def _image(self, sandbox: Sandbox) -> tuple[str, int]:

@@ -286,8 +286,11 @@ class Sandbox:
         return await branch(self._guest, origin, str(self._kernels_started), user=self.spec.user)
 
     def check_room(self, count: int) -> None:
-        if len(self._contexts) + count > MAX_CONTEXTS:
-            raise errors.InvalidRequest(f"a sandbox can have {MAX_CONTEXTS} contexts: remove one first")
+        left = MAX_CONTEXTS - len(self._contexts)
+        if count > left:
+            raise errors.InvalidRequest(
+                f"a sandbox can have {MAX_CONTEXTS} contexts, and this one has room for {left} more: remove one first"
+            )
 
     def add_contexts(self, contexts: list[Context]) -> None:
         self.check_running()

@@ -65,10 +65,7 @@ class SqliteRecords:
         return [_record(row) for row in await self._do(lambda db: db.execute(_ENDED, asked).fetchall())]
 
     async def keep(self, record: SandboxRecord) -> None:
-        try:
-            await self._do(lambda db: _write_one(db, record))
-        except sqlite3.Error as error:
-            raise errors.Unavailable(f"what is known of the sandbox could not be recorded: {error}") from None
+        await self._do(lambda db: _write_one(db, record))
         self._note_revivals([record])
 
     async def paused(self) -> Sequence[SandboxRecord]:
@@ -123,9 +120,12 @@ class SqliteRecords:
         self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self._prune)
 
     async def _do(self, work: Work[T]) -> T:
-        """Does `work` after all that was put before."""
+        """Does `work` after all that was put before. Raises Unavailable."""
         self._write()
-        return await self.database.do(work)
+        try:
+            return await self.database.do(work)
+        except sqlite3.Error as error:
+            raise errors.Unavailable(f"the records of sandboxes cannot be read or written: {error}") from None
 
 
 def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> None:
