@@ -326,3 +326,28 @@ async def test_when_the_zygote_dies_a_volume_stays_with_its_sandboxes_is_saved_a
         assert await said(box, "cat /mnt/v/a") == "kept\n"
         await box.kill()
         await cleared(engine)
+
+
+async def test_when_all_that_had_a_volume_died_it_comes_back_as_it_was_saved_last(
+    opening: Opening, small: Config, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(volumes, "LINGER_SECONDS", 0.0)
+    async with opening(small) as engine:
+        await engine.volumes.create("v", ME)
+        box = await engine.create(with_volume())
+        assert await said(box, "echo saved > /mnt/v/a; cat /mnt/v/a") == "saved\n"
+        (vault,) = engine.volumes._vaults.values()
+        assert await engine.volumes._save(vault)
+        cell = await vault.cell()
+        nursery = await engine.housing.nursery(await engine.template("python")).get()
+        status = Path(f"/proc/{pid_of(box._cell._pidfd)}/status").read_text()
+        os.kill(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), signal.SIGKILL)
+        os.kill(pid_of(cell.cell._pidfd), signal.SIGKILL)  # type: ignore[attr-defined]  # a cell of this backend
+        await box.kill()
+        ends_at = time.monotonic() + 30
+        while (nursery.alive or cell.guest.alive) and time.monotonic() < ends_at:
+            await asyncio.sleep(0.01)
+        box = await engine.create(with_volume())
+        assert await said(box, "cat /mnt/v/a") == "saved\n"
+        await box.kill()
+        await cleared(engine)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche.guest import archiving
 from cloche.guest import image_format as form
 from cloche.guest.archiving import Archive
 from cloche.guest.unpacking import Unpacking
@@ -393,3 +394,54 @@ def test_an_image_with_changed_bytes_makes_nothing_outside(place, other, outside
     assert (outside / "precious").read_text() == "as it was"
     assert os.listdir(outside) == ["precious"]
     assert sorted(os.listdir(other.parent)) == ["other", "outside", "place"]
+
+
+def test_a_hole_that_appears_while_a_file_is_read_does_not_end_the_file(tmp_path: Path, monkeypatch):
+    """A piece of no length is the end: of what comes behind it everything would be misread."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    content = os.urandom(300_000)
+    (source / "f").write_bytes(content)
+    (source / "g").write_bytes(b"behind it")
+    real, calls = archiving._next_hole, []
+
+    def hole(fd: int, at: int, size: int) -> int:
+        calls.append(at)
+        return at if len(calls) == 1 else real(fd, at, size)
+
+    monkeypatch.setattr(archiving, "_next_hole", hole)
+    unpack(image_of(source), target)
+    assert (target / "g").read_bytes() == b"behind it"
+    assert (target / "f").stat().st_size == len(content)
+    assert (target / "f").read_bytes()[1:] == content[1:]
+
+
+def test_a_file_that_moves_while_all_is_read_takes_its_space_once(tmp_path: Path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.mkdir()
+    for name in ("a", "b"):
+        (source / name).mkdir(parents=True)
+    (source / "a" / "f").write_bytes(os.urandom(200_000))
+    (source / "b" / "f").write_bytes(os.urandom(200_000))
+
+    class Moving(Archive):
+        """The first file that is read moves to the other directory, before that one is read."""
+
+        moved = False
+
+        def _write_file(self, name: str) -> None:
+            super()._write_file(name)
+            if not self.moved:
+                self.moved = True
+                here = Path(os.readlink(f"/proc/self/fd/{self._way.fd}"))
+                os.rename(here / name, source / ("b" if here.name == "a" else "a") / "moved")
+
+    fd = os.memfd_create("image")
+    Moving(fd, [("0", str(source))]).write()
+    image = os.pread(fd, os.fstat(fd).st_size, 0)
+    os.close(fd)
+    assert len(image) < 450_000
+    unpack(image, target)
+    files = [path for path in target.rglob("*") if path.is_file()]
+    assert len(files) == 3 and len({path.stat().st_ino for path in files}) == 2

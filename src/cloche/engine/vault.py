@@ -76,6 +76,12 @@ class Vault:
             self.changed = True
         return not self.holders
 
+    @property
+    def lost(self) -> bool:
+        """Whether nobody has its files any more, since all that had them died."""
+        cell = self._cell is not None and self._cell.guest.alive
+        return not self.holders and not cell and not self.volume.alive
+
     async def image(self, images: Images) -> str:
         """A new image of its files. Each file is as it was when its turn came. Raises as `Images.save` does."""
         self.changed = bool(self._writers)

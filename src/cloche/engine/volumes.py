@@ -127,6 +127,9 @@ class Volumes:
     async def aclose(self) -> None:
         """Saves all of them."""
         self._closed = True
+        for lock in list(self._changing.values()):
+            async with lock:  # for whoever opens one just now
+                pass
         for vault in list(self._vaults.values()):
             vault.holders.clear()
             await self._retire(vault)
@@ -143,7 +146,11 @@ class Volumes:
         async with self._lock(record.id):
             if self._closed:
                 raise errors.ShuttingDown("the host is shutting down")
-            vault = self._vaults.get(record.id) or await self._open(record.id, template)
+            vault = self._vaults.get(record.id)
+            if vault is not None and vault.lost:
+                await self._give_up(vault)
+                vault = None
+            vault = vault or await self._open(record.id, template)
             vault.take(holder, writes=writes)
             return vault
 
@@ -176,9 +183,17 @@ class Volumes:
         async with self._lock(vault.record.id):
             if vault.holders or self._vaults.get(vault.record.id) is not vault:
                 return
+            if vault.lost:
+                await self._give_up(vault)
+                return
             if vault.changed and not await self._save(vault):
                 return
             await self._drop(vault)
+
+    async def _give_up(self, vault: Vault) -> None:
+        """What came after the last image is gone."""
+        log.error("volume.lost_changes", volume=vault.record.id, owner=vault.record.owner)
+        await self._drop(vault)
 
     async def _drop(self, vault: Vault) -> None:
         self._vaults.pop(vault.record.id, None)
@@ -206,7 +221,7 @@ class Volumes:
                 if not await self._store.keep(vault.record.id, saved):
                     await self._images.remove(saved)
                     return True
-            except errors.ClocheError as error:
+            except (errors.ClocheError, OSError) as error:
                 log.error("volume.not_saved", volume=vault.record.id, owner=vault.record.owner, reason=str(error))
                 return False
             before, vault.saved_image = vault.saved_image, saved

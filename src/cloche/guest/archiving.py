@@ -37,7 +37,7 @@ class Archive:
         self._way = Descent()
         self._device = 0
         self._left = 0
-        self._shared: dict = {}  # inode -> number
+        self._shared: dict = {}  # what an inode is known by -> number
 
     def write(self) -> None:
         self._put(form.MAGIC)
@@ -101,7 +101,7 @@ class Archive:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode) or (name.startswith(".cloche-") and _DRAFT.fullmatch(name)):
                 return
-            if about.st_nlink > 1 and self._write_link(name, about):
+            if self._write_link(name, about):
                 return
             attributes = _attributes(fd)
             if about.st_size > form.INLINE_BYTES or about.st_blocks * 512 < about.st_size:
@@ -127,16 +127,19 @@ class Archive:
             self._put(self._entry(form.FIFO, name, about, 0))
 
     def _write_link(self, name: str, about: os.stat_result) -> bool:
-        """True if it is one more name of what is written already."""
-        number = self._shared.get(about.st_ino)
+        """True if it is one more name of what is written already.
+
+        Also where it has only one: it was moved, from where we have been to where we are, and takes its space once.
+        """
+        number = self._shared.get(_sameness(about))
         if number is not None:
             self._put(_head(form.LINK, None, name=name, size=number))
         return number is not None
 
     def _entry(self, kind: int, name: str, about: os.stat_result, size: int, attributes: int = 0) -> bytes:
-        shared = about.st_nlink > 1
+        shared = about.st_nlink > 1 or kind in (form.FILE, form.PIECES)
         if shared:
-            self._shared[about.st_ino] = len(self._shared)
+            self._shared[_sameness(about)] = len(self._shared)
         return _head(kind, about, shared * form.SHARED, name, size, attributes)
 
     # --- large files, and those with holes
@@ -148,9 +151,10 @@ class Archive:
         at = 0
         while (at := _next_data(fd, at, size)) < size:
             end = _next_hole(fd, at, size)
-            self._put(form.PIECE.pack(at, end - at))
-            self._send(fd, at, end)
-            at = end
+            if end > at:  # else the data that was there has become a hole meanwhile: a piece of nothing ends the file
+                self._put(form.PIECE.pack(at, end - at))
+                self._send(fd, at, end)
+            at = max(end, at + 1)
         self._put(form.PIECE.pack(size, 0))
 
     def _send(self, fd: int, at: int, end: int) -> None:
@@ -260,6 +264,13 @@ def _next_hole(fd: int, at: int, size: int) -> int:
         if error.errno != errno.ENXIO:
             raise
         return size  # cut short meanwhile
+
+
+def _sameness(about: os.stat_result) -> tuple:
+    """By what a file is known again. An inode's number may be another's by now, unless it has more names."""
+    if about.st_nlink > 1:
+        return (about.st_ino,)
+    return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 def _identity(about: os.stat_result) -> tuple:

@@ -81,6 +81,10 @@ class Volume(Protocol):
 
     bytes: int
 
+    @property
+    def alive(self) -> bool:
+        """Whether `tree` can work. Cells that have it keep it."""
+
     async def tree(self, share: dict[str, Any]) -> int:
         """A mount of it for one cell, with those ids, as a descriptor. Raises NurseryFailed, Unavailable."""
 

@@ -34,8 +34,17 @@ class ZygoteVolume:
         """`owner`: the id in it whose it is. Raises NurseryFailed, Unavailable."""
         volume = cls(zygote, secrets.token_hex(8), size_bytes)
         inodes = max(size_bytes // _BYTES_PER_INODE, 1024)
-        close_all(await zygote.ask_volume("make", volume=volume._name, bytes=size_bytes, inodes=inodes, owner=owner))
+        try:
+            asked = zygote.ask_volume("make", volume=volume._name, bytes=size_bytes, inodes=inodes, owner=owner)
+            close_all(await asked)
+        except BaseException:  # whoever is cancelled does not know whether it was made
+            volume.drop()
+            raise
         return volume
+
+    @property
+    def alive(self) -> bool:
+        return self._zygote.alive
 
     async def tree(self, share: dict[str, Any]) -> int:
         fds = await self._zygote.ask_volume("tree", volume=self._name, **volume_maps(share))

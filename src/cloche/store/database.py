@@ -400,6 +400,8 @@ class Database:
         self._thread = None
 
     async def _call(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            raise errors.Unavailable("the store is closed: this host is shutting down")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.e2b import volumes_wire as wire
@@ -31,6 +35,23 @@ def routes(desk: Desk, secret: bytes) -> list[BaseRoute]:
         desk.route("DELETE", "/volumes/{id}", plane.remove),
         *content.routes(),
     ]
+
+
+class HeldStream(Stream):
+    """Of a file of a volume, which stays in use for as long as it is sent: what is read of must count as somebody's."""
+
+    def __init__(
+        self,
+        hold: Callable[[], AbstractAsyncContextManager[Files]],
+        chunks: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+    ):
+        super().__init__(chunks, headers=headers)
+        self._hold = hold
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._hold():
+            await super().__call__(scope, receive, send)
 
 
 class ControlVolumes:
@@ -115,7 +136,8 @@ class VolumeContent:
 
     async def read(self, request: Request) -> Response:
         place = wire.place_of(request.query_params)
-        async with self._volumes.files(await self._volume(request), writes=False) as files:
+        volume = await self._volume(request)
+        async with self._volumes.files(volume, writes=False) as files:
             file = await files.open(place)
         headers = {
             "content-type": BYTES_TYPE,
@@ -124,7 +146,8 @@ class VolumeContent:
             "content-security-policy": "sandbox",
             "x-content-type-options": "nosniff",
         }
-        return Stream(file.until_read(file.size_bytes), headers=headers)
+        hold = partial(self._volumes.files, volume, writes=False)
+        return HeldStream(hold, file.until_read(file.size_bytes), headers)
 
     async def write(self, request: Request) -> Response:
         volume, place = await self._volume(request), wire.place_of(request.query_params)
