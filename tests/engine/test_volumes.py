@@ -34,12 +34,13 @@ ME = "local"
 
 
 @pytest.fixture
-def small(own_config: Config) -> Config:
-    """Volumes of 4 MiB, two for each owner."""
+def small(own_config: Config, template: Template, tmp_path: Path) -> Config:
+    """Volumes of 4 MiB, two for each owner, and a data directory in which nobody else leaves anything."""
     if own_config.backend == "plain-unsafe":
         pytest.skip("there are no volumes without walls: see below")
     limits = VolumeLimits(bytes=4 * MIB, per_owner=2)
-    return msgspec.structs.replace(own_config, pool=Pool(ready=0), volumes=limits)
+    data_dir = str(with_template(tmp_path / "small", template))
+    return msgspec.structs.replace(own_config, data_dir=data_dir, pool=Pool(ready=0), volumes=limits)
 
 
 async def said(box: Sandbox, command: str, user: str = "user") -> str:

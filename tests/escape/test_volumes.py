@@ -20,13 +20,9 @@ REFUSED = (errors.FileError, errors.FileNotFound, errors.InvalidPath)
 MANY = 'for n in range(9999): open(f"/mnt/v/d{n}", "w").close()'
 
 
-@pytest.fixture(scope="session")
-def config(config):
-    return type(config)(data_dir=config.data_dir, pool=config.pool, volumes=VolumeLimits(bytes=8 * MIB))
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def volume(engine):
+async def volume(engine, monkeypatch):
+    monkeypatch.setattr(engine.volumes, "_limits", VolumeLimits(bytes=8 * MIB))
     made = await engine.volumes.create(f"e-{secrets.token_hex(4)}", "local")
     yield made
     await engine.volumes.remove(made.id, "local")

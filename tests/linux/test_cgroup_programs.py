@@ -161,7 +161,10 @@ def test_who_stood_still_before_stays_so(group: cgroups.Group) -> None:
 
 
 def test_a_signal_waits_until_they_go_on(group: cgroups.Group) -> None:
-    handles = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: print('heard', flush=True))\nprint(flush=True)\n"
+    # It may be stopped in the middle of its first print: a handler that prints, too, would come in between.
+    handles = (
+        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\nprint(flush=True)\n"
+    )
     with programs(group, ECHO, handles + "while True: signal.pause()") as (init, other):
         other.hear()
         group.freeze_programs(init.pid)

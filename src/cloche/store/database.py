@@ -7,6 +7,7 @@ import contextlib
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ Work = Callable[[sqlite3.Connection], T]
 BUSY_MILLISECONDS = 10_000
 JOURNAL_BYTES = 64 * MIB  # that the write-ahead log keeps when it is empty
 SCRUB_MILLISECONDS = 100  # that it waits for others who read there: until then nothing else is done
+LOCKED_SECONDS = 0.01
 SCRUB_SECONDS = 60.0  # after which what was deleted is gone from it, too
 
 MIGRATIONS = (
@@ -443,12 +445,25 @@ def _connect(path: Path) -> sqlite3.Connection:
     path.touch(mode=0o600)  # it says who ran what when; what lies beside it gets the same mode
     db = sqlite3.connect(path, check_same_thread=False, timeout=BUSY_MILLISECONDS / 1000)
     db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-    db.execute("PRAGMA journal_mode = WAL")
+    _use_log(db)
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA secure_delete = ON")  # what a client deletes is overwritten
     db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
     _migrate(db)
     return db
+
+
+def _use_log(db: sqlite3.Connection) -> None:
+    """Of two who change a new file's mode at once, one is told at once that it is locked, whatever its patience."""
+    until = time.monotonic() + BUSY_MILLISECONDS / 1000
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(LOCKED_SECONDS)
 
 
 def _empty_log(db: sqlite3.Connection) -> None:
