@@ -8,7 +8,7 @@ in TARGET, with the directories below the pattern's fixed part. Files that were 
 All that is made belongs to UID.
 """
 
-import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -118,8 +118,11 @@ def _remove(path):
 def _give(path, uid, mode):
     if not stat.S_ISLNK(os.lstat(path).st_mode):
         os.chmod(path, mode)
-    with contextlib.suppress(PermissionError):  # where there is but one identity
+    try:
         os.chown(path, uid, uid, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EINVAL):  # where there is but one identity
+            raise
 
 
 def main():

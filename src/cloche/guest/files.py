@@ -125,10 +125,13 @@ class Files:
         return {}
 
     def _change(self, header: dict, _: bytes):
-        """Owner, group and mode, where they are given. Of a symlink it is the link itself that is changed."""
+        """Owner, group and mode, where they are given. Of a symlink it is the link itself that is changed.
+
+        With a single uid there is nobody to give a file to.
+        """
         self._refuse_symlinks(header)
         path, (uid, gid, mode) = self.path(header), (header.get(name) for name in ("uid", "gid", "mode"))
-        if uid is not None or gid is not None:
+        if not self._identities.single and (uid is not None or gid is not None):
             os.chown(path, -1 if uid is None else uid, -1 if gid is None else gid, follow_symlinks=False)
         if mode is not None and not os.path.islink(path):
             os.chmod(path, mode)
