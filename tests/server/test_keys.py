@@ -17,8 +17,9 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
 from cloche import errors
-from cloche.store.database import MIGRATIONS, Database
+from cloche.store.database import Database
 from cloche.store.keys import PRESET_ID, StoredKeys, hash_of
+from cloche.store.migrations import MIGRATIONS
 
 PRESET = "a key that is set in the environment".replace(" ", "-")
 

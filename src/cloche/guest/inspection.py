@@ -7,6 +7,7 @@ were there before the program, which may put others into `builtins`.
 
 from __future__ import annotations
 
+# Kinds are told by the identity of types, which mypy does not follow: hence its `ignore`s on values told apart before.
 import collections
 import datetime
 import gc
