@@ -129,7 +129,7 @@ async def test_a_door_into_the_kernel_is_not_read_by_the_host(box: Sandbox):
             await box.files.read(path)
 
 
-def test_descriptors_that_are_no_files_are_refused():
+async def test_descriptors_that_are_no_files_are_refused():
     read, write = os.pipe()
     kernel = os.open("/proc/self/status", os.O_RDONLY)
     for fd in (read, write, kernel):
