@@ -319,7 +319,9 @@ def test_an_address_for_an_upload_is_for_these_files_and_an_hour(api, name):
     assert api.get(f"/templates/{template}/files/..%2Fx").status_code == 404
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", packed(a=b"1" * 100_000)[:100]])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", packed(a=b"1" * 100_000)[:100]], ids=["empty", "text", "cut off"]
+)
 def test_files_that_are_no_archive_fail_the_build_and_nothing_else(api, name, content):
     template, build = requested(api, name)
     digest = hashlib.sha256(name.encode()).hexdigest()
