@@ -54,8 +54,16 @@ format: setup ## Format the code and fix what can be fixed
 
 .PHONY: test
 test: setup ## Run all tests (the first run builds the built-in template)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone" $(PYTEST_FLAGS)
-	$(BIN)/pytest -m alone $(PYTEST_FLAGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone and not long" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "alone and not long" $(PYTEST_FLAGS)
+
+.PHONY: test-all
+test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
+
+.PHONY: test-long
+test-long: setup
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "long and not alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "long and alone" $(PYTEST_FLAGS)
 
 .PHONY: test-clients
 test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)

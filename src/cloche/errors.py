@@ -36,7 +36,9 @@ A program that fails inside a sandbox is never one of these: that is data in the
     ├── Unavailable                 unavailable           this host cannot do it now
     │   ├── IsolationUnavailable    isolation_unavailable what the walls need is missing; `cloche doctor` explains
     │   ├── NurseryFailed           nursery_failed        the template's nursery could not start
+    │   ├── Busy                    busy                  as much runs as this host can have; try again soon
     │   └── ShuttingDown            shutting_down
+    ├── QuotaExceeded               quota_exceeded        an owner or a key has used what it may
     ├── UpstreamFailed              upstream_failed       a model's server refused, failed or broke off
     ├── ProtocolViolation           protocol_violation    a guest sent something that no honest guest sends
     └── UsedAfterFork               used_after_fork       a handle was used in a forked child of its process
@@ -49,6 +51,7 @@ class ClocheError(Exception):
     """Base of all errors of ours. `code` is stable; `str(error)` says what was wrong and what to do."""
 
     code = "error"
+    retry_after_seconds: float | None = None  # when to ask again, where that is known
 
 
 class InvalidRequest(ClocheError, ValueError):
@@ -197,8 +200,28 @@ class NurseryFailed(Unavailable):
     code = "nursery_failed"
 
 
+class Busy(Unavailable):
+    """`retry_after_seconds`: when there may be room."""
+
+    code = "busy"
+
+    def __init__(self, message: str, *, retry_after_seconds: float):
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class ShuttingDown(Unavailable):
     code = "shutting_down"
+
+
+class QuotaExceeded(ClocheError):
+    """`retry_after_seconds`: when there will be some again; None where something has to be removed first."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None):
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UpstreamFailed(ClocheError):

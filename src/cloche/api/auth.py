@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from cloche import errors
+from cloche.engine.acting import act_for
 from cloche.model import Principal
 
 OWN_HEADERS = ("x-api-key", "api-key", "open-sandbox-api-key")
@@ -39,6 +40,7 @@ class Gatekeeper:
         known = state.get("principal")
         if not isinstance(known, Principal):
             known = state["principal"] = self._recognise(request)
+        act_for(known)
         return known
 
     def admit_admin(self, request: Request) -> Principal:

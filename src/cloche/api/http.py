@@ -48,6 +48,7 @@ _STATUSES: dict[type[errors.ClocheError], int] = {
     errors.NoSpace: 507,
     errors.TemplateBuildFailed: 500,
     errors.Unavailable: 503,
+    errors.QuotaExceeded: 429,
     errors.UpstreamFailed: 502,
     errors.ProtocolViolation: 502,
 }
@@ -99,6 +100,8 @@ class Edge:
             return  # it is too late for a status: the connection closes unfinished, which no client takes for success
         response = self._dialect.render_error(_sayable(error), request)
         response.headers.setdefault(REQUEST_ID, request_id(request))
+        if error.retry_after_seconds is not None:
+            response.headers.setdefault("retry-after", str(max(1, math.ceil(error.retry_after_seconds))))
         await response(request.scope, request.receive, begun)
 
 
