@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import time
@@ -54,7 +55,9 @@ class Program:
         self._mark = mark.encode()
 
     def pids(self) -> list[int]:
-        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._mark in _read(path / "cmdline")]
+        """The youngest are looked at first: of those who live for a moment, they are the ones still to be seen."""
+        running = sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True)
+        return [pid for pid in running if self._mark in _read(Path(f"/proc/{pid}/cmdline"))]
 
     def cpu_nanoseconds(self) -> int:
         return sum(int((_read(Path(f"/proc/{pid}/schedstat")).split() or [b"0"])[0]) for pid in self.pids())

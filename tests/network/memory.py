@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -42,9 +43,10 @@ def memory_of(process: Path) -> Iterator[bytes]:
 def found_in_memory(box: Sandbox, wanted: list[bytes]) -> dict[bytes, int]:
     found = dict.fromkeys(wanted, 0)
     for process in processes_of(box):
-        for part in [(process / "environ").read_bytes(), (process / "cmdline").read_bytes(), *memory_of(process)]:
-            for each in wanted:
-                found[each] += each in part
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+            for part in [(process / "environ").read_bytes(), (process / "cmdline").read_bytes(), *memory_of(process)]:
+                for each in wanted:
+                    found[each] += each in part
     return found
 
 
