@@ -69,9 +69,26 @@ test-long: setup
 test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)
 	OLD_CLIENTS=1 $(BIN)/pytest tests/librechat/test_clients.py $(PYTEST_FLAGS)
 
+# How long the mixed load goes on, and how many sandboxes are made and killed before it.
+SOAK_MINUTES ?= 20
+SOAK_CYCLES ?= 2000
+
 .PHONY: soak
-soak: setup ## Make and kill 2,000 sandboxes, keep 200 alive at once, and look for anything left over
-	SOAK_CYCLES=2000 SOAK_ALIVE=200 $(BIN)/pytest tests/test_leaks.py
+soak: setup ## A mixed load with faults for SOAK_MINUTES=20, which fails on anything left over or lost; SOAK_FLAGS="--seed 1"
+	SOAK_CYCLES=$(SOAK_CYCLES) SOAK_ALIVE=200 $(BIN)/pytest tests/test_leaks.py $(PYTEST_FLAGS)
+	PYTHONPATH=tools $(BIN)/python -m soak --minutes $(SOAK_MINUTES) $(SOAK_FLAGS)
+
+.PHONY: fuzz
+fuzz: setup .venv-fuzz/.stamp ## Try the decoders and the API by chance, for minutes: FUZZ_EXAMPLES=2000, E2B_REPO=, OPENSANDBOX_REPO= checkouts
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/pytest -n $(WORKERS) tests/fuzz $(PYTEST_FLAGS)
+	PYTHONPATH=tools $(BIN)/python tools/schema_fuzz.py $(if $(E2B_REPO),--e2b-repo "$(E2B_REPO)") $(if $(OPENSANDBOX_REPO),--opensandbox-repo "$(OPENSANDBOX_REPO)")
+
+FUZZ_EXAMPLES ?= 2000
+
+.venv-fuzz/.stamp: tests/fuzz/requirements.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-fuzz
+	@$(BIN)/uv pip install --quiet --python .venv-fuzz/bin/python -r tests/fuzz/requirements.txt
+	@touch $@
 
 .PHONY: e2b-suite
 e2b-suite: setup ## Run E2B's own suites: CI_REPO=checkout of code-interpreter, E2B_REPO=checkout of E2B
@@ -100,10 +117,17 @@ openai-suite: setup ## Run public suites of OpenAI's API: checkouts as OPENRESPO
 	$(BIN)/python tools/openai_suites.py $(if $(OPENRESPONSES_REPO),--openresponses-repo "$(OPENRESPONSES_REPO)") $(if $(OPENAI_REPO),--openai-repo "$(OPENAI_REPO)") $(if $(LITELLM_REPO),--litellm-repo "$(LITELLM_REPO)")
 
 .PHONY: bench
-bench: setup ## Measure against a plain ipykernel, in the same run
-	$(BIN)/cloche bench
+bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker, in one run: [CI_REPO=checkout of code-interpreter] [BENCH_FLAGS=--quick]
+	@mkdir -p .bench
+	$(BIN)/cloche bench $(BENCH_FLAGS) --json .bench/library.json
+	$(BIN)/cloche bench $(BENCH_FLAGS) --http --peers .venv-peers/bin/python $(if $(CI_REPO),--checkout "$(CI_REPO)") --json .bench/http.json --plot .bench/peers.svg
+
+.venv-peers/.stamp: tools/bench_peers.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers
+	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python -r tools/bench_peers.txt
+	@touch $@
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-litellm .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-litellm .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

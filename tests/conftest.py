@@ -120,11 +120,19 @@ class CommandLine(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def place_of_server(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A data directory in which a server runs."""
+def server_in_place(
+    template: Template, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, RunningServer]]:
+    """A data directory of its own, and the server that runs in it."""
     place = with_template(tmp_path_factory.mktemp("server") / "data", template, template.imports)
-    with serving(place):
-        yield str(place)
+    with serving(place) as running:
+        yield place, running
+
+
+@pytest.fixture(scope="session")
+def place_of_server(server_in_place: tuple[Path, RunningServer]) -> str:
+    """A data directory in which a server runs."""
+    return str(server_in_place[0])
 
 
 @pytest.fixture(scope="module", params=["alone", "server"])

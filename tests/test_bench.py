@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from cloche import errors
-from cloche.bench import ipykernel_peer, table
+from cloche.bench import closed_loop, comparison, ipykernel_peer, plot, table
+from cloche.bench.http_rows import HTTP_PARTS, HTTP_ROWS
 from cloche.bench.lab import Counts, Lab
+from cloche.bench.over_http import HttpLab
+from cloche.bench.peer_runs import PEERS, Peers
 from cloche.bench.rows import PARTS, ROWS, SERVER_PARTS, SERVER_ROWS, Row, chosen
 from cloche.bench.samples import Book, Samples, WrongAnswer, expect, shares
 from cloche.bench.serving import ServerLab
@@ -36,6 +40,11 @@ TINY = Counts(
     interrupts=1,
     transfers=1,
     transfer_bytes=3_000_000,
+    most_live=2,
+    crowd=2,
+    peer_starts=1,
+    peer_warm=1,
+    peer_clients=(),
 )
 
 
@@ -124,3 +133,71 @@ def test_every_row_through_a_server_is_measured(data_dir: str, template: Templat
     expected = {key for key in SERVER_ROWS if not ipykernel_peer.missing() or not key.startswith("kernel_")}
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
+
+
+@pytest.mark.long
+def test_every_row_through_http_is_measured_and_drawn(data_dir: str, template: Template, tmp_path: Path):
+    with HttpLab(Config(data_dir=data_dir), TINY) as lab:
+        for part in HTTP_PARTS:
+            part.measure(lab)
+    assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
+    assert set(lab.book.rows) == set(HTTP_ROWS)
+    text = table.markdown(HTTP_PARTS, lab.book, {})
+    assert "| ≥ 60/s |" in text and "| ≤ 5 MB |" in text
+    plot.draw(tmp_path / "peers.svg", lab.book, Peers(lab.book))
+    assert b"<svg" in (tmp_path / "peers.svg").read_bytes()
+
+
+def test_a_bar_without_another_row_is_for_the_median_in_its_unit():
+    book = Book()
+    book.add("memory", 4e6)
+    assert table.met(Row(key="memory", title="", unit="MB", bar=5, limit=True), book) is True
+    assert table.met(Row(key="memory", title="", unit="MB", bar=3, limit=True), book) is False
+    assert table.met(Row(key="nothing", title="", unit="MB", bar=3, limit=True), book) is None
+
+
+def test_peers_that_are_not_there_are_said_and_not_failed(tmp_path: Path):
+    book = Book()
+    peers = Peers(book)
+    peers.measure(str(tmp_path / "no-python"), "", TINY, lambda text: None)
+    assert set(peers.absent) == {peer.key for peer in PEERS} and not book.rows
+    text = comparison.markdown(book, peers)
+    assert text.count("not measured") == len(PEERS)
+
+
+def test_a_peer_that_says_why_it_cannot_be_measured_is_absent():
+    """Its driver runs in another interpreter, where nothing else of ours is."""
+    book = Book()
+    peers = Peers(book)
+    peers.measure(sys.executable, "", TINY, lambda text: None, [peer for peer in PEERS if peer.key == "e2b_server"])
+    assert "checkout" in peers.absent["e2b_server"] and not book.rows
+
+
+def test_the_comparison_says_how_many_times_better_ours_is():
+    book = Book()
+    peers = Peers(book)
+    peers.absent = {peer.key: "it is far away" for peer in PEERS[1:]}
+    for key, value in {"http_one_pool": 0.004, "http_executions_8": 2000.0}.items():
+        book.add(key, value)
+    for line in (
+        {"version": "7"},
+        {"key": "one", "value": 0.4},
+        {"key": "executions_8", "value": 100.0},
+        {"key": "frame", "failure": "no"},
+    ):
+        peers.take_down("ipykernel", line)
+    text = comparison.markdown(book, peers)
+    assert "| create to `1+1` | ms | 4.00 | 400 (100×) |" in text
+    assert "| executions, 8 clients | /s | 2,000 | 100 (20.0×) |" in text
+    assert "| create to a DataFrame | ms | – | failed |" in text
+    assert "Kernel Gateway: not measured: it is far away" in text
+    assert comparison.document(book, peers)["ipykernel"]["rows"]["ipykernel_one"]["samples"] == [0.4]
+
+
+def test_answers_are_read_whole_and_only_then():
+    whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabcd"
+    assert all(closed_loop.parsed(bytearray(whole[:end])) is None for end in range(len(whole)))
+    assert closed_loop.parsed(bytearray(whole)) == (200, b"abcd")
+    assert closed_loop.parsed(bytearray(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n")) == (204, b"")
+    with pytest.raises(closed_loop.Failed):
+        closed_loop.parsed(bytearray(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"))

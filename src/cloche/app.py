@@ -8,15 +8,20 @@ from cloche import errors
 from cloche.api.admin import Admin
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.e2b import E2b
+from cloche.api.erasing import Erasing
 from cloche.api.librechat import LibreChat
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
+from cloche.api.rate_limits import RateLimits
 from cloche.api.system import System, error_reply
 from cloche.api.traffic import Traffic
+from cloche.api.witness import Witness
 from cloche.config import Config
+from cloche.engine.acting import acting
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.engine.trail import NONE
 from cloche.gateway.gateway import Gateway
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys
@@ -40,10 +45,12 @@ class Server:
         health: Health,
     ):
         self._max_body_bytes = config.server.upload_bytes
-        self._traffic = Traffic()
+        self._traffic = Traffic(Witness(engine.trail), RateLimits(engine.quotas))
         self.system = System(
             engine, gateway.tally, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
         )
+        keys.heard = lambda what, owner, id: engine.trail.note(what, owner, id=id, who=acting() or NONE)
+        erasing = Erasing(engine, gateway, keys, self._traffic)
         self._e2b = E2b(engine, gatekeeper, config, secret)
         self._prefixes: dict[str, ASGIApp] = {
             "e2b": self._e2b,
@@ -51,7 +58,7 @@ class Server:
             "v1": OpenAi(engine, gateway, gatekeeper, config),
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
             "librechat": LibreChat(engine, gateway.shelf, gatekeeper, config, secret),
-            "admin": Admin(keys, gateway.shelf.steps, gatekeeper),
+            "admin": Admin(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
             "health": self.system,
             "ready": self.system,
             "metrics": self.system,

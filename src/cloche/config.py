@@ -17,10 +17,16 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cloche import errors, found_config, librechat_config
+from cloche.audit_config import Audit
+from cloche.capacity_config import Capacity
+from cloche.disk_config import Disk
 from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
+from cloche.kept_config import History as History
+from cloche.kept_config import Kept as Kept
 from cloche.librechat_config import LibreChat
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
+from cloche.quotas_config import QuotaDefaults
 from cloche.runs_config import Runs
 from cloche.upstream_config import Upstream
 from cloche.volumes_config import VolumeLimits
@@ -88,33 +94,6 @@ class Lifetime(Struct):
             raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
 
 
-class Kept(Struct):
-    """What of sandboxes outlasts them, for each owner."""
-
-    paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
-    paused: int = 200  # sandboxes
-    paused_bytes: int = 20 * GIB  # of the files of all of them
-    snapshots: int = 100
-    snapshot_bytes: int = 20 * GIB  # of all together
-
-    def __post_init__(self) -> None:
-        if not 0 < self.paused_seconds < float("inf"):
-            raise errors.InvalidRequest(f"kept.paused_seconds must be a positive number, not {self.paused_seconds}")
-        for name in ("paused", "paused_bytes", "snapshots", "snapshot_bytes"):
-            if getattr(self, name) < 0:
-                raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
-
-
-class History(Struct):
-    """What is kept in memory of the cells that ran, with their outputs."""
-
-    sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
-
-    def __post_init__(self) -> None:
-        if self.sandbox_bytes < 0:
-            raise errors.InvalidRequest(f"history.sandbox_bytes must be 0 or more, not {self.sandbox_bytes}")
-
-
 class Server(Struct):
     """`cloche serve`."""
 
@@ -173,11 +152,15 @@ class Config(Struct):
     data_dir: str
     backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
     pool: Pool = Pool()
+    capacity: Capacity = Capacity()
     limits: SandboxLimits = SandboxLimits()
     lifetime: Lifetime = Lifetime()
+    quotas: QuotaDefaults = QuotaDefaults()
     kept: Kept = Kept()
     volumes: VolumeLimits = VolumeLimits()
     history: History = History()
+    audit: Audit = Audit()
+    disk: Disk = Disk()
     server: Server = Server()
     gateway: Gateway = Gateway()
     network: Network = Network()
@@ -334,7 +317,7 @@ def _bytes(setting: Setting) -> int:
 
 def bytes_of(text: str) -> int | None:
     """The size that people write as "1048576", "512MiB" or "2g"; None if it is none."""
-    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d{1,20})\s*([a-z]*)", text.strip().lower(), re.ASCII)
     return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
 
 

@@ -198,6 +198,7 @@ class IsolationUnavailable(Unavailable):
 
 class NurseryFailed(Unavailable):
     code = "nursery_failed"
+    retry_after_seconds = 2.0  # another is started for whoever asks next
 
 
 class Busy(Unavailable):
@@ -205,7 +206,7 @@ class Busy(Unavailable):
 
     code = "busy"
 
-    def __init__(self, message: str, *, retry_after_seconds: float):
+    def __init__(self, message: str, *, retry_after_seconds: float = 1.0):
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
 

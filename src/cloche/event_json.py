@@ -44,17 +44,17 @@ def decode(raw: bytes | str, kind: type[T] | Any, max_values: int | None = None)
     With `max_values`, also for one that only the slow parser takes and that could have more values in it.
     """
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError:
-        raise
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        # Counted before it is parsed, in strings too: what is small as text can take seconds and a GiB as objects.
-        if max_values is not None and _values_in(raw) > max_values:
-            raise ValueError(f"it needs care (a lone surrogate?), and has over {max_values} values") from None
         try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # Counted before it is parsed, in strings too: what is small as text can take seconds and a GiB as objects.
+            if max_values is not None and _values_in(raw) > max_values:
+                raise ValueError(f"it needs care (a lone surrogate?), and has over {max_values} values") from None
             return msgspec.convert(json.loads(raw, parse_constant=_refuse_constant), kind)  # this one knows surrogates
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+    except RecursionError:  # of either parser
+        raise ValueError("it is nested too deeply") from None
 
 
 class ToldDisplay(Event, tag="display"):

@@ -65,6 +65,18 @@ class Log:
         """All that is kept, the oldest first."""
         return list(heapq.merge(self.recent, self._of_networks, key=lambda entry: entry.at))
 
+    def forget(self, owner: str) -> None:
+        """What is kept of that owner, and of their sandboxes."""
+        sandboxes = {each.fields.get("sandbox") for each in self.kept if each.fields.get("owner") == owner} - {None}
+
+        def is_theirs(entry: Entry) -> bool:
+            return entry.fields.get("owner") == owner or entry.fields.get("sandbox") in sandboxes
+
+        for kept in (self.recent, self._of_networks):
+            others = [each for each in kept if not is_theirs(each)]
+            kept.clear()
+            kept.extend(others)
+
     def debug(self, event: str, **fields: Any) -> None:
         self._write("debug", event, fields)
 

@@ -145,15 +145,21 @@ def at(box: Sandbox, port: int, **more: str) -> dict[str, str]:
 
 
 def test_a_sandbox_is_reached_by_host_name(server, box):
-    answer = httpx.get(f"{server.url}/health", headers={"Host": f"49983-{box.sandbox_id}.localhost"})
+    token = {"X-Access-Token": box._envd_access_token}
+    answer = httpx.get(f"{server.url}/health", headers={"Host": f"49983-{box.sandbox_id}.localhost", **token})
     assert answer.status_code == 204
 
 
-def test_a_sandbox_that_never_was_is_a_502_that_clients_understand(server):
-    headers = {"E2b-Sandbox-Id": NO_SUCH, "E2b-Sandbox-Port": "49983"}
-    answer = httpx.get(f"{server.url}/e2b/health", headers=headers)
-    assert answer.status_code == 502
-    assert answer.json() == {"sandboxId": NO_SUCH, "message": "The sandbox was not found", "code": 502}
+@pytest.mark.parametrize(("port", "status"), [(49983, 401), (49999, 403), (8000, 403)])
+def test_a_sandbox_that_never_was_is_as_closed_as_one_that_is_private(server, port, status):
+    private = Sandbox.create(network={"allow_public_traffic": False}, **server.e2b)
+    answers = []
+    for id in (NO_SUCH, private.sandbox_id):
+        answer = httpx.get(f"{server.url}/e2b/health", headers={"E2b-Sandbox-Id": id, "E2b-Sandbox-Port": str(port)})
+        answers.append((answer.status_code, answer.text.replace(id, "ID")))
+    private.kill()
+    assert answers[0] == answers[1]
+    assert answers[0][0] == status
 
 
 def test_why_a_sandbox_is_gone_is_told_to_those_who_held_its_token(server):
@@ -161,9 +167,11 @@ def test_why_a_sandbox_is_gone_is_told_to_those_who_held_its_token(server):
     token = box.traffic_access_token
     box.kill()
     url = f"{server.url}/e2b/health"
-    stranger = httpx.get(url, headers=at(box, 49999)).json()
+    stranger = httpx.get(url, headers=at(box, 49999))
     holder = httpx.get(url, headers=at(box, 49999, **{"E2B-Traffic-Access-Token": token})).json()
-    assert stranger == {"sandboxId": box.sandbox_id, "message": "The sandbox was not found", "code": 502}
+    assert (stranger.status_code, "not found" in stranger.text) == (403, False)
+    public = httpx.get(url, headers=at(box, 8000)).json()
+    assert public["message"] == "The sandbox was not found"
     assert holder["message"].startswith(f"The sandbox was not found: sandbox {box.sandbox_id} was killed at 20")
 
 
@@ -215,7 +223,7 @@ def test_a_client_that_knows_only_a_domain_finds_everything(bare_dir):
         listed = httpx.post(f"{running.url}/filesystem.Filesystem/ListDir", headers=envd, json={"path": "/home"})
         assert [each["name"] for each in listed.json()["entries"]] == ["user"]
         for host, status in ((f"49983-{made['sandboxID']}.boxes.test.", 204), (f"49983-{ID}.other.test", 400)):
-            assert httpx.get(f"{running.url}/health", headers={"Host": host}).status_code == status
+            assert httpx.get(f"{running.url}/health", headers={"Host": host, **token}).status_code == status
         code = {"Host": f"49999-{made['sandboxID']}.boxes.test", **token}
         assert '"text": "2"' in httpx.post(f"{running.url}/execute", headers=code, json={"code": "1+1"}).text
         assert httpx.delete(f"{running.url}/sandboxes/{made['sandboxID']}", headers=api).status_code == 204

@@ -69,8 +69,10 @@ def test_envd_takes_no_other_sandboxs_token(server, box, private):
     assert answer.status_code == 401
 
 
-def test_envds_health_is_for_everybody(server, box):
-    assert ask(server, box, "GET", "/health", 49983).status_code == 204
+def test_envds_health_is_for_those_who_have_a_token(server, box):
+    """Who has none could else find out which sandboxes there are; E2B's clients send theirs."""
+    assert ask(server, box, "GET", "/health", 49983).status_code == 401
+    assert ask(server, box, "GET", "/health", 49983, X_Access_Token=box._envd_access_token).status_code == 204
 
 
 # -- the code server and other ports

@@ -213,7 +213,7 @@ async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed
     await engine.kill(box.id, ME)
     await asyncio.sleep(3 * pauses.FORGET_SECONDS)
     assert (await engine.describe(box.id, ME)).state == "ended"
-    record = await engine._records.get(box.id)
+    record = await engine.records.get(box.id)
     assert record is not None and (record.state, record.revival) == ("killed", None)
 
 

@@ -115,6 +115,8 @@ def state_of(template: Template) -> dict[str, tuple[int, float, int]]:
             path = os.path.join(directory, name)
             about = os.lstat(path)
             found[path] = (about.st_size, about.st_mtime, about.st_mode)
+    described = os.path.join(template.root, "template.json")  # the host itself touches it, to know when it was used
+    found[described] = (hash(Path(described).read_bytes()), 0.0, os.lstat(described).st_mode)
     return found
 
 

@@ -359,7 +359,7 @@ def test_a_token_is_for_one_caller_and_a_while():
     for other in (BOB, KEY, Caller(owner="o", tenant="tann"), Caller(owner="ot", user="ann")):
         with pytest.raises(Refusal) as error:
             TOKENS.read(token, other)
-        assert refused(error) == 404
+        assert refused(error) == 400
     for forged in (Tokens(b"another").issue(said), token.swapcase(), token.replace(".", ".."), f" {token}", None):
         with pytest.raises(Refusal) as error:
             TOKENS.read(forged, ANN)

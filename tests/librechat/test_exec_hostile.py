@@ -50,17 +50,16 @@ print("ready")
 """
 
 GROW = """
-import ctypes, struct
-libc, paths = ctypes.CDLL(None), {paths!r}
-watch = libc.inotify_init1(0)
-names = {{libc.inotify_add_watch(watch, path.encode(), 0x20): path for path in paths}}
+paths = {paths!r}
+def read_at(path): return os.stat(path).st_atime_ns
+seen = {{path: read_at(path) for path in paths}}
 ready()
-while True:
-    told, at = os.read(watch, 4096), 0
-    while at < len(told):
-        number, _, _, length = struct.unpack_from("iIII", told, at)
-        at += 16 + length
-        os.truncate(names[number], {size})
+while True:  # a watch for openings is not to be had; but whoever reads a file leaves the time
+    for path, at in seen.items():
+        if read_at(path) != at:
+            os.truncate(path, {size})
+            seen[path] = read_at(path)
+    os.sched_yield()
 """
 
 

@@ -384,8 +384,8 @@ def test_a_token_of_somebody_else_is_as_one_of_nobody(user: User, client: httpx2
     told = begin(ann, "print(await double(n=1))")
     others = [user("bob"), user("ann", "other-tenant"), client, stranger]
     refused = [send(each, told) for each in others]
-    assert {each.status_code for each in refused} == {404}
-    assert {each.json()["error"] for each in refused} == {"Execution not found or expired"}
+    assert {each.status_code for each in refused} == {400}
+    assert {each.json()["error"] for each in refused} == {"Invalid continuation token"}
     assert go_on(user("ann"), told)["stdout"] == "2\n"  # another token of the same user
     assert send(user("bob"), told).json() == refused[0].json()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
 from cloche import errors
+from cloche.cli.moments import moment
 from cloche.store.database import Database
 from cloche.store.keys import PRESET_ID, StoredKeys, hash_of
 from cloche.store.migrations import MIGRATIONS
@@ -123,6 +126,51 @@ async def test_uses_are_not_forgotten_while_the_store_cannot_be_written(keys, tm
     assert listed.last_used_at is not None
 
 
+async def test_an_expired_key_is_not_valid_and_stays_in_the_list(keys, monkeypatch):
+    now = time.time()
+    record, key = await keys.add("alice", expires_at=now + 3600)
+    assert keys.find(key).key_id == record.id
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    assert keys.find(key) is None
+    await keys.refresh()
+    assert keys.find(key) is None
+    (listed,) = await keys.list()
+    assert listed.expired and listed.revoked_at is None
+
+
+async def test_a_rotated_key_expires_when_the_old_one_would_have_unless_another_time_is_given(keys, monkeypatch):
+    now = time.time()
+    old, _ = await keys.add("alice", expires_at=now + 3600)
+    new, _ = await keys.rotate(old.id)
+    assert new.expires_at == old.expires_at
+    later, _ = await keys.rotate(new.id, now + 7200)
+    assert later.expires_at == now + 7200
+    monkeypatch.setattr(time, "time", lambda: now + 9000)
+    with pytest.raises(errors.NotFound):
+        await keys.rotate(later.id)
+    _, key = await keys.rotate(later.id, now + 10_000)
+    assert keys.find(key).owner == "alice"
+
+
+@pytest.mark.parametrize("at", [0.0, -1.0, float("inf"), float("nan")])
+async def test_a_key_expires_at_a_time_to_come(keys, at):
+    with pytest.raises(errors.InvalidRequest, match="to come"):
+        await keys.add("alice", expires_at=at)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43200), ("30d", 2592000), ("1y", 31536000)])
+def test_a_moment_is_a_while_from_now_on(text, seconds):
+    assert moment(text, 1000.0) == 1000.0 + seconds
+
+
+def test_a_moment_is_a_day_or_a_time_to_come():
+    now = datetime.datetime(2026, 11, 16).timestamp()
+    assert moment("2027-01-01", now) == datetime.datetime(2027, 1, 1).timestamp()
+    assert moment("2027-01-01T12:30:00+00:00", now) == 1798806600
+    for text in ("2025-01-01", "soon", "", "-3d", "0d", "9999999d", "30"):
+        assert moment(text, now) is None
+
+
 @pytest.mark.parametrize(
     ("owner", "role", "name"), [("", "user", ""), ("a b", "user", ""), ("a", "boss", ""), ("a", "user", "\n")]
 )
@@ -204,10 +252,15 @@ def test_a_server_whose_store_fails_for_a_while_learns_of_keys_again_and_ends_in
 
 
 def test_without_a_server_the_command_changes_the_store(tmp_path):
-    made = cloche(tmp_path, "key", "add", "--role", "admin")
+    made = cloche(tmp_path, "key", "add", "--role", "admin", "--expires", "30d")
     assert re.fullmatch("e2b_[0-9a-f]{40}\n", made.stdout)
     (record,) = listed(tmp_path)
     assert (record["owner"], record["role"]) == ("local", "admin")
+    assert 29 * 86400 < record["expires_at"] - record["created_at"] <= 30 * 86400
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as db:  # as if that time had come
+        db.execute("UPDATE keys SET expires_at = 1")
+        db.commit()
+    assert "expired 1970" in cloche(tmp_path, "key", "list").stdout
     assert cloche(tmp_path, "key", "revoke", str(record["id"])).returncode == 0
     assert "revoked" in cloche(tmp_path, "key", "list").stdout
     again = cloche(tmp_path, "key", "revoke", str(record["id"]))
@@ -224,7 +277,19 @@ def test_admins_change_keys_over_http_and_bad_requests_are_explained(own_data_di
         assert status(server.url, made.json()["key"]) == 200
         assert [each["id"] for each in client.get("/admin/keys").json()] == [made.json()["id"]]
         assert "key" not in client.get("/admin/keys").json()[0]
-        for body in (b"{", b'{"owner": ""}', b'{"role": "boss"}', b'{"admin": true}', b"[]", b'{"owner": "\xff"}'):
+        short = client.post("/admin/keys", json={"owner": "bob", "expires_at": time.time() + 1}).json()
+        wait_until(lambda: status(server.url, short["key"]) == 401)
+        assert client.get("/admin/keys").json()[1]["expires_at"] == short["expires_at"]
+        for body in (
+            b"{",
+            b'{"owner": ""}',
+            b'{"expires_at": 5}',
+            b'{"expires_at": "soon"}',
+            b'{"role": "boss"}',
+            b'{"admin": true}',
+            b"[]",
+            b'{"owner": "\xff"}',
+        ):
             refused = client.post("/admin/keys", content=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
         assert client.delete("/admin/keys/knothing").status_code == 404

@@ -90,6 +90,11 @@ def test_an_error_comes_back_as_the_same_class_with_the_same_text(kind: type[err
     assert (type(error), str(error), error.code) == (kind, "what: to do", kind.code)
 
 
+@pytest.mark.parametrize("error", [errors.Busy("full", retry_after_seconds=7.5), errors.QuotaExceeded("much")])
+def test_when_to_ask_again_comes_back_where_it_is_known(error: errors.ClocheError):
+    assert told.error_of(told.fault_of(error)).retry_after_seconds == error.retry_after_seconds
+
+
 def test_an_error_of_a_newer_server_is_still_one_of_ours():
     error = told.error_of(told.Fault(code="brand_new", message="hm"))
     assert type(error) is errors.ClocheError and str(error) == "hm"

@@ -5,6 +5,9 @@ For admins: with a key, or over the control socket.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TypeVar
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,13 +15,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.admin_audit import AdminAudit
+from cloche.api.admin_capacity import AdminCapacity
+from cloche.api.admin_owners import AdminOwners
 from cloche.api.admin_requests import AdminRequests
+from cloche.api.admin_tenants import AdminTenants
 from cloche.api.auth import Gatekeeper
+from cloche.api.erasing import Erasing
 from cloche.api.http import Edge, whole_body
 from cloche.api.system import Routes, error_reply, json_reply
+from cloche.engine.engine import Engine
 from cloche.model import KIB, Struct
 from cloche.store.keys import KeyRecord, StoredKeys
 from cloche.store.steps import Steps
+
+T = TypeVar("T", bound=Struct)
 
 MAX_ASKED_BYTES = 16 * KIB
 
@@ -29,11 +40,19 @@ class Asked(Struct, forbid_unknown_fields=True):
     owner: str = "local"
     role: str = "user"
     name: str = ""
+    expires_at: float | None = None  # seconds since 1970
+
+
+class Renewed(Struct, forbid_unknown_fields=True):
+    """What a key should be that takes another's place."""
+
+    expires_at: float | None = None  # None: when the other one would have expired, if ever
 
 
 class Admin:
-    def __init__(self, keys: StoredKeys, steps: Steps, gatekeeper: Gatekeeper):
+    def __init__(self, keys: StoredKeys, steps: Steps, gatekeeper: Gatekeeper, engine: Engine, erasing: Erasing):
         self._keys = keys
+        self._quotas = engine.quotas
         self._gatekeeper = gatekeeper
         self._routes = Routes(
             [
@@ -41,7 +60,11 @@ class Admin:
                 Route("/admin/keys", Edge(self, self.add), methods=["POST"]),
                 Route("/admin/keys/{id}", Edge(self, self.revoke), methods=["DELETE"]),
                 Route("/admin/keys/{id}/rotate", Edge(self, self.rotate), methods=["POST"]),
+                *AdminTenants(self, engine.quotas, keys, gatekeeper).routes,
                 *AdminRequests(self, steps, gatekeeper).routes,
+                *AdminCapacity(self, engine, gatekeeper).routes,
+                *AdminOwners(self, erasing, gatekeeper).routes,
+                *AdminAudit(self, Path(engine.config.data_dir, "audit"), gatekeeper).routes,
             ]
         )
 
@@ -57,12 +80,16 @@ class Admin:
 
     async def add(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        asked = decode(await whole_body(request, MAX_ASKED_BYTES))
-        return json_reply(told(*await self._keys.add(asked.owner, asked.role, asked.name)), 201)
+        asked = decode(await whole_body(request, MAX_ASKED_BYTES), Asked)
+        made = await self._keys.add(asked.owner, asked.role, asked.name, asked.expires_at)
+        return json_reply(told(*made), 201)
 
     async def rotate(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        return json_reply(told(*await self._keys.rotate(request.path_params["id"])), 201)
+        asked = decode(await whole_body(request, MAX_ASKED_BYTES), Renewed)
+        made = await self._keys.rotate(request.path_params["id"], asked.expires_at)
+        await self._quotas.try_refresh()
+        return json_reply(told(*made), 201)
 
     async def revoke(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
@@ -70,12 +97,13 @@ class Admin:
         return Response(status_code=204)
 
 
-def decode(body: bytes) -> Asked:
+def decode(body: bytes, kind: type[T]) -> T:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body or b"{}", type=Asked)
+        return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvalidRequest(f"the body must be JSON with owner, role and name: {error}") from None
+        fields = ", ".join(each.name for each in msgspec.structs.fields(kind))
+        raise errors.InvalidRequest(f"the body must be JSON with {fields}: {error}") from None
 
 
 def told(record: KeyRecord, key: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import errors
 from cloche.model import MIB
@@ -181,14 +181,15 @@ async def body_chunks(
     claimed = request.headers.get("content-length", "")
     if claimed.isdigit() and int(claimed) > most:
         raise _too_large(most)
-    size = 0
-    async with contextlib.aclosing(request.stream()) as sent:
-        while (chunk := await _next_chunk(request, sent, None if unbounded else IDLE_BODY_SECONDS)) is not None:
-            size += len(chunk)
-            if size > most:
-                raise _too_large(most)
-            if chunk:
-                yield chunk
+    size, more = 0, True
+    while more:
+        message = await _next_message(request, None if unbounded else IDLE_BODY_SECONDS)
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size > most:
+            raise _too_large(most)
+        if chunk:
+            yield chunk
 
 
 def _max_bytes(request: Request, max_bytes: int | None) -> int:
@@ -196,14 +197,20 @@ def _max_bytes(request: Request, max_bytes: int | None) -> int:
     return most if max_bytes is None else min(max_bytes, most)
 
 
-async def _next_chunk(request: Request, sent: AsyncGenerator[bytes, None], seconds: float | None) -> bytes | None:
-    """None at the end. Raises ClientDisconnect, also after so many seconds: the connection is cut off then."""
+async def _next_message(request: Request, seconds: float | None) -> Message:
+    """A part of the body, by what it takes least: most bodies are one.
+
+    Raises ClientDisconnect, also after so many seconds: the connection is cut off then.
+    """
     try:
         async with asyncio.timeout(seconds):
-            return await anext(sent, None)
+            message = await request.receive()
     except TimeoutError:
         _cut_off(request.scope)
         raise ClientDisconnect from None
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message
 
 
 async def whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:

@@ -84,6 +84,7 @@ class _Carried:
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["answered_inside"] = True  # its status is a program's, and no word of ours
         answering = asyncio.ensure_future(self._answer(send))
         asking = asyncio.ensure_future(self._ask(receive))
         try:

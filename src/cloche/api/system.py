@@ -67,6 +67,7 @@ class System:
     ):
         self.accepting = False  # from the first canary until the server is told to stop
         self._health = health
+        self._trail = engine.trail
         self._gatekeeper = gatekeeper
         self._local = local  # bound to a loopback address
         self._registry = CollectorRegistry()
@@ -89,7 +90,8 @@ class System:
     async def health(self, request: Request) -> Response:
         verdict = self._health.verdict
         if verdict.ok:
-            return json_reply({"status": "ok", "last_success_seconds_ago": round(verdict.age_seconds, 3)})
+            told = {"status": "ok", "last_success_seconds_ago": round(verdict.age_seconds, 3)}
+            return json_reply(told if not self._trail.failing else {**told, "audit": "failing"})
         return json_reply({"status": "failing", "why": verdict.why}, 503)
 
     async def ready(self, request: Request) -> Response:
@@ -124,8 +126,10 @@ class _Counts(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._sandboxes()
         yield from self._executions()
+        yield from self._gates()
         yield from self._requests()
         yield from self._answers()
+        yield from self._audit()
         yield from self._networks()
 
     def _sandboxes(self) -> Iterable[Metric]:
@@ -146,6 +150,31 @@ class _Counts(Collector):
         seconds = HistogramMetricFamily("cloche_execution_seconds", "How long executions took.", labels=())
         yield _filled(seconds, (), tally.execution_seconds)
 
+    def _gates(self) -> Iterable[Metric]:
+        admission, labels = self._engine.housing.admission, ("what",)
+        places = GaugeMetricFamily("cloche_capacity", "How many there can be at once.", labels=labels)
+        in_use = GaugeMetricFamily("cloche_capacity_in_use", "How many there are.", labels=labels)
+        waiting = GaugeMetricFamily("cloche_capacity_waiting", "Requests that wait for one.", labels=labels)
+        refused = CounterMetricFamily(
+            "cloche_capacity_refused", "Requests that waited in vain, or could not.", labels=("what", "reason")
+        )
+        waits = HistogramMetricFamily(
+            "cloche_capacity_wait_seconds", "How long those who had to waited.", labels=labels
+        )
+        for what, gate in (("sandboxes", admission.sandboxes), ("executions", admission.executions)):
+            places.add_metric((what,), gate.room.places)
+            in_use.add_metric((what,), gate.in_use)
+            waiting.add_metric((what,), gate.waiting)
+            for reason, count in sorted(gate.refused.items()):
+                refused.add_metric((what, reason), count)
+            _filled(waits, (what,), gate.waited_seconds)
+        yield from (places, in_use, waiting, refused, waits)
+        wanted = self._engine.housing.wanted
+        yield GaugeMetricFamily("cloche_pool_wanted", "Cells that would wait if there were room for them.", wanted)
+        left = admission.memory.left_bytes
+        if left is not None:
+            yield GaugeMetricFamily("cloche_memory_left_bytes", "Memory that this host has left.", left)
+
     def _requests(self) -> Iterable[Metric]:
         traffic = self._traffic
         requests = CounterMetricFamily("cloche_requests", "Requests that ended.", labels=("dialect", "status"))
@@ -163,6 +192,12 @@ class _Counts(Collector):
         yield _by("cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls)
         yield _by("cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions)
         yield _by("cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens)
+
+    def _audit(self) -> Iterable[Metric]:
+        trail = self._engine.trail
+        failing = int(bool(trail.failing))
+        yield GaugeMetricFamily("cloche_audit_failing", "1 if the audit log cannot be written.", failing)
+        yield CounterMetricFamily("cloche_audit_lost", "What the audit log should have told, and does not.", trail.lost)
 
     def _networks(self) -> Iterable[Metric]:
         """Where no sandbox has had a network there is nothing to be counted, nor anything loaded that could."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, defaultdict
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.api.http import REQUEST_ID, request_id_of
+from cloche.api.rate_limits import RateLimits
+from cloche.api.witness import Witness
 from cloche.model import Principal
 from cloche.telemetry import Histogram, log
 
@@ -16,33 +19,52 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30
 UNMATCHED = "-"  # the route of a request that met none, or that a program inside a sandbox answered
 LEFT = 499  # the status of a request whose client left before it was answered
 SWITCHED = 101
+CUT_OFF_SECONDS = 5.0
 BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 BODIES = frozenset({"http.response.body", "websocket.http.response.body"})
 
 
 class Traffic:
-    """Counts and logs requests, and gives every answer its request's id."""
+    """Counts and logs requests, and gives every answer its request's id, and what is left of quotas."""
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness | None = None, rates: RateLimits | None = None) -> None:
+        self._rates = rates
+        self._witness = witness
+        self._answering: dict[asyncio.Task[Any] | None, Scope] = {}
         self.requests: Counter[tuple[str, int]] = Counter()  # by dialect and status
         self.seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SECONDS))  # by dialect
 
     async def follow(self, dialect: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Has `app` answer the request."""
         began_at = time.perf_counter()
-        answer = Answer(send, request_id_of(scope))
+        task = asyncio.current_task()
+        self._answering[task] = scope
+        answer = Answer(send, scope, self._rates)
         try:
             await app(scope, receive, answer)
         finally:
+            del self._answering[task]
             self._ended(dialect, scope, answer, time.perf_counter() - began_at)
+
+    async def cut_off(self, owner: str) -> None:
+        """Ends the requests of that owner that are being answered, but for the one that asks for it."""
+        own = asyncio.current_task()
+        theirs = [task for task, scope in self._answering.items() if task not in (own, None) and _is_of(scope, owner)]
+        for task in theirs:
+            task.cancel()
+        if theirs:
+            await asyncio.wait(theirs, timeout=CUT_OFF_SECONDS)
 
     def _ended(self, dialect: str, scope: Scope, answer: Answer, seconds: float) -> None:
         self.requests[dialect, answer.status] += 1
         self.seconds[dialect].observe(seconds)
+        route = route_of(scope)
+        if self._witness is not None:
+            self._witness.ended(dialect, scope, route, answer.status)
         log.info(
             "request.ended",
             method=scope.get("method", "WEBSOCKET"),
-            route=route_of(scope),
+            route=route,
             status=answer.status,
             ms=round(seconds * 1000, 2),
             request=request_id_of(scope),
@@ -53,13 +75,15 @@ class Traffic:
 
 
 class Answer:
-    """A `send` that adds the request's id, and remembers what was sent."""
+    """A `send` that adds the request's id and what is left of quotas, and remembers what was sent."""
 
-    def __init__(self, send: Send, request_id: str):
+    def __init__(self, send: Send, scope: Scope, rates: RateLimits | None):
         self.status = LEFT
         self.whole = False
         self._send = send
-        self._request_id = request_id.encode()
+        self._scope = scope
+        self._rates = rates
+        self._request_id = request_id_of(scope).encode()
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
@@ -67,6 +91,8 @@ class Answer:
             self.status = message.get("status", SWITCHED)
             self.whole = kind == "websocket.accept"  # either side may end that when it likes
             message["headers"] = _with_id(message.get("headers", ()), self._request_id)
+            if self._rates is not None:
+                message["headers"] += self._rates.headers(self._scope)
         elif kind in BODIES:
             self.whole = not message.get("more_body", False)
         elif kind == "websocket.close":
@@ -91,6 +117,11 @@ def route_of(scope: Scope) -> str:
         if "/" in str(value):
             path = path.replace(value, names[value])
     return "/".join(names.get(segment, segment) for segment in path.split("/"))
+
+
+def _is_of(scope: Scope, owner: str) -> bool:
+    principal = scope["state"].get("principal")
+    return isinstance(principal, Principal) and principal.owner == owner
 
 
 def _who(scope: Scope) -> dict[str, str]:

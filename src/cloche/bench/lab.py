@@ -42,6 +42,12 @@ class Counts(Struct):
     transfers: int = 5
     transfer_bytes: int = 100_000_000
     installs: int = 8  # first installations, each on a host that has nothing of it
+    most_live: int = 500  # sandboxes among which others are measured
+    crowd: int = 1000  # idle ones at once
+    crowds: int = 1  # how often
+    peer_starts: int = 10  # of each of the peers that have an environment of their own
+    peer_warm: int = 300
+    peer_clients: tuple[int, ...] = (1, 8, 64)
 
 
 QUICK = Counts(
@@ -58,6 +64,11 @@ QUICK = Counts(
     interrupts=10,
     transfers=2,
     installs=3,
+    most_live=100,
+    crowd=200,
+    peer_starts=3,
+    peer_warm=50,
+    peer_clients=(1, 8),
 )
 
 

@@ -67,6 +67,10 @@ def _taken(before: Mapping[str, int], after: Mapping[str, int]) -> int:
 def _settled() -> dict[str, int]:
     gc.collect()
     time.sleep(SETTLE_SECONDS)
+    return figures_of_host()
+
+
+def figures_of_host() -> dict[str, int]:
     return figures(Path("/proc/meminfo"))
 
 

@@ -33,3 +33,5 @@ for end in ends:
 """
 SPIN = "print('go', flush=True)\nwhile True: pass"
 IMPORTS = "import pandas, matplotlib.pyplot"
+STREAM_BYTES = 10_000_000
+STREAM = f"for _ in range({STREAM_BYTES // 10_000}): print('x' * 9_999)"

@@ -17,6 +17,7 @@ class Row(Struct):
     """`against` names rows to compare with, of which the best counts: how many times it is ours.
 
     `bar` is the ratio that the design asks for; `limit` means that ours is to be at most that many times the other.
+    Without `against`, it is a bar for the median itself, in the row's unit.
     """
 
     key: str

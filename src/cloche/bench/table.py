@@ -8,7 +8,7 @@ from typing import Any
 from cloche.bench.rows import Part, Row
 from cloche.bench.samples import QUANTILES, Book, Samples
 
-_SCALES = {"ms": 1e3, "MB": 1e-6, "/s": 1.0, "MB/s": 1e-6}
+SCALES = {"ms": 1e3, "MB": 1e-6, "/s": 1.0, "MB/s": 1e-6, "×": 1.0, "": 1.0}
 _HEAD = ("measure", "unit", "n", "ok", *QUANTILES, "ratio", "bar", "")
 
 
@@ -29,7 +29,7 @@ def cells(row: Row, book: Book) -> list[str]:
         row.unit,
         str(tried),
         f"{len(samples.values) / tried:.1%}" if samples.failures else "all",
-        *_quantiles(samples, _SCALES[row.unit]),
+        *_quantiles(samples, SCALES[row.unit]),
         _ratio_cell(row, book),
         _bar_cell(row),
         _verdict(row, book),
@@ -49,10 +49,14 @@ def ratio(row: Row, book: Book) -> float | None:
 
 def met(row: Row, book: Book) -> bool | None:
     """Whether the row's bar is met; None where there is none, or nothing to compare with."""
-    found = ratio(row, book)
+    found = ratio(row, book) if row.against else _median(row, book)
     if found is None or row.bar is None:
         return None
     return found <= row.bar if row.limit else found >= row.bar
+
+
+def _median(row: Row, book: Book) -> float | None:
+    return book[row.key].p50 * SCALES[row.unit] if row.key in book else None
 
 
 def document(parts: Iterable[Part], book: Book, facts: Mapping[str, str]) -> dict[str, Any]:
@@ -77,7 +81,7 @@ def _described(row: Row, book: Book, samples: Samples) -> dict[str, Any]:
 def _quantiles(samples: Samples, scale: float) -> list[str]:
     if not samples.values:
         return ["–"] * len(QUANTILES)
-    return [_figure(samples.quantile(share) * scale) for share in QUANTILES.values()]
+    return [figure(samples.quantile(share) * scale) for share in QUANTILES.values()]
 
 
 def _ratio_cell(row: Row, book: Book) -> str:
@@ -85,14 +89,15 @@ def _ratio_cell(row: Row, book: Book) -> str:
     if found is None:
         return ""
     if row.also is None or row.also not in book:
-        return f"{_figure(found)}×"
-    return f"{_figure(found)}× ({_figure(book[row.also].p50 / book[row.key].p50)}× lean)"
+        return f"{figure(found)}×"
+    return f"{figure(found)}× ({figure(book[row.also].p50 / book[row.key].p50)}× lean)"
 
 
 def _bar_cell(row: Row) -> str:
     if row.bar is None:
         return ""
-    return f"{'≤' if row.limit else '≥'} {row.bar:g}×"
+    unit = "×" if row.against else f" {row.unit}".replace(" /", "/").replace(" ×", "×").rstrip()
+    return f"{'≤' if row.limit else '≥'} {row.bar:,g}{unit}"
 
 
 def _verdict(row: Row, book: Book) -> str:
@@ -102,7 +107,7 @@ def _verdict(row: Row, book: Book) -> str:
     return "✓" if found else "✗"
 
 
-def _figure(value: float) -> str:
+def figure(value: float) -> str:
     """Three significant digits, no exponent."""
     for digits, least in ((0, 100.0), (1, 10.0), (2, 0.1)):
         if abs(value) >= least:

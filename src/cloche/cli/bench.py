@@ -11,9 +11,12 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.bench import ipykernel_peer, machine, serving, table
+from cloche.bench import comparison, ipykernel_peer, machine, plot, serving, table
+from cloche.bench.http_rows import HTTP_PARTS
 from cloche.bench.installs import InstallLab
 from cloche.bench.lab import QUICK, Counts, Lab
+from cloche.bench.over_http import HttpLab
+from cloche.bench.peer_runs import Peers
 from cloche.bench.rows import PACKAGE_PARTS, PARTS, SERVER_PARTS, Part, chosen
 from cloche.bench.samples import Book
 from cloche.bench.serving import ServerLab
@@ -21,11 +24,12 @@ from cloche.cli import configuration
 from cloche.cli.progress import showing
 from cloche.templates import Catalogue, ensure
 
-AnyLab = Lab | ServerLab | InstallLab
+AnyLab = Lab | ServerLab | InstallLab | HttpLab
 _KINDS: dict[str, tuple[type[AnyLab], Sequence[Part]]] = {
     "library": (Lab, PARTS),
     "server": (ServerLab, SERVER_PARTS),
     "packages": (InstallLab, PACKAGE_PARTS),
+    "http": (HttpLab, HTTP_PARTS),
 }
 
 
@@ -39,6 +43,12 @@ _KINDS: dict[str, tuple[type[AnyLab], Sequence[Part]]] = {
     "--server", "through_server", is_flag=True, help="Measure E2B's own client against `cloche serve` instead."
 )
 @click.option("--packages", "of_packages", is_flag=True, help="Measure installations by uv, pip and npm instead.")
+@click.option("--http", "over_http", is_flag=True, help="Measure a server by a bare HTTP client instead, in crowds.")
+@click.option("--peers", metavar="PYTHON", help="With --http: the interpreter that has the peers, to measure them too.")
+@click.option("--checkout", metavar="DIR", default="", help="With --peers: a checkout of e2b-dev/code-interpreter.")
+@click.option(
+    "--plot", "picture", type=click.Path(dir_okay=False), help="With --peers: draw the comparison, .svg or .png."
+)
 def command(
     quick: bool,
     keys: str,
@@ -47,15 +57,25 @@ def command(
     no_peer: bool,
     through_server: bool,
     of_packages: bool,
+    over_http: bool,
+    peers: str | None,
+    checkout: str,
+    picture: str | None,
 ) -> None:
     """Measure Cloche against a plain ipykernel driven by jupyter_client, in turns, and print a Markdown table.
 
-    Ratios are what counts: times move with the machine. Exit status 1 if a measurement failed, never for slowness.
+    With --http --peers, against everything that runs without Docker. Ratios are what counts: times move with the
+    machine. Exit status 1 if a measurement failed, never for slowness.
     """
-    kind, among = _KINDS["server" if through_server else "packages" if of_packages else "library"]
+    asked = {"server": through_server, "packages": of_packages, "http": over_http}
+    kind, among = _KINDS[next((name for name, wanted in asked.items() if wanted), "library")]
     parts = chosen([key for key in keys.split(",") if key], among)
     if through_server and serving.missing():
         raise errors.InvalidRequest(f"E2B's client is not installed: {ipykernel_peer.ADVICE}")
+    if (peers or picture) and not over_http:
+        raise errors.InvalidRequest("--peers and --plot are for --http")
+    if picture is not None and plot.missing():
+        raise errors.InvalidRequest(f"matplotlib is not installed: {ipykernel_peer.ADVICE}")
     counts = QUICK if quick else Counts()
     if live is not None:
         counts = msgspec.structs.replace(counts, live=live)
@@ -63,12 +83,24 @@ def command(
         click.echo(f"no peer: {', '.join(missing)} not installed; {ipykernel_peer.ADVICE}", err=True)
     facts = machine.facts()
     book = _measure(parts, counts, kind, peer=not no_peer)
+    found = _measure_peers(book, peers, checkout, counts) if peers else None
     facts["load after"] = " ".join(f"{each:.2f}" for each in os.getloadavg())
     click.echo(table.markdown(parts, book, facts))
+    document = table.document(parts, book, facts)
+    if found is not None:
+        click.echo("\n" + comparison.markdown(book, found))
+        document["peers"] = comparison.document(book, found)
     if file is not None:
-        document = msgspec.json.encode(table.document(parts, book, facts))
-        Path(file).write_bytes(msgspec.json.format(document))
-    sys.exit(1 if _say_failures(book) else 0)
+        Path(file).write_bytes(msgspec.json.format(msgspec.json.encode(document)))
+    if picture is not None:
+        plot.draw(Path(picture), book, found or Peers(book))
+    sys.exit(1 if _say_failures(book, {row.key for part in parts for row in part.rows}) else 0)
+
+
+def _measure_peers(book: Book, python: str, checkout: str, counts: Counts) -> Peers:
+    peers = Peers(book)
+    peers.measure(python, checkout, counts, lambda text: click.echo(text, err=True))
+    return peers
 
 
 def _measure(parts: list[Part], counts: Counts, kind: type[AnyLab], *, peer: bool) -> Book:
@@ -82,8 +114,9 @@ def _measure(parts: list[Part], counts: Counts, kind: type[AnyLab], *, peer: boo
     return lab.book
 
 
-def _say_failures(book: Book) -> bool:
+def _say_failures(book: Book, ours: set[str]) -> bool:
+    """Whether one of our own measurements failed; a peer's is said, too."""
     failed = {key: samples.failures for key, samples in book.rows.items() if samples.failures}
     for key, why in failed.items():
         click.echo(f"{key}: {len(why)} failed; the first: {why[0]}", err=True)
-    return bool(failed)
+    return not ours.isdisjoint(failed)

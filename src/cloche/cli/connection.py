@@ -1,6 +1,6 @@
-"""A client's connection, as uvicorn speaks HTTP on it, with a bound on the head of a request and on its time.
+"""A client's connection, as uvicorn speaks HTTP on it: bounds on a request's head, its time, and their number.
 
-Neither uvicorn nor its parser has one: a header that never ends would be kept, and copied with every packet of it,
+Neither uvicorn nor its parser has any: a header that never ends would be kept, and copied with every packet of it,
 before anybody asked for a key.
 """
 
@@ -13,19 +13,24 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from cloche.cli.crowd import Crowd
 from cloche.model import KIB
 
 MAX_HEAD_BYTES = 64 * KIB
 HEAD_SECONDS = 30.0  # from the connection, or from a request's first byte, until its head is there
 LINGER_SECONDS = 1.0  # a refusal that is closed at once, with bytes unread, never reaches its client
+SLOW_SECONDS = 60.0  # after which whoever still sends a request may have to make room for others
 TOO_LARGE = 431
+FULL = 503
 
 
 class Connection(HttpToolsProtocol):
     """Lets the application cut it off with a reset, too: see `cloche.api.http.Reset`."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, crowd: Crowd | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._crowd = crowd
+        self._asked_at: float | None = None  # when the head of its last request was whole
         self._head_bytes: int | None = 0  # that came of a head, or of trailers, which are not whole yet; else None
         self._has_head = False
         self._overdue: asyncio.TimerHandle | None = None
@@ -35,9 +40,13 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        if self._crowd is None or self._crowd.enter(self):
+            self._expect_head()
+        else:
+            self._refuse(FULL, "all connections are in use: try again in a moment", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_crowd()
         self._expect_no_head()
         super().connection_lost(exc)
 
@@ -52,7 +61,9 @@ class Connection(HttpToolsProtocol):
             return b""
         room = MAX_HEAD_BYTES - self._head_bytes
         if room <= 0:
-            self._refuse(f"a request's head can have {MAX_HEAD_BYTES} bytes: send less in its headers or its path")
+            self._refuse(
+                TOO_LARGE, f"a request's head can have {MAX_HEAD_BYTES} bytes: send less in its headers or its path"
+            )
             return b""
         self._expect_head()
         taken = data[:room]
@@ -74,6 +85,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._has_head = True
+        self._asked_at = self.loop.time()
         self._end_head()
         super().on_headers_complete()
 
@@ -91,10 +103,35 @@ class Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._is_deaf = True
+        self._leave_crowd()  # from here on it is another's
         super().handle_websocket_upgrade()
         # Its own parser has read the head again. What that cannot read, it would never answer.
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.send_400_response("This is no WebSocket handshake: it can have 128 headers of 8 KiB each.")
+
+    # -- for the crowd
+
+    @property
+    def peer(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def is_waited_for(self) -> bool:
+        cycle = self.cycle
+        if self._asked_at is None or cycle is None or cycle.response_complete:
+            return True
+        return cycle.more_body and self.loop.time() - self._asked_at > SLOW_SECONDS
+
+    @property
+    def has_asked(self) -> bool:
+        return self._asked_at is not None
+
+    def abandon(self) -> None:
+        self.transport.abort()
+
+    def _leave_crowd(self) -> None:
+        if self._crowd is not None:
+            self._crowd.leave(self)
 
     # -- what becomes of it
 
@@ -115,13 +152,13 @@ class Connection(HttpToolsProtocol):
             self._overdue.cancel()
             self._overdue = None
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, status: int, why: str, headers: str = "") -> None:
         self._is_deaf = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # another answer is under way: it can only end here
             return
         body = f"{why}\n".encode()
-        about = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[TOO_LARGE] + about.encode() + body)
+        about = f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
+        self.transport.write(STATUS_LINE[status] + f"{about}{headers}\r\n".encode() + body)
         self._expect_no_head()
         self._overdue = self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -13,13 +13,26 @@ from cloche.app import Server, Trusted
 from cloche.cli.listening import Listener, control_socket
 from cloche.cli.progress import showing
 from cloche.config import Config
+from cloche.engine.collecting import collecting
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.engine.trail import Trail
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
+from cloche.store.audit import AuditFiles
 from cloche.store.keys import StoredKeys
 from cloche.store.secret import server_secret
 from cloche.store.shelf import Shelf
+
+
+@contextlib.asynccontextmanager
+async def auditing(trail: Trail, config: Config, instance: str) -> AsyncIterator[None]:
+    """What is done is written down, to the very end."""
+    trail.open(AuditFiles(Path(config.data_dir, "audit"), instance, config.audit.max_bytes), config.audit)
+    try:
+        yield
+    finally:
+        await trail.aclose()
 
 
 class Hosted(NamedTuple):
@@ -57,6 +70,7 @@ async def hosted(
         stack.push_async_callback(gateway.aclose)
         secret = server_secret(store / "secret")
         app = Server(engine, gateway, gatekeeper, config, secret, keys=keys, health=health)
+        await stack.enter_async_context(auditing(engine.trail, config, engine.instance.name))
         path = engine.control_socket.with_name(private) if private else engine.control_socket
         listeners = [Listener(Trusted(app), stack.enter_context(control_socket(path)))]
         if bound is not None:
@@ -64,6 +78,8 @@ async def hosted(
         for listener in listeners:
             stack.push_async_callback(listener.stop)
         await stack.enter_async_context(engine)
+        if private is None:
+            await stack.enter_async_context(collecting(engine))
         stack.push_async_callback(gateway.stop)
         await gateway.start()
         for listener in listeners:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -14,6 +15,9 @@ import msgspec
 
 from cloche.cli import configuration
 from cloche.cli.control import ask, connected
+from cloche.cli.moments import to_come
+from cloche.config import Config
+from cloche.store import audit
 from cloche.store.database import Database
 from cloche.store.keys import KeyRecord, StoredKeys
 
@@ -29,16 +33,22 @@ def command() -> None:
 @click.option("--owner", default="local", help="To whom sandboxes made with it belong; by default local.")
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", help="By default user.")
 @click.option("--name", default="", help="What it is for, in your own words.")
-def add_command(owner: str, role: str, name: str) -> None:
+@click.option(
+    "--expires",
+    metavar="WHEN",
+    callback=to_come,
+    help="When it stops: after 12h, 30d, or on 2027-01-01; by default never.",
+)
+def add_command(owner: str, role: str, name: str, expires: float | None) -> None:
     """Make a key and print it, this once."""
-    asked = {"owner": owner, "role": role, "name": name}
-    _tell(_do("POST", "/admin/keys", asked, lambda keys: _told(keys.add(owner, role, name))))
+    asked = {"owner": owner, "role": role, "name": name, "expires_at": expires}
+    _tell(_do("POST", "/admin/keys", asked, lambda keys: _told(keys.add(owner, role, name, expires))))
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
-    """List all keys, also revoked ones; never the keys themselves."""
+    """List all keys, also expired and revoked ones; never the keys themselves."""
     records = msgspec.convert(_do("GET", "/admin/keys", None, _listed), list[KeyRecord])
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(records)))
@@ -46,15 +56,22 @@ def list_command(as_json: bool) -> None:
     if not records:
         click.echo("no keys yet: `cloche serve` makes a first one, `cloche key add` others", err=True)
     for each in records:
-        state = f"revoked {_day(each.revoked_at)}" if each.revoked_at else f"used {_day(each.last_used_at)}"
-        click.echo(f"{each.id}  {each.role:<5}  {each.owner:<16}  made {_day(each.created_at)}  {state}  {each.name}")
+        made = f"{each.id}  {each.role:<5}  {each.owner:<16}  made {_day(each.created_at)}"
+        click.echo(f"{made}  {_state(each)}  {each.name}")
 
 
 @command.command("rotate")
 @click.argument("id")
-def rotate_command(id: str) -> None:
+@click.option(
+    "--expires",
+    metavar="WHEN",
+    callback=to_come,
+    help="When the new one stops; by default when the old one would have.",
+)
+def rotate_command(id: str, expires: float | None) -> None:
     """Make a new key in the place of one, which stops; its owner keeps everything."""
-    _tell(_do("POST", f"/admin/keys/{quote(id, safe='')}/rotate", None, lambda keys: _told(keys.rotate(id))))
+    path, asked = f"/admin/keys/{quote(id, safe='')}/rotate", {"expires_at": expires}
+    _tell(_do("POST", path, asked, lambda keys: _told(keys.rotate(id, expires))))
 
 
 @command.command("revoke")
@@ -73,8 +90,20 @@ def _do(method: str, path: str, body: Any, directly: Callable[[StoredKeys], Awai
 
 
 async def _in_store(work: Callable[[StoredKeys], Awaitable[T]]) -> T:
-    async with StoredKeys(Database(Path(configuration().data_dir) / "store.sqlite3")) as keys:
+    config = configuration()
+    async with StoredKeys(Database(Path(config.data_dir) / "store.sqlite3")) as keys:
+        keys.heard = partial(_write_down, config)
         return await work(keys)
+
+
+def _write_down(config: Config, what: str, owner: str, id: str) -> None:
+    """What a server would. Where that is not possible, it is done all the same, and said."""
+    line = audit.AuditLine(at=audit.stamp(time.time()), what=what, owner=owner, by="local", key="local", id=id)
+    try:
+        if config.audit.enabled:
+            audit.append_once(Path(config.data_dir, "audit"), config.audit.max_bytes, [line])
+    except OSError as error:
+        click.echo(f"cloche: warning: the audit log cannot be written: {error}", err=True)
 
 
 async def _told(made: Awaitable[tuple[KeyRecord, str]]) -> dict[str, Any]:
@@ -88,7 +117,15 @@ async def _listed(keys: StoredKeys) -> Any:
 
 def _tell(made: dict[str, Any]) -> None:
     click.echo(made["key"])
-    click.echo(f"{made['id']}, {made['role']} of {made['owner']}. It is shown this once; keep it.", err=True)
+    until = f", until {_day(made['expires_at'])}" if made["expires_at"] else ""
+    click.echo(f"{made['id']}, {made['role']} of {made['owner']}{until}. It is shown this once; keep it.", err=True)
+
+
+def _state(key: KeyRecord) -> str:
+    if key.revoked_at:
+        return f"revoked {_day(key.revoked_at)}"
+    until = f"{'expired' if key.expired else 'expires'} {_day(key.expires_at)}  " if key.expires_at else ""
+    return f"{until}used {_day(key.last_used_at)}"
 
 
 def _day(at: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 from cloche import errors
 from cloche.cli.connection import Connection
 from cloche.cli.control import short_path
+from cloche.cli.crowd import Crowd
 from cloche.config import Server
 from cloche.telemetry import log
 
@@ -34,7 +36,8 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                # The control socket is open to whoever runs the server, and to nobody else.
+                http=functools.partial(Connection, crowd=Crowd() if settings else None),  # type: ignore[arg-type]
                 loop="none",
                 lifespan="off",
                 log_config=None,

@@ -9,6 +9,7 @@ import msgspec
 
 from cloche.cli import configuration
 from cloche.cli.control import ask, client_of, no_server, sockets
+from cloche.engine.occupancy import CapacityInfo, Occupancy
 from cloche.model import SandboxInfo
 
 _HEAD = ("ID", "OWNER", "TEMPLATE", "STATE", "AGE", "ENDS IN", "METADATA")
@@ -23,8 +24,10 @@ def command(as_json: bool) -> None:
     if not found:
         raise no_server(config)
     known: dict[str, SandboxInfo] = {}
+    capacities: list[CapacityInfo] = []
     for socket in found:
         with client_of(socket) as client:
+            capacities.append(msgspec.convert(ask(client, "GET", "/admin/capacity"), CapacityInfo))
             for each in msgspec.convert(ask(client, "GET", "/api/v1/sandboxes?all=true"), list[SandboxInfo]):
                 if each.state == "running" or each.id not in known:  # one on a disk is known to all servers there
                     known[each.id] = each
@@ -33,6 +36,20 @@ def command(as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(infos)))
     else:
         table([_HEAD, *(_row(each, time.time()) for each in infos)])
+        for capacity in capacities:
+            click.echo(summary(capacity))
+
+
+def summary(info: CapacityInfo) -> str:
+    """A server's capacity, in a line."""
+    waiting = info.sandboxes.waiting + info.executions.waiting
+    pools = f"{info.pool.ready}/{info.pool.wanted} in pools"
+    short = "" if info.memory.ample else ", memory is short"
+    return f"{_used(info.sandboxes)} sandboxes, {_used(info.executions)} executions, {waiting} waiting, {pools}{short}"
+
+
+def _used(gate: Occupancy) -> str:
+    return f"{gate.in_use}/{gate.capacity}"
 
 
 def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from pathlib import Path
@@ -21,13 +22,15 @@ from cloche.cli.welcome import VARIABLE, preset_key, welcome
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
+from cloche.engine.quotas import Quotas
 from cloche.librechat_config import SECRET_VARIABLES
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
 from cloche.telemetry import log
 
 STOP_SECONDS = 30.0
-REFRESH_SECONDS = 2.0  # how soon a key that another process changed is noticed
+YOUNG_OBJECTS = 5000  # a hundred requests' worth, after which garbage is looked for
+REFRESH_SECONDS = 2.0  # how soon a key or quota that another process changed is noticed
 FORCED = 1  # exit status
 
 
@@ -95,7 +98,7 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
             await welcome(keys, config.server.public_url or reachable(url))
         started = await _started(stop, host.engine, host.health)
         if started:
-            await _accept(stop, host.app, host.health, keys, url)
+            await _accept(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
         os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed
 
@@ -125,6 +128,7 @@ async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
     """Whether sandboxes can be had; False if the server was stopped meanwhile. Raises what `Health.check` does."""
 
     async def start() -> None:
+        log.info("server.capacity", **engine.housing.admission.rooms)
         await engine.housing.warm(users=("user", "root"))
         await health.check()
 
@@ -139,9 +143,17 @@ async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
     return True
 
 
-async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, url: str) -> None:
-    watching = (asyncio.create_task(health.watch()), asyncio.create_task(_refresh(keys)))
+def _settle() -> None:
+    """What was made until now lasts: looking through it for garbage again and again would hold up everybody."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+
+
+async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, quotas: Quotas, url: str) -> None:
+    watching = (asyncio.create_task(health.watch()), asyncio.create_task(_refresh(keys, quotas)))
     app.system.accepting = True
+    _settle()
     log.info("server.ready", url=url)
     click.echo(f"ready {url}")
     await stop.wait()
@@ -151,7 +163,8 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
     await asyncio.wait(watching)
 
 
-async def _refresh(keys: StoredKeys) -> None:
+async def _refresh(keys: StoredKeys, quotas: Quotas) -> None:
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         await keys.try_refresh()
+        await quotas.try_refresh()

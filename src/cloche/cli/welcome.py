@@ -35,7 +35,7 @@ async def welcome(keys: StoredKeys, url: str) -> None:
     if keys.any_valid:
         return
     if await keys.list():
-        click.echo("cloche: warning: every key was revoked: `cloche key add` makes a new one", err=True)
+        click.echo("cloche: warning: every key was revoked or has expired: `cloche key add` makes a new one", err=True)
         return
     _, key = await keys.add("local", "admin", "first")
     scheme, _, place = url.rstrip("/").partition("://")

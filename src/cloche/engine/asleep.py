@@ -38,11 +38,15 @@ class Asleep:
         self._known.pop(id, None)
         self._policies.pop(id, None)
 
-    async def find(self, id: str) -> SandboxRecord | None:
-        """One that can be woken here, also if the host process that had paused it ended a moment ago."""
-        if id in self._known:
-            return self._known[id]
-        record = await self._records.get(id)
+    async def find(self, id: str, owner: str | None) -> SandboxRecord | None:
+        """One that can be woken here, also if the host process that had paused it ended a moment ago.
+
+        With an owner, if it is theirs: else it is looked for as one that never was.
+        """
+        known = self._known.get(id)
+        if known is not None and owner in (None, known.owner):
+            return known
+        record = await self._records.get(id, owner)
         if record is None or record.state != "paused" or self._is_live(record.instance):
             return None
         return _without_memory(record)

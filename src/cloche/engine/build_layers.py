@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from cloche.model import GIB, Snapshot
 from cloche.store.base import Snapshots as Store
+from cloche.store.past import surely_past
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Layers:
         kept, size, seen = 0, 0, set()
         for layer in filter(_is_layer, await self._store.list(owner)):  # the newest first
             kept, size = kept + 1, size + layer.bytes
-            old = layer.created_at < time.time() - KEPT_SECONDS
+            old = layer.created_at < surely_past() - KEPT_SECONDS
             if old or kept > MAX_LAYERS or size > MAX_BYTES or layer.layer in seen:
                 await self._store.remove(layer.id, owner)
                 await self._discard(layer.image)

@@ -24,6 +24,7 @@ from cloche.engine.building import Builder, Plan, Progress
 from cloche.engine.building import Site as Site
 from cloche.engine.instance import Instance
 from cloche.engine.stores import Stores
+from cloche.engine.trail import Trail
 from cloche.model import Limits, Template
 from cloche.store.template_builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, Tag
 from cloche.telemetry import log
@@ -41,8 +42,9 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Builds:
-    def __init__(self, site: Site, stores: Stores, instance: Instance, aliases: Mapping[str, str]):
+    def __init__(self, site: Site, stores: Stores, instance: Instance, aliases: Mapping[str, str], trail: Trail):
         self._site = site
+        self._trail = trail
         self._store = stores.builds
         self.files = stores.build_files
         self._layers = Layers(stores.snapshots, site.discard)
@@ -56,7 +58,10 @@ class Builds:
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
     async def open(self) -> None:
-        """What a process left that was killed has failed, and nothing of it remains."""
+        await self.clean()
+
+    async def clean(self) -> None:
+        """What a process left that was killed has failed, and nothing of it remains; nor what is too old."""
         failed = await self._store.clean(self._instance.is_live, RESTARTED)
         await self.files.clean()
         await self._layers.clean()
@@ -69,6 +74,13 @@ class Builds:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._failing, return_exceptions=True)
+
+    async def stop(self, owner: str) -> None:
+        """Those of that owner have failed."""
+        tasks = [task for task in self._running.values() if task.get_name() == owner]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- names and tags
 
@@ -83,6 +95,7 @@ class Builds:
             id=str(uuid.uuid4()), template="", owner=owner, tags=wanted, limits=limits, created_at=now, updated_at=now
         )
         template = await self._store.request(bare, build)
+        self._trail.note("build.made", owner, id=build.id, about=template.id)
         return template, msgspec.structs.replace(build, template=template.id)
 
     async def _check_name(self, name: str, owner: str) -> None:
@@ -168,6 +181,7 @@ class Builds:
                 task.cancel()
         for image in await self._store.remove(template.id):
             await self._site.discard(image)
+        self._trail.note("template.removed", template.owner, id=template.id)
 
     # -- building
 
@@ -200,6 +214,7 @@ class Builds:
         )
         if not await self._store.begin(building):
             raise errors.InvalidRequest("the build was started before: ask for a new one")
+        self._trail.note("build.started", build.owner, id=build.id)
         self._forget_logs()
         said = self._logs[build.id] = BuildLog()
         task = self._running[build.id] = asyncio.create_task(self._build(building, plan, said), name=build.owner)

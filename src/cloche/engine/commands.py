@@ -30,12 +30,23 @@ from cloche.model import (
 
 
 class Commands:
-    def __init__(self, guest: Guest, *, user: User, cwd: str, limits: Limits, oom_kills: Callable[[], int]):
+    def __init__(
+        self,
+        guest: Guest,
+        *,
+        user: User,
+        cwd: str,
+        limits: Limits,
+        oom_kills: Callable[[], int],
+        count: Callable[[], None],
+    ):
+        """`count` hears of each that is started. It may raise QuotaExceeded."""
         self._guest = guest
         self._user = user
         self._cwd = cwd
         self._limits = limits
         self._oom_kills = oom_kills
+        self._count = count
         self.jobs = Jobs()
         self._running: dict[str, Program] = {}
 
@@ -51,11 +62,12 @@ class Commands:
         stdin: bool = False,
         pty: tuple[int, int] | None = None,
         background: bool = False,
+        counted: bool = True,
     ) -> Process:
         """Starts a shell command (a string), a program with arguments (a list), or a `script`.
 
-        Raises InvalidRequest for what makes no sense. A program that does not exist has exit code 127. In the
-        background, output that nobody reads never blocks the process.
+        It is one of the owner's executions if `counted`. Raises InvalidRequest for what makes no sense, QuotaExceeded.
+        A program that does not exist has exit code 127. In the background, output that nobody reads never blocks it.
         """
         check_seconds("timeout", timeout_seconds)
         ask = self._ask(script or command, user, env, cwd, stdin, pty)
@@ -68,7 +80,7 @@ class Commands:
             patient=not background,
         )
         process.detached = background
-        await self._start(process, ask, timeout_seconds)
+        await self._start(process, ask, timeout_seconds, counted=counted)
         return process
 
     async def launch(
@@ -82,16 +94,17 @@ class Commands:
         stdin: bool = False,
         pty: tuple[int, int] | None = None,
         tag: str | None = None,
+        counted: bool = True,
     ) -> Job:
         """Starts a program that lives on whoever listens to it; `jobs` finds it again.
 
-        Raises InvalidRequest for what makes no sense, FileNotFound or NotADirectory for the working directory. A
-        program that does not exist has exit code 127.
+        Raises InvalidRequest for what makes no sense, FileNotFound or NotADirectory for the working directory,
+        QuotaExceeded. A program that does not exist has exit code 127.
         """
         check_seconds("timeout", timeout_seconds)
         ask = msgspec.structs.replace(self._ask(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
         job = Job(self._guest, _new_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_end)
-        await self._start(job, ask, timeout_seconds)
+        await self._start(job, ask, timeout_seconds, counted=counted)
         if job.exited is None:
             self.jobs.add(job)
         return job
@@ -114,8 +127,11 @@ class Commands:
         await self._start(program, ask, timeout_seconds)
         return program
 
-    async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None) -> None:
+    async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None, *, counted: bool = True) -> None:
+        if counted:
+            self._count()
         self._running[program.id] = program
+        self._guest.noted("command.started" if ask.pty is None else "terminal.opened", id=program.id)
         try:
             await program.start(ask, timeout_seconds)
         except BaseException:

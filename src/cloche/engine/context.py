@@ -6,16 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from cloche import errors
+from cloche.engine.acting import acting
 from cloche.engine.answers import InputSource
 from cloche.engine.branching import Marks
 from cloche.engine.execution import Execution
-from cloche.engine.history import Transcript
+from cloche.engine.gate import Waiter
+from cloche.engine.home import Home
 from cloche.engine.kernel import Kernel
-from cloche.engine.tool_calls import Tools
-from cloche.events import Ended
+from cloche.engine.trail import ENDED, STARTED
 from cloche.model import Limits, Mark, Showing, check_command_size, check_copies, check_env, check_seconds, new_id
 from cloche.tools import Tool
 from cloche.variables import Variables
@@ -23,42 +23,6 @@ from cloche.variables import Variables
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
 _LONG_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
-
-
-class Home(Protocol):
-    """What a context needs of its sandbox."""
-
-    limits: Limits
-    tools: Tools
-    transcript: Transcript
-
-    async def start_kernel(self, context: Context) -> Kernel:
-        """Raises SandboxLost or what init answers."""
-
-    async def branch_kernel(self, origin: Kernel) -> Kernel:
-        """A copy of that kernel. Raises NotCopyable, Unavailable or Gone."""
-
-    def check_room(self, count: int) -> None:
-        """Raises InvalidRequest unless it can have so many contexts more."""
-
-    def add_contexts(self, contexts: list[Context]) -> None:
-        """Raises as `check_room` and `check_running` do, with none added."""
-
-    def oom_kills(self) -> int: ...
-
-    def abandon(self, why: str) -> None: ...
-
-    def execution_ended(self, ended: Ended) -> None:
-        """An execution of it has ended."""
-
-    def check_running(self) -> None:
-        """Raises Gone if the sandbox has ended."""
-
-    @property
-    def has_deadline(self) -> bool: ...
-
-    @property
-    def ending(self) -> str | None: ...
 
 
 class Context:
@@ -77,7 +41,9 @@ class Context:
         self._turn = asyncio.Lock()  # FIFO
         self._starting = asyncio.Lock()
         self._running: Execution | None = None
+        self._waiter: Waiter | None = None  # of the execution whose turn it is here, but not yet on this host
         self._began_at = 0.0
+        self._asked_by = acting()  # who has it run what it runs
         self._oom_kills = 0
         self._notice: str | None = None
         self._marks = Marks()
@@ -111,7 +77,7 @@ class Context:
         `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time limit
         but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are told as
         ToolsCalled events; its time does not run while it waits for them. It is in the sandbox's history if `recorded`.
-        Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended.
+        Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended, QuotaExceeded, Busy.
         """
         self._home.check_running()
         self._check_exists()
@@ -122,6 +88,8 @@ class Context:
         check_seconds("timeout", timeout_seconds)
         if timeout_seconds is None and not (until_deadline and self._home.has_deadline):
             timeout_seconds = self._home.limits.execution_seconds
+        self._home.turns.check()
+        self._home.count_execution()
         return Execution(
             self,
             code,
@@ -235,6 +203,8 @@ class Context:
         kernel, self._kernel = self._kernel, None
         if self._running is not None:
             self._running.finish("died", reason)
+        if self._waiter is not None and self._is_over:
+            self._waiter.withdraw()
         if kernel is not None:
             kernel.discard()
 
@@ -259,7 +229,7 @@ class Context:
     async def enter(self, execution: Execution) -> Kernel | None:
         await self._turn.acquire()
         try:
-            kernel = await self._kernel_unless_over()
+            kernel = await self._admitted_kernel()
         except BaseException:
             self._turn.release()
             raise
@@ -268,10 +238,35 @@ class Context:
             return None
         self._running = execution
         self._began_at = time.monotonic()
+        self._asked_by = acting()
+        self._home.guest.noted(STARTED, id=execution.id)
         return kernel
 
+    async def _admitted_kernel(self) -> Kernel | None:
+        """With a place for one more execution on this host. Raises Busy, QuotaExceeded, ShuttingDown."""
+        if self._is_over or not (self._home.turns.enter_now() or await self._wait_for_place()):
+            return None
+        kernel = None
+        try:
+            kernel = await self._kernel_unless_over()
+            return kernel
+        finally:
+            if kernel is None:
+                self._home.turns.leave()
+
+    async def _wait_for_place(self) -> bool:
+        self._waiter = self._home.turns.line_up()
+        try:
+            return await self._home.turns.enter(self._waiter)
+        finally:
+            self._waiter = None
+
+    @property
+    def _is_over(self) -> bool:
+        return self.removed or self._home.ending is not None
+
     async def _kernel_unless_over(self) -> Kernel | None:
-        if self.removed or self._home.ending:
+        if self._is_over:
             return None
         try:
             while True:
@@ -289,8 +284,11 @@ class Context:
             self._running = None
             if execution.ended is not None:
                 self._home.execution_ended(execution.ended)
+                outcome, who = execution.ended.outcome, self._asked_by
+                self._home.guest.noted(ENDED, id=execution.id, outcome=outcome, who=who)
             if time.monotonic() - self._began_at > _LONG_SECONDS:
                 self.out_of_memory()
+            self._home.turns.leave()
             self._turn.release()
 
     def out_of_memory(self) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.builds import Builds, Site
+from cloche.engine.chronicle import Chronicle
 from cloche.engine.endings import absent, gone, never
 from cloche.engine.housing import Housing, Templates, default_limits
 from cloche.engine.images import Images
@@ -21,22 +22,16 @@ from cloche.engine.lasting import MAX_FORKS, Lasting, Source
 from cloche.engine.launching import launched
 from cloche.engine.making import Making, from_snapshot, shutting_down
 from cloche.engine.networks import Networks
+from cloche.engine.quotas import Quotas
 from cloche.engine.runs import Runs
 from cloche.engine.sandbox import Sandbox, info_of
 from cloche.engine.snapshots import Snapshots, is_id
 from cloche.engine.stores import Stores
 from cloche.engine.tally import Tally
+from cloche.engine.trail import Trail
 from cloche.engine.volumes import Volumes
 from cloche.isolation.base import Backend
-from cloche.model import (
-    Limits,
-    SandboxInfo,
-    SandboxSpec,
-    Snapshot,
-    Template,
-    check_seconds,
-    new_id,
-)
+from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot, Template, check_seconds, new_id
 from cloche.store.base import SHUT_DOWN, SandboxRecord
 from cloche.telemetry import log
 
@@ -56,30 +51,35 @@ class Engine:
     ):
         self.config = config
         self._backend = backend
-        self._records = stores.records
+        self.records = stores.records
         self._instance = instance
         self._sandboxes: dict[str, Sandbox] = {}
+        self.tally, self.trail = Tally(), Trail()
+        self._chronicle = Chronicle(self.tally, self.trail)
+        self.quotas = Quotas(config.quotas, stores.quotas)
+        stores.guard(self.quotas.check_stored)
         self._destroying: set[asyncio.Task[None]] = set()
         kept = Path(config.data_dir, "cache", "packages")
         self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
         self.housing = Housing(config, backend, catalogue, door=self.networks.always_open)
         self._images = Images(Path(config.data_dir, "images"), instance.name)
-        self.snapshots = Snapshots(stores.snapshots, self._images, config.kept, config.aliases)
-        self.volumes = Volumes(config.volumes, stores.volumes, self._images, instance, self.housing)
+        self.snapshots = Snapshots(stores.snapshots, self._images, config.kept, config.aliases, self.trail)
+        self.volumes = Volumes(config.volumes, stores.volumes, self._images, instance, self.housing, self.trail)
         self._lasting = Lasting(config.kept, self, instance, stores, self._images, self.snapshots)
         self.runs = Runs(stores.runs, instance, config.runs)
-        self.builds = Builds(self._site(), stores, instance, config.aliases)
-        self.tally = Tally()
+        self.builds = Builds(self._site(), stores, instance, config.aliases, self.trail)
         self._making = Making(
-            config, instance, self.housing, self.networks, self._images, self.volumes, self.tally, self
+            config, instance, self.housing, self.networks, self._images, self.volumes, self.quotas, self.tally, self
         )
 
     async def __aenter__(self) -> Engine:
-        await self._records.open()
-        lost = await self._records.mark_lost(self._instance.is_live, time.time())
+        await self.records.open()
+        await self.quotas.open()
+        lost = await self.records.mark_lost(self._instance.is_live, time.time())
         dead = self._instance.clean()
         if lost or dead:
             log.info("instance.cleaned", instances=len(dead), sandboxes=lost)
+            self.trail.note("sandboxes.lost", "", about=f"{lost} of processes that died", itself=True)
         await self._lasting.open()
         await self.builds.open()
         self.runs.open()
@@ -95,7 +95,7 @@ class Engine:
 
         A sandbox without an owner (the empty string) is neither recorded nor counted nor listed.
 
-        Raises InvalidRequest for limits or a lifetime that this host does not allow, TemplateNotFound,
+        Raises InvalidRequest for limits or a lifetime that this host does not allow, QuotaExceeded, TemplateNotFound,
         TemplateBuildFailed, NurseryFailed, IsolationUnavailable, ShuttingDown, and Unavailable where too many files are
         open for one more.
         """
@@ -136,8 +136,8 @@ class Engine:
         sandbox = self._sandboxes.get(id)
         if sandbox is not None and owner in (None, sandbox.spec.owner):
             return sandbox
-        record = None if sandbox is not None else await self._lasting.asleep.find(id) or await self._records.get(id)
-        if record is None or owner not in (None, record.owner):
+        record = await self._lasting.asleep.find(id, owner) or await self.records.get(id, owner)
+        if record is None:
             raise never(id)
         if id in self._sandboxes:  # it was woken while we looked
             return self._sandboxes[id]
@@ -237,8 +237,8 @@ class Engine:
                 known = await self._moved(known)
         return await self._lasting.source_asleep(known)
 
-    def resting(self) -> Sequence[Sandbox]:
-        return [each for each in self._sandboxes.values() if each.record.state == "paused"]
+    def living(self) -> Sequence[Sandbox]:
+        return [*self._sandboxes.values()]
 
     def list(self, owner: str | None) -> list[SandboxInfo]:
         """The sandboxes of that owner in this process, or with None of all, running and paused, the oldest first."""
@@ -252,9 +252,9 @@ class Engine:
         Raises SandboxNotFound.
         """
         sandbox = self._sandboxes.get(id)
-        record = None if sandbox is None else sandbox.record
-        record = record or await self._lasting.asleep.find(id) or await self._records.get(id)
-        if record is None or owner not in (None, record.owner):
+        record = None if sandbox is None or owner not in (None, sandbox.spec.owner) else sandbox.record
+        record = record or await self._lasting.asleep.find(id, owner) or await self.records.get(id, owner)
+        if record is None:
             raise never(id)
         return info_of(record)
 
@@ -262,11 +262,11 @@ class Engine:
         self, owner: str, label: str, value: str | None = None, *, limit: int = MAX_HISTORY
     ) -> Sequence[SandboxInfo]:
         """The newest with such metadata of that owner's sandboxes that have ended though nobody killed them."""
-        return [info_of(record) for record in await self._records.ended(owner, label, value, limit)]
+        return [info_of(record) for record in await self.records.ended(owner, label, value, limit)]
 
     async def disclaim(self, id: str, owner: str, reason: str) -> None:
         """A sandbox that has ended counts as killed by its owner from now on, for that reason."""
-        record = await self._records.get(id)
+        record = await self.records.get(id)
         if record is not None and record.owner == owner and record.state not in ("running", "paused"):
             self._record(msgspec.structs.replace(record, state="killed", end_reason=reason))
 
@@ -315,11 +315,11 @@ class Engine:
     @property
     def paused(self) -> int:
         """How many sandboxes are paused."""
-        return len(self.resting()) + len(self._lasting.asleep.list(None))
+        return len(self._lasting.resting()) + len(self._lasting.asleep.list(None))
 
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions say "shutdown"), then everything that made them."""
-        self._making.closing = True
+        self._making.close()
         await self.builds.aclose()
         await self._lasting.finish_waking()
         await asyncio.gather(*(self._lasting.lay_down(each) for each in list(self._sandboxes.values())))
@@ -332,7 +332,8 @@ class Engine:
         await self.housing.close_nurseries()
         await self.networks.aclose()
         clean = await self._backend.aclose()
-        await self._records.aclose()
+        self.quotas.save()
+        await self.records.aclose()
         self._instance.close(keep=not clean)
 
     def disown(self) -> None:
@@ -369,6 +370,7 @@ class Engine:
         self._sandboxes[sandbox.id] = sandbox
         self._lasting.asleep.forget(sandbox.id)
         self._record(sandbox.record)
+        self._chronicle.added(sandbox.record)
 
     def on_due(self, sandbox: Sandbox) -> None:
         self._lasting.on_due(sandbox)
@@ -376,23 +378,17 @@ class Engine:
     def on_change(self, sandbox: Sandbox) -> None:
         record = sandbox.record
         self._record(record)
-        if sandbox.ending is not None and self._sandboxes.get(sandbox.id) is sandbox:
+        left = sandbox.ending is not None and self._sandboxes.get(sandbox.id) is sandbox
+        self._chronicle.changed(record, left=left)
+        if left:
             del self._sandboxes[sandbox.id]
             self._wait_for(sandbox.destroying)
             if sandbox.unneeded is not None:
                 self._lasting.forget(sandbox.unneeded)
-            if record.state != "paused":
-                self._say_ended(record)
 
     def _record(self, record: SandboxRecord) -> None:
         if record.owner:
-            self._records.put(record)
-
-    def _say_ended(self, record: SandboxRecord) -> None:
-        if record.owner:
-            self.tally.ended[record.state] += 1
-            about = {"sandbox": record.id, "owner": record.owner, "template": record.template}
-            log.info("sandbox.ended", **about, state=record.state, reason=record.end_reason)
+            self.records.put(record)
 
     def _wait_for(self, destroying: asyncio.Task[None] | None) -> None:
         if destroying is not None:

@@ -212,7 +212,7 @@ class Execution:
             self.finish("died", self._stage.ending)
             return
         self._kernel = kernel
-        self._events.slow_down(kernel.pause, kernel.resume)
+        self._events.slow_down(kernel.pause, kernel.resume, kernel.unread)
         self._stopping = Stopping(kernel, self._timeout_seconds, self._give_up)
         try:
             kernel.execute(self, self._header, self._code)

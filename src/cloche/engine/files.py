@@ -26,6 +26,18 @@ Chunk = bytes | bytearray | memoryview | str
 Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
 Content = Chunk | Chunks
 
+NOTED = {
+    "file_read": "files.read",
+    "file_write": "files.written",
+    "file_make_dir": "files.written",
+    "file_move": "files.moved",
+    "file_remove": "files.removed",
+    "file_change": "files.changed",
+    "tree_guard": "files.changed",
+}
+"""What the audit log calls what is asked of init; all else only looks at what there is. Never which file it was."""
+LISTS = frozenset({"file_list", "tree_survey"})
+
 INLINE_BYTES = wire.INLINE_BYTES  # up to which a content goes by itself, and is not streamed
 MIN_READ_LIMIT = 64 * MIB
 MAX_READ_LIMIT = 2 * GIB
@@ -57,11 +69,7 @@ class Files:
         fd = only_fd(reply)
         try:
             size = check_regular(fd).st_size
-            if size > self._read_limit:
-                raise errors.FileError(
-                    f"{path} claims {size} bytes, and {self._read_limit} can be read at once: read it as a stream, "
-                    "with read_chunks"
-                )
+            self._check_readable(path, size)
             return await asyncio.to_thread(read_whole, fd, size)
         finally:
             os.close(fd)
@@ -69,6 +77,23 @@ class Files:
     async def open(self, path: str, *, user: User | None = None) -> OpenFile:
         """A file to be read in parts. Whoever opens it closes it."""
         return opened(await self._ask("file_read", path, user, max_inline=INLINE_BYTES))
+
+    async def open_whole(self, path: str, *, user: User | None = None) -> OpenFile:
+        """As `open`, for whoever will have all of it in memory. Refuses what `read` does."""
+        file = await self.open(path, user=user)
+        try:
+            self._check_readable(path, file.size_bytes)
+        except errors.FileError:
+            file.close()
+            raise
+        return file
+
+    def _check_readable(self, path: str, size: int) -> None:
+        if size > self._read_limit:
+            raise errors.FileError(
+                f"{path} claims {size} bytes, and {self._read_limit} can be read at once: read it as a stream, "
+                "with read_chunks"
+            )
 
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
         """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk.
@@ -194,13 +219,18 @@ class Files:
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
         """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""
         check_user(user)
+        self._guest.noted("files.watched")
         return Watch(self._guest, sandbox_path(path, self._cwd), recursive=recursive, user=user or self._user)
 
     async def _ask(self, verb: str, path: str, user: User | None, body: bytes = b"", **fields: Any) -> Reply:
         full = sandbox_path(path, self._cwd)
         check_user(user)
         with _naming(path):
-            return await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
+            reply = await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
+        if "stream" not in fields:  # whose end is told
+            moved = 0 if verb in LISTS else max(len(body), len(reply.body))
+            self._guest.noted(NOTED.get(verb, "files.listed"), bytes=moved)
+        return reply
 
     async def _write_small(self, path: str, content: bytes, user: User | None, wishes: dict[str, Any]) -> FileInfo:
         reply = await self._ask("file_write", path, user, content, size=len(content), **wishes)
@@ -213,7 +243,9 @@ class Files:
             reply = await self._ask("file_write", path, user, size=None, stream=True, write=write, **wishes)
             size = await _fill(PipeWriter(only_fd(reply)), content)
             with _naming(path):
-                return _info((await self._guest.request("write_end", write=write, commit=True, size=size)).ok)
+                ended = await self._guest.request("write_end", write=write, commit=True, size=size)
+            self._guest.noted("files.written", bytes=size)
+            return _info(ended.ok)
         except BaseException:
             self._guest.tell("write_end", write=write, commit=False)
             raise
@@ -267,6 +299,8 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def _listing(body: bytes) -> list[FileInfo]:
+    if len(body) > wire.MAX_LISTING_BYTES:
+        raise errors.ProtocolViolation(f"the guest's init sent a list of files of {len(body)} bytes")
     try:
         return msgspec.json.decode(body, type=Listing).files
     except (msgspec.MsgspecError, UnicodeError):

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
 from cloche.engine.clock import ProgramTime
-from cloche.engine.queue import Bell
+from cloche.engine.queue import Bell, Share
+from cloche.engine.trail import Noted, unnoted
 from cloche.guest import wire
 from cloche.isolation.base import Cell
 from cloche.isolation.channel import Channel, Header, close_all
@@ -44,6 +45,9 @@ SUBJECTS = {
 }
 AT_REST = frozenset({"hold", "release", "image_save", "image_restore", "usage", "kernel_signal", "process_signal"})
 MAX_UNCLAIMED = 256
+HUNG_SECONDS = (
+    120.0  # init answers each request in turn, in a moment, but shares its CPUs with up to 256 busy processes
+)
 MAX_MESSAGE = 4096
 
 
@@ -61,7 +65,9 @@ class Guest:
     def __init__(self, cell: Cell):
         self.cell = cell
         self.time = ProgramTime()  # stands still while those do that init has started
+        self.unread = Share()  # of what its programs have written
         self.on_lost: Callable[[str], None] | None = None
+        self.noted: Noted = unnoted  # hears what is done in it, for the audit log
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._waiting: set[asyncio.Future[Any]] = set()
@@ -71,6 +77,8 @@ class Guest:
         self._why_closed: str | None = None
         self._shut = False
         self._stirred = Bell()
+        self._heard = 0  # frames of init
+        self._watch: asyncio.TimerHandle | None = None
         self._error: Callable[[], errors.ClocheError] = self._lost
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
@@ -89,6 +97,8 @@ class Guest:
         number = self._send(verb, body, fields)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[number] = future
+        if self._watch is None:
+            self._watch = self._loop.call_later(HUNG_SECONDS, self._look, self._heard, number)
         try:
             return await future
         except asyncio.CancelledError:
@@ -149,7 +159,18 @@ class Guest:
         self._channel.send({"id": self._last_id, "do": verb, **fields}, body)
         return self._last_id
 
+    def _look(self, heard: int, number: int) -> None:
+        """Whether init answers. One that has said nothing for so long, and owes an answer, is as good as dead."""
+        self._watch = None
+        if self._channel.closed or not self._pending:
+            return
+        if heard == self._heard and number in self._pending:
+            self._channel.close(f"it has not answered for {HUNG_SECONDS:.0f} s")
+            return
+        self._watch = self._loop.call_later(HUNG_SECONDS, self._look, self._heard, next(iter(self._pending)))
+
     def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
+        self._heard += 1
         if "id" in header:
             self._on_reply(header, body, fds)
             return
@@ -188,6 +209,8 @@ class Guest:
 
     def _on_closed(self, why: str) -> None:
         self._why_closed = why
+        if self._watch is not None:
+            self._watch.cancel()
         self._stirred.ring()
         pending, self._pending = self._pending, {}
         for future in (*pending.values(), *self._waiting):

@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cloche.config import Config
+from cloche.engine.admission import Admission
 from cloche.engine.nursery import LiveNursery
 from cloche.engine.pool import Pool, ReadyCell, prepare
 from cloche.isolation.base import Backend, CellSpec, Mounts
 from cloche.model import Limits, Template, User
+from cloche.telemetry import log
 
 TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
 KEEP_DEFAULT_SECONDS = 3600.0
 KEEP_OTHER_SECONDS = 60.0
+WATCH_SECONDS = 1.0  # how often it is looked whether there is memory for cells that only wait
 MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
 MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
 
@@ -43,10 +46,12 @@ class Housing:
         self._backend = backend
         self._catalogue = catalogue
         self._door = door
+        self.admission = Admission(config.capacity)
         self._templates: dict[str, tuple[float, Template]] = {}
         self._nurseries: dict[str, LiveNursery] = {}
         self._pools: dict[tuple[str, CellSpec], Pool] = {}
         self._odd_pools: set[tuple[str, CellSpec]] = set()
+        self._watching: asyncio.TimerHandle | None = None
 
     async def take(self, template: Template, user: User, limits: Limits, mounts: Mounts | None = None) -> ReadyCell:
         """A cell for a sandbox whose kernels run as that user. Raises as `Pool.take` does.
@@ -87,7 +92,14 @@ class Housing:
         """How many cells wait in pools."""
         return sum(pool.ready for pool in self._pools.values())
 
+    @property
+    def wanted(self) -> int:
+        """How many would wait if there were the memory and the time to make them."""
+        return sum(pool.size for pool in self._pools.values() if not pool.idle)
+
     async def close_pools(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         await asyncio.gather(*(pool.aclose() for pool in self._pools.values()))
 
     async def close_nurseries(self) -> None:
@@ -123,11 +135,35 @@ class Housing:
         if cell != usual:
             keeps = len(self._odd_pools) < MAX_ODD_POOLS
             size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
-        pool = Pool(self.nursery(template), cell, usual_limits, size=size, keep_seconds=keep_seconds, door=self._door)
+        pool = Pool(
+            self.nursery(template),
+            cell,
+            usual_limits,
+            size=size,
+            keep_seconds=keep_seconds,
+            door=self._door,
+            busy=self.admission.busy,
+            ample=self.admission.memory.ample,
+        )
         if keeps:
+            self._watch_later()
             self._pools[key] = pool
             self._odd_pools |= {key} if cell != usual else set()
         return pool
+
+    def _watch_later(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
+
+    def _watch(self) -> None:
+        """Cells that only wait are the first to go where memory runs short: one of each pool at a time."""
+        self._watching = None
+        if not self.admission.memory.ample() and self.ready:
+            log.info("pool.shrinking", ready=self.ready, left_bytes=self.admission.memory.left_bytes)
+            for pool in self._pools.values():
+                pool.shrink()
+        if self._pools:
+            self._watch_later()
 
     def _forget_idle_pools(self) -> None:
         self._pools = {key: pool for key, pool in self._pools.items() if not pool.idle}

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from cloche.engine.guest import Guest
 from cloche.engine.program import Ask, Exited, Program
-from cloche.engine.queue import Bell, EventQueue
+from cloche.engine.queue import Bell, EventQueue, Share
 from cloche.model import Stream, Struct
 
 FIRST_LISTENER_SECONDS = 5.0
@@ -27,9 +27,9 @@ JobEvent = Chunk | Exited
 class Listener:
     """Everything that a job writes from now on, then its `Exited`. One that reads slowly slows the job down."""
 
-    def __init__(self, job: Job | None):
+    def __init__(self, job: Job | None, share: Share | None = None):
         self._job = job
-        self._events: EventQueue[JobEvent] = EventQueue(self._hold, self._release)
+        self._events: EventQueue[JobEvent] = EventQueue(self._hold, self._release, share=share)
 
     async def __aenter__(self) -> Listener:
         return self
@@ -103,7 +103,7 @@ class Job(Program):
 
     def listen(self) -> Listener:
         """After its end, all that is left to hear is that."""
-        listener, self._first = self._first or Listener(self), None
+        listener, self._first = self._first or Listener(self, self._guest.unread), None
         if listener in self._listeners:
             return listener
         if self.exited is not None:
@@ -137,7 +137,7 @@ class Job(Program):
     # -- as a program
 
     def _begin(self) -> None:
-        self._first = Listener(self)
+        self._first = Listener(self, self._guest.unread)
         self._listeners.add(self._first)
         asyncio.get_running_loop().call_later(FIRST_LISTENER_SECONDS, self._give_up_first)
         super()._begin()

@@ -56,6 +56,7 @@ class Kernel:
         self.exit: KernelExit | None = None
         self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether an execution has told of it
         self._guest = guest
+        self.unread = guest.unread
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._inspection: Inspection | None = None

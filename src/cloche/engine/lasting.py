@@ -17,13 +17,17 @@ from cloche.engine.asleep import Asleep
 from cloche.engine.endings import absent
 from cloche.engine.images import Images
 from cloche.engine.instance import Instance
+from cloche.engine.jumps import Jumps
 from cloche.engine.pauses import Pauses
+from cloche.engine.quotas import Quotas
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.snapshots import Snapshots
 from cloche.engine.stores import Stores
+from cloche.engine.trail import Trail
 from cloche.model import GIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import Revival, SandboxRecord, State
+from cloche.store.past import surely_past
 from cloche.telemetry import log
 
 RETRY_SECONDS = 30.0  # between tries to pause one whose deadline has passed
@@ -46,8 +50,11 @@ class Source(NamedTuple):
 class Maker(Protocol):
     """What makes sandboxes."""
 
-    def resting(self) -> Sequence[Sandbox]:
-        """Those that are paused and have a cell."""
+    trail: Trail
+    quotas: Quotas
+
+    def living(self) -> Sequence[Sandbox]:
+        """Those that have a cell, running and paused."""
 
     async def make(
         self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
@@ -72,6 +79,7 @@ class Lasting:
         self._pausing: Counter[str] = Counter()  # by owner
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self._jumps = Jumps(self._reckon)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -82,9 +90,19 @@ class Lasting:
         known = paused | await self._snapshots.images() | await self._volumes.images()
         await self._images.remove_orphans(known, self._instance.is_live)
         self._sweep()
+        self._jumps.open()
+
+    def resting(self) -> Sequence[Sandbox]:
+        """Those that are paused and have a cell."""
+        return [each for each in self._maker.living() if each.record.state == "paused"]
+
+    def _reckon(self) -> None:
+        for sandbox in self._maker.living():
+            sandbox.reckon()
 
     async def aclose(self) -> None:
         self._closed = True
+        self._jumps.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
         await self._pauses.aclose()
@@ -123,7 +141,7 @@ class Lasting:
             pass
         except errors.ClocheError as error:
             log.error("sandbox.not_paused", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
-            if time.time() > sandbox.latest_at + OVERTIME_SECONDS:
+            if sandbox.over_seconds > OVERTIME_SECONDS:
                 await sandbox.end("expired", "deadline", f"its deadline passed, and it could not be paused: {error}")
             elif sandbox.record.state == "running" and not self._closed:
                 sandbox.defer(RETRY_SECONDS)
@@ -194,6 +212,9 @@ class Lasting:
         if record.revival is not None:
             await self._images.remove(record.revival.image)
         log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
+        self._maker.trail.note(
+            "sandbox.ended", record.owner, sandbox=record.id, outcome=state, about=reason, itself=expired
+        )
 
     # -- snapshots and forks
 
@@ -223,6 +244,9 @@ class Lasting:
             await asyncio.shield(self._images.remove(source.image))
             raise
         log.info("snapshot.made", snapshot=snapshot.id, sandbox=snapshot.sandbox, owner=snapshot.owner)
+        self._maker.trail.note(
+            "snapshot.made", snapshot.owner, sandbox=snapshot.sandbox, id=snapshot.id, bytes=snapshot.bytes
+        )
         return snapshot
 
     async def fork(self, source: Source, count: int, seconds: float | None) -> Sequence[Sandbox | errors.ClocheError]:
@@ -230,6 +254,7 @@ class Lasting:
         policy = source.policy or source.revival.network
         spec = _spec_of(source.record, source.revival, policy, seconds or source.revival.lifetime_seconds)
         specs = {id: _renamed(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
+        self._maker.trail.note("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
         try:
             made = await asyncio.gather(
                 *(self._maker.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
@@ -259,7 +284,8 @@ class Lasting:
                 f"{count} sandboxes are paused already, as many as one may have here: kill or resume one first"
             )
 
-    def _check_size(self, owner: str, more_bytes: int) -> None:
+    async def _check_size(self, owner: str, more_bytes: int) -> None:
+        await self._maker.quotas.check_stored(owner, more_bytes)
         size = more_bytes + sum(each.revival.bytes for each in self._paused(owner) if each.revival is not None)
         if size > self._kept.paused_bytes:
             raise errors.InvalidRequest(
@@ -268,7 +294,7 @@ class Lasting:
             )
 
     def _paused(self, owner: str) -> list[SandboxRecord]:
-        resting = [each.record for each in self._maker.resting() if each.spec.owner == owner]
+        resting = [each.record for each in self.resting() if each.spec.owner == owner]
         return [*resting, *self.asleep.list(owner)]
 
     def _sweep(self) -> None:
@@ -278,8 +304,8 @@ class Lasting:
             self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
 
     async def _give_up_old(self) -> None:
-        before = time.time() - self._kept.paused_seconds
-        for sandbox in self._maker.resting():
+        before = surely_past() - self._kept.paused_seconds
+        for sandbox in self.resting():
             if sandbox.record.state == "paused" and (sandbox.record.paused_at or 0.0) < before:
                 await sandbox.end("expired", "deadline", TOO_LONG)
         for record in list(self.asleep.list(None)):

@@ -20,7 +20,9 @@ SHELL = ("/bin/bash", "-l", "-c")
 async def launch(sandbox: Sandbox, how: Launch) -> None:
     """Returns when it is ready, or after so many seconds all the same: then the log says so. Raises Gone."""
     if how.start_command is not None:
-        await sandbox.commands.launch((*SHELL, how.start_command), user=how.user, cwd=how.cwd, tag="start")
+        await sandbox.commands.launch(
+            (*SHELL, how.start_command), user=how.user, cwd=how.cwd, tag="start", counted=False
+        )
     if how.ready_command is None:
         return
     try:
@@ -34,7 +36,7 @@ async def _wait_ready(sandbox: Sandbox, how: Launch, command: str) -> None:
     while True:
         began_at = time.monotonic()
         process = await sandbox.commands.start(
-            (*SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=READY_SECONDS
+            (*SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=READY_SECONDS, counted=False
         )
         async with contextlib.aclosing(process):  # killed where the time is over
             async for _ in process:  # nobody wants what it says

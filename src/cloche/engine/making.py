@@ -10,14 +10,20 @@ import msgspec
 
 from cloche import errors
 from cloche.config import Config
+from cloche.engine.acting import acting
+from cloche.engine.admission import Turns
+from cloche.engine.charge import Charge
+from cloche.engine.gate import Place
 from cloche.engine.history import Transcript
 from cloche.engine.housing import Housing, default_limits
 from cloche.engine.images import Images
 from cloche.engine.instance import Instance
 from cloche.engine.launching import DEFAULT_USER
 from cloche.engine.networks import Networks
+from cloche.engine.quotas import Quotas
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.tally import Tally
+from cloche.engine.trail import Trail
 from cloche.engine.volumes import Volumes
 from cloche.model import Limits, SandboxSpec, Snapshot, Template
 from cloche.store.base import SandboxRecord
@@ -26,6 +32,8 @@ from cloche.telemetry import log
 
 class Keeper(Protocol):
     """Whose the sandboxes are that are made."""
+
+    trail: Trail
 
     def add(self, sandbox: Sandbox) -> None: ...
 
@@ -45,6 +53,7 @@ class Making:
         networks: Networks,
         images: Images,
         volumes: Volumes,
+        quotas: Quotas,
         tally: Tally,
         keeper: Keeper,
     ):
@@ -55,6 +64,7 @@ class Making:
         self._networks = networks
         self._images = images
         self._volumes = volumes
+        self._quotas = quotas
         self._tally = tally
         self._keeper = keeper
 
@@ -68,9 +78,15 @@ class Making:
         before: SandboxRecord | None = None,
     ) -> Sandbox:
         """See `Engine.create` and `Engine.make`."""
+        self._check(spec)
+        limits = spec.limits or default_limits(self._config, template)
+        self._config.limits.check(limits)
+        charge = Charge(self._quotas, spec.owner, _key_of(spec, before), limits.memory_bytes)
+        spec = charge.within_lifetime(spec)
+        place = await self._enter(spec, charge)
         began_at = time.monotonic()
         try:
-            sandbox = await self._house(spec, id, template, image, before)
+            sandbox = await self._house(spec, id, template, limits, charge, place, image, before)
         except (errors.Unavailable, OSError) as failure:
             error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
             self._tally.not_created[error.code] += 1
@@ -80,13 +96,56 @@ class Making:
             self._tally.sandbox_created(time.monotonic() - began_at)
         return sandbox
 
+    async def _enter(self, spec: SandboxSpec, charge: Charge) -> Place:
+        """Raises Busy, ShuttingDown."""
+        try:
+            return await self._housing.admission.sandboxes.enter(spec.owner or _on_behalf())
+        except BaseException:
+            charge.leave()
+            raise
+
+    def close(self) -> None:
+        """Whoever waits to have one made is told."""
+        self.closing = True
+        self._housing.admission.close()
+
     async def _house(
-        self, spec: SandboxSpec, id: str, template: Template, image: str | None, before: SandboxRecord | None
+        self,
+        spec: SandboxSpec,
+        id: str,
+        template: Template,
+        limits: Limits,
+        charge: Charge,
+        place: Place,
+        image: str | None,
+        before: SandboxRecord | None,
     ) -> Sandbox:
-        """Gives it a cell. Its life begins when it has one."""
-        self._check(spec)
-        limits = spec.limits or default_limits(self._config, template)
-        self._config.limits.check(limits)
+        """Gives it a cell. Its life begins when it has one, and its place is given back when that is gone."""
+        try:
+            sandbox, stale = await self._make(spec, id, template, limits, charge, place, image, before)
+        except BaseException:
+            place.leave()
+            charge.leave()
+            raise
+        self._keeper.add(sandbox)
+        if self._networks.wants_door(sandbox.network.policy):
+            await self._networks.open(sandbox)
+        if stale:  # its first kernel was there before its packages were
+            await sandbox.context().restart()
+        return sandbox
+
+    async def _make(
+        self,
+        spec: SandboxSpec,
+        id: str,
+        template: Template,
+        limits: Limits,
+        charge: Charge,
+        place: Place,
+        image: str | None,
+        before: SandboxRecord | None,
+    ) -> tuple[Sandbox, bool]:
+        """The sandbox, and whether its first kernel is older than its packages."""
         network = self._networks.policy_for(spec, template)
         mounts = await self._volumes.mounts(spec.volumes, spec.owner, template) if spec.volumes else None
         ready = await self._housing.take(template, spec.user, limits, mounts)
@@ -97,26 +156,29 @@ class Making:
             stale = image is not None and await self._images.restore(ready.guest, image)
             if self.closing:  # meanwhile: nobody would end it
                 raise shutting_down()
+            ready.guest.noted = self._keeper.trail.of(id, spec.owner)
             sandbox = Sandbox(
                 ready,
                 spec,
-                self._new_record(id, spec, template, limits, before),
+                self._new_record(id, spec, template, limits, charge.key_id, before),
                 network=network,
-                max_lifetime_seconds=self._config.lifetime.max_seconds,
+                max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
                 tally=self._tally if spec.owner else Tally(),
-                on_change=self._keeper.on_change,
+                on_change=lambda changed: self._on_change(changed, place),
                 on_due=self._keeper.on_due,
                 transcript=Transcript(self._config.history.sandbox_bytes),
+                charge=charge,
+                turns=Turns(self._housing.admission.executions, spec.owner),
             )
         except BaseException:  # a spec that fits into no frame, say, or files that do not fit in
             await ready.aclose()
             raise
-        self._keeper.add(sandbox)
-        if self._networks.wants_door(network):
-            await self._networks.open(sandbox)
-        if stale:  # its first kernel was there before its packages were
-            await sandbox.context().restart()
-        return sandbox
+        return sandbox, stale
+
+    def _on_change(self, sandbox: Sandbox, place: Place) -> None:
+        self._keeper.on_change(sandbox)
+        if sandbox.destroying is not None:
+            sandbox.destroying.add_done_callback(place.leave)
 
     def _check(self, spec: SandboxSpec) -> None:
         if self.closing:
@@ -126,7 +188,13 @@ class Making:
             raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
 
     def _new_record(
-        self, id: str, spec: SandboxSpec, template: Template, limits: Limits, before: SandboxRecord | None
+        self,
+        id: str,
+        spec: SandboxSpec,
+        template: Template,
+        limits: Limits,
+        key_id: str,
+        before: SandboxRecord | None,
     ) -> SandboxRecord:
         now = time.time()
         return SandboxRecord(
@@ -145,7 +213,16 @@ class Making:
             notes=spec.notes,
             volumes=spec.volumes,
             resumed_at=None if before is None else now,
+            key_id=key_id,
         )
+
+
+def _key_of(spec: SandboxSpec, before: SandboxRecord | None) -> str:
+    """The key that a sandbox is made with, or was, where it is made again."""
+    if before is not None:
+        return before.key_id
+    principal = acting()
+    return principal.key_id if principal is not None and principal.owner == spec.owner else ""
 
 
 def from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
@@ -162,6 +239,12 @@ def from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
         network=spec.network or snapshot.network,
         volumes={**snapshot.volumes, **spec.volumes},
     )
+
+
+def _on_behalf() -> str:
+    """Who has the engine make one of its own (a template's build); nobody, where it is for itself (a canary)."""
+    principal = acting()
+    return "" if principal is None else principal.owner
 
 
 def out_of_files(error: OSError) -> errors.Unavailable:

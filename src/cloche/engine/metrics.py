@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from cloche import errors
 from cloche.engine.guest import Guest
+from cloche.events import Ended
 from cloche.isolation.base import CellStats
 from cloche.model import Limits, Struct
 
@@ -35,11 +36,22 @@ class Meter:
     """Samples one sandbox until `close`.
 
     `read` must be cheap: it is called on the event loop. Where it knows nothing of memory, `ask` is asked instead.
+    `on_cpu` hears of each second of CPU once, at the latest at `close`: the last ones are what `cpu_seconds` says then.
     """
 
-    def __init__(self, read: Callable[[], CellStats], ask: Callable[[], Awaitable[CellStats]], limits: Limits):
+    def __init__(
+        self,
+        read: Callable[[], CellStats],
+        ask: Callable[[], Awaitable[CellStats]],
+        limits: Limits,
+        cpu_seconds: Callable[[], float | None] = lambda: None,
+        on_cpu: Callable[[float], None] = lambda seconds: None,
+    ):
         self._read = read
         self._ask = ask
+        self._cpu_seconds = cpu_seconds
+        self._on_cpu = on_cpu
+        self._told = 0.0  # by executions
         self._cpus = limits.cpus
         self._rows = array("d")  # five numbers per sample: a tenth of what objects would take
         self._last = (time.monotonic(), 0.0)
@@ -57,8 +69,20 @@ class Meter:
         await self._take_first()
         return _sample(self._rows, len(self._rows) - _WIDTH)
 
+    def heeding(self, then: Callable[[Ended], None]) -> Callable[[Ended], None]:
+        """For executions to tell of their end. What they say of their CPU counts where nobody else knows any."""
+
+        def hear(ended: Ended) -> None:
+            self._told += ended.usage.cpu_seconds
+            then(ended)
+
+        return hear
+
     def close(self) -> None:
+        """May be called again."""
         self._timer.cancel()
+        measured = self._cpu_seconds()
+        self._cpu_percent(time.monotonic(), self._told if measured is None else measured)
         if self._asking is not None:
             self._asking.cancel()
 
@@ -92,9 +116,11 @@ class Meter:
 
     def _cpu_percent(self, now: float, cpu_seconds: float) -> float:
         then, before = self._last
-        self._last = (now, cpu_seconds)
-        passed = max(now - then, 0.001) * self._cpus
-        return min(max(cpu_seconds - before, 0.0) / passed * 100.0, 100.0)
+        self._last = (now, max(cpu_seconds, before))
+        passed, used = max(now - then, 0.001) * self._cpus, max(cpu_seconds - before, 0.0)
+        if used:
+            self._on_cpu(used)
+        return min(used / passed * 100.0, 100.0)
 
 
 def _sample(rows: array[float], row: int) -> Sample:

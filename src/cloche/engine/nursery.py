@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 from cloche import errors
 from cloche.isolation.base import Backend, Nursery
 from cloche.model import Template
 from cloche.telemetry import log
+from cloche.templates.collecting import hold
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
@@ -27,6 +29,7 @@ class LiveNursery:
         self._backoff_seconds = FIRST_BACKOFF_SECONDS
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._held: int | None = None
 
     async def get(self) -> Nursery:
         """Raises NurseryFailed or IsolationUnavailable; the same again for a short while, so as not to spin."""
@@ -47,11 +50,15 @@ class LiveNursery:
         async with self._starting:  # one that is being started is closed as well, when it can be
             self._retire()
         await asyncio.gather(*self._closing)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     async def _start(self) -> Nursery:
         if self._failure is not None and time.monotonic() < self._retry_at:
             raise self._failure
         try:
+            self._hold()
             nursery = await self._backend.start(self.template)
         except errors.Unavailable as error:
             self._failure = error
@@ -62,6 +69,11 @@ class LiveNursery:
         self._failure, self._backoff_seconds = None, FIRST_BACKOFF_SECONDS
         log.info("nursery.ready", template=self.template.ref)
         return nursery
+
+    def _hold(self) -> None:
+        """No process collects this version of the template while we have it."""
+        if self._held is None:
+            self._held = hold(self.template)
 
     def _retire(self) -> None:
         nursery, self._nursery = self._nursery, None

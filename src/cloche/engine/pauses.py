@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +35,7 @@ class Pauses:
         images: Images,
         records: Records,
         on_left: Callable[[SandboxRecord, NetworkPolicy], None],
-        check_size: Callable[[str, int], None],
+        check_size: Callable[[str, int], Awaitable[None]],
     ):
         self._images = images
         self._records = records
@@ -51,7 +51,7 @@ class Pauses:
         await self._to_its_end(self._pause(sandbox, memory))
 
     async def resume(self, sandbox: Sandbox, seconds: float | None) -> None:
-        """Of one that is paused with its memory. Harmless when it runs. Raises Gone, Unavailable."""
+        """Of one that is paused with its memory. Harmless when it runs. Raises Gone, Unavailable, Busy."""
         await self._to_its_end(self._resume(sandbox, seconds))
 
     async def image(self, sandbox: Sandbox) -> tuple[str, int]:
@@ -76,7 +76,7 @@ class Pauses:
             image = ""
             try:
                 image, size_bytes = await self._save(sandbox)
-                self._check_size(sandbox.spec.owner, size_bytes)
+                await self._check_size(sandbox.spec.owner, size_bytes)
                 record = sandbox.rest(sandbox.revival(image, size_bytes), memory=memory)
                 await self._records.keep(record)
                 if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
@@ -105,7 +105,12 @@ class Pauses:
                 sandbox.check_running()
                 return
             revival = sandbox.record.revival
-            await sandbox.stillness.release()
+            sandbox.turns.rise()
+            try:
+                await sandbox.stillness.release()
+            except BaseException:
+                sandbox.turns.rest()
+                raise
             sandbox.get_up(seconds)
             log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
         if revival is not None:

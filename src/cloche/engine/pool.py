@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Callable
 
 from cloche import errors
 from cloche.engine.guest import Guest
@@ -17,6 +18,9 @@ from cloche.telemetry import log
 
 CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with whoever just took a cell
 EMPTY_CALM_SECONDS = 0.003  # when the next one would find nothing
+BUSY_SECONDS = 0.25  # that one more cell waits, at most, for programs that have all cores
+EMPTY_BUSY_SECONDS = 0.05  # when the next one would find nothing
+SHORT_SECONDS = 1.0  # after which it is looked again whether there is memory for cells that wait
 MAX_SPAWNS = 4
 MAX_BACKOFF_SECONDS = 10.0
 
@@ -53,8 +57,31 @@ async def prepare(
 ) -> ReadyCell:
     """A new cell, ready; with its door's listener if `door`, and with those volumes.
 
-    Raises NurseryFailed, IsolationUnavailable or SandboxLost; and Unavailable where volumes cannot be mounted.
+    Raises NurseryFailed, IsolationUnavailable; and Unavailable where volumes cannot be mounted, or where it died before
+    it was ready. Nobody has used it until then: without volumes, another is made instead, once.
     """
+    try:
+        return await _prepared(nursery, spec, limits, door, mounts)
+    except (errors.NurseryFailed, errors.Gone) as error:
+        if mounts is not None:
+            raise _not_ready(error) from None
+        log.warning("cell.died", template=nursery.template.ref, reason=error.code)
+    try:
+        return await _prepared(nursery, spec, limits, door, mounts)
+    except errors.Gone as error:
+        raise _not_ready(error) from None
+
+
+def _not_ready(error: errors.ClocheError) -> errors.ClocheError:
+    """There was no sandbox yet that could be gone."""
+    if not isinstance(error, errors.Gone):
+        return error
+    return errors.Unavailable(f"a new sandbox died before it was ready: {error}")
+
+
+async def _prepared(
+    nursery: LiveNursery, spec: CellSpec, limits: Limits, door: bool, mounts: Mounts | None
+) -> ReadyCell:
     cell = await (await nursery.get()).spawn(spec, mounts)
     guest = Guest(cell)
     try:
@@ -71,7 +98,8 @@ async def prepare(
 class Pool:
     """`size` ready cells of one template and spec. `keep_seconds` after the last checkout they are let go.
 
-    `door`: whether each of them will have one, so that it can be made before anybody waits for it.
+    `door`: whether each of them will have one, so that it can be made before anybody waits for it. `busy()`: whether
+    programs have all cores, so that filling up would slow them; `ample()`: whether there is memory for what only waits.
     """
 
     def __init__(
@@ -83,12 +111,16 @@ class Pool:
         size: int,
         keep_seconds: float,
         door: bool = False,
+        busy: Callable[[], bool] = lambda: False,
+        ample: Callable[[], bool] = lambda: True,
     ):
+        self._busy = busy
+        self._ample = ample
         self._nursery = nursery
         self._door = door
         self._spec = spec
         self._limits = limits
-        self._size = size
+        self.size = size
         self._keep_seconds = keep_seconds
         self._ready: deque[ReadyCell] = deque()
         self._spawns = asyncio.Semaphore(MAX_SPAWNS)
@@ -113,7 +145,7 @@ class Pool:
 
     @property
     def _is_wanting(self) -> bool:
-        return len(self._ready) < self._size and not self._expired
+        return len(self._ready) < self.size and not self._expired
 
     async def take(self) -> ReadyCell:
         """A cell that nobody else has or had. Raises as `prepare` does."""
@@ -134,6 +166,12 @@ class Pool:
         if self._refilling is None and not self._closed and self._is_wanting:
             self._refilling = asyncio.create_task(self._refill())
             self._refilling.add_done_callback(self._on_refilled)
+
+    def shrink(self) -> None:
+        """Lets go of one cell. It fills up again once there is ample memory."""
+        if self._ready:
+            self._let_one_go()
+            self.refill()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -171,13 +209,21 @@ class Pool:
             self._let_go()
 
     async def _calm(self) -> None:
+        """Waits for a moment at which one more cell takes nothing from anybody, but not for ever."""
         loop = asyncio.get_running_loop()
-        while True:
-            quiet_seconds = CALM_SECONDS if self._ready else EMPTY_CALM_SECONDS
-            wait_seconds = self._last_take + quiet_seconds - loop.time()
-            if wait_seconds <= 0 and not self._spawning:
-                return
+        began_at = loop.time()
+        while (wait_seconds := self._wait_seconds(loop.time(), began_at)) > 0:
             await asyncio.sleep(max(wait_seconds, EMPTY_CALM_SECONDS))
+
+    def _wait_seconds(self, now: float, began_at: float) -> float:
+        if not self._ample():
+            return SHORT_SECONDS
+        quiet, patience = (CALM_SECONDS, BUSY_SECONDS) if self._ready else (EMPTY_CALM_SECONDS, EMPTY_BUSY_SECONDS)
+        if self._spawning:
+            return max(self._last_take + quiet - now, EMPTY_CALM_SECONDS)
+        if self._busy() and now - began_at < patience:
+            return EMPTY_CALM_SECONDS
+        return self._last_take + quiet - now
 
     def _on_refilled(self, task: asyncio.Task[None]) -> None:
         self._refilling = None
@@ -209,6 +255,9 @@ class Pool:
     def _let_go(self) -> None:
         self._expiry, self._expired = None, True
         while self._ready:
-            cell = self._ready.popleft()
-            cell.guest.on_lost = None
-            self._discard(cell)
+            self._let_one_go()
+
+    def _let_one_go(self) -> None:
+        cell = self._ready.popleft()
+        cell.guest.on_lost = None
+        self._discard(cell)

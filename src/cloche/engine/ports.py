@@ -19,6 +19,7 @@ async def connect_port(guest: Guest, port: int) -> socket.socket:
     """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for what is no port, Gone."""
     if port == DOOR_PORT:  # whoever came in by it would speak in the sandbox's name, and use its secrets
         raise errors.PortNotOpen(f"port {port} is the door of the sandbox's network, which opens from inside only")
+    guest.noted("port.reached", about=str(port))
     for six in (False, True):  # most programs listen on IPv4, or on both
         try:
             return await _connect(guest, port, six)

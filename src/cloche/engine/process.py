@@ -73,7 +73,7 @@ class Process(Program):
         self._is_read = False
         self._unread = Unread()
         self._texts: dict[str, list[str]] | None = None
-        self._events: EventQueue[ProcessEvent] = EventQueue(self._pause, self._resume)
+        self._events: EventQueue[ProcessEvent] = EventQueue(self._pause, self._resume, share=guest.unread)
         if not patient:
             self._events.lose(self._unread)
         self._outlet = Outlet(self._put, output_bytes)

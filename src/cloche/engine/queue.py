@@ -12,6 +12,8 @@ E = TypeVar("E")
 HIGH_BYTES = 4 << 20
 LOW_BYTES = 1 << 20
 EVENT_BYTES = 256  # what an event costs beside its content
+ALL_BYTES = 32 << 20  # of the queues of one sandbox together; beyond that each of them is full with LEAST_BYTES
+LEAST_BYTES = 128 << 10
 
 
 class Bell:
@@ -33,6 +35,21 @@ class Bell:
                 future.set_result(None)
 
 
+class Share:
+    """What the queues of one sandbox hold together. It is the host's memory, which no limit of a sandbox bounds:
+    whoever starts hundreds of programs there, and reads none of them, would have megabytes for each."""
+
+    __slots__ = ("held_bytes",)
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+
+    @property
+    def high_bytes(self) -> int:
+        """When one of them is full."""
+        return HIGH_BYTES if self.held_bytes <= ALL_BYTES else LEAST_BYTES
+
+
 class Gap(Protocol[E]):
     """What stands where events were dropped."""
 
@@ -47,6 +64,7 @@ class EventQueue(Generic[E]):
 
     Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest events
     above 4 MiB instead, and has `gap` say so where they were. `heard(event, size)` is told of all that is put in.
+    Where it has a `share` with others that hold too much together, it is a smaller number than 4 MiB.
     """
 
     def __init__(
@@ -54,8 +72,10 @@ class EventQueue(Generic[E]):
         pause: Callable[[], None] | None = None,
         resume: Callable[[], None] | None = None,
         heard: Callable[[E, int], None] | None = None,
+        share: Share | None = None,
     ):
         self._heard = heard
+        self._share = share or Share()
         self._pause = pause or _nothing
         self._resume = resume or _nothing
         self._gap: Gap[E] | None = None
@@ -75,12 +95,18 @@ class EventQueue(Generic[E]):
             return
         self._events.append((event, size + EVENT_BYTES))
         self._bytes += size + EVENT_BYTES
+        self._share.held_bytes += size + EVENT_BYTES
         self._check_room()
         self._bell.ring()
 
-    def slow_down(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+    def __del__(self) -> None:
+        self._share.held_bytes -= self._bytes  # what nobody ever read
+
+    def slow_down(self, pause: Callable[[], None], resume: Callable[[], None], share: Share) -> None:
         """From now on it is these that are called: what writes is known only now."""
         self._pause, self._resume = pause, resume
+        share.held_bytes += self._bytes
+        self._share = share
 
     def lose(self, gap: Gap[E]) -> None:
         """From now on nothing is paused: what is too much is lost, the oldest first."""
@@ -136,11 +162,12 @@ class EventQueue(Generic[E]):
 
     def _check_room(self) -> None:
         if self._losing and self._gap is not None:
-            while self._bytes > HIGH_BYTES:
+            while self._bytes > self._share.high_bytes:
                 event, size = self._events.popleft()
                 self._bytes -= size
+                self._share.held_bytes -= size
                 self._gap.add(event)
-        elif self._bytes > HIGH_BYTES and not self._paused:
+        elif self._bytes > self._share.high_bytes and not self._paused:
             self._paused = True
             self._pause()
 
@@ -150,6 +177,7 @@ class EventQueue(Generic[E]):
 
     def _freed(self, size: int) -> None:
         self._bytes -= size
+        self._share.held_bytes -= size
         if self._bytes < LOW_BYTES:
             self._let_resume()
 

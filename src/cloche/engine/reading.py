@@ -22,6 +22,11 @@ class OpenFile:
         self._content = content
         self._fd = fd
 
+    @property
+    def small(self) -> bytes | None:
+        """All of it, where it is so small that it has come with the answer."""
+        return self._content if self._fd is None else None
+
     async def __aenter__(self) -> OpenFile:
         return self
 

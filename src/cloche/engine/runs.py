@@ -158,11 +158,11 @@ class Runs:
             await ends.kill("its last run ended")
 
     async def _record(self, id: str, owner: str | None) -> RunRecord:
-        found = await self._store.get(id) if isinstance(id, str) and _ID.fullmatch(id) else None
+        found = await self._store.get(id, owner) if isinstance(id, str) and _ID.fullmatch(id) else None
         if found is not None and self._is_left(found):
             await self._lose(found)
             found = await self._store.get(id)
-        if found is None or owner not in (None, found.owner):
+        if found is None:
             raise errors.RunNotFound(f"there is no run {str(id)[:100]!r}: it never was, or is not kept any more")
         return found
 

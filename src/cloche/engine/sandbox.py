@@ -10,7 +10,9 @@ from collections.abc import Callable
 import msgspec
 
 from cloche import errors
+from cloche.engine.admission import Turns
 from cloche.engine.branching import branch
+from cloche.engine.charge import Charge
 from cloche.engine.commands import Commands
 from cloche.engine.context import Context
 from cloche.engine.endings import absent
@@ -18,6 +20,7 @@ from cloche.engine.files import Files
 from cloche.engine.guest import Guest
 from cloche.engine.history import Transcript
 from cloche.engine.kernel import Kernel, start_kernel
+from cloche.engine.lifetime import Lifetime
 from cloche.engine.metrics import Meter, measured_inside
 from cloche.engine.network import SandboxNetwork, environment_of
 from cloche.engine.paths import sandbox_path
@@ -53,6 +56,8 @@ class Sandbox:
         on_change: Callable[[Sandbox], None],
         on_due: Callable[[Sandbox], None],
         transcript: Transcript,
+        charge: Charge,
+        turns: Turns,
     ):
         self.id = record.id
         self.spec = spec
@@ -62,27 +67,37 @@ class Sandbox:
         self.unneeded: str | None = None  # the image of one that ended while it was paused
         self._cell = ready.cell
         self._guest = ready.guest
-        self._max_lifetime_seconds = max_lifetime_seconds
         self._on_change = on_change
         self._on_due = on_due
         self.changing = asyncio.Lock()  # held by whoever pauses it, resumes it, or makes an image of it
         self.stillness = Stillness(ready.cell, ready.guest)
-        self.execution_ended = tally.execution_ended
-        self._deadline: asyncio.TimerHandle | None = None
+        self.charge = charge.begin(ready.cell, record.limits)
+        self.count_execution = charge.count_execution
+        self._lifetime = Lifetime(max_lifetime_seconds, self._on_deadline)
         self._destroying: asyncio.Task[None] | None = None
         self._ended = Bell()
         self._kernels_started = 0
         self._contexts: dict[str, Context] = {}
         self.files = Files(ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits)
         self.commands = Commands(
-            ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits, oom_kills=self.oom_kills
+            ready.guest,
+            user=spec.user,
+            cwd=spec.cwd,
+            limits=self.limits,
+            oom_kills=self.oom_kills,
+            count=charge.count_execution,
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
         self.tools = Tools(ready.guest)
         self.transcript = transcript
-        self.meter = Meter(self._cell.stats, lambda: measured_inside(ready.guest), self.limits)
+        self.turns = turns
+        self.meter = Meter(
+            self._cell.stats, lambda: measured_inside(ready.guest), self.limits, self._cell.cpu_seconds, charge.spend
+        )
+        self.execution_ended = self.meter.heeding(tally.execution_ended)
         self._configure(ready)
-        self._arm_deadline()
+        if record.deadline_at is not None:
+            self._lifetime.set(record.deadline_at - time.time())
 
     # -- what it is
 
@@ -113,19 +128,23 @@ class Sandbox:
         check_seconds("lifetime", seconds)
         if seconds is None:
             raise errors.InvalidRequest("renew needs a number of seconds")
-        self._change(deadline_at=min(time.time() + seconds, self.latest_at))
-        self._arm_deadline()
+        self._change(deadline_at=self._lifetime.set(seconds))
         return self.info
 
     @property
-    def latest_at(self) -> float:
-        """When it has run for as long as one may on this host."""
-        return (self.record.resumed_at or self.record.created_at) + self._max_lifetime_seconds
+    def over_seconds(self) -> float:
+        """For how long it has run beyond what one may on this host; negative before that."""
+        return self._lifetime.over_seconds
+
+    def reckon(self) -> None:
+        """The wall clock was set: its deadline is as far away as before, so it is called by another time."""
+        if (left := self._lifetime.left_seconds) is not None:
+            self._change(deadline_at=time.time() + left)
 
     def extend(self, seconds: float) -> SandboxInfo:
         """As `renew`, but never to an earlier moment than the deadline that it has; without one, it keeps none."""
-        deadline_at = self.record.deadline_at
-        if deadline_at is None or time.time() + seconds <= deadline_at:
+        left = self._lifetime.left_seconds
+        if left is None or seconds <= left:
             self.check_running()
             check_seconds("lifetime", seconds)
             return self.info
@@ -145,7 +164,8 @@ class Sandbox:
 
     def lie_down(self, record: SandboxRecord) -> None:
         """It is paused as that record says, its programs stand still. So does its deadline."""
-        self._stop_deadline()
+        self._lifetime.stop()
+        self.turns.rest()
         self._change(
             state="paused", paused_at=record.paused_at, pause_memory=record.pause_memory, revival=record.revival
         )
@@ -160,16 +180,14 @@ class Sandbox:
         """It runs again, its programs go on, and has so many seconds, or as many as it was first given."""
         now = time.time()
         lifetime = seconds or self.spec.lifetime_seconds
-        deadline_at = None if lifetime is None else now + min(lifetime, self._max_lifetime_seconds)
         self._change(
             state="running",
             paused_at=None,
             resumed_at=now,
             revival=None,
             pause_memory=self.spec.pause_memory,
-            deadline_at=deadline_at,
+            deadline_at=self._lifetime.begin(lifetime),
         )
-        self._arm_deadline()
 
     def revival(self, image: str, size_bytes: int) -> Revival:
         """What it takes to make it again, with the files of that image."""
@@ -188,8 +206,7 @@ class Sandbox:
 
     def defer(self, seconds: float) -> None:
         """Its deadline has passed, and what should be done then could not: so much later it passes again."""
-        self._stop_deadline()
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._on_deadline)
+        self._lifetime.defer(seconds)
 
     async def kill(self, reason: str = "killed by its owner") -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
@@ -323,17 +340,6 @@ class Sandbox:
         first = Context(self, DEFAULT_CONTEXT, cwd=self.spec.cwd, kernel=ready.kernel)
         self._contexts[DEFAULT_CONTEXT] = first
 
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None
-
-    def _arm_deadline(self) -> None:
-        self._stop_deadline()
-        if self.record.deadline_at is not None:
-            left = max(self.record.deadline_at - time.time(), 0.0)
-            self._deadline = asyncio.get_running_loop().call_later(left, self._on_deadline)
-
     def _on_deadline(self) -> None:
         if self.record.on_deadline == "pause" and self.ending is None:
             self._on_due(self)
@@ -356,8 +362,9 @@ class Sandbox:
         """All that runs ends, and the cell is destroyed."""
         self.ending = ending
         self._ended.ring()
-        self._stop_deadline()
+        self._lifetime.stop()
         self.meter.close()
+        self.charge.leave()
         self.network.close()
         self.tools.close()
         for context in self._contexts.values():

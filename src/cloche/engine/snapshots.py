@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from cloche import errors
 from cloche.config import Kept
 from cloche.engine.images import Images
+from cloche.engine.trail import Trail
 from cloche.model import GIB, Snapshot, Template, check_snapshot_name
 from cloche.store.base import Snapshots as Store
 from cloche.telemetry import log
@@ -23,8 +24,9 @@ def is_id(ref: str) -> bool:
 
 
 class Snapshots:
-    def __init__(self, store: Store, images: Images, kept: Kept, aliases: Mapping[str, str]):
+    def __init__(self, store: Store, images: Images, kept: Kept, aliases: Mapping[str, str], trail: Trail):
         self._store = store
+        self._trail = trail
         self._images = images
         self._kept = kept
         self._aliases = aliases  # of templates
@@ -56,6 +58,7 @@ class Snapshots:
             raise errors.SnapshotNotFound(f"there is no snapshot {ref!r}")
         await self._images.remove(snapshot.image)
         log.info("snapshot.removed", snapshot=snapshot.id, owner=owner)
+        self._trail.note("snapshot.removed", owner, id=snapshot.id)
         return snapshot
 
     async def check_name(self, name: str, owner: str, templates: Sequence[Template]) -> None:
@@ -68,7 +71,11 @@ class Snapshots:
             raise errors.InvalidRequest(f"a snapshot cannot be called {name!r}: that is the name of a template")
 
     async def check_room(self, owner: str, *, for_build: bool = False) -> None:
-        """Raises InvalidRequest where the owner has as many as one may have. Builds count by their bytes alone."""
+        """Raises InvalidRequest where the owner has as many as one may have, QuotaExceeded where they have as much.
+
+        Builds count by their bytes alone.
+        """
+        await self._store.allow(owner, 0)
         found = await self._store.list(owner)
         count = sum(1 for each in found if each.launch is None)
         if count >= self._kept.snapshots and not for_build:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from cloche.store.allowance import Allow
 from cloche.store.base import Records, Snapshots
 from cloche.store.build_files import BuildFiles
+from cloche.store.quotas import StoredQuotas
 from cloche.store.runs import RunStore
 from cloche.store.template_builds import StoredBuilds
 from cloche.store.volumes import StoredVolumes
@@ -20,3 +22,9 @@ class Stores(NamedTuple):
     builds: StoredBuilds
     build_files: BuildFiles
     volumes: StoredVolumes
+    quotas: StoredQuotas
+
+    def guard(self, allow: Allow) -> None:
+        """From now on it is asked before anything of an owner's is kept."""
+        for each in (self.snapshots, self.volumes, self.build_files):
+            each.allow = allow

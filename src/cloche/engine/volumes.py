@@ -17,6 +17,7 @@ from cloche.engine.files import Files
 from cloche.engine.housing import Housing
 from cloche.engine.images import Images
 from cloche.engine.instance import Instance
+from cloche.engine.trail import Trail
 from cloche.engine.vault import PLACE, Vault
 from cloche.isolation.base import Mounts
 from cloche.model import Template, new_id
@@ -34,8 +35,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 class Volumes:
     def __init__(
-        self, limits: VolumeLimits, store: StoredVolumes, images: Images, instance: Instance, housing: Housing
+        self,
+        limits: VolumeLimits,
+        store: StoredVolumes,
+        images: Images,
+        instance: Instance,
+        housing: Housing,
+        trail: Trail,
     ):
+        self._trail = trail
         self._limits = limits
         self._store = store
         self._images = images
@@ -56,6 +64,7 @@ class Volumes:
         )
         await self._store.add(volume, self._limits.per_owner)
         log.info("volume.made", volume=volume.id, owner=owner)
+        self._trail.note("volume.made", owner, id=volume.id)
         return volume
 
     async def list(self, owner: str) -> Sequence[VolumeRecord]:
@@ -86,6 +95,7 @@ class Volumes:
                 await self._images.remove(claimed.image)
         self._changing.pop(id, None)
         log.info("volume.removed", volume=id, owner=owner)
+        self._trail.note("volume.removed", owner, id=id)
 
     # -- using them
 
@@ -120,9 +130,17 @@ class Volumes:
         vault = await self._hold(record, holder, None, writes=writes)
         try:
             ready = await vault.cell()
+            ready.guest.noted = self._trail.of(f"volume:{record.id}", record.owner)
             yield Files(ready.guest, user="root", cwd=PLACE, limits=vault.limits)
         finally:
             self._let_go(vault, holder)
+
+    async def discard(self, owner: str) -> None:
+        """Lets go of those of that owner, whoever has them, and saves none."""
+        for vault in [each for each in self._vaults.values() if each.record.owner == owner]:
+            async with self._lock(vault.record.id):
+                vault.holders.clear()
+                await self._drop(vault)
 
     async def aclose(self) -> None:
         """Saves all of them."""

@@ -33,6 +33,7 @@ class Gateway:
     def __init__(self, engine: Engine, config: Config, shelf: Shelf, write: Callable[[Step], None]):
         self.config = config
         self.shelf = shelf
+        shelf.guard(engine.quotas.check_stored)
         self.upstreams = Upstreams(routes(config))
         self.containers = Containers(engine, config)
         self.container_files = ContainerFiles(shelf)

@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator
 
+from cloche import errors
 from cloche.engine.sandbox import Sandbox
 from cloche.model import GIB, MIB
 from cloche.store.container_files import StoredContainerFiles
@@ -32,7 +33,7 @@ class Room:
             taken.callback(self.release, sandbox, size)
             owner = sandbox.spec.owner
             of_owner, of_sandbox = await self._rows.kept_bytes(owner, sandbox.id, without=instead_of)
-            if of_owner + self._of_owner[owner] > MAX_OWNER_BYTES:
+            if of_owner + self._of_owner[owner] > MAX_OWNER_BYTES or not await self._may(owner, size):
                 return False
             if of_sandbox + self._of_sandbox[sandbox.id] > MAX_KEPT_BYTES:
                 return False
@@ -56,6 +57,13 @@ class Room:
         """A link takes no room, until the file is deleted that it is of."""
         of_owner, _ = await self._rows.kept_bytes(sandbox.spec.owner, sandbox.id)
         return of_owner + size <= MAX_OWNER_BYTES
+
+    async def _may(self, owner: str, size: int) -> bool:
+        try:
+            await self._rows.allow(owner, size)
+        except errors.QuotaExceeded:
+            return False
+        return True
 
     def _add(self, sandbox: Sandbox, size: int) -> None:
         for counter, key in ((self._of_owner, sandbox.spec.owner), (self._of_sandbox, sandbox.id)):

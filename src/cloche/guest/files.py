@@ -11,7 +11,7 @@ from itertools import islice
 from cloche.guest import attributes, directories, drafts, identity, moving, trees, wire
 
 MAX_LISTED = 20_000
-MAX_LISTING_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
+MAX_LISTING_BYTES = wire.MAX_LISTING_BYTES - 1024
 # What lies in such a directory is not the caller's to see, is gone by now, or has paths that are too long to be used.
 _UNSEEN = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 

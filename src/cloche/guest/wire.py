@@ -133,6 +133,7 @@ PREFIX = struct.Struct(">II")
 MAX_HEADER = 4 << 20
 MAX_VALUES_FROM_GUEST = 200_000  # in a header: three times what the text of an error can look like
 MAX_BODY_FROM_GUEST = 64 << 20
+MAX_LISTING_BYTES = 16 << 20  # of a directory: what a host makes of it takes several times as much
 MAX_BODY_FROM_HOST = 256 << 20
 MAX_FDS = 16
 INLINE_BYTES = 256 << 10

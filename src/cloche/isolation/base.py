@@ -56,6 +56,9 @@ class Cell(Protocol):
     def oom_kills(self) -> int:
         """That number of `stats` alone: cheap enough to be asked after every execution."""
 
+    def cpu_seconds(self) -> float | None:
+        """The same of that number: what it has used so far; None where this host does not know."""
+
     def memory_peak_bytes(self) -> int | None:
         """The most that it ever used, with its files; None where this host does not know."""
 

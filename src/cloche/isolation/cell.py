@@ -16,6 +16,8 @@ from cloche.isolation.channel import Channel, Header, close_all
 from cloche.linux.cgroups import Group
 from cloche.model import Limits
 
+STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may do it at once
+
 
 class Wires:
     """What connects a new cell with us: init's channel and its first kernel's."""
@@ -53,8 +55,13 @@ class ProcessCell:
         group: Group | None,
         on_closed: Callable[[], None],
         volume_bytes: int = 0,
+        follow_death: Callable[[], Callable[[], None]] | None = None,
     ):
-        """`volume_bytes`: of its volumes. What it writes there is its memory, as what it writes to its own space is."""
+        """`volume_bytes`: of its volumes. What it writes there is its memory, as what it writes to its own space is.
+
+        `follow_death` is called when it is killed, and what it gives if it is not dead long after that.
+        """
+        self._follow_death = follow_death
         self._volume_bytes = volume_bytes
         self.name = name
         self.socket = sock
@@ -80,6 +87,11 @@ class ProcessCell:
     @property
     def alive(self) -> bool:
         return not self._closed and not has_ended(self._pidfd)
+
+    @property
+    def init(self) -> int:
+        """The pid of its init; -1 if it has ended."""
+        return -1 if self._closed and has_ended(self._pidfd) else pid_of(self._pidfd)
 
     def set_limits(self, limits: Limits) -> None:
         if self._group is None:
@@ -110,6 +122,9 @@ class ProcessCell:
 
     def oom_kills(self) -> int:
         return 0 if self._group is None or self._closed else self._group.oom_kills()
+
+    def cpu_seconds(self) -> float | None:
+        return None if self._group is None or self._closed else self._group.cpu_seconds()
 
     def memory_peak_bytes(self) -> int | None:
         return None if self._group is None or self._closed else self._group.memory_peak_bytes()
@@ -161,12 +176,23 @@ class ProcessCell:
             pass
         if self._group is not None and self._frozen:
             self._group.kill()  # the frozen, who would not die with init, and must not run on when they are let go
-        await ended(self._pidfd)
+        await self._dead()
         os.close(self._pidfd)
         self.socket.close()
         if self._group is not None:
             await self._remove_group(self._group)
         self._on_closed()
+
+    async def _dead(self) -> None:
+        """A pid 1 is dead when its whole namespace is, and of that, the zygote has to collect the first kernel."""
+        on_stuck = self._follow_death() if self._follow_death is not None else None
+        try:
+            async with asyncio.timeout(STUCK_SECONDS if on_stuck is not None else None):
+                await ended(self._pidfd)
+        except TimeoutError:
+            if on_stuck is not None:
+                on_stuck()
+            await ended(self._pidfd)
 
     async def _remove_group(self, group: Group) -> None:
         """A cgroup is busy for a moment after its last process; what stays busy is left to the parent's sweep."""

@@ -144,7 +144,8 @@ _HOST_PLACES = ("/boot", "/srv", "/lost+found", "/var/lib", "/var/log", "/sys/cl
 _CGROUP = "answer = [line.split(':', 2)[2].strip() for line in open('/proc/self/cgroup')]"
 _MASKED = """
 answer = {}
-for name in ("kcore", "keys", "key-users", "latency_stats", "timer_list", "sched_debug", "sysrq-trigger", "interrupts"):
+for name in ("kcore", "keys", "key-users", "latency_stats", "timer_list", "sched_debug", "sysrq-trigger", "interrupts",
+             "cmdline"):
     try: answer[name] = open(f"/proc/{name}", "rb").read(10).decode(errors="replace")
     except OSError: pass
 """

@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "NPM_CONFIG_GLOBALCONFIG": "/etc/npmrc",
     "NODE_USE_SYSTEM_CA": "1",  # certificates are the host's, as for all other programs
     "UV_SYSTEM_CERTS": "true",
+    "WATCHFILES_FORCE_POLLING": "true",  # it would watch for openings, which is not to be had: see policy/cell.toml
 }
 # An interpreter that is called by its bare name (an embedded one is) takes the first `python3` on the PATH for itself,
 # and looks for its packages from there. That one is ours: around it is an environment, whose `lib` is the template's.

@@ -230,6 +230,9 @@ def _zygote(order: dict[str, Any], channel: int) -> None:
     syscalls.drop_bounding(capabilities.NURSERY, syscalls.last_capability())
     syscalls.set_capabilities(capabilities.NURSERY)
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not stop a core handler that is a pipe
+    # Whatever the host's service was given, and for all sandboxes to come: a program of realtime stops all others.
+    resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
     files = min(order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)

@@ -122,6 +122,7 @@ class NamespacesBackend:
 
     async def aclose(self) -> bool:
         for nursery in self._nurseries:
+            await nursery.deserted()
             await nursery.aclose()
         if self._parent is None:
             return True
@@ -205,6 +206,13 @@ class NamespaceNursery:
 
     async def raw_cost_seconds(self) -> float:
         return await self._zygote.raw_cost_seconds()
+
+    async def deserted(self) -> None:
+        """Waits a while for cells that are being closed: whoever had them made is told just now that it is too late."""
+        for _ in range(_SWEEPS):
+            if not self._zygote.cells:
+                return
+            await asyncio.sleep(_SWEEP_SECONDS)
 
     async def aclose(self) -> None:
         await self._zygote.aclose()

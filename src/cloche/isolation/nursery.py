@@ -19,6 +19,7 @@ from cloche import errors
 from cloche.isolation.base import CellSpec
 from cloche.isolation.cell import ProcessCell, Wires, ended
 from cloche.isolation.channel import Channel, Header, close_all
+from cloche.isolation.hung import kill_zygote
 from cloche.linux.cgroups import Group, Parent
 from cloche.model import GIB, KIB, MIB, Template
 
@@ -73,6 +74,7 @@ class ZygoteNursery:
         self._made = 0
         self._asked = 0
         self._steps = 0
+        self._heard = 0  # frames of the zygote
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
@@ -98,6 +100,11 @@ class ZygoteNursery:
     @property
     def alive(self) -> bool:
         return self._channel is not None and not self._channel.closed and not self._closing
+
+    @property
+    def cells(self) -> int:
+        """How many cells it has, with those that it makes."""
+        return self._cells
 
     async def aclose(self) -> None:
         """Ends the zygote. What holds its cells ends with the last of them: called after that, this waits for it."""
@@ -142,6 +149,7 @@ class ZygoteNursery:
         wires = Wires()
         forked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiting[name] = forked
+        heard = self._heard
         self._grow()
         self._cells += 1
         try:
@@ -156,15 +164,29 @@ class ZygoteNursery:
             self._cells -= 1
             self._end_if_empty()
             if isinstance(error, TimeoutError):
+                self._give_up_if_hung(heard)
                 raise self._failure(f"no cell was forked in {SPAWN_SECONDS:.0f} s") from None
             raise
         finally:
             self._waiting.pop(name, None)
         closed = functools.partial(self._cell_closed, name, on_closed)
         volume_bytes = 0 if trees is None else trees.bytes
-        cell = ProcessCell(name, wires.init, wires.first_kernel(outputs), pidfd, group, closed, volume_bytes)
+        cell = ProcessCell(
+            name, wires.init, wires.first_kernel(outputs), pidfd, group, closed, volume_bytes, self._follow_death
+        )
         self._live[name] = cell
         return cell
+
+    def _give_up_if_hung(self, heard: int) -> None:
+        """A zygote that has said nothing since is replaced by whoever needs one next. Its cells live on."""
+        if self._channel is None or self._heard != heard:
+            return
+        self._channel.close("it does not answer")
+        if self._pid_namespaces:  # else no cell's death waits for it
+            kill_zygote(cell.init for cell in self._live.values())
+
+    def _follow_death(self) -> Callable[[], None]:
+        return functools.partial(self._give_up_if_hung, self._heard)
 
     def _cell_closed(self, name: str, on_closed: Callable[[], None]) -> None:
         del self._live[name]
@@ -186,11 +208,13 @@ class ZygoteNursery:
         asked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         name = f"volume-{self._asked}"
         self._waiting[name] = asked
+        heard = self._heard
         try:
             self._channel.send({"do": "volume", "act": act, "ask": name, **fields})
             async with asyncio.timeout(SPAWN_SECONDS):
                 return await asked
         except TimeoutError:
+            self._give_up_if_hung(heard)
             raise self._failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
         finally:
             self._waiting.pop(name, None)
@@ -223,6 +247,7 @@ class ZygoteNursery:
 
     def _on_frame(self, header: Header, _: bytes, fds: list[int]) -> None:
         event, cell = header.get("ev"), header.get("cell")
+        self._heard += 1
         if event == "volume":
             self._on_volume(header, fds)
             return

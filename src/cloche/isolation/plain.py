@@ -134,6 +134,9 @@ class PlainCell:
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
 
+    def cpu_seconds(self) -> float | None:
+        return self._cell.cpu_seconds()
+
     def memory_peak_bytes(self) -> int | None:
         return self._cell.memory_peak_bytes()
 

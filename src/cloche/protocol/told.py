@@ -63,6 +63,7 @@ class Fault(Struct):
     code: str
     message: str
     request_id: str = ""
+    retry_after_seconds: float | msgspec.UnsetType = msgspec.UNSET  # when to ask again, where that is known
 
 
 class Failed(Event, tag="error"):
@@ -285,12 +286,21 @@ def not_ours(why: object) -> errors.Unavailable:
 
 
 def fault_of(error: errors.ClocheError, request_id: str = "") -> Fault:
-    return Fault(code=error.code, message=str(error), request_id=request_id)
+    seconds = error.retry_after_seconds
+    return Fault(
+        code=error.code,
+        message=str(error),
+        request_id=request_id,
+        retry_after_seconds=msgspec.UNSET if seconds is None else seconds,
+    )
 
 
 def error_of(fault: Fault) -> errors.ClocheError:
     """The same exception that the library raises where it does the work itself."""
-    return _BY_CODE.get(fault.code, errors.ClocheError)(fault.message)
+    error = _BY_CODE.get(fault.code, errors.ClocheError)(fault.message)
+    if fault.retry_after_seconds is not msgspec.UNSET:
+        error.retry_after_seconds = fault.retry_after_seconds
+    return error
 
 
 def error_in(body: bytes, status: int) -> errors.ClocheError:

@@ -14,6 +14,7 @@ from cloche.engine.stores import Stores
 from cloche.isolation.base import Backend
 from cloche.model import Template
 from cloche.store.build_files import BuildFiles
+from cloche.store.quotas import StoredQuotas
 from cloche.store.records import SqliteRecords
 from cloche.store.runs import RunStore
 from cloche.store.snapshots import StoredSnapshots
@@ -75,6 +76,7 @@ def stores_in(data_dir: Path, config: Config) -> Stores:
         builds=StoredBuilds(records.database),
         build_files=BuildFiles(records.database, data_dir / "build-files"),
         volumes=StoredVolumes(records.database),
+        quotas=StoredQuotas(records.database),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
 from cloche.network_policy import NetworkPolicy
+from cloche.store.allowance import Allow
 
 State = Literal["running", "paused", "expired", "killed", "lost"]
 
@@ -49,6 +50,7 @@ class SandboxRecord(Struct):
     paused_at: float | None = None
     resumed_at: float | None = None  # the last time
     revival: Revival | None = None  # of one that is paused
+    key_id: str = ""  # the key that it was made with
 
 
 class Records(Protocol):
@@ -60,8 +62,14 @@ class Records(Protocol):
     def put(self, record: SandboxRecord) -> None:
         """Keeps the record, soon. Never waits."""
 
-    async def get(self, id: str) -> SandboxRecord | None:
-        """The record as it was put last, also if that was a moment ago."""
+    async def get(self, id: str, owner: str | None = None) -> SandboxRecord | None:
+        """The record as it was put last, also if that was a moment ago; with an owner, if it is theirs.
+
+        One that is somebody else's is looked for as long as one that never was.
+        """
+
+    async def notes(self, id: str) -> dict[str, str]:
+        """The notes of a sandbox, whoever's it is and wherever it runs; none of one that never was. As `get`."""
 
     async def list(self, owner: str) -> list[SandboxRecord]:
         """All that are kept for that owner, the newest first."""
@@ -96,6 +104,8 @@ class Records(Protocol):
 
 class Snapshots(Protocol):
     """Snapshots, and the names that they have."""
+
+    allow: Allow
 
     async def add(self, snapshot: Snapshot) -> None:
         """Returns when it is kept. Raises Unavailable."""

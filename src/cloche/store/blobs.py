@@ -9,18 +9,28 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from cloche import errors
 from cloche.model import MIB
+from cloche.store.past import surely_past
 
 CHUNK_BYTES = 1 * MIB
 DRAFT = ".draft-"
 ORPHAN_SECONDS = 3600.0
 
+_FULL = "its disk is full, and its operator must make room"
+_READ_ONLY = "its disk cannot be written, and its operator must look into that"
+_DISK = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,  # a limit on the size of files
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: _READ_ONLY,
+    errno.EIO: _READ_ONLY,
+}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
@@ -104,9 +114,9 @@ def _disk_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, errors.ClocheError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, errors.ClocheError) or error.errno not in _DISK:
             raise
-        raise errors.Unavailable("the server's disk is full: its operator must make room") from None
+        raise errors.Unavailable(f"the server cannot keep it: {_DISK[error.errno]}") from None
 
 
 def _read_all(paths: list[Path]) -> list[bytes | None]:
@@ -130,7 +140,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _untouched(directory: Path, prefixes: tuple[str, ...]) -> list[str]:
-    before = time.time() - ORPHAN_SECONDS
+    before = surely_past() - ORPHAN_SECONDS
     found = []
     for entry in directory.iterdir() if directory.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from cloche import errors
 from cloche.model import GIB
+from cloche.store.allowance import Allow, anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 
 MAX_OWNER_BYTES = 4 * GIB  # of one owner; the least recently used go first
 MAX_OWNER_FILES = 1000
@@ -24,6 +26,7 @@ class BuildFiles:
 
     def __init__(self, database: Database, directory: Path):
         self._database = database
+        self.allow: Allow = anything
         self._blobs = Blobs(directory)
 
     async def has(self, owner: str, digest: str) -> bool:
@@ -32,7 +35,8 @@ class BuildFiles:
         return await self._database.do(lambda db: _touch(db, id, now))
 
     async def put(self, owner: str, digest: str, chunks: AsyncIterable[bytes], max_bytes: int) -> None:
-        """Raises TooLarge, Unavailable, and what the chunks raise; what was there before stays then."""
+        """Raises TooLarge, Unavailable, QuotaExceeded, and what the chunks raise; what was there before stays then."""
+        await self.allow(owner, 0)
         id = _id(owner, digest)
         size = await self._blobs.put(id, chunks, max_bytes)
         for old in await self._database.do(lambda db: _add(db, id, owner, size)):
@@ -49,7 +53,7 @@ class BuildFiles:
 
     async def clean(self) -> None:
         """Removes what nobody has used for long, and what a process left that was killed."""
-        before = time.time() - KEPT_SECONDS
+        before = surely_past() - KEPT_SECONDS
         for old in await self._database.do(lambda db: _remove_before(db, before)):
             await self._blobs.remove(old)
         await self._blobs.remove_orphans((PREFIX,), self._known)

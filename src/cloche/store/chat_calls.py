@@ -18,6 +18,7 @@ import msgspec
 from cloche.model import GIB, MIB, Struct
 from cloche.store.database import Database
 from cloche.store.lengths import is_longer
+from cloche.store.past import surely_past
 
 KEPT_SECONDS = 86400.0
 MAX_BYTES = 8 * MIB  # of one turn; a larger one is not remembered
@@ -93,7 +94,7 @@ class ChatCalls:
     def prune(self) -> None:
         """Removes what is older than a day, and what is too much."""
         self._until_pruned = PRUNED_AFTER
-        before = time.time() - KEPT_SECONDS
+        before = surely_past() - KEPT_SECONDS
         self._database.do_later(lambda db: self._remove(db, _prunable(db, before)))
 
     def _remove(self, db: sqlite3.Connection, sizes: dict[tuple[str, str], int]) -> None:

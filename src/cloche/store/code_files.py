@@ -12,8 +12,10 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, Struct
+from cloche.store.allowance import Allow, anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 
 PREFIX = "lc-"
 TOUCH_SECONDS = 60.0  # a use is written down once in so many seconds: most requests only read
@@ -93,6 +95,8 @@ _IN_WORKSPACE = """EXISTS (
     SELECT 1 FROM code_workspaces AS part JOIN code_sessions AS whole ON whole.key = part.key
     WHERE part.file = code_files.id AND whole.used_at > :since)"""
 _ALIVE = f"(used_at > :since OR {_IN_WORKSPACE})"
+# Somebody else's is looked for as long as what never was. The `+` keeps the search by id: an owner may have many.
+_OWN = "+owner = :owner AND +tenant = :tenant"
 
 
 def new_file(
@@ -129,11 +133,13 @@ class StoredCodeFiles:
 
     def __init__(self, database: Database, blobs: Blobs, kept_seconds: float):
         self._database = database
+        self.allow: Allow = anything
         self._blobs = blobs
         self._kept_seconds = kept_seconds + TOUCH_SECONDS
 
     async def check_room(self, owner: str, tenant: str = "", user: str = "", *, files: int = 1, bytes: int = 0) -> None:
-        """Raises TooLarge if so much more is over what an owner, or one user of theirs, may have."""
+        """Raises TooLarge if so much more is over what an owner, or one user of theirs, may have; QuotaExceeded."""
+        await self.allow(owner, bytes)
         if await self._no_room(owner, tenant, user, files, bytes) is None:
             return
         await self.prune()
@@ -170,15 +176,18 @@ class StoredCodeFiles:
         reaches: dict[Ref, list[Reach]] = {}
         for reach, ref in asked:
             reaches.setdefault(ref, []).append(reach)
-        rows = await self._database.do(lambda db: _of_ids(db, [id for _, id in reaches], self._since()))
+        asking = {(reach.owner, reach.tenant) for each in reaches.values() for reach in each}
+        ids, since = [id for _, id in reaches], self._since()
+        rows = await self._database.do(lambda db: [row for who in asking for row in _of_ids(db, ids, since, *who)])
         files = map(_file, rows)
         found = self._used_now(file for file in files if any(each.has(file) for each in reaches.get(file.ref, ())))
         return {file.ref: file for file in found}
 
     async def of_session(self, reach: Reach, session: str, limit: int) -> list[CodeFile]:
         """Files of one storage session, the oldest first."""
-        query = f"{_GET} WHERE session = :session AND {_ALIVE} ORDER BY created_at, id LIMIT :limit"
-        values = {"session": session, "since": self._since(), "limit": limit}
+        query = f"{_GET} WHERE session = :session AND {_OWN} AND {_ALIVE} ORDER BY created_at, id LIMIT :limit"
+        whose = {"owner": reach.owner, "tenant": reach.tenant}
+        values = {"session": session, "since": self._since(), "limit": limit, **whose}
         rows = await self._database.do(lambda db: db.execute(query, values).fetchall())
         return self._used_now(file for file in map(_file, rows) if reach.has(file))
 
@@ -201,7 +210,7 @@ class StoredCodeFiles:
 
     async def prune(self) -> None:
         """Removes files and sessions whose time is over."""
-        since = self._since()
+        since = surely_past() - self._kept_seconds
         await self._drop_contents(await self._database.do(lambda db: _expire(db, since)))
 
     def _since(self) -> float:
@@ -275,9 +284,9 @@ def _json(ids: list[str]) -> str:
     return msgspec.json.encode(ids).decode()
 
 
-def _of_ids(db: sqlite3.Connection, ids: list[str], since: float) -> list[tuple[object, ...]]:
-    query = f"{_GET} WHERE id IN (SELECT value FROM json_each(:ids)) AND {_ALIVE}"
-    return db.execute(query, {"ids": _json(ids), "since": since}).fetchall()
+def _of_ids(db: sqlite3.Connection, ids: list[str], since: float, owner: str, tenant: str) -> list[tuple[object, ...]]:
+    query = f"{_GET} WHERE id IN (SELECT value FROM json_each(:ids)) AND {_OWN} AND {_ALIVE}"
+    return db.execute(query, {"ids": _json(ids), "since": since, "owner": owner, "tenant": tenant}).fetchall()
 
 
 def _touch(db: sqlite3.Connection, stale: list[tuple[float, str]]) -> None:

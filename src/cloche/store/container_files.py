@@ -13,9 +13,11 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Struct
+from cloche.store.allowance import Allow, anything
 from cloche.store.base import SHUT_DOWN
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 
 PREFIX = "cfile_"
 COPY = "copy:"  # before a file's id in `origin`: it has changed, and its blob is one of its own
@@ -65,6 +67,7 @@ def new_container_file_id() -> str:
 class StoredContainerFiles:
     def __init__(self, database: Database, blobs: Blobs):
         self._database = database
+        self.allow: Allow = anything
         self.blobs = blobs
 
     async def get(self, owner: str, sandbox: str, id: str) -> ContainerFile:
@@ -127,7 +130,7 @@ class StoredContainerFiles:
         """Removes what is older than that, and what is left of sandboxes that their owners killed."""
         query = f"""{_GET} WHERE created_at < ? OR sandbox IN
             (SELECT id FROM sandboxes WHERE state = 'killed' AND end_reason IS NOT ? AND ended_at < ?)"""
-        values = (before, SHUT_DOWN, time.time() - KILLED_SECONDS)
+        values = (before, SHUT_DOWN, surely_past() - KILLED_SECONDS)
         rows = await self._database.do(lambda db: db.execute(query, values).fetchall())
         await self.remove(_file(row) for row in rows)
 

@@ -15,12 +15,15 @@ from typing import Any, TypeVar
 from cloche import errors
 from cloche.model import MIB
 from cloche.store.migrations import MIGRATIONS
+from cloche.store.outage import Held, Unusable, unusable
 from cloche.telemetry import log
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 BUSY_MILLISECONDS = 10_000
+TROUBLED_MILLISECONDS = 200  # once somebody has waited that long in vain, others do not, until a write succeeds
+RETRY_SECONDS = 1.0  # for work that nobody waits for, while the file cannot be written
 JOURNAL_BYTES = 64 * MIB  # that the write-ahead log keeps when it is empty
 SCRUB_MILLISECONDS = 100  # that it waits for others who read there: until then nothing else is done
 LOCKED_SECONDS = 0.01
@@ -37,6 +40,8 @@ class Database:
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         self._scrubbing: asyncio.TimerHandle | None = None
+        self._held = Held()  # what could not be written yet
+        self.troubled = False  # another process has held the lock for too long, and no write has succeeded since
         self.closing = False  # what goes on by itself does not any more
 
     async def open(self) -> None:
@@ -47,23 +52,27 @@ class Database:
             self._connection = await self._call(lambda: _connect(self._path))
         except (OSError, sqlite3.Error) as error:
             self._end_thread()
-            raise errors.Unavailable(f"cannot open the records in {self._path}: {error}") from None
+            raise errors.Unavailable(f"cannot open the records in {self._path}: {_explained(error)}") from None
         except BaseException:
             self._end_thread()
             raise
 
     async def do(self, work: Work[T]) -> T:
-        """What `work` gives. Raises sqlite3.Error, and whatever `work` does."""
-        return await self._call(lambda: work(self._live_connection()))
+        """What `work` gives. Raises sqlite3.Error, and whatever `work` does.
+
+        Raises Unusable, which is both Unavailable and an sqlite3.Error, where the file is locked, full or read-only.
+        """
+        return await self._call(lambda: self._done(work))
 
     def do_later(self, work: Work[None]) -> None:
-        """Does `work` when its turn comes. Never waits. What it raises is logged."""
+        """Does `work` when its turn comes. Never waits. What it raises is logged.
+
+        While the file cannot be written it is held, in order, and done as soon as it can be.
+        """
 
         def job() -> bool:
-            try:
-                work(self._live_connection())
-            except BaseException as error:  # noqa: BLE001 - all later work needs this thread
-                log.error("store.failed", error=type(error).__name__)
+            if self._held or not self._is_done(work):
+                self._held.add(work)
             return True
 
         self._jobs.put(job)
@@ -84,7 +93,7 @@ class Database:
         self.closing = True
         if self._thread is not None:
             try:
-                await self.do(lambda db: db.close())
+                await self._call(self._close)
             finally:
                 self._end_thread()
 
@@ -119,9 +128,73 @@ class Database:
         self._jobs.put(job)
         return await future
 
+    # -- in the thread
+
     def _work(self) -> None:
-        while self._jobs.get()():
-            pass
+        while True:
+            try:
+                job = self._jobs.get(timeout=RETRY_SECONDS if self._held else None)
+            except queue.Empty:
+                self._do_held()
+                continue
+            if not job():
+                return
+
+    def _done(self, work: Work[T]) -> T:
+        """Raises what `work` does; Unusable where that is not its fault."""
+        if self._held.is_due(RETRY_SECONDS):
+            self._do_held()
+        db = self._live_connection()
+        before = db.total_changes
+        try:
+            answer = work(db)
+        except sqlite3.Error as error:
+            if db.in_transaction:
+                db.rollback()
+            raise self._trouble(db, error) from None
+        if self.troubled and db.total_changes > before:
+            self._be_patient(db, patient=True)
+        return answer
+
+    def _trouble(self, db: sqlite3.Connection, error: sqlite3.Error) -> sqlite3.Error:
+        explained = unusable(error)
+        if explained is not None and explained.locked and not self.troubled:
+            self._be_patient(db, patient=False)
+        return explained or error
+
+    def _be_patient(self, db: sqlite3.Connection, *, patient: bool) -> None:
+        self.troubled = not patient
+        db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS if patient else TROUBLED_MILLISECONDS}")
+
+    def _is_done(self, work: Work[None]) -> bool:
+        """False where the store cannot be used; what else goes wrong is logged."""
+        try:
+            self._done(work)
+        except Unusable as error:
+            log.error("store.unusable", why=str(error))
+            return False
+        except BaseException as error:  # noqa: BLE001 - all later work needs this thread
+            log.error("store.failed", error=type(error).__name__)
+        return True
+
+    def _do_held(self) -> None:
+        """In order, as far as it goes."""
+        self._held.tried()
+        while (work := self._held.first) is not None and self._is_done(work):
+            self._held.drop(work)
+
+    def _close(self) -> None:
+        """What is held until here is tried a last time."""
+        self._do_held()
+        if self._held:
+            log.error("store.lost", works=len(self._held))
+        self._live_connection().close()
+
+
+def _explained(error: Exception) -> str:
+    """What it means, where that is known, and what to do."""
+    explained = unusable(error) if isinstance(error, sqlite3.Error) else None
+    return str(explained or error)
 
 
 def _tell(
@@ -167,11 +240,12 @@ def _use_log(db: sqlite3.Connection) -> None:
 
 
 def _empty_log(db: sqlite3.Connection) -> None:
+    patience = int(db.execute("PRAGMA busy_timeout").fetchone()[0])
     db.execute(f"PRAGMA busy_timeout = {SCRUB_MILLISECONDS}")
     try:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
-        db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
+        db.execute(f"PRAGMA busy_timeout = {patience}")
 
 
 def _migrate(db: sqlite3.Connection) -> None:

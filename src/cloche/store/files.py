@@ -11,8 +11,10 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, Struct
+from cloche.store.allowance import Allow, anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 
 PREFIX = "file-"
 MAX_OWNER_FILES = 10_000
@@ -63,11 +65,13 @@ class StoredFiles:
 
     def __init__(self, database: Database, blobs: Blobs, kept_seconds: float):
         self._database = database
+        self.allow: Allow = anything
         self._blobs = blobs
         self._kept_seconds = kept_seconds
 
     async def check_room(self, owner: str) -> None:
-        """Raises TooLarge if that owner has as much as anybody may have."""
+        """Raises TooLarge if that owner has as much as anybody may have, QuotaExceeded if as much as they may."""
+        await self.allow(owner, 0)
         query = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?"
         count, size = await self._database.do(lambda db: db.execute(query, (owner,)).fetchone())
         if count >= MAX_OWNER_FILES or size >= MAX_OWNER_BYTES:
@@ -88,6 +92,8 @@ class StoredFiles:
     async def add(
         self, id: str, owner: str, *, filename: str, purpose: str, bytes: int, seconds: float | None = None
     ) -> StoredFile:
+        """Raises QuotaExceeded."""
+        await self.allow(owner, bytes)
         now = time.time()
         file = StoredFile(
             id=id,
@@ -137,7 +143,7 @@ class StoredFiles:
     async def prune(self) -> None:
         """Removes what has expired."""
         query = "SELECT id FROM files WHERE expires_at <= ?"
-        rows = await self._database.do(lambda db: db.execute(query, (time.time(),)).fetchall())
+        rows = await self._database.do(lambda db: db.execute(query, (surely_past(),)).fetchall())
         ids = [str(id) for (id,) in rows]
         await self._database.do(lambda db: _remove(db, ids))
         for id in ids:

@@ -111,14 +111,19 @@ class ImageFiles:
 
     def remove_orphans(self, known: Collection[str], is_live: Callable[[str], bool]) -> int:
         """Removes drafts and images that are not `known`, of host processes that are gone. How many there were."""
-        removed = 0
+        found = self.orphans(known, is_live)
+        for path in found:
+            path.unlink(missing_ok=True)
+        return len(found)
+
+    def orphans(self, known: Collection[str], is_live: Callable[[str], bool]) -> list[Path]:
+        """Those that `remove_orphans` removes. Only looks."""
+        found = []
         for path in self._directory.iterdir() if self._directory.is_dir() else ():
-            id = path.name.removeprefix(_DRAFT)
-            found = _ID.fullmatch(id)
-            if found and path.name not in known and not is_live(found[1]):
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
+            made = _ID.fullmatch(path.name.removeprefix(_DRAFT))
+            if made and path.name not in known and not is_live(made[1]):
+                found.append(path)
+        return found
 
     def _copy_bytes(self, id: str) -> str:
         source, draft = self.open(id), self.create()

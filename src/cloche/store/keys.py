@@ -7,6 +7,7 @@ import re
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -35,6 +36,11 @@ class KeyRecord(Struct):
     created_at: float
     revoked_at: float | None = None
     last_used_at: float | None = None
+    expires_at: float | None = None  # from then on it is not valid
+
+    @property
+    def expired(self) -> bool:
+        return self.expires_at is not None and time.time() >= self.expires_at
 
 
 _COLUMNS = KeyRecord.__struct_fields__
@@ -53,6 +59,13 @@ def hash_of(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+Heard = Callable[[str, str, str], None]  # what happened, to whose key, and its id
+
+
+def _unheard(what: str, owner: str, id: str) -> None:
+    """Where nobody writes it down."""
+
+
 class StoredKeys:
     """The keys of a data directory, with those that are valid at hand in memory.
 
@@ -64,6 +77,7 @@ class StoredKeys:
         self._valid: dict[str, KeyRecord] = {}
         self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
         self._preset = hash_of(preset) if preset else None
+        self.heard: Heard = _unheard  # of what becomes of keys, for the audit log
 
     async def open(self) -> None:
         """Raises Unavailable if the store cannot be read."""
@@ -87,45 +101,75 @@ class StoredKeys:
         if hashed == self._preset:
             return Principal(owner="local", role="admin", key_id=PRESET_ID)
         record = self._valid.get(hashed)
-        if record is None:
+        if record is None or record.expired:
+            if record is not None:
+                self.heard("key.expired_use", record.owner, record.id)
             return None
         self._note_use(record)
         return Principal(owner=record.owner, role=record.role, key_id=record.id)
 
     @property
     def any_valid(self) -> bool:
-        return self._preset is not None or bool(self._valid)
+        return self._preset is not None or any(not each.expired for each in self._valid.values())
 
     async def list(self) -> list[KeyRecord]:
-        """All keys, also revoked ones, the oldest first."""
+        """All keys, also expired and revoked ones, the oldest first."""
         rows = await self._database.do(lambda db: db.execute(f"{_GET} ORDER BY created_at").fetchall())
         return [_record(row) for row in rows]
 
-    async def add(self, owner: str, role: str = "user", name: str = "") -> tuple[KeyRecord, str]:
+    async def get(self, id: str) -> KeyRecord:
+        """One that is valid, or that of the environment. Raises NotFound."""
+        if id == PRESET_ID and self._preset is not None:
+            return KeyRecord(id=id, owner="local", role="admin", name="", created_at=0.0)
+        query = f"{_GET} WHERE id = ? AND revoked_at IS NULL"
+        row = await self._database.do(lambda db: db.execute(query, (id,)).fetchone())
+        if row is None:
+            raise _not_found(id)
+        return _record(row)
+
+    async def add(
+        self, owner: str, role: str = "user", name: str = "", expires_at: float | None = None
+    ) -> tuple[KeyRecord, str]:
         """A new key, which is told this once. Raises InvalidRequest."""
         _check(owner, role, name)
-        record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=time.time())  # type: ignore[arg-type]
-        key = new_key()
+        _check_expiry(expires_at)
+        now, key = time.time(), new_key()
+        record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=now, expires_at=expires_at)  # type: ignore[arg-type]
         await self._database.do(lambda db: _put(db, record, key))
         self._valid[hash_of(key)] = record
+        self.heard("key.made", record.owner, record.id)
         return record, key
 
-    async def rotate(self, id: str) -> tuple[KeyRecord, str]:
-        """A new key instead of that one, which stops. What belongs to its owner is not touched. Raises NotFound."""
+    async def rotate(self, id: str, expires_at: float | None = None) -> tuple[KeyRecord, str]:
+        """A new key instead of that one, which stops. What belongs to its owner is not touched, nor is its quota.
+
+        It expires when the old one would have, unless another time is given. Raises InvalidRequest; NotFound, also for
+        one that has expired, where none is given.
+        """
+        _check_expiry(expires_at)
         key = new_key()
-        record = await self._database.do(lambda db: _rotate(db, id, key, time.time()))
+        record = await self._database.do(lambda db: _rotate(db, id, key, expires_at))
         self._forget(id)
         if record is None:
             raise _not_found(id)
         self._valid[hash_of(key)] = record
+        self.heard("key.rotated", record.owner, id)
+        self.heard("key.made", record.owner, record.id)
         return record, key
 
     async def revoke(self, id: str) -> None:
         """That key stops at once. Raises NotFound."""
         revoked = await self._database.do(lambda db: _revoke(db, id, time.time()))
+        owner = next((each.owner for each in self._valid.values() if each.id == id), "")
         self._forget(id)
         if not revoked:
             raise _not_found(id)
+        self.heard("key.revoked", owner, id)
+
+    async def revoke_all(self, owner: str) -> None:
+        """Every key of that owner stops at once. Raises one of `UNREADABLE`."""
+        self._valid = {hashed: record for hashed, record in self._valid.items() if record.owner != owner}
+        await self._database.do(lambda db: _revoke_all(db, owner, time.time()))
 
     async def refresh(self) -> None:
         """Learns what other processes changed, and keeps when keys were used. Raises one of `UNREADABLE`."""
@@ -154,13 +198,23 @@ class StoredKeys:
             self._used[record.id] = now
 
 
+def check_owner(name: str) -> None:
+    """Raises InvalidRequest unless it can be an owner's."""
+    if not _OWNER.fullmatch(name):
+        raise errors.InvalidRequest(f"{name!r} cannot be an owner: use letters, digits and . _ @ + -, 128 at most")
+
+
 def _check(owner: str, role: str, name: str) -> None:
-    if not _OWNER.fullmatch(owner):
-        raise errors.InvalidRequest(f"{owner!r} cannot be an owner: use letters, digits and . _ @ + -, 128 at most")
+    check_owner(owner)
     if role not in get_args(Role):
         raise errors.InvalidRequest(f"there is no role {role!r}: use {' or '.join(get_args(Role))}")
     if len(name) > MAX_NAME or not name.isprintable():
         raise errors.InvalidRequest(f"a key's name has {MAX_NAME} printable characters at most")
+
+
+def _check_expiry(at: float | None) -> None:
+    if at is not None and not time.time() < at < float("inf"):
+        raise errors.InvalidRequest("expires_at must be a time to come, in seconds since 1970")
 
 
 def _put(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
@@ -168,21 +222,32 @@ def _put(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
         db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
 
 
-def _rotate(db: sqlite3.Connection, id: str, key: str, now: float) -> KeyRecord | None:
+def _rotate(db: sqlite3.Connection, id: str, key: str, expires_at: float | None) -> KeyRecord | None:
     with db:  # both or neither
         row = db.execute(f"{_GET} WHERE id = ? AND revoked_at IS NULL", (id,)).fetchone()
-        if row is None:
+        old = None if row is None else _record(row)
+        if old is None or (old.expired and expires_at is None):
             return None
-        old = _record(row)
-        record = KeyRecord(id=new_id("k"), owner=old.owner, role=old.role, name=old.name, created_at=now)
+        now = time.time()
+        record = msgspec.structs.replace(
+            old, id=new_id("k"), created_at=now, last_used_at=None, expires_at=expires_at or old.expires_at
+        )
         db.execute(_REVOKE, (now, id))
         db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
+        db.execute("UPDATE keys SET replaced_by = ? WHERE id = ?", (record.id, id))
+        for table in ("quotas", "usage"):  # what it may use, and has used, is that of the new one
+            db.execute(f"UPDATE {table} SET key_id = ? WHERE key_id = ?", (record.id, id))
         return record
 
 
 def _revoke(db: sqlite3.Connection, id: str, now: float) -> bool:
     with db:
         return db.execute(_REVOKE, (now, id)).rowcount > 0
+
+
+def _revoke_all(db: sqlite3.Connection, owner: str, now: float) -> None:
+    with db:
+        db.execute("UPDATE keys SET revoked_at = ? WHERE owner = ? AND revoked_at IS NULL", (now, owner))
 
 
 def _exchange(db: sqlite3.Connection, used: dict[str, float]) -> list[tuple[object, ...]]:

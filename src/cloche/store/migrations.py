@@ -301,4 +301,24 @@ MIGRATIONS = (
         UNIQUE (owner, name)
     ) WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE keys ADD COLUMN expires_at REAL;
+    ALTER TABLE keys ADD COLUMN replaced_by TEXT;
+    ALTER TABLE sandboxes ADD COLUMN key_id TEXT NOT NULL DEFAULT '';
+    CREATE TABLE quotas (
+        owner TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (owner, key_id)
+    ) WITHOUT ROWID;
+    CREATE TABLE usage (
+        owner TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        minute INTEGER NOT NULL,
+        executions INTEGER NOT NULL,
+        cpu_seconds REAL NOT NULL,
+        PRIMARY KEY (owner, key_id, minute)
+    ) WITHOUT ROWID;
+    CREATE INDEX usage_by_minute ON usage (minute);
+    """,
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,17 +16,21 @@ import msgspec
 from cloche import errors
 from cloche.store.base import SHUT_DOWN, SandboxRecord
 from cloche.store.database import Database, Work
+from cloche.store.outage import Unusable
+from cloche.store.past import surely_past
 from cloche.telemetry import log
 
 T = TypeVar("T")
 
 BATCH_SECONDS = 0.02
+TROUBLED_SECONDS = 10.0
 KEPT_SECONDS = 30 * 86400.0
 PRUNE_SECONDS = 3600.0
 
 _COLUMNS = SandboxRecord.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
+_FIND = f"{_GET} WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
 _ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
     AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
 _JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "volumes", "revival")
@@ -38,7 +41,7 @@ class SqliteRecords:
 
     def __init__(self, path: Path):
         self.database = Database(path)  # others may keep theirs in it while this is open
-        self._unwritten: list[SandboxRecord] = []
+        self._unwritten: dict[str, SandboxRecord] = {}  # by id
         self._timer: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
         self._revivable: set[str] = set()  # sandboxes on whose record is what it takes to make them again
@@ -48,13 +51,22 @@ class SqliteRecords:
         self._prune()
 
     def put(self, record: SandboxRecord) -> None:
-        self._unwritten.append(record)
+        self._unwritten[record.id] = record
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._write)
+            # While the store cannot be written, the last word on each sandbox waits here, and not every one of them.
+            seconds = TROUBLED_SECONDS if self.database.troubled else BATCH_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
 
-    async def get(self, id: str) -> SandboxRecord | None:
-        found = await self._do(lambda db: db.execute(f"{_GET} WHERE id = ?", (id,)).fetchone())
+    async def get(self, id: str, owner: str | None = None) -> SandboxRecord | None:
+        unwritten = self._unwritten.get(id)
+        if unwritten is not None and owner in (None, unwritten.owner):
+            return unwritten
+        found = await self._do(lambda db: db.execute(_FIND, (id, owner)).fetchone())
         return None if found is None else _record(found)
+
+    async def notes(self, id: str) -> dict[str, str]:
+        found = await self._do(lambda db: db.execute("SELECT notes FROM sandboxes WHERE id = ?", (id,)).fetchone())
+        return msgspec.json.decode("{}" if found is None else found[0], type=dict[str, str])
 
     async def list(self, owner: str) -> list[SandboxRecord]:
         query = f"{_GET} WHERE owner = ? ORDER BY created_at DESC"
@@ -100,7 +112,7 @@ class SqliteRecords:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        records, self._unwritten = self._unwritten, []
+        records, self._unwritten = list(self._unwritten.values()), {}
         if records:
             self.database.do_later(lambda db: _write_batch(db, records))
             self._note_revivals(records)
@@ -124,16 +136,15 @@ class SqliteRecords:
         self._write()
         try:
             return await self.database.do(work)
+        except Unusable:
+            raise
         except sqlite3.Error as error:
             raise errors.Unavailable(f"the records of sandboxes cannot be read or written: {error}") from None
 
 
 def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> None:
-    try:
-        with db:
-            db.executemany(_PUT, [_row(record) for record in records])
-    except sqlite3.Error as error:
-        log.error("records.not_written", records=len(records), error=str(error))
+    with db:
+        db.executemany(_PUT, [_row(record) for record in records])
 
 
 def _write_one(db: sqlite3.Connection, record: SandboxRecord) -> None:
@@ -160,7 +171,7 @@ def _conclude(db: sqlite3.Connection, record: SandboxRecord) -> bool:
 def _prune(db: sqlite3.Connection) -> None:
     try:
         with db:
-            db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (time.time() - KEPT_SECONDS,))
+            db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (surely_past() - KEPT_SECONDS,))
     except sqlite3.Error as error:
         log.error("records.not_pruned", error=str(error))
 

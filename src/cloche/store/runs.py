@@ -16,6 +16,8 @@ from cloche.events import Ended
 from cloche.model import Outcome, Struct
 from cloche.runs_config import Runs
 from cloche.store.database import Database, Work
+from cloche.store.outage import Unusable
+from cloche.store.past import surely_past
 
 T = TypeVar("T")
 
@@ -84,8 +86,9 @@ class RunStore:
         """More events of it, the last ones if it `ended`. Nothing if it was removed meanwhile."""
         await self._do(lambda db: self._write(db, id, chunks, ended))
 
-    async def get(self, id: str) -> RunRecord | None:
-        return await self._do(lambda db: _get(db, id))
+    async def get(self, id: str, owner: str | None = None) -> RunRecord | None:
+        """With an owner, if it is theirs: else it is looked for as long as one that never was."""
+        return await self._do(lambda db: _get(db, id, owner))
 
     async def list(self, owner: str | None, sandbox: str | None) -> list[RunRecord]:
         """The newest first. None is any."""
@@ -114,6 +117,8 @@ class RunStore:
     async def _do(self, work: Work[T]) -> T:
         try:
             return await self._database.do(work)
+        except Unusable:
+            raise
         except sqlite3.Error as error:
             raise errors.Unavailable(f"the records of detached runs cannot be used: {error}") from None
 
@@ -169,13 +174,13 @@ class RunStore:
         for id, instance in db.execute("SELECT id, instance FROM runs WHERE instance IS NOT NULL").fetchall():
             if is_left(instance):
                 self._lose(db, id, instance)
-        before = time.time() - self._limits.kept_hours * _HOUR_SECONDS
+        before = surely_past() - self._limits.kept_hours * _HOUR_SECONDS
         for (id,) in db.execute("SELECT id FROM runs WHERE ended_at < ?", (before,)).fetchall():
             _remove(db, [id])  # one by one: others want to write, too
 
 
-def _get(db: sqlite3.Connection, id: str) -> RunRecord | None:
-    row = db.execute(f"{_GET} WHERE id = ?", (id,)).fetchone()
+def _get(db: sqlite3.Connection, id: str, owner: str | None = None) -> RunRecord | None:
+    row = db.execute(f"{_GET} WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)", (id, owner)).fetchone()
     return None if row is None else _record(row)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from pathlib import Path
 from types import TracebackType
 
 from cloche.store import code_files, container_files, files
+from cloche.store.allowance import Allow
 from cloche.store.blobs import Blobs
 from cloche.store.chat_calls import ChatCalls
 from cloche.store.code_sessions import StoredCodeSessions
 from cloche.store.conversations import Conversations
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 from cloche.store.responses import Responses
 from cloche.store.steps import Steps
 from cloche.telemetry import log
@@ -30,7 +31,7 @@ class Shelf:
 
     def __init__(self, data_dir: Path, days: float, code_hours: float = CODE_HOURS):
         self._kept_seconds = days * 86400.0
-        self._database = Database(data_dir / "store.sqlite3")
+        self.database = self._database = Database(data_dir / "store.sqlite3")
         self._pruning: asyncio.Task[None] | None = None
         self.blobs = Blobs(data_dir / "blobs")
         self.files = files.StoredFiles(self._database, self.blobs, self._kept_seconds)
@@ -41,6 +42,11 @@ class Shelf:
         self.responses = Responses(self._database)
         self.conversations = Conversations(self._database)
         self.chat_calls = ChatCalls(self._database)
+
+    def guard(self, allow: Allow) -> None:
+        """From now on it is asked before anything of an owner's is kept."""
+        for each in (self.files, self.container_files, self.code_files):
+            each.allow = allow
 
     async def __aenter__(self) -> Shelf:
         await self._database.open()
@@ -59,8 +65,8 @@ class Shelf:
     async def _prune(self) -> None:
         while True:
             self.steps.prune()
-            self.responses.prune(time.time() - self._kept_seconds)
-            self.conversations.prune(time.time() - self._kept_seconds)
+            self.responses.prune(surely_past() - self._kept_seconds)
+            self.conversations.prune(surely_past() - self._kept_seconds)
             self.chat_calls.prune()
             await self.prune_files()
             self._database.scrub()
@@ -70,7 +76,7 @@ class Shelf:
         """Removes files whose time is over, and contents that no file has."""
         try:
             await self.files.prune()
-            await self.container_files.prune(time.time() - self._kept_seconds)
+            await self.container_files.prune(surely_past() - self._kept_seconds)
             await self.code_files.prune()
             prefixes = (files.PREFIX, container_files.PREFIX, code_files.PREFIX)
             await self.blobs.remove_orphans(prefixes, self._known_contents)

@@ -9,7 +9,9 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Snapshot
+from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database
+from cloche.store.outage import Unusable
 
 # What can be long is not in the table of which all rows are read, but only in that of their bodies.
 _WHOLE = "SELECT whole.body FROM snapshots JOIN snapshot_bodies AS whole ON whole.id = snapshots.id"
@@ -28,10 +30,14 @@ class StoredSnapshots:
 
     def __init__(self, database: Database):
         self._database = database
+        self.allow: Allow = anything
 
     async def add(self, snapshot: Snapshot) -> None:
+        await self.allow(snapshot.owner, snapshot.bytes)
         try:
             await self._database.do(lambda db: _add(db, snapshot))
+        except Unusable:
+            raise
         except sqlite3.Error as error:
             raise errors.Unavailable(f"the snapshot could not be recorded: {error}") from None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -17,6 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.model import MIB, Struct
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 from cloche.telemetry import log
 
 Kind = Literal["request", "model_call", "container", "execution"]
@@ -120,11 +120,8 @@ def _requests(db: sqlite3.Connection, page: Page) -> list[Any]:
 
 
 def _write_batch(db: sqlite3.Connection, steps: Sequence[Step]) -> None:
-    try:
-        with db:
-            db.executemany(_PUT, [_row(step) for step in steps])
-    except sqlite3.Error as error:
-        log.error("steps.not_written", steps=len(steps), error=str(error))
+    with db:
+        db.executemany(_PUT, [_row(step) for step in steps])
 
 
 def _prune(db: sqlite3.Connection) -> None:
@@ -132,7 +129,7 @@ def _prune(db: sqlite3.Connection) -> None:
     sizes = "SELECT id, SUM(LENGTH(captured)) OVER (ORDER BY started_at DESC) AS sum FROM steps WHERE captured != '{}'"
     try:
         with db:
-            db.execute("DELETE FROM steps WHERE started_at < ?", (time.time() - KEPT_SECONDS,))
+            db.execute("DELETE FROM steps WHERE started_at < ?", (surely_past() - KEPT_SECONDS,))
             db.execute(f"DELETE FROM steps WHERE started_at <= ({newer})", (MAX_STEPS,))
             over = f"SELECT id FROM ({sizes}) WHERE sum > ?"
             db.execute(f"UPDATE steps SET captured = '{{}}' WHERE id IN ({over})", (MAX_CAPTURED_BYTES,))

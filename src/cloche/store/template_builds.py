@@ -16,6 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.model import Limits, Snapshot, Struct, new_id
 from cloche.store.database import Database
+from cloche.store.past import surely_past
 from cloche.store.snapshots import delete_snapshot, insert_snapshot
 
 T = TypeVar("T")
@@ -322,7 +323,7 @@ def _clean(db: sqlite3.Connection, is_live: Callable[[str], bool], why: str) -> 
             said = LogEntry(at=time.time(), level="error", message=why)
             _update(db, msgspec.structs.replace(build, state="error", reason=why, logs=(*build.logs, said)))
             failed += 1
-    before = time.time() - KEPT_SECONDS
+    before = surely_past() - KEPT_SECONDS
     over = "(state = 'error' OR state = 'waiting' AND instance IS NULL)"
     db.execute(f"DELETE FROM template_builds WHERE created_at < ? AND {over}", (before,))
     db.execute("DELETE FROM template_build_logs WHERE id NOT IN (SELECT id FROM template_builds)")

@@ -9,6 +9,7 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Struct, VolumeInfo
+from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database
 
 
@@ -37,9 +38,14 @@ class StoredVolumes:
 
     def __init__(self, database: Database):
         self._database = database
+        self.allow: Allow = anything
 
     async def add(self, volume: VolumeRecord, most: int) -> None:
-        """Raises VolumeConflict where the owner has one of that name, InvalidRequest where they have `most`."""
+        """Raises VolumeConflict where the owner has one of that name, InvalidRequest where they have `most`.
+
+        Raises QuotaExceeded where they may not store as much as it can hold.
+        """
+        await self.allow(volume.owner, volume.size_bytes)
         await self._database.do(lambda db: _add(db, volume, most))
 
     async def find(self, ref: str, owner: str | None) -> VolumeRecord | None:

@@ -1,10 +1,12 @@
 """Who may speak to a sandbox's ports. The dialect asks before any plane sees a request, so that no plane need ask.
 
-    port 49983 (envd)         the access token; `GET /health` needs none; `/files` also takes a signature
+    port 49983 (envd)         the access token; `/files` also takes a signature
     port 49999 (code server)  the traffic token or the access token
     any other port            the same, but only where public traffic was switched off
 
 A sandbox that was made without `secure` (only old clients can) has no access token: as in E2B, its id is enough.
+Who has neither is told the same of a sandbox that never was. So `GET /health` of envd needs a token, too, which E2B's
+clients send with it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from starlette.requests import HTTPConnection
 
 from cloche import errors
-from cloche.api.e2b.residents import Resident, Residents
+from cloche.api.e2b.residents import Lock, Resident, Residents
 from cloche.api.e2b.routing import CODE_PORT, ENVD_PORT
 from cloche.api.e2b.tokens import Operation, same, signature
 
@@ -27,7 +29,16 @@ _UNAUTHORIZED = "unauthorized access, please provide a valid access token or met
 _SECURED = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is"
 
 
-def require_entrance(connection: HTTPConnection, resident: Resident, port: int) -> None:
+def may_enter(connection: HTTPConnection, resident: Lock, port: int) -> bool:
+    """Raises InvalidRequest as below."""
+    try:
+        require_entrance(connection, resident, port)
+    except (errors.Unauthenticated, errors.Forbidden):
+        return False
+    return True
+
+
+def require_entrance(connection: HTTPConnection, resident: Lock, port: int) -> None:
     """Raises Unauthenticated or Forbidden unless this request may go to that port."""
     if port == ENVD_PORT:
         require_access(connection, resident)
@@ -38,10 +49,10 @@ def require_entrance(connection: HTTPConnection, resident: Resident, port: int) 
         require_traffic(connection, resident)
 
 
-def require_access(connection: HTTPConnection, resident: Resident) -> None:
+def require_access(connection: HTTPConnection, resident: Lock) -> None:
     """envd's rule. Raises Unauthenticated, or InvalidRequest for an expiration that is no number."""
     token, path = resident.access_token, connection.scope["path"]
-    if token is None or (path == "/health" and _method(connection) == "GET"):
+    if token is None:
         return
     if path == "/files" and _method(connection) in ("GET", "HEAD", "POST"):
         _require_file_access(connection, token)
@@ -49,24 +60,13 @@ def require_access(connection: HTTPConnection, resident: Resident) -> None:
         raise errors.Unauthenticated(_UNAUTHORIZED)
 
 
-def require_traffic(connection: HTTPConnection, resident: Resident) -> None:
+def require_traffic(connection: HTTPConnection, resident: Lock) -> None:
     """Raises Forbidden without a token of that sandbox: the traffic token, or the access token, which is worth more."""
     given, headers = connection.headers.get(TRAFFIC_HEADER), connection.headers
     access = resident.access_token
     if same(given, resident.traffic_token) or (access is not None and same(headers.get(ACCESS_HEADER), access)):
         return
     raise errors.Forbidden(f"{_SECURED} {'missing' if given is None else 'invalid'}")
-
-
-def require_waker(connection: HTTPConnection, resident: Resident, port: int) -> None:
-    """Raises SandboxPaused unless this request, which may go to that port, may wake the sandbox for it.
-
-    To ask whether it is well needs no token, but what needs none must not wake it either.
-    """
-    if port != ENVD_PORT or resident.access_token is None or connection.scope["path"] == "/files":
-        return
-    if not same(connection.headers.get(ACCESS_HEADER), resident.access_token):
-        raise errors.SandboxPaused("it is paused")
 
 
 async def signer_of(connection: HTTPConnection, residents: Residents) -> Resident:

@@ -63,6 +63,8 @@ _CODES: dict[type[errors.ClocheError], str] = {
     errors.IsADirectory: "invalid_argument",
     errors.NotADirectory: "invalid_argument",
     errors.Unavailable: "unavailable",
+    errors.Busy: "resource_exhausted",  # clients take `unavailable` for a sandbox that has ended
+    errors.QuotaExceeded: "resource_exhausted",
 }
 
 

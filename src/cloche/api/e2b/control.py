@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
+from cloche.api.crowd import while_wanted
 from cloche.api.e2b import (
     builds,
     control_absent,
@@ -74,7 +75,8 @@ class Control:
         make = partial(self._make, owner, wanted(body, version=version))
         key = request.headers.get("idempotency-key")
         asked = b"%d:%s" % (version, body)
-        resident = await (make() if key is None else self._repeats.once(owner, key, asked, make))
+        making = make() if key is None else self._repeats.once(owner, key, asked, make)
+        resident = await while_wanted(request, self._desk.engine, making)
         return json_reply(created(resident, self._desk.domain), 201)
 
     async def get(self, request: Request) -> Response:

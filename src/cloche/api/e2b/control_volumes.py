@@ -16,7 +16,7 @@ from cloche import errors
 from cloche.api.e2b import volumes_wire as wire
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.files_http import BYTES_TYPE, small_or_streamed
-from cloche.api.e2b.replies import json_reply
+from cloche.api.e2b.replies import is_worth_a_retry, json_reply
 from cloche.api.http import Edge, Handler, Stream, body_chunks, status_of
 from cloche.api.tokens import same, token_of
 from cloche.engine.files import Files
@@ -171,7 +171,7 @@ class VolumeContent:
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status = status_of(error)
         response = json_reply({"code": str(status), "message": wire.in_words(error)}, status)
-        if status >= 500 and not isinstance(error, errors.ShuttingDown):
+        if not is_worth_a_retry(status, error):
             response.headers["Should-Retry"] = "false"
         return response
 

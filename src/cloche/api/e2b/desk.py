@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.e2b.replies import Conflict, NotOffered, error_reply
+from cloche.api.e2b.replies import Conflict, NotOffered, error_reply, is_worth_a_retry
 from cloche.api.e2b.residents import Resident, Residents
 from cloche.api.e2b.routing import bare_id
 from cloche.api.http import Edge, Handler, status_of, whole_body
@@ -72,8 +72,8 @@ class Desk:
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status = _status_of(error)
         response = error_reply(status, str(error))
-        if status >= 500 and not isinstance(error, errors.ShuttingDown):
-            response.headers["Should-Retry"] = "false"  # else clients try a 503 again, three times
+        if not is_worth_a_retry(status, error):
+            response.headers["Should-Retry"] = "false"  # else clients try a 429 or 503 again, three times
         return response
 
 

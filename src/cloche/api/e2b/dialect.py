@@ -13,13 +13,13 @@ from cloche.api.e2b.access import (
     ACCESS_HEADER,
     PRIVATE_HEADERS,
     TRAFFIC_HEADER,
+    may_enter,
     require_entrance,
-    require_waker,
     signer_of,
 )
 from cloche.api.e2b.planes import OpenToPages, Plane
 from cloche.api.e2b.replies import AWAY, error_reply, json_reply
-from cloche.api.e2b.residents import Resident, Residents
+from cloche.api.e2b.residents import Residents
 from cloche.api.e2b.routing import (
     CODE_PORT,
     ENVD_PORT,
@@ -33,6 +33,7 @@ from cloche.api.e2b.tokens import Tokens, same
 from cloche.api.forwarding import Outward
 from cloche.api.http import Edge, status_of
 from cloche.api.ports import PortProxy
+from cloche.api.rate_limits import bill
 from cloche.config import Config
 from cloche.engine.engine import Engine
 
@@ -81,30 +82,36 @@ class E2b:
         target = target_of(scope, self._domain)
         if target is not None:
             await self._enter(request, target)
+            if target.port in self._own_ports:  # those who visit a program are told nothing
+                bill(scope, scope["state"]["sandbox"])
             return self._own_ports.get(target.port, self._programs)
         strip_prefix(scope)
         if not is_signed_file(scope):
             return self._control
-        resident = await self._admitted(request, await signer_of(request, self.residents), ENVD_PORT)
-        scope["state"].update(resident=resident, port=ENVD_PORT)
+        signer = await signer_of(request, self.residents)
+        require_entrance(request, signer, ENVD_PORT)
+        scope["state"].update(resident=await self.residents.awake(signer), port=ENVD_PORT)
         return self._own_ports[ENVD_PORT]
 
     async def _enter(self, connection: HTTPConnection, target: Target) -> None:
         """Finds the sandbox and asks for a token, before anything behind its port sees the request."""
         if not target.by_host:
             strip_prefix(connection.scope)
-        resident = await self._admitted(connection, await self.residents.find(target.sandbox), target.port)
+        await self._unlock(connection, target)
+        resident = await self.residents.awake(await self.residents.find(target.sandbox))
         connection.scope["state"].update(
             resident=resident, sandbox=resident.sandbox, port=target.port, host=resident.host_for(target.port)
         )
 
-    async def _admitted(self, connection: HTTPConnection, resident: Resident, port: int) -> Resident:
-        """Whoever may enter wakes the sandbox, where that was asked for when it was made."""
-        require_entrance(connection, resident, port)
-        if not resident.is_asleep:
-            return resident
-        require_waker(connection, resident, port)
-        return await self.residents.wake(resident)
+    async def _unlock(self, connection: HTTPConnection, target: Target) -> None:
+        """Raises Unauthenticated or Forbidden for who may not enter, whether there is such a sandbox or not.
+
+        Neither the answer nor the time it takes tells the two apart: what is refused was looked up in the records.
+        """
+        known = self.residents.running(target.sandbox)
+        if known is not None and may_enter(connection, known, target.port):
+            return
+        require_entrance(connection, await self.residents.lock(target.sandbox), target.port)
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only programs inside sandboxes speak WebSocket in this dialect."""

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.api.e2b.replies import error_reply
 from cloche.api.http import what_is_missing
+from cloche.api.paths import Paths
 
 _PREFLIGHT_SECONDS = "7200"
 
@@ -21,7 +22,7 @@ class Plane:
 
     def __init__(self, name: str, routes: Sequence[BaseRoute]):
         self._name = name
-        self._router = Router(routes, redirect_slashes=False)
+        self._router = Paths(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self  # makes the router raise what it would else answer in its own words

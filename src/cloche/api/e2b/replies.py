@@ -42,6 +42,13 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"code": status, "message": message}
 
 
+def is_worth_a_retry(status: int, error: errors.ClocheError) -> bool:
+    """Whether clients may send the same again: they wait for as long as `Retry-After` says."""
+    if status != 429 and status < 500:
+        return True  # they do not anyway
+    return error.retry_after_seconds is not None or isinstance(error, errors.ShuttingDown)
+
+
 def timestamp(seconds: float | None) -> str:
     """RFC 3339, to the microsecond. A moment that it cannot write, as a file may have, is the nearest that it can."""
     if seconds is None:

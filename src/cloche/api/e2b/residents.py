@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,7 +11,6 @@ from cloche import errors
 from cloche.api.e2b.network_wire import PORT_VARIABLE
 from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.tokens import Operation, Tokens, same, signature
-from cloche.engine.endings import never
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.model import SandboxInfo
@@ -50,21 +51,32 @@ def alias_of(info: SandboxInfo) -> str:
     return info.notes.get(ALIAS) or template_name(info.template)
 
 
-def is_secure(info: SandboxInfo) -> bool:
-    return info.notes.get(SECURE) != NO
+def is_secure(notes: Mapping[str, str]) -> bool:
+    return notes.get(SECURE) != NO
 
 
-class Resident:
-    """One sandbox, running or paused. Those that another dialect made are residents too, with all as by default."""
+class Lock:
+    """What opens the ports of a sandbox, by what is noted of it.
+
+    Of one that never was nothing is noted, and its ports are as closed as a private one's. So are those of sandboxes
+    that another dialect made: E2B's clients expect open ports, and nobody else does.
+    """
+
+    def __init__(self, id: str, notes: Mapping[str, str], tokens: Tokens):
+        self.id = id
+        self.public_traffic = ALIAS in notes and notes.get(PUBLIC_TRAFFIC) != NO
+        self.access_token = tokens.access(id) if is_secure(notes) else None
+        self.traffic_token = tokens.traffic(id)
+
+
+class Resident(Lock):
+    """One sandbox, running or paused. Those that another dialect made are residents too."""
 
     def __init__(self, info: SandboxInfo, tokens: Tokens, sandbox: Sandbox | None = None):
-        self.id = info.id
+        super().__init__(info.id, info.notes, tokens)
         self._info = info
         self._sandbox = sandbox
-        self.public_traffic = info.notes.get(PUBLIC_TRAFFIC) != NO
         self.host_mask = info.notes.get(HOST_MASK)
-        self.access_token = tokens.access(info.id) if is_secure(info) else None
-        self.traffic_token = tokens.traffic(info.id)
 
     @property
     def info(self) -> SandboxInfo:
@@ -103,24 +115,34 @@ class Residents:
             known = self._running[sandbox.id] = Resident(sandbox.info, self.tokens, sandbox)
         return known
 
+    def running(self, id: str) -> Resident | None:
+        """One that runs and was used before."""
+        known = self._running.get(id)
+        return known if known is not None and known.sandbox.record.state == "running" else None
+
+    async def lock(self, id: str) -> Lock:
+        """Of any id at all. It is read from the records, whether there is such a sandbox or not, and where it runs."""
+        return Lock(id, await self._engine.records.notes(id), self.tokens)
+
     async def find(self, id: str, owner: str | None = None) -> Resident:
         """A sandbox as it is, running or asleep, of that owner; with None of anybody's: the caller checks its token.
 
         Raises SandboxNotFound or Gone.
         """
-        known = self._running.get(id)
-        if known is not None and known.sandbox.record.state == "running":
-            if owner not in (None, known.sandbox.record.owner):
-                raise never(id)
+        known = self.running(id)
+        if known is not None and owner in (None, known.sandbox.record.owner):
             return known
         info = await self._engine.describe(id, owner)
         if info.state == "paused":
             return Resident(info, self.tokens)
         return self.of(await self._engine.find(id))
 
-    async def wake(self, resident: Resident) -> Resident:
-        """The same, running. Raises SandboxPaused where nobody asked for it to be woken by those who use it."""
-        return self.of(await self._engine.find(resident.id))
+    async def awake(self, resident: Resident) -> Resident:
+        """The same, running. Whoever may enter wakes it.
+
+        Raises SandboxPaused where nobody asked for that when it was made.
+        """
+        return self.of(await self._engine.find(resident.id)) if resident.is_asleep else resident
 
     async def by_signature(
         self, given: str, path: str, operation: Operation, user: str, expiration: int | None
@@ -128,7 +150,7 @@ class Residents:
         """The sandbox whose token signed that. Signed URLs name none. Raises Unauthenticated."""
         for info in self._engine.list(None):
             token = self.tokens.access(info.id)
-            if is_secure(info) and same(given, signature(path, operation, user, token, expiration)):
+            if is_secure(info.notes) and same(given, signature(path, operation, user, token, expiration)):
                 return await self.find(info.id)
         raise errors.Unauthenticated("invalid signature")
 

@@ -43,10 +43,10 @@ class Tokens:
         return f"{_text(content)}.{_text(self._signature(content))}"
 
     def read(self, token: object, caller: Caller) -> Continuation:
-        """Raises Refusal: 400 for what nobody was ever given, 404 for what this caller was not, or too long ago."""
+        """Raises Refusal: 400 for what this caller was never given, whoever else was, and 404 for what is too old."""
         continuation = self._opened(token)
         if not hmac.compare_digest(continuation.whose, self.whose(caller)):
-            raise not_found()
+            raise _invalid()
         if continuation.expires_at < time.time():
             raise expired()
         return continuation
@@ -69,7 +69,7 @@ def _invalid() -> Refusal:
 
 
 def not_found() -> Refusal:
-    """The same for what is somebody else's as for what never was."""
+    """Of what the caller was given, and nobody knows any more."""
     return Refusal(404, NOT_FOUND, "there is no such program: it ended a while ago, or the server was restarted since")
 
 

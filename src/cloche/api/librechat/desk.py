@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -60,7 +62,8 @@ class Desk:
             return json_reply(error.body, error.status, error.headers)
         if isinstance(error, errors.Gone):  # no sandbox of a client's: ours, which it may ask for again
             return json_reply({"error": "sandbox_execution_failed", "message": str(error)}, 503)
-        return json_reply({"error": _word(error), "message": str(error)}, status_of(error))
+        soon = {} if error.retry_after_seconds is None else {"retry_after_seconds": ceil(error.retry_after_seconds)}
+        return json_reply({"error": _word(error), "message": str(error), **soon}, status_of(error))
 
 
 def _word(error: errors.ClocheError) -> str:
@@ -70,4 +73,8 @@ def _word(error: errors.ClocheError) -> str:
             return str(error)
         case errors.InvalidRequest():
             return "bad_request"
+        case errors.Busy():
+            return "too_many_programs"
+        case errors.QuotaExceeded():
+            return "rate_limited"
     return error.code

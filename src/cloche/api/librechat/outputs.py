@@ -199,7 +199,7 @@ class _Keeping:
         caller = self._caller
         try:
             await self._files.check_room(caller.owner, caller.tenant, caller.user, files=count or 1, bytes=size)
-        except errors.TooLarge as error:
+        except (errors.TooLarge, errors.QuotaExceeded) as error:
             self._notes.add(f"{count} files were not kept: {error}")
             return False
         return True

@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
@@ -16,6 +16,7 @@ from cloche.api.native.door import Door, Native, raw_reply
 from cloche.api.native.openapi import document
 from cloche.api.native.operations import operations, socket_operations
 from cloche.api.native.sockets import SocketEdge
+from cloche.api.paths import Paths
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.protocol import PREFIX, told
@@ -36,7 +37,7 @@ class NativeApi:
         routes += [Route(PREFIX + "/openapi.json", Edge(dialect, self._openapi), methods=["GET"])]
         routes += [Route(path, Edge(dialect, _wrong_method)) for path in {PREFIX + each.path for each in table}]
         self.routes = routes
-        self._router = Router(routes, default=self._nowhere, redirect_slashes=False)
+        self._router = Paths(routes, self._nowhere)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)

@@ -36,6 +36,9 @@ class Desk:
         )
         return reply(about)
 
+    async def usage(self, request: Request) -> Response:
+        return reply(await self._door.engine.quotas.usage(self._door.admit(request).owner))
+
     async def templates(self, request: Request) -> Response:
         self._door.admit(request)
         return reply([_described(each) for each in await asyncio.to_thread(self._catalogue.list)])

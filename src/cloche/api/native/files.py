@@ -26,10 +26,13 @@ class Files:
     async def read(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         asked = query_of(request, asks.ReadQuery)
-        if asked.whole:
-            return Response(await sandbox.files.read(asked.path, user=_user(asked)), media_type=BYTES)
-        chunks = await sandbox.files.open_read(asked.path, user=_user(asked))
-        return Stream(chunks, media_type=BYTES, until=sandbox.wait_ended)
+        open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
+        file = await open_file(asked.path, user=_user(asked))
+        if file.small is not None:
+            return Response(file.small, media_type=BYTES)
+        # The caller will have all of it in memory; the server never has, or a few who do not read would use up its own.
+        end = file.size_bytes if asked.whole else None
+        return Stream(file.until_read(end), media_type=BYTES, until=sandbox.wait_ended)
 
     async def write(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files

@@ -22,6 +22,7 @@ from cloche.api.native.snapshots import Snapshots
 from cloche.api.native.sockets import Talk
 from cloche.api.native.volumes import Volumes
 from cloche.engine.process import ProcessResult
+from cloche.engine.usage import OwnerUsage
 from cloche.events import RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import asks, told
@@ -91,6 +92,7 @@ def _of_server(door: Door) -> list[Operation]:
     desk, logs, query = Desk(door), Logs(door), asks.LogsQuery
     return [
         Operation("GET", "/whoami", desk.whoami, "Who asks.", answer=Principal),
+        Operation("GET", "/usage", desk.usage, "What you use, and how much you may.", answer=OwnerUsage),
         Operation("GET", "/info", desk.info, "What the server is and allows.", answer=told.About),
         Operation("GET", "/templates", desk.templates, "The templates.", answer=list[told.TemplateInfo]),
         Operation("GET", "/logs", logs.recent, "The server's own events.", query=query, answer=list[told.Logged]),

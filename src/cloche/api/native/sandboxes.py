@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.crowd import while_wanted
 from cloche.api.http import Stream
 from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
 from cloche.api.native.sse import event_stream
@@ -30,7 +31,8 @@ class Sandboxes:
     async def create(self, request: Request) -> Response:
         principal = self._door.admit(request)
         asked = await body_of(request, asks.CreateSandbox)
-        sandbox = await self._door.engine.create(await self._spec(asked, principal.owner))
+        engine, spec = self._door.engine, await self._spec(asked, principal.owner)
+        sandbox = await while_wanted(request, engine, engine.create(spec))
         if await request.is_disconnected():
             await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
             raise ClientDisconnect

@@ -7,7 +7,7 @@ import time
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
@@ -22,6 +22,7 @@ from cloche.api.openai.door import Door
 from cloche.api.openai.files import Files
 from cloche.api.openai.models import Models
 from cloche.api.openai.responses import Responses
+from cloche.api.paths import Paths
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.gateway.gateway import Gateway
@@ -45,7 +46,7 @@ class OpenAi:
             *Models(door, dialect).routes,
             Route("/v1{rest:path}", self._nothing),  # also what is there, with another method
         ]
-        self._router = Router(self.routes, default=self._nothing, redirect_slashes=False)
+        self._router = Paths(self.routes, self._nothing)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

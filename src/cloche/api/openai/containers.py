@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
+from cloche.api.crowd import while_wanted
 from cloche.api.http import Edge, whole_body
 from cloche.api.openai.decoding import file_ids_of, json_object, memory_tier, missing, typed
 from cloche.api.openai.dialect import BadParameter, OpenAiErrors
@@ -51,7 +52,7 @@ class Containers:
         wishes, file_ids = decode(await whole_body(request), self._door.config.gateway.max_container_minutes)
         attachments = Attachments()
         await attachments.take(self._door.gateway.shelf.files, owner, file_ids)
-        container = await self._containers.create(owner, wishes)
+        container = await while_wanted(request, self._door.engine, self._containers.create(owner, wishes))
         try:
             for attachment in attachments.found.values():
                 async with self._files.new_path(container, attachment.name) as path:

@@ -12,6 +12,7 @@ from cloche.gateway.containers import BadWish
 from cloche.gateway.crowd import TooManyTurns
 
 INVALID = "invalid_request_error"
+_QUOTA = {True: ("requests", None, "rate_limit_exceeded"), False: ("insufficient_quota", None, "insufficient_quota")}
 
 
 class BadParameter(errors.InvalidRequest):
@@ -47,6 +48,8 @@ class OpenAiErrors:
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         again = "true" if isinstance(error, errors.Unavailable) else None
+        if isinstance(error, errors.QuotaExceeded) and error.retry_after_seconds is None:
+            again = "false"  # something has to be removed first
         if isinstance(error, AfterCode):
             error, again = error.error, "false"
         status, body = status_and_body(error)
@@ -69,18 +72,18 @@ def status_and_body(error: errors.ClocheError) -> tuple[int, dict[str, str | Non
             return error.status, _body(str(error), INVALID, error.param, error.reason)
         case NotThere():
             return 404, _body(str(error), INVALID, error.param, error.reason)
+        case errors.QuotaExceeded():
+            return 429, _body(str(error), *_QUOTA[error.retry_after_seconds is not None])
         case errors.ModelNotFound():
             return 404, _body(str(error), INVALID, "model", "model_not_found")
         case errors.SandboxExpired() | errors.SandboxLost():
             return 400, _body("Container is expired.")
         case errors.SandboxNotFound() | errors.SandboxKilled():
             return 404, _body(str(error) if "ontainer" in str(error) else "Container not found.")
-        case errors.NoSpace():  # in the sandbox: trying again does not help
-            return 400, _body(str(error), code=error.code)
-        case errors.ClocheError():
-            status = status_of(error)
-            kind = "server_error" if status >= 500 else INVALID
-            return status, _body(str(error), kind, code="server_error" if status >= 500 else error.code)
+    # In a sandbox, trying again does not help where there is no space.
+    status = 400 if isinstance(error, errors.NoSpace) else status_of(error)
+    kind = "server_error" if status >= 500 else INVALID
+    return status, _body(str(error), kind, code="server_error" if status >= 500 else error.code)
 
 
 def _body(

@@ -11,6 +11,7 @@ from cloche.api.auth import Gatekeeper, key_of
 from cloche.api.http import Edge, Handler, status_of, whole_body
 from cloche.api.opensandbox.known import KnownSandboxes
 from cloche.api.opensandbox.replies import (
+    BUSY,
     CONFLICT,
     INVALID,
     NOT_FOUND,
@@ -82,4 +83,4 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return status_of(error), INVALID
         case errors.Forbidden():
             return 403, "SANDBOX::FORBIDDEN"
-    return status_of(error), UNKNOWN
+    return status_of(error), BUSY.get(type(error), UNKNOWN)

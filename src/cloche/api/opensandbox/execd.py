@@ -15,6 +15,7 @@ from cloche.api.opensandbox import execd_wire as wire
 from cloche.api.opensandbox.known import Known, KnownSandboxes, asked_of
 from cloche.api.opensandbox.lifecycle_replies import EXECD_PORT, TOKEN_HEADER
 from cloche.api.opensandbox.replies import NotOffered, error_reply, json_reply
+from cloche.api.rate_limits import bill
 from cloche.api.tokens import same
 from cloche.engine.context import Context
 from cloche.engine.engine import Engine
@@ -112,6 +113,7 @@ class Execd:
                 f"{TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EXECD_PORT} has it in `headers`"
             )
         sandbox = await self._engine.find(id)
+        bill(request.scope, sandbox)
         if renew_seconds := asked_of(sandbox.record.notes).renew_seconds:
             sandbox.extend(renew_seconds)
         return sandbox, self._known.of(id)
@@ -178,6 +180,10 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return 400, "MISSING_QUERY"
         case errors.InvalidRequest():
             return status_of(error), "INVALID_REQUEST_BODY"
+        case errors.QuotaExceeded():
+            return 429, "RATE_LIMITED"
+        case errors.Busy():
+            return 503, "AT_CAPACITY"
     return status_of(error), "RUNTIME_ERROR"
 
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
+from cloche.api.crowd import while_wanted
 from cloche.api.opensandbox import lifecycle_replies as replies
 from cloche.api.opensandbox import lifecycle_wire as wire
 from cloche.api.opensandbox.desk import Desk
@@ -41,7 +42,7 @@ class Lifecycle:
         wanted = wire.wanted(await self._desk.body(request))
         if wanted.snapshot:
             await self._desk.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
-        sandbox = await self._make(owner, wanted)
+        sandbox = await while_wanted(request, self._desk.engine, self._make(owner, wanted))
         return json_reply(replies.created(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:

@@ -16,6 +16,10 @@ NOT_FOUND = "SANDBOX::SANDBOX_NOT_FOUND"
 SNAPSHOT_NOT_FOUND = "SNAPSHOT::SNAPSHOT_NOT_FOUND"
 CONFLICT = "SANDBOX::CONFLICT"
 UNKNOWN = "SANDBOX::UNKNOWN_ERROR"
+BUSY: dict[type[errors.ClocheError], str] = {
+    errors.Busy: "SANDBOX::AT_CAPACITY",
+    errors.QuotaExceeded: "SANDBOX::RATE_LIMITED",
+}
 
 Json = dict[str, Any]
 

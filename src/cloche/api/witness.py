@@ -1,0 +1,76 @@
+"""What of a request is told to the audit log: that it was refused, or what was kept, read or removed by it.
+
+What is done to sandboxes the engine tells itself, whatever the dialect; this is for the rest: what the gateway and
+LibreChat keep, what is read of snapshots, volumes and templates, and what admins do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from starlette.types import Scope
+
+from cloche.engine.acting import acting
+from cloche.engine.trail import NONE, Trail
+from cloche.model import Principal
+
+REFUSED = frozenset({401, 403, 404, 429})
+VERBS = {"GET": "read", "HEAD": "read", "DELETE": "removed", "POST": "made", "PUT": "changed", "PATCH": "changed"}
+WHOLE = frozenset({"v1", "librechat", "admin"})  # dialects of which everything is told
+READ = frozenset({"snapshots", "volumes", "templates", "builds", "logs"})  # of the others: what is read of these
+UNTOLD = frozenset({"models", "health", "exec"})  # they keep nothing; what `exec` runs the engine tells
+PLACES = frozenset({"api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox"})  # in paths, before what it is
+DEEDS: Mapping[str, str] = {"upload": "files.made", "download": "files.read"}  # LibreChat's paths are verbs
+
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Witness:
+    def __init__(self, trail: Trail):
+        self._trail = trail
+
+    def ended(self, dialect: str, scope: Scope, route: str, status: int) -> None:
+        """A request was answered, by that route's template. Never waits."""
+        if scope["state"].get("answered_inside"):
+            return
+        method = scope.get("method", "WEBSOCKET")
+        if status in REFUSED:
+            about = f"{method} {route}" if route != "-" else dialect
+            self._trail.note("request.refused", _owner(scope), outcome=str(status), about=about, who=acting() or NONE)
+        elif status < 400 and (what := _deed(dialect, method, route, _is_admin(scope))) is not None:
+            self._trail.note(what, _owner(scope), id=_id(scope), about=f"{method} {route}")
+
+
+def _deed(dialect: str, method: str, route: str, admin: bool) -> str | None:
+    """What was done, in words of ours; None where it is not told here."""
+    words = [word for word in route.split("/") if word and not word.startswith("{")]
+    nouns = [
+        word for word in words if word not in ("api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox")
+    ]
+    if not nouns or nouns[0] in UNTOLD:
+        return None
+    if dialect == "admin":
+        return f"admin.{nouns[0]}.{VERBS.get(method, 'used')}"
+    if dialect not in WHOLE:
+        if admin and route == "/api/v1/sandboxes" and method == "GET":  # who sees those of all owners
+            return "admin.sandboxes.read"
+        return f"{nouns[0]}.read" if nouns[0] in READ and method in ("GET", "HEAD") else None
+    noun = "gateway" if dialect == "v1" else dialect
+    return f"{noun}.{DEEDS.get(nouns[0]) or '.'.join((*nouns[:3], VERBS.get(method, 'used')))}"
+
+
+def _owner(scope: Scope) -> str:
+    principal = scope["state"].get("principal")
+    return principal.owner if isinstance(principal, Principal) else ""
+
+
+def _is_admin(scope: Scope) -> bool:
+    principal = scope["state"].get("principal")
+    return isinstance(principal, Principal) and principal.role == "admin"
+
+
+def _id(scope: Scope) -> str:
+    """The first thing that the path names. What is no id of ours is not repeated."""
+    first = next(iter(scope.get("path_params", {}).values()), "")
+    return first if isinstance(first, str) and _ID.fullmatch(first) else ""

@@ -1,0 +1,87 @@
+"""What every peer is asked for: sessions in which code runs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Protocol
+
+START_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
+
+
+class PeerFailed(Exception):
+    """The peer did not answer, or not what it should have."""
+
+
+class Absent(Exception):
+    """The peer cannot be measured here; its text says why."""
+
+
+class Shown:
+    """What an execution gave, until its end."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, Any] = {}
+        self.stdout = ""
+
+    def heard(self, kind: str, content: dict[str, Any]) -> None:
+        """A message of Jupyter's protocol. Raises PeerFailed for an error."""
+        if kind == "error":
+            raise PeerFailed(f"{content.get('ename')}: {content.get('evalue')}")
+        if kind == "stream":
+            self.stdout += content["text"]
+        self.data.update(content.get("data", {}))
+
+
+class Session(Protocol):
+    """One sandbox, as far as the peer has such a thing."""
+
+    def run(self, code: str) -> Shown:
+        """To the end. Raises PeerFailed."""
+
+    def close(self) -> None: ...
+
+
+class Peer(Protocol):
+    """Use with `with`, which starts what is shared by its sessions and raises Absent where it cannot."""
+
+    stateless: bool  # whether a session is one execution
+
+    def __enter__(self) -> Peer: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def session(self) -> Session: ...
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Raises Absent."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise Absent(f"{url} did not come up")
+
+
+def stop(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,59 @@
+"""The comparison as a picture: one small chart per measure, on logarithmic scales."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from cloche.bench import comparison, crowds
+from cloche.bench.comparison import COMPARED, OURS
+from cloche.bench.peer_runs import Peers
+from cloche.bench.samples import Book
+
+COLUMNS = 3
+OWN_COLOUR, PEER_COLOUR = "#0b6e4f", "#b8b8b8"
+GROWN = {"grown_first": "create to 1+1", "grown_warm": "warm 1+1"}
+
+
+def missing() -> bool:
+    return importlib.util.find_spec("matplotlib") is None
+
+
+def draw(file: Path, book: Book, peers: Peers) -> None:
+    """As SVG or PNG, by the file's name. Only what was measured is drawn."""
+    from matplotlib.figure import Figure
+
+    charts = [(each, found) for each in COMPARED if (found := comparison.medians(each, book, peers))]
+    rows = -(-(len(charts) + 1) // COLUMNS)
+    picture: Any = Figure(figsize=(5 * COLUMNS, 2.6 * rows), layout="constrained")
+    places = picture.subplots(rows, COLUMNS, squeeze=False).flat
+    for place, (each, found) in zip(places, charts, strict=False):
+        _bars(place, each, found)
+    _growth(places[len(charts)], book)
+    for place in list(places)[len(charts) + 1 :]:
+        place.set_axis_off()
+    picture.savefig(file)
+
+
+def _bars(place: Any, each: comparison.Compared, found: Any) -> None:
+    titles = list(found)[::-1]
+    colours = [OWN_COLOUR if title == OURS else PEER_COLOUR for title in titles]
+    drawn = place.barh(titles, [max(found[title], 1e-3) for title in titles], color=colours)
+    place.bar_label(drawn, [f"{found[title]:,.3g}" for title in titles], padding=3, fontsize=7)
+    place.set_xscale("log")
+    place.margins(x=0.2)
+    place.tick_params(labelsize=7)
+    better = "more is better" if each.more else "less is better"
+    place.set_title(f"{each.title.replace('`', '')}, {each.unit} ({better})", fontsize=9)
+
+
+def _growth(place: Any, book: Book) -> None:
+    for start, title in GROWN.items():
+        live = [count for count in crowds.LIVE if f"{start}_{count}" in book]
+        place.plot(live, [book[f"{start}_{count}"].p50 * 1e3 for count in live], marker="o", label=title)
+    place.set_xscale("log")
+    place.set_ylim(bottom=0)
+    place.tick_params(labelsize=7)
+    place.set_title("Cloche: ms with so many sandboxes live", fontsize=9)
+    place.legend(fontsize=7)

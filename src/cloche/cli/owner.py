@@ -1,0 +1,106 @@
+"""`cloche owner`: forgetting one. Over the control sockets of all servers that run, and in the data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from cloche import errors
+from cloche.cli import OUR_FAILURE, configuration
+from cloche.cli.control import COPY_SECONDS, ask, client_of, sockets
+from cloche.config import Config
+from cloche.engine.instance import Instance
+from cloche.store import audit, erasure
+from cloche.store.database import Database
+
+
+@click.group("owner")
+def command() -> None:
+    """Remove all that belongs to an owner."""
+
+
+@command.command("erase")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--audit", "forget", is_flag=True, help="Also put a pseudonym for the name in the audit log.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def erase_command(ctx: click.Context, name: str, yes: bool, forget: bool, as_json: bool) -> None:
+    """End an owner's sandboxes, and remove all that is kept of them, and their keys.
+
+    It can be done again, and is harmless then.
+    """
+    if not yes:
+        click.confirm(f"Remove all sandboxes, snapshots, volumes, files and keys of {name!r}?", abort=True, err=True)
+    told = _erased(configuration(), name, forget)
+    click.echo(msgspec.json.format(msgspec.json.encode(told)).decode() if as_json else _shown(told))
+    if told["left"]:
+        rows = ", ".join(f"{count} {table}" for table, count in told["left"].items())
+        click.echo(f"cloche: another process works with {rows}: end it, and do this again", err=True)
+        ctx.exit(OUR_FAILURE)
+
+
+def _erased(config: Config, name: str, forget: bool) -> dict[str, Any]:
+    """By every server, then without one: what a process left that died meanwhile goes, too."""
+    path = f"/admin/owners/{quote(name, safe='')}?audit={'true' if forget else 'false'}"
+    removed: Counter[str] = Counter()
+    ended = lines = 0
+    for socket in sockets(config):
+        with client_of(socket, COPY_SECONDS) as client:
+            told = ask(client, "DELETE", path)
+        removed.update(told["removed"])
+        ended, lines = ended + told["sandboxes_ended"], lines + told["audit_lines"]
+    here, left = asyncio.run(_in_store(config, name))
+    removed.update(here)
+    lines += _in_audit(config, name, forget, bool(sockets(config)))
+    return {"owner": name, "sandboxes_ended": ended, "removed": removed, "left": left, "audit_lines": lines}
+
+
+async def _in_store(config: Config, name: str) -> tuple[dict[str, int], dict[str, int]]:
+    data_dir = Path(config.data_dir)
+    if not (data_dir / "store.sqlite3").exists():
+        return {}, {}
+    is_live = Instance(data_dir / "run").is_live
+    database = Database(data_dir / "store.sqlite3")
+    await database.open()
+    try:
+        live = [each for each in await database.do(lambda db: erasure.instances(db, name)) if is_live(each)]
+        removed = await database.do(lambda db: erasure.erase(db, data_dir, name, live))
+        left = await database.do(lambda db: erasure.left(db, name, live))
+        database.scrub()
+        return removed, left
+    except (OSError, sqlite3.Error) as error:
+        raise errors.Unavailable(f"not all of {name!r} could be removed: {error}; do it again") from None
+    finally:
+        await database.aclose()
+
+
+def _in_audit(config: Config, name: str, forget: bool, served: bool) -> int:
+    """Says that it was done, where no server has; and has the log forget the name."""
+    directory = Path(config.data_dir, "audit")
+    try:
+        told = audit.pseudonym(name, audit.salt_of(directory)) if forget else name
+        lines = audit.forget(directory, name) if forget else 0
+        if not served and config.audit.enabled:
+            said = audit.AuditLine(
+                at=audit.stamp(time.time()), what="owner.erased", owner=told, by="local", key="local"
+            )
+            audit.append_once(directory, config.audit.max_bytes, [said])
+        return lines
+    except OSError as error:
+        raise errors.Unavailable(f"the audit log cannot be written: {error}") from None
+
+
+def _shown(told: dict[str, Any]) -> str:
+    removed = dict(told["removed"])
+    size = removed.pop("file_bytes", 0)
+    rows = ", ".join(f"{count} {table}" for table, count in sorted(removed.items())) or "nothing"
+    return f"{told['owner']}: {told['sandboxes_ended']} sandboxes ended; removed {rows}; {size} bytes of files"

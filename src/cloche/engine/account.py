@@ -1,0 +1,166 @@
+"""What one owner, or one key, uses now and has used lately, and how much of it they may use."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.window import Window
+from cloche.model import GIB, MIB
+from cloche.quotas_config import KeyQuota, Quota
+from cloche.store.quotas import Spent
+
+MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
+
+
+class Rate(NamedTuple):
+    """One quota, and what is left of it."""
+
+    name: str
+    quota: int
+    window_seconds: int | None
+    left: int
+    reset_seconds: int | None  # until there will be more, where time gives it
+
+
+class Account:
+    """Nothing here waits or touches a disk: it is asked at every execution."""
+
+    def __init__(self, whose: str, quota: KeyQuota):
+        self.allow(quota)
+        self.sandboxes = 0
+        self.memory_bytes = 0
+        self.stored_bytes: int | None = None  # as it was counted last
+        self.minute = Window(MINUTE_SECONDS)
+        self.hour = Window(HOUR_SECONDS)
+        self.unsaved_executions = 0
+        self.unsaved_cpu_seconds = 0.0
+        self._whose = whose
+
+    def allow(self, quota: KeyQuota) -> None:
+        """What they may use from now on."""
+        self.quota = quota
+        self._limited = any(amount is not None for amount in msgspec.structs.astuple(quota))
+
+    # -- may they?
+
+    def check_sandbox(self, memory_bytes: int) -> None:
+        """Raises QuotaExceeded unless there can be one more, with so much memory."""
+        quota = self.quota
+        if quota.sandboxes is not None and self.sandboxes >= quota.sandboxes:
+            raise self._exceeded(
+                "sandboxes", f"{self.sandboxes} of {quota.sandboxes} sandboxes are there", "kill one of them first"
+            )
+        if quota.memory_bytes is not None and self.memory_bytes + memory_bytes > quota.memory_bytes:
+            used = f"{_size(self.memory_bytes)} of {_size(quota.memory_bytes)} are taken"
+            raise self._exceeded(
+                "memory_bytes", f"{used}, and this takes {_size(memory_bytes)}", "ask for less, or kill a sandbox first"
+            )
+
+    def check_execution(self, now: float) -> None:
+        """Raises QuotaExceeded unless there can be one more now."""
+        most = self.quota.executions_per_minute
+        if most is not None and self.minute.sum(now) >= most:
+            wait = self.minute.wait_seconds(most, now)
+            raise self._exceeded("executions_per_minute", f"{most} of {most} executions ran in a minute", wait=wait)
+        self.check_cpu(now)
+
+    def check_cpu(self, now: float) -> None:
+        """Raises QuotaExceeded where all is used."""
+        if self.out_of_cpu(now):
+            most = self.quota.cpu_seconds_per_hour or 0.0
+            used = f"{self.hour.sum(now):.0f} of {most:g} seconds of CPU were used in an hour"
+            raise self._exceeded("cpu_seconds_per_hour", used, wait=self.hour.wait_seconds(most, now))
+
+    def out_of_cpu(self, now: float) -> bool:
+        most = self.quota.cpu_seconds_per_hour
+        return most is not None and self.hour.sum(now) >= most
+
+    def check_stored(self, more_bytes: int) -> None:
+        """Raises QuotaExceeded unless so much more can be stored than was counted last."""
+        most = getattr(self.quota, "stored_bytes", None)
+        used = self.stored_bytes or 0
+        if most is not None and (used + more_bytes > most or used >= most):
+            more = f", and this would be {_size(more_bytes)} more" if more_bytes else ""
+            raise self._exceeded(
+                "stored_bytes",
+                f"{_size(used)} of {_size(most)} are stored{more}",
+                "remove snapshots, paused sandboxes, volumes or files first",
+            )
+
+    def _exceeded(self, name: str, used: str, remedy: str = "", *, wait: float | None = None) -> errors.QuotaExceeded:
+        never = getattr(self.quota, name) == 0  # time does not help, nor does anything that they could do
+        if not never and wait is not None:
+            remedy = f"wait {max(1, math.ceil(wait))} s"
+        todo = "ask the operator for some" if never else f"{remedy}, or ask the operator for more"
+        return errors.QuotaExceeded(
+            f"the quota {name} of {self._whose} is used up: {used}; {todo}",
+            retry_after_seconds=None if never else wait,
+        )
+
+    # -- they do
+
+    def count(self, now: float) -> None:
+        """One more execution."""
+        self.minute.count(now)
+        self.unsaved_executions += 1
+
+    def spend(self, cpu_seconds: float, now: float) -> None:
+        self.hour.add(cpu_seconds, now, now)
+        self.unsaved_cpu_seconds += cpu_seconds
+
+    def saved(self) -> Spent:
+        """What was used since the last time that somebody asked."""
+        spent = Spent(self.unsaved_executions, self.unsaved_cpu_seconds)
+        self.unsaved_executions, self.unsaved_cpu_seconds = 0, 0.0
+        return spent
+
+    def absorb(self, other: Account) -> None:
+        """What was the other's is this one's as well: a key took the place of another."""
+        now = time.monotonic()
+        self.sandboxes += other.sandboxes
+        self.memory_bytes += other.memory_bytes
+        self.minute.absorb(other.minute, now)
+        self.hour.absorb(other.hour, now)
+        self.unsaved_executions += other.unsaved_executions
+        self.unsaved_cpu_seconds += other.unsaved_cpu_seconds
+
+    # -- what is told
+
+    def rates(self, prefix: str) -> list[Rate]:
+        """What of its quotas is left, where there are any. That of stored bytes as it was counted last."""
+        if not self._limited:
+            return []
+        quota, now, found = self.quota, time.monotonic(), []
+        if quota.executions_per_minute is not None:
+            found.append(_lately(prefix + "executions", quota.executions_per_minute, self.minute, now))
+        if quota.cpu_seconds_per_hour is not None:
+            found.append(_lately(prefix + "cpu-seconds", int(quota.cpu_seconds_per_hour), self.hour, now))
+        if quota.sandboxes is not None:
+            found.append(_at_once(prefix + "sandboxes", quota.sandboxes, self.sandboxes))
+        if quota.memory_bytes is not None:
+            found.append(_at_once(prefix + "memory-bytes", quota.memory_bytes, self.memory_bytes))
+        if isinstance(quota, Quota) and quota.stored_bytes is not None and self.stored_bytes is not None:
+            found.append(_at_once(prefix + "stored-bytes", quota.stored_bytes, self.stored_bytes))
+        return found
+
+
+def _lately(name: str, most: int, window: Window, now: float) -> Rate:
+    used = window.sum(now)
+    reset = window.wait_seconds(used, now) if used else window.seconds
+    return Rate(name, most, int(window.seconds), max(most - math.ceil(used), 0), math.ceil(reset))
+
+
+def _at_once(name: str, most: int, used: int) -> Rate:
+    return Rate(name, most, None, max(most - used, 0), None)
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", GIB), ("MiB", MIB)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"

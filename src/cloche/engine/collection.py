@@ -1,0 +1,219 @@
+"""What a data directory holds that nobody needs: found, and removed, at a server's start, every hour, and when asked.
+
+Most of what is kept has limits where it is kept, and goes there when its time is over. This is for what would be left:
+by processes that were killed, or because nothing else bounds it. Nothing goes that is in use, by any process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cloche.config import Config
+from cloche.model import MIB
+from cloche.store import audit, build_files, code_files, container_files, files
+from cloche.store.blobs import DRAFT, ORPHAN_SECONDS
+from cloche.store.images import ImageFiles
+from cloche.store.migrations import MIGRATIONS
+from cloche.store.past import surely_past
+from cloche.store.records import KEPT_SECONDS as RECORD_SECONDS
+from cloche.telemetry import log
+from cloche.templates.catalogue import Catalogue
+from cloche.templates.collecting import collect as collect_template
+from cloche.templates.collecting import unneeded
+
+MAX_RECORDS = 200_000  # of sandboxes that have ended, about 0.6 KB each: the oldest go first
+REMOVED_AT_ONCE = 5_000  # rows: others who need the store have their turn between
+VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, where that is asked for
+BUSY_SECONDS = 10.0
+
+_BLOBS = (files.PREFIX, container_files.PREFIX, code_files.PREFIX)
+_KNOWN_IMAGES = """SELECT image FROM snapshots UNION SELECT image FROM volumes WHERE image IS NOT NULL
+    UNION SELECT json_extract(revival, '$.image') FROM sandboxes WHERE state = 'paused'"""
+_KNOWN_BLOBS = f"""SELECT id FROM files UNION SELECT id FROM container_files WHERE kept
+    UNION SELECT '{code_files.PREFIX}' || id FROM code_files"""
+_IN_USE = """SELECT template FROM sandboxes WHERE state IN ('running', 'paused')
+    UNION SELECT json_extract(body, '$.template') FROM snapshots"""
+_SURPLUS = "SELECT ended_at FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?"
+
+
+class Found(NamedTuple):
+    """Something that can go, or has gone."""
+
+    kind: str
+    name: str  # empty, where it is many
+    bytes: int
+    why: str
+    things: int = 1
+
+
+class Collection:
+    """All of it blocks: call it in a thread. `is_live`: whether the host process of that name runs."""
+
+    def __init__(self, config: Config, is_live: Callable[[str], bool], *, dry: bool = False, compact: bool = False):
+        self._config = config
+        self._data_dir = Path(config.data_dir)
+        self._is_live = is_live
+        self._dry = dry  # only look
+        self._compact = compact
+        self._catalogue = Catalogue(config.data_dir, config.aliases)
+
+    def run(self) -> list[Found]:
+        """What went; with `dry`, what would. One part that cannot be looked at keeps no other from it."""
+        found: list[Found] = []
+        with self._opened() as db:
+            parts: list[Callable[[], Iterable[Found]]] = [self._scratch, self._packages, self._audit]
+            if db is not None:
+                parts += [
+                    lambda: self._templates(db),
+                    lambda: self._images(db),
+                    lambda: self._blobs("blobs", _BLOBS, db, _KNOWN_BLOBS),
+                    lambda: self._build_files(db),
+                    lambda: self._records(db),
+                    lambda: self._store(db),
+                ]
+            for part in parts:
+                try:
+                    found += part()
+                except (OSError, sqlite3.Error) as error:
+                    log.error("disk.not_collected", error=type(error).__name__, why=str(error))
+        return found
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection | None]:
+        """The store, if there is one, of this version: who does not know it all must not say what is unknown."""
+        path = self._data_dir / "store.sqlite3"
+        if not path.exists():
+            yield None
+            return
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
+            db.execute("PRAGMA secure_delete = ON")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            yield db if version == len(MIGRATIONS) else None
+
+    # -- templates
+
+    def _templates(self, db: sqlite3.Connection) -> Iterator[Found]:
+        in_use = {ref for (ref,) in db.execute(_IN_USE)}
+        for template, why in unneeded(self._catalogue, in_use, self._config.disk, surely_past()):
+            if self._dry or collect_template(self._catalogue, template):
+                yield Found("template", template.ref, template.size_bytes, why)
+
+    def _scratch(self) -> Iterator[Found]:
+        abandoned = self._catalogue.abandoned()
+        if not self._dry:
+            self._catalogue.remove_abandoned()
+        for path in abandoned:
+            yield Found("template", f"{path.parent.name}/{path.name}", 0, "its build was killed")
+
+    # -- files
+
+    def _images(self, db: sqlite3.Connection) -> Iterator[Found]:
+        known = {name for (name,) in db.execute(_KNOWN_IMAGES)}
+        for path in ImageFiles(self._data_dir / "images", "").orphans(known, self._is_live):
+            yield from self._removed("image", path, "the process that made it is gone, and nothing needs it")
+
+    def _blobs(self, directory: str, prefixes: tuple[str, ...], db: sqlite3.Connection, query: str) -> Iterator[Found]:
+        """Those first, what is known then: what is made meanwhile is known, or younger than an hour."""
+        old = [path for path in _untouched(self._data_dir / directory) if path.name.startswith((DRAFT, *prefixes))]
+        known = {name for (name,) in db.execute(query)}
+        for path in old:
+            if path.name not in known:
+                yield from self._removed(directory, path, "no file has this content")
+
+    def _build_files(self, db: sqlite3.Connection) -> Iterator[Found]:
+        before = surely_past() - build_files.KEPT_SECONDS
+        old = db.execute("SELECT id, bytes FROM template_files WHERE used_at < ?", (before,)).fetchall()
+        if not self._dry and old:
+            with db:
+                db.executemany("DELETE FROM template_files WHERE id = ?", [(id,) for id, _ in old])
+        for id, size in old:
+            if not self._dry:
+                (self._data_dir / "build-files" / id).unlink(missing_ok=True)
+            yield Found("build-files", id, size, "no build used it for a week")
+        if not self._dry or not old:
+            yield from self._blobs("build-files", (build_files.PREFIX,), db, "SELECT id FROM template_files")
+
+    def _packages(self) -> Iterator[Found]:
+        directory, limit = self._data_dir / "cache" / "packages", self._config.packages.cache_bytes
+        sizes = [size for path in directory.glob("*/*") if (size := _size(path)) is not None]
+        if sum(sizes) > limit:
+            if not self._dry:
+                from cloche.egress.packages.cache import Cache  # here: most servers have no need of it
+
+                Cache(directory, limit).make_room()
+            yield Found("packages", "", sum(sizes) - limit, "there is more than packages.cache_bytes")
+
+    def _audit(self) -> Iterator[Found]:
+        """A server does it itself: the log has to say so, in its place."""
+        config, directory = self._config.audit, self._data_dir / "audit"
+        if self._dry:
+            found = audit.prunable(directory, config.days, config.max_bytes)
+        else:
+            found = audit.prune(directory, config.days, config.max_bytes) if self._compact else []
+        if found and not self._dry:
+            audit.append_once(directory, config.max_bytes, [audit.removal(each) for each in found])
+        for each in found:
+            yield Found("audit", each.name, each.bytes, each.why)
+
+    def _removed(self, kind: str, path: Path, why: str) -> Iterator[Found]:
+        size = _size(path)
+        if size is not None:
+            if not self._dry:
+                path.unlink(missing_ok=True)
+            yield Found(kind, path.name, size, why)
+
+    # -- the store
+
+    def _records(self, db: sqlite3.Connection) -> Iterator[Found]:
+        surplus = db.execute(_SURPLUS, (MAX_RECORDS,)).fetchone()
+        before = max(surely_past() - RECORD_SECONDS, surplus[0] if surplus else 0.0)
+        (count,) = db.execute("SELECT COUNT(*) FROM sandboxes WHERE ended_at <= ?", (before,)).fetchone()
+        if not self._dry:
+            _delete(db, "sandboxes", "ended_at <= ?", before)
+        if count:
+            yield Found("records", "", 0, "sandboxes that ended long ago, or are too many", count)
+
+    def _store(self, db: sqlite3.Connection) -> Iterator[Found]:
+        """Free pages are used again, so its file is as large as it ever had to be; here it can become smaller."""
+        pages, free, size = (db.execute(f"PRAGMA {each}").fetchone()[0] for each in _PAGES)
+        if free * size < VACUUM_BYTES or free * 2 < pages:
+            return
+        if self._compact and not self._dry:
+            db.execute("VACUUM")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if self._compact or self._dry:
+            yield Found("store", "store.sqlite3", free * size, "more than half of it is free")
+
+
+_PAGES = ("page_count", "freelist_count", "page_size")
+
+
+def _delete(db: sqlite3.Connection, table: str, condition: str, *values: object) -> None:
+    """Some at a time."""
+    some = f"SELECT id FROM {table} WHERE {condition} LIMIT {REMOVED_AT_ONCE}"
+    while True:
+        with db:
+            if db.execute(f"DELETE FROM {table} WHERE id IN ({some})", values).rowcount < REMOVED_AT_ONCE:
+                return
+
+
+def _untouched(directory: Path) -> Iterator[Path]:
+    """As `Blobs.remove_orphans`: whoever writes a content makes it known a moment later."""
+    before = time.time() - ORPHAN_SECONDS
+    for entry in os.scandir(directory) if directory.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_ctime < before:
+                yield Path(entry.path)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

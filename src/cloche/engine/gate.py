@@ -1,0 +1,328 @@
+"""A gate with a number of places, and the lines of those who wait for one.
+
+Each owner has a line of its own. A place that is given back goes to the owner who has the fewest, so that whoever has a
+thousand requests waiting delays nobody else's first. Where there is room, entering is a comparison and a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from cloche import errors
+from cloche.capacity_config import Capacity
+from cloche.engine.occupancy import Occupancy
+from cloche.engine.room import Room
+from cloche.telemetry import Histogram
+
+LOOK_SECONDS = 0.1  # how often it is looked whether there is memory again, while somebody waits
+BURST = 4  # that begin at one such look: what they take shows only at the next
+MAX_RETRY_SECONDS = 300.0
+WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+_SMOOTHING = 0.2  # what the newest interval counts for, among those between two ends
+_KEPT_FOR_OTHERS = 10  # the part of all places that an owner with more than its share leaves free: one in so many
+
+
+class Waiter:
+    """One who waits at a gate."""
+
+    __slots__ = ("_gate", "_timer", "_turn", "owner", "since")
+
+    def __init__(self, gate: Gate, owner: str, seconds: float):
+        loop = asyncio.get_running_loop()
+        self.owner = owner
+        self.since = loop.time()
+        self._gate = gate
+        self._turn: asyncio.Future[bool] = loop.create_future()
+        self._timer = loop.call_later(seconds, gate.on_overdue, self)
+
+    async def turn(self) -> bool:
+        """Whether its place has come; False if it was withdrawn. Raises Busy, ShuttingDown."""
+        try:
+            return await self._turn
+        except asyncio.CancelledError:
+            if self._turn.done() and not self._turn.cancelled() and self._turn.exception() is None:
+                if self._turn.result():  # at this very moment: the next one may have it
+                    self._gate.leave(self.owner)
+            else:
+                self._gate.forget(self)
+            raise
+        finally:
+            self._timer.cancel()
+
+    def withdraw(self) -> None:
+        """It is of no use any more. Harmless when its place has come."""
+        if not self._turn.done():
+            self._gate.forget(self)
+            self._turn.set_result(False)
+
+    def admit(self) -> None:
+        self._turn.set_result(True)
+
+    def refuse(self, error: errors.ClocheError) -> None:
+        if self.waits:
+            self._turn.set_exception(error)
+
+    @property
+    def waits(self) -> bool:
+        return not self._turn.done()
+
+
+class Gate:
+    """`capacity` places for `what`. Whose owner is the empty string, the engine itself, never waits.
+
+    `enough()` says whether there is enough of what does not depend on places; while it says no, nobody enters.
+    """
+
+    def __init__(self, what: str, room: Room, config: Capacity, enough: Callable[[], bool] | None = None):
+        self.what = what
+        self.room = room
+        self.in_use = 0
+        self.waiting = 0
+        self.refused: Counter[str] = Counter()  # by the error's code
+        self.waited_seconds = Histogram(WAIT_SECONDS)  # of those who had to
+        self._config = config
+        self._enough = enough
+        self._held: dict[str, int] = {}  # places, by owner
+        self._lines: dict[str, deque[Waiter]] = {}  # who had a place last is the last
+        self._known = ""  # the first owner that came
+        self._is_shared = False  # whether there was another one, ever
+        self._looking: asyncio.TimerHandle | None = None
+        self._full_since = time.monotonic()  # or since a place was last given back while it was
+        self._interval_seconds = 0.0  # between two that were, lately
+        self._closed = False
+
+    # -- to enter, and to leave
+
+    def enter_now(self, owner: str) -> bool:
+        """Takes a place if there is one, and nobody who came before waits for it."""
+        if not owner or (owner not in self._lines and self._looking is None and self._has_room(owner)):
+            self._take(owner)
+            return True
+        return False
+
+    def check(self, owner: str) -> None:
+        """Raises as `line_up` does, if that would."""
+        if owner and self._is_full and not self._has_place(owner):
+            self._check_line(owner)
+
+    def line_up(self, owner: str) -> Waiter:
+        """Raises QuotaExceeded where that owner has too many waiting already, Busy where all have, ShuttingDown."""
+        if self._closed:
+            raise errors.ShuttingDown("the host is shutting down")
+        self._check_line(owner)
+        if self.waiting >= self._config.queued:
+            self._displace()
+        waiter = Waiter(self, owner, self._config.queue_seconds)
+        self._lines.setdefault(owner, deque()).append(waiter)
+        self.waiting += 1
+        self._admit(1)  # there may be a place that those who wait cannot have
+        return waiter
+
+    async def enter(self, owner: str) -> Place:
+        """Waits for a place. Raises as `line_up` does, and Busy after a time."""
+        if not self.enter_now(owner):
+            await self.line_up(owner).turn()
+        return Place(self, owner)
+
+    def leave(self, owner: str) -> None:
+        """Gives one place back."""
+        if self._is_full:
+            self._keep_pace()
+        self.in_use -= 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+        if self._lines:
+            self._postpone(owner)
+            self._admit(BURST)
+
+    def take_back(self, owner: str, count: int) -> None:
+        """So many places at once, without waiting. Raises Busy where there are not so many."""
+        if count and self.in_use + count > self.room.places:
+            raise self._refused(self._full(owner))
+        for _ in range(count):
+            self._take(owner)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._closed = True
+        for waiter in list(self._everybody()):
+            self.forget(waiter)
+            waiter.refuse(errors.ShuttingDown("the host is shutting down"))
+
+    # -- what is told
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(
+            capacity=self.room.places,
+            because=self.room.because,
+            in_use=self.in_use,
+            waiting=self.waiting,
+            owners_waiting=len(self._lines),
+        )
+
+    @property
+    def crowded(self) -> bool:
+        """Whether some who come now would have to wait."""
+        return self._is_full or self.waiting > 0 or (self._enough is not None and not self._enough())
+
+    def held_by(self, owner: str) -> int:
+        return self._held.get(owner, 0)
+
+    # -- for those who wait
+
+    def forget(self, waiter: Waiter) -> None:
+        line = self._lines.get(waiter.owner)
+        if line is not None and waiter in line:
+            line.remove(waiter)
+            self.waiting -= 1
+            if not line:
+                del self._lines[waiter.owner]
+            self._look_later()
+
+    def on_overdue(self, waiter: Waiter) -> None:
+        if waiter.waits:
+            self.forget(waiter)
+            self.waited_seconds.observe(asyncio.get_running_loop().time() - waiter.since)
+            waiter.refuse(self._refused(self._full(waiter.owner)))
+
+    # -- inside
+
+    def _take(self, owner: str) -> None:
+        self.in_use += 1
+        self._held[owner] = self._held.get(owner, 0) + 1
+        if self.in_use == self.room.places:
+            self._full_since = time.monotonic()
+        if owner != self._known and owner and not self._is_shared:
+            self._is_shared = bool(self._known)
+            self._known = self._known or owner
+
+    def _has_room(self, owner: str) -> bool:
+        return self._has_place(owner) and (self._enough is None or self._enough())
+
+    def _has_place(self, owner: str) -> bool:
+        """The last places are for owners who have less than their share: else one could keep all the others out."""
+        free = self.room.places - self.in_use
+        if free > self._kept_for_others:
+            return True
+        owners = max(len(self._held.keys() | {owner}), 2)
+        return free > 0 and (not self._is_shared or self.held_by(owner) < self.room.places // owners)
+
+    @property
+    def _kept_for_others(self) -> int:
+        return self.room.places // _KEPT_FOR_OTHERS if self._is_shared else 0
+
+    @property
+    def _is_full(self) -> bool:
+        return self.in_use >= self.room.places - self._kept_for_others
+
+    def _keep_pace(self) -> None:
+        now = time.monotonic()
+        passed, self._full_since = now - self._full_since, now
+        self._interval_seconds += _SMOOTHING * (passed - self._interval_seconds)
+
+    def _admit(self, most: int) -> None:
+        """Lets in whoever can be: of the owners who wait, the one with the fewest places, then whoever waits longer."""
+        while self._lines and most and (owner := self._next_owner()) is not None:
+            waiter = self._lines[owner][0]
+            self.forget(waiter)
+            if not waiter.waits:  # it was called off at this very moment, and has not yet said so
+                continue
+            self._postpone(owner)
+            self._take(owner)
+            self.waited_seconds.observe(asyncio.get_running_loop().time() - waiter.since)
+            waiter.admit()
+            most -= 1
+        self._look_later()
+
+    def _postpone(self, owner: str) -> None:
+        """Whoever had a place just now comes after those who have as few."""
+        if owner in self._lines:
+            self._lines[owner] = self._lines.pop(owner)
+
+    def _next_owner(self) -> str | None:
+        if self._enough is not None and not self._enough():
+            return None
+        return min((each for each in self._lines if self._has_place(each)), key=self.held_by, default=None)
+
+    def _look_later(self) -> None:
+        """Places are given back with a word, memory is not."""
+        if self._lines and self._looking is None and self._enough is not None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        elif not self._lines and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def _look(self) -> None:
+        self._looking = None
+        self._admit(BURST)
+
+    def _check_line(self, owner: str) -> None:
+        own = len(self._lines.get(owner, ()))
+        if own >= self._config.queued_per_owner:
+            raise self._refused(self._too_many_of(owner, own))
+        if self.waiting >= self._config.queued and own + 1 >= len(self._longest()):
+            raise self._refused(self._full(owner))
+
+    def _displace(self) -> None:
+        """All lines together are full: makes room for one whose owner has fewer waiting than another has."""
+        last = self._longest()[-1]
+        self.forget(last)
+        last.refuse(self._refused(self._full(last.owner)))
+
+    def _longest(self) -> Sequence[Waiter]:
+        return max(self._lines.values(), key=len, default=())
+
+    def _everybody(self) -> Iterator[Waiter]:
+        for line in self._lines.values():
+            yield from line
+
+    # -- refusals
+
+    def _refused(self, error: errors.ClocheError) -> errors.ClocheError:
+        self.refused[error.code] += 1
+        return error
+
+    def _full(self, owner: str) -> errors.Busy:
+        seconds = self._retry_seconds(owner)
+        if self._has_place(owner) and self._enough is not None and not self._enough():
+            why = "this host has too little memory left"
+        else:
+            why = f"this host has as many {self.what} as it can ({self.in_use} of {self.room.places})"
+        return errors.Busy(f"{why}: try again in {seconds:.0f} s", retry_after_seconds=seconds)
+
+    def _too_many_of(self, owner: str, count: int) -> errors.QuotaExceeded:
+        seconds = self._retry_seconds(owner)
+        return errors.QuotaExceeded(
+            f"{count} requests of yours wait already for {self.what}, as many as one may have waiting here: try again "
+            f"in {seconds:.0f} s",
+            retry_after_seconds=seconds,
+        )
+
+    def _retry_seconds(self, owner: str) -> float:
+        """When it may be that owner's turn, at the pace at which places were given back lately."""
+        own = len(self._lines.get(owner, ())) + 1
+        ahead = min(own * len(self._lines.keys() | {owner}), self.waiting + 1)
+        pace = max(self._interval_seconds, time.monotonic() - self._full_since)
+        return min(max(ahead * pace, 1.0), MAX_RETRY_SECONDS)
+
+
+class Place:
+    """Of one sandbox: from before its cell is made until nothing is left of it."""
+
+    __slots__ = ("_gate", "_given_back", "_owner")
+
+    def __init__(self, gate: Gate, owner: str):
+        self._gate = gate
+        self._owner = owner
+        self._given_back = False
+
+    def leave(self, *_: object) -> None:
+        """Only the first call counts."""
+        if not self._given_back:
+            self._given_back = True
+            self._gate.leave(self._owner)

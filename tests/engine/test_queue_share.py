@@ -1,0 +1,55 @@
+"""What programs of one sandbox wrote and nobody has read: each queue is bounded, and all of them together are."""
+
+from __future__ import annotations
+
+from cloche.engine.queue import ALL_BYTES, HIGH_BYTES, LEAST_BYTES, EventQueue, Share
+
+BLOCK = 64 << 10
+
+
+class Dropped:
+    """Counts what was lost."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def add(self, dropped: str) -> None:
+        self.blocks += 1
+
+    def take(self) -> list[str]:
+        return []
+
+
+def written(queue: EventQueue[str], calls: list[str], limit: int = 1000) -> int:
+    """How many bytes it takes until it pauses whoever writes."""
+    blocks = 0
+    while not calls and blocks < limit:
+        queue.put("x", BLOCK)
+        blocks += 1
+    return blocks * BLOCK
+
+
+def test_a_queue_is_full_earlier_when_those_beside_it_hold_too_much():
+    share, calls, queues = Share(), [], []
+    for _ in range(100):
+        queue: EventQueue[str] = EventQueue(lambda: calls.append("pause"), lambda: calls.append("resume"), share=share)
+        queues.append(queue)
+        assert written(queue, calls) <= HIGH_BYTES + BLOCK
+        calls.clear()
+    assert share.held_bytes <= ALL_BYTES + HIGH_BYTES + len(queues) * (LEAST_BYTES + 2 * BLOCK)
+    queues[-1].take()
+    assert calls == ["resume"]  # whoever reads goes on, whatever the others do
+
+
+def test_what_is_lost_read_or_forgotten_is_no_longer_held():
+    share, gap = Share(), Dropped()
+    losing: EventQueue[str] = EventQueue(share=share)
+    losing.lose(gap)
+    for _ in range(200):
+        losing.put("x", BLOCK)
+    assert share.held_bytes <= HIGH_BYTES and gap.blocks > 100
+    losing.take()
+    assert share.held_bytes == 0
+    losing.put("x", BLOCK)
+    del losing
+    assert share.held_bytes == 0

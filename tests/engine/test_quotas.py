@@ -1,0 +1,332 @@
+"""Quotas of owners and of keys: what is over one is refused, says why, and works again once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from cloche import errors
+from cloche.engine.acting import act_for
+from cloche.engine.engine import Engine
+from cloche.engine.sandbox import Sandbox
+from cloche.engine.window import Window
+from cloche.linux import cgroups
+from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
+from cloche.quotas_config import Override, Quota, QuotaDefaults
+from cloche.store.quotas import Tenant
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+T = TypeVar("T")
+BUSY = "import time\nuntil = time.process_time() + 0.3\nwhile time.process_time() < until: pass"
+
+
+async def by_key(owner: str, key_id: str, work: Awaitable[T]) -> T:
+    """What `work` comes to when somebody asks for it with that key."""
+
+    async def act() -> T:
+        act_for(Principal(owner=owner, key_id=key_id))
+        return await work
+
+    return await asyncio.create_task(act())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.02)
+
+
+class Somebody:
+    """An owner with quotas of their own."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.owner = new_id("o")
+        self.boxes: list[Sandbox] = []
+
+    async def may(self, key_id: str = "", **amounts: float | None) -> None:
+        await self.engine.quotas.set(Tenant(self.owner, key_id), msgspec.convert(amounts, Override))
+
+    async def box(self, key_id: str = "", **fields: object) -> Sandbox:
+        spec = SandboxSpec(owner=self.owner, **fields)  # type: ignore[arg-type]
+        box = await by_key(self.owner, key_id, self.engine.create(spec))
+        self.boxes.append(box)
+        return box
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def somebody(engine: Engine) -> AsyncIterator[Somebody]:
+    one = Somebody(engine)
+    yield one
+    await asyncio.gather(*(each.kill() for each in one.boxes))
+    for tenant in [each for each in engine.quotas.overrides if each.owner == one.owner]:
+        await engine.quotas.set(tenant, Override())
+
+
+# --- sandboxes and memory
+
+
+async def test_one_sandbox_too_many_is_refused_until_another_has_ended(somebody):
+    await somebody.may(sandboxes=1)
+    first = await somebody.box()
+    with pytest.raises(errors.QuotaExceeded, match=r"sandboxes .*1 of 1 .*kill one") as refused:
+        await somebody.box()
+    assert refused.value.retry_after_seconds is None  # time alone does not help
+    await first.kill()
+    await somebody.box()
+
+
+async def test_many_at_once_are_no_more_than_one_after_another(somebody):
+    await somebody.may(sandboxes=2)
+    made = await asyncio.gather(*(somebody.box() for _ in range(6)), return_exceptions=True)
+    assert sum(isinstance(each, Sandbox) for each in made) == 2
+    assert sum(isinstance(each, errors.QuotaExceeded) for each in made) == 4
+
+
+async def test_one_that_could_not_be_made_takes_no_place(somebody):
+    await somebody.may(sandboxes=1)
+    with pytest.raises(errors.VolumeNotFound):
+        await somebody.box(volumes={"/mnt/x": "no-such-volume"})
+    await somebody.box()
+
+
+async def test_memory_is_that_which_sandboxes_may_use(somebody):
+    await somebody.may(memory_bytes=GIB)
+    await somebody.box(limits=Limits(memory_bytes=768 * MIB))
+    with pytest.raises(errors.QuotaExceeded, match=r"memory_bytes .*768 MiB of 1 GiB"):
+        await somebody.box(limits=Limits(memory_bytes=512 * MIB))
+    await somebody.box(limits=Limits(memory_bytes=256 * MIB))
+
+
+async def test_a_key_has_a_quota_within_its_owners(somebody):
+    await somebody.may(sandboxes=3)
+    await somebody.may("one", sandboxes=1)
+    await somebody.box("one")
+    with pytest.raises(errors.QuotaExceeded, match="of key one"):
+        await somebody.box("one")
+    await somebody.box("another")
+    await somebody.box("another")
+    with pytest.raises(errors.QuotaExceeded, match=f"of owner {somebody.owner!r}"):
+        await somebody.box("another")
+
+
+async def test_one_that_is_paused_on_a_disk_takes_no_place_and_gets_one_when_it_is_woken(somebody, engine):
+    await somebody.may("maker", sandboxes=1)
+    first = await somebody.box("maker")
+    await engine.pause(first.id, somebody.owner, memory=False)
+    second = await somebody.box("maker")
+    with pytest.raises(errors.QuotaExceeded, match="of key maker"):
+        await engine.resume(first.id, somebody.owner)  # by nobody's key
+    assert (await engine.describe(first.id, somebody.owner)).state == "paused"
+    await second.kill()
+    woken = await engine.resume(first.id, somebody.owner)
+    somebody.boxes.append(woken)
+    assert woken.record.key_id == "maker"
+    with pytest.raises(errors.QuotaExceeded, match="of key maker"):
+        await somebody.box("maker")
+
+
+async def test_forks_find_no_more_places_than_there_are(somebody, engine):
+    await somebody.may(sandboxes=3)
+    box = await somebody.box()
+    made = await engine.fork(box.id, somebody.owner, 4)
+    somebody.boxes += [each for each in made if isinstance(each, Sandbox)]
+    assert sum(isinstance(each, errors.QuotaExceeded) for each in made) == 2
+
+
+async def test_another_owner_is_not_concerned(somebody, engine):
+    await somebody.may(sandboxes=0, executions_per_minute=0)
+    box = await engine.create(SandboxSpec(owner=new_id("o")))
+    assert (await box.context().execute("6*7").result()).text == "42"
+    await box.kill()
+
+
+async def test_a_lifetime_is_shortened_and_cannot_be_renewed_beyond_the_quota(somebody):
+    await somebody.may(lifetime_seconds=60)
+    for asked in (None, 3600.0, 20.0):
+        box = await somebody.box(lifetime_seconds=asked)
+        assert round(box.record.deadline_at - box.record.created_at) == min(asked or 60, 60)
+        box.renew(3600)
+        assert box.record.deadline_at - box.record.created_at < 61
+
+
+# --- executions
+
+
+async def test_executions_and_commands_count_and_are_refused_before_anything_runs(somebody):
+    await somebody.may(executions_per_minute=3)
+    box = await somebody.box()
+    await box.context().execute("a = 1").result()
+    await box.commands.run("true")
+    await box.commands.launch(["/bin/true"])
+    with pytest.raises(errors.QuotaExceeded, match=r"executions_per_minute .*3 of 3 .*wait \d+ s") as refused:
+        box.context().execute("a = 2")
+    assert 0 < refused.value.retry_after_seconds <= 60
+    with pytest.raises(errors.QuotaExceeded):
+        await box.commands.run("true")
+    await somebody.may(executions_per_minute=None)
+    assert (await box.context().execute("a").result()).text == "1"
+
+
+async def test_where_nothing_is_allowed_nobody_is_told_to_wait(somebody):
+    box = await somebody.box()
+    await somebody.may(executions_per_minute=0)
+    with pytest.raises(errors.QuotaExceeded, match="ask the operator for some") as refused:
+        box.context().execute("1")
+    assert refused.value.retry_after_seconds is None
+
+
+async def test_what_was_refused_is_not_counted(somebody, engine):
+    await somebody.may(executions_per_minute=1)
+    box = await somebody.box()
+    box.context().execute("1")
+    for _ in range(5):
+        with pytest.raises(errors.QuotaExceeded):
+            box.context().execute("1")
+    assert (await engine.quotas.usage(somebody.owner)).executions_last_minute == 1
+
+
+async def test_with_a_sandboxes_own_token_the_key_counts_that_made_it(somebody):
+    await somebody.may("maker", executions_per_minute=1)
+    box = await somebody.box("maker")
+    assert box.record.key_id == "maker"
+    box.context().execute("1")  # nobody is known to ask here
+    with pytest.raises(errors.QuotaExceeded, match="of key maker"):
+        box.context().execute("1")
+
+    async def use() -> None:
+        box.context().execute("1")
+
+    await by_key(somebody.owner, "another", use())  # which has no quota
+    with pytest.raises(errors.QuotaExceeded, match="of key maker"):
+        await by_key("a stranger", "another", use())
+
+
+# --- CPU
+
+
+async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebody, engine):
+    await somebody.may(cpu_seconds_per_hour=0.2)
+    box = await somebody.box("busy")
+    await box.context().execute(BUSY).result()
+    await box.kill()
+    used = await engine.quotas.usage(somebody.owner)
+    assert used.cpu_seconds_last_hour >= 0.25
+    assert used.cpu_seconds >= 0.25
+    assert [(each.key_id, each.cpu_seconds_last_hour >= 0.25) for each in used.keys] == [("busy", True)]
+    with pytest.raises(errors.QuotaExceeded, match="cpu_seconds_per_hour") as refused:
+        await somebody.box()
+    assert 0 < refused.value.retry_after_seconds <= 3600
+
+
+async def test_programs_count_that_nobody_waits_for(somebody, engine):
+    box = await somebody.box()
+    if box._cell.cpu_seconds() is None:
+        pytest.skip("without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say")
+    process = await box.commands.start(["python3", "-c", BUSY], background=True)
+    await process.result()
+    await box.kill()
+    assert (await engine.quotas.usage(somebody.owner)).cpu_seconds_last_hour >= 0.25
+
+
+async def test_what_runs_goes_on_slowly_when_the_cpu_is_used_up(somebody, engine):
+    box = await somebody.box()
+    if box._cell.cpu_seconds() is None or "cpu" in cgroups.probe().missing:
+        pytest.skip("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
+    process = await box.commands.start(["python3", "-c", "while True: pass"], background=True)
+    await until(lambda: box._cell.cpu_seconds() > 0.2)
+    await box.meter.latest()  # which looks, if nobody has yet
+    await somebody.may(cpu_seconds_per_hour=0.1)
+    await until(lambda: engine.quotas.account(Tenant(somebody.owner)).out_of_cpu(time.monotonic()))
+    await engine.quotas.refresh()
+    before = box._cell.cpu_seconds()
+    await asyncio.sleep(1)
+    assert box._cell.cpu_seconds() - before < 0.5
+    await somebody.may(cpu_seconds_per_hour=None)
+    await until(lambda: box._cell.cpu_seconds() - before > 0.5)
+    process.kill()
+
+
+# --- what is stored
+
+
+async def test_what_is_stored_has_a_quota_and_removing_some_makes_room(somebody, engine):
+    box = await somebody.box()
+    await box.files.write("/mnt/data/large", b"x" * MIB)
+    snapshot = await engine.snapshot(box.id, somebody.owner)
+    used = await engine.quotas.usage(somebody.owner)
+    assert used.stored_bytes == used.stored["snapshots"] == snapshot.bytes > MIB
+    await somebody.may(stored_bytes=snapshot.bytes + MIB)
+    with pytest.raises(errors.QuotaExceeded, match=r"stored_bytes .*remove"):
+        await engine.snapshot(box.id, somebody.owner)
+    with pytest.raises(errors.QuotaExceeded):
+        await engine.pause(box.id, somebody.owner)
+    assert (await box.context().execute("6*7").result()).text == "42"  # it runs as before
+    with pytest.raises(errors.QuotaExceeded):
+        await engine.volumes.create("v", somebody.owner)  # it can hold a GiB
+    await engine.snapshots.remove(snapshot.id, somebody.owner)
+    await engine.snapshot(box.id, somebody.owner)
+
+
+# --- who may how much
+
+
+async def test_what_is_said_of_one_comes_before_the_defaults(engine):
+    defaults = QuotaDefaults(owner=Quota(sandboxes=5, stored_bytes=GIB))
+    assert Override(sandboxes=7).over(defaults.owner) == Quota(sandboxes=7, stored_bytes=GIB)
+    assert Override(sandboxes=None).over(defaults.owner) == Quota(stored_bytes=GIB)
+    assert Override().over(defaults.owner) == defaults.owner
+
+
+@pytest.mark.parametrize("amount", [-1, float("nan"), float("inf")])
+async def test_a_quota_is_a_number_that_can_be_one(amount):
+    with pytest.raises(errors.InvalidRequest):
+        Override(cpu_seconds_per_hour=amount)
+
+
+async def test_a_key_stores_nothing_of_its_own(somebody):
+    with pytest.raises(errors.InvalidRequest, match="owner"):
+        await somebody.may("a key", stored_bytes=1)
+
+
+async def test_another_process_learns_of_a_quota_and_what_was_used_is_kept(somebody, engine, config, opening):
+    box = await somebody.box()
+    await box.context().execute("1").result()
+    await somebody.may(executions_per_minute=1, sandboxes=7)
+    engine.quotas.save()
+    async with opening(config) as other:
+        assert other.quotas.quota_of(Tenant(somebody.owner)).sandboxes == 7
+        await somebody.may(sandboxes=8)
+        await other.quotas.refresh()
+        assert other.quotas.quota_of(Tenant(somebody.owner)) == Quota(sandboxes=8)
+        assert (await other.quotas.usage(somebody.owner)).executions == 1
+
+
+# --- windows
+
+
+async def test_a_window_forgets_what_is_older_and_says_when():
+    window = Window(60.0)
+    for now in (1000.0, 1000.5, 1010.0):
+        window.count(now)
+    assert window.sum(1030.0) == 3
+    assert window.wait_seconds(4, 1030.0) == 0
+    assert window.wait_seconds(3, 1030.0) == 30.0  # the first two leave together
+    assert window.wait_seconds(1, 1030.0) == 40.0
+    assert (window.sum(1059.9), window.sum(1060.0), window.sum(1070.0)) == (3, 1, 0)
+    window.count(5000.0)
+    assert window.sum(5000.0) == 1
+
+
+async def test_a_window_takes_what_was_used_before_it_was_there():
+    window = Window(3600.0)
+    window.add(7.0, 8000.0, 10_000.0)
+    window.add(5.0, 6000.0, 10_000.0)  # too long ago
+    assert window.sum(10_000.0) == 7.0
+    assert window.sum(11_700.0) == 0

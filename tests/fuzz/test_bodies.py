@@ -1,0 +1,264 @@
+"""Every decoder of every dialect: whatever a client sends, it is understood or refused, in words of bounded length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from tests.fuzz.mutations import EXAMPLES, Claim, bodies, holds, only_our_errors
+
+from cloche.api import admin, admin_tenants
+from cloche.api.e2b import (
+    builds_wire,
+    code_wire,
+    compose,
+    connect,
+    control_wire,
+    filesystem,
+    network_wire,
+    process_wire,
+    snapshots_wire,
+    volumes_wire,
+)
+from cloche.api.librechat import programmatic_request
+from cloche.api.librechat import request as librechat
+from cloche.api.native import door
+from cloche.api.openai import chat_decoding, containers, conversations, decoding
+from cloche.api.opensandbox import execd_wire, lifecycle_wire, vault_wire
+from cloche.api.opensandbox import network_wire as opensandbox_network
+from cloche.gateway import upstream_http
+from cloche.protocol import asks, told
+
+NETWORK = {"allowOut": ["pypi.org", "1.1.1.1/32"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": True}
+LIMITS = {"memory_bytes": 1 << 28, "cpus": 1.5, "processes": 64}
+POLICY: dict[str, Any] = {
+    "allow": ["pypi.org"],
+    "deny": ["*.evil.test"],
+    "rules": [{"action": "deny", "host": "a.test"}],
+}
+TOOL = {"name": "add", "description": "Adds", "parameters": {"type": "object", "properties": {"x": {}}}}
+MESSAGE = {"role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def of(kind: Any) -> Callable[[bytes], object]:
+    return lambda body: door.read(body or b"{}", kind)
+
+
+def connected(kind: Any) -> Callable[[bytes], object]:
+    return lambda body: connect.decode(kind, body)
+
+
+def e2b_sandbox(body: bytes) -> object:
+    return control_wire.decode(body, control_wire.NewSandbox)
+
+
+def programmatic(body: bytes) -> object:
+    given = librechat.decode_object(body)
+    if "tool_results" in given:
+        return programmatic_request.decode_results(given["tool_results"])
+    return programmatic_request.decode_program(given, 64)
+
+
+NATIVE = {
+    asks.CreateSandbox: {
+        "template": "python",
+        "env": {"A": "b"},
+        "metadata": {"k": "v"},
+        "limits": LIMITS,
+        "timeout_seconds": 60,
+        "network": POLICY,
+        "volumes": {"/mnt/v": "name"},
+    },
+    asks.Execute: {"code": "1+1", "context": "default", "env": {"A": "b"}, "cwd": "/tmp", "tools": [TOOL]},
+    asks.Detach: {"code": "1+1", "timeout_seconds": 5, "input": ["a"]},
+    asks.RunCommand: {"command": ["ls", "-l"], "user": "root", "env": {}, "cwd": "/", "stdin": "x"},
+    asks.StartProcess: {"command": "ls", "terminal": {"rows": 24, "columns": 80}},
+    asks.SetNetwork: {**POLICY, "secrets": [{"domain": "pypi.org", "header": "X", "value": "y"}]},
+    asks.Fork: {"count": 2, "timeout_seconds": 3},
+    asks.Renew: {"seconds": 5},
+    asks.Signal: {"signal": 9},
+    asks.MovePath: {"path": "/a", "to": "/b"},
+    asks.Rollback: {"checkpoint": "c1"},
+    asks.MakeSnapshot: {"name": "a/b:c"},
+    asks.MakeVolume: {"name": "v"},
+}
+E2B_PROCESS = {"cmd": "/bin/bash", "args": ["-l", "-c", "ls"], "envs": {"A": "b"}, "cwd": "/home"}
+CONNECT = {
+    process_wire.StartRequest: {"process": E2B_PROCESS, "pty": {"size": {"cols": 80, "rows": 24}}, "stdin": True},
+    process_wire.SendInputRequest: {"process": {"pid": 5}, "input": {"stdin": "aGk="}},
+    process_wire.SendSignalRequest: {"process": {"pid": 5, "tag": "t"}, "signal": "SIGNAL_SIGKILL"},
+    process_wire.StreamInputRequest: {"start": {"process": {"pid": 1}}, "data": {"input": {"pty": "aGk="}}},
+    process_wire.UpdateRequest: {"process": {"pid": 1}, "pty": {"size": {"cols": 1, "rows": 2}}},
+    filesystem.ListDirRequest: {"path": "/home", "depth": 2},
+    filesystem.MoveRequest: {"source": "/a", "destination": "/b"},
+    filesystem.WatchRequest: {"path": "/home", "recursive": True},
+}
+E2B = {
+    "new sandbox": (
+        e2b_sandbox,
+        {"templateID": "base", "timeout": 15, "metadata": {"a": "b"}, "envVars": {"X": "y"}, "network": NETWORK},
+    ),
+    "network": (lambda body: control_wire.decode(body, network_wire.Network), NETWORK),
+    "timeout": (lambda body: control_wire.decode(body, control_wire.Lifespan), {"timeout": 5}),
+    "connection": (lambda body: control_wire.decode(body, control_wire.Connection), {"timeout": 5}),
+    "fork": (lambda body: control_wire.decode(body, control_wire.Fork), {"count": 2}),
+    "build": (builds_wire.wanted, {"name": "a:b", "tags": ["v1"], "cpuCount": 2, "memoryMB": 512}),
+    "build plan": (
+        builds_wire.plan,
+        {
+            "fromTemplate": "base",
+            "steps": [{"type": "RUN", "args": ["ls", "root"]}, {"type": "ENV", "args": ["A", "b"]}],
+            "startCmd": "sleep 1",
+            "readyCmd": "true",
+            "force": False,
+        },
+    ),
+    "tags": (builds_wire.tagging, {"target": "a:v1", "tags": ["v2"]}),
+    "no tags": (builds_wire.untagging, {"name": "a", "tags": ["v2"]}),
+    "snapshot": (snapshots_wire.wanted_name, {"name": "s"}),
+    "volume": (volumes_wire.wanted_name, {"name": "v"}),
+    "volume's file": (volumes_wire.metadata, {"uid": 0, "gid": 0, "mode": 420}),
+    "files' composition": (compose.decoded, {"source_paths": ["/a", "/b"], "destination": "/c", "username": "user"}),
+    "execution": (code_wire.decode_execute, {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}}),
+    "context": (code_wire.decode_context, {"language": "python", "cwd": "/tmp"}),
+}
+OPENAI = {
+    "response": (
+        decoding.decode,
+        {
+            "model": "cloche/echo",
+            "input": [MESSAGE],
+            "tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["file-1"]}}],
+            "previous_response_id": None,
+            "include": ["code_interpreter_call.outputs"],
+            "metadata": {"a": "b"},
+            "stream": True,
+        },
+    ),
+    "chat": (
+        chat_decoding.decode,
+        {
+            "model": "m",
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
+                {"role": "tool", "tool_call_id": "c", "content": "1"},
+            ],
+            "tools": [FUNCTION],
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "container": (
+        lambda body: containers.decode(body, 60),
+        {
+            "name": "c",
+            "expires_after": {"anchor": "last_active_at", "minutes": 5},
+            "file_ids": ["file-1"],
+            "memory_limit": "1g",
+            "network_policy": {"type": "allowlist", "allowed_domains": ["a.test"]},
+        },
+    ),
+    "conversation": (conversations.decode, {"items": [MESSAGE], "metadata": {"a": "b"}}),
+}
+OPENSANDBOX_POLICY = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "a.test"}]}
+OPENSANDBOX = {
+    "sandbox": (
+        lifecycle_wire.wanted,
+        {
+            "image": {"uri": "python:3.12"},
+            "timeout": 60,
+            "resourceLimits": {"cpu": "500m", "memory": "512Mi"},
+            "env": {"A": "b"},
+            "metadata": {"k": "v"},
+            "entrypoint": ["sleep", "infinity"],
+            "networkPolicy": OPENSANDBOX_POLICY,
+            "extensions": {"access.renew.extend.seconds": "600"},
+        },
+    ),
+    "renewal": (lifecycle_wire.expiry, {"expiresAt": "2026-01-31T12:00:00Z"}),
+    "policy": (
+        lambda body: opensandbox_network.policy_of(lifecycle_wire.decode(body, opensandbox_network.Network)),
+        OPENSANDBOX_POLICY,
+    ),
+    "vault": (
+        lambda body: lifecycle_wire.decode(body, vault_wire.NewVault),
+        {"credentials": [{"name": "a", "source": {"type": "inline", "value": "x"}}], "bindings": []},
+    ),
+    "code": (execd_wire.decode_code, {"code": "1", "context": {"id": "c", "language": "python"}}),
+    "context": (execd_wire.decode_context, {"language": "python", "cwd": "/tmp"}),
+}
+LIBRECHAT_FILE = {"id": "a" * 21, "storage_session_id": "b" * 21, "name": "x.csv", "kind": "user", "resource_id": "u"}
+LIBRECHAT = {
+    "exec": (librechat.decode, {"lang": "py", "code": "1", "args": ["a"], "files": [LIBRECHAT_FILE], "user_id": "u"}),
+    "programmatic": (
+        programmatic,
+        {"code": "await f(x=1)", "tools": [TOOL], "session_id": "b" * 21, "timeout": 1000, "files": [LIBRECHAT_FILE]},
+    ),
+    "results": (
+        programmatic,
+        {"continuation_token": "t", "tool_results": [{"call_id": "call_001", "result": 1, "is_error": False}]},
+    ),
+}
+OTHERS = {
+    "admin's key": (lambda body: admin.decode(body, admin.Asked), {"owner": "ann", "role": "user", "name": "n"}),
+    "admin's quota": (admin_tenants.decode, {}),
+    "told event": (told.decode_event, {"type": "output", "stream": "stdout", "text": "hi"}),
+    "told run": (
+        told.decode_run,
+        {
+            "id": "x",
+            "results": [{"data": {"text/plain": "1"}, "is_main_result": True}],
+            "stdout": "",
+            "stderr": "",
+            "error": None,
+            "outcome": "ok",
+            "usage": {},
+        },
+    ),
+    "told error": (
+        lambda body: told.error_in(body, 404),
+        {"error": {"code": "sandbox_not_found", "message": "m", "request_id": "r"}},
+    ),
+    "upstream's answer": (upstream_http.json_object, {"id": "x", "output": []}),
+    "upstream's error": (upstream_http.error_in, {"error": {"message": "m", "code": 5}}),
+}
+
+
+def _claims() -> list[Claim]:
+    found = [Claim(f"native {kind.__name__}", of(kind), bodies(right)) for kind, right in NATIVE.items()]
+    found += [Claim(f"connect {kind.__name__}", connected(kind), bodies(right)) for kind, right in CONNECT.items()]
+    groups = {"e2b": E2B, "openai": OPENAI, "opensandbox": OPENSANDBOX, "librechat": LIBRECHAT, "other": OTHERS}
+    for dialect, table in groups.items():
+        found += [Claim(f"{dialect} {name}", decode, bodies(right)) for name, (decode, right) in table.items()]
+    return found
+
+
+CLAIMS = _claims()
+
+
+@EXAMPLES
+@pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
+def test_a_body_is_understood_or_refused(claim: Claim, examples: int) -> None:
+    holds(lambda body: only_our_errors(claim.decode, body), claim.inputs, examples)
+
+
+@pytest.mark.parametrize("kind", NATIVE, ids=[kind.__name__ for kind in NATIVE])
+def test_what_is_right_is_understood_and_says_the_same_again(kind: Any) -> None:
+    """Otherwise the examples would be refused for something else than what was changed in them."""
+    asked = door.read(msgspec.json.encode(NATIVE[kind]), kind)
+    assert door.read(msgspec.json.encode(asked), kind) == asked
+
+
+@pytest.mark.parametrize("name", [claim.name for claim in CLAIMS if not claim.name.startswith("native")])
+def test_the_examples_of_other_dialects_are_right(name: str) -> None:
+    tables = {"e2b": E2B, "openai": OPENAI, "opensandbox": OPENSANDBOX, "librechat": LIBRECHAT, "other": OTHERS}
+    dialect, _, rest = name.partition(" ")
+    if dialect == "connect":
+        kind, right = next((kind, right) for kind, right in CONNECT.items() if kind.__name__ == rest)
+        connect.decode(kind, msgspec.json.encode(right))
+    else:
+        decode, right = tables[dialect][rest]
+        decode(msgspec.json.encode(right))

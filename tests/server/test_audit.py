@@ -1,0 +1,353 @@
+"""The audit log: who did what, whole and in order, without what they wrote, and telling where it was changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.conftest import RunningServer, serving, wait_until
+
+from cloche.api.witness import Witness
+from cloche.audit_config import Audit
+from cloche.engine import trail as trails
+from cloche.engine.acting import act_for
+from cloche.engine.trail import FLOOD, MOST_LINES, Trail
+from cloche.model import Principal
+from cloche.store import audit
+from cloche.store.audit import AuditFiles, AuditLine
+from cloche.store.audit_reading import Wanted, last, verify
+
+CLOCHE = str(Path(sys.executable).with_name("cloche"))
+MARK = "what-alice-wrote-51d0"
+
+
+def said(directory: Path, **wanted: Any) -> list[AuditLine]:
+    return last(directory, Wanted(**wanted), 100_000)
+
+
+def alive(name: str) -> bool:
+    return True
+
+
+def write(directory: Path, count: int, instance: str = "h1", **fields: Any) -> AuditFiles:
+    files = AuditFiles(directory, instance, 1 << 30)
+    files.append([AuditLine(at=audit.stamp(1.0 * n), what="x", **fields) for n in range(count)])
+    return files
+
+
+# --- the files
+
+
+def test_a_log_is_for_its_owner_alone(tmp_path: Path):
+    write(tmp_path / "audit", 1)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "audit").iterdir()}
+    assert stat.S_IMODE((tmp_path / "audit").stat().st_mode) == 0o700
+    assert set(modes.values()) == {0o600}
+
+
+@pytest.mark.parametrize("change", ["changed", "removed", "swapped", "added"])
+def test_a_line_that_was_tampered_with_is_found(tmp_path: Path, change: str):
+    write(tmp_path, 5, owner="alice")
+    (file,) = tmp_path.glob("*.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    if change == "changed":
+        lines[2] = lines[2].replace("alice", "bobby")
+    elif change == "removed":
+        del lines[2]
+    elif change == "swapped":
+        lines[1], lines[2] = lines[2], lines[1]
+    else:
+        lines.insert(2, lines[1])
+    assert verify(tmp_path, alive).problems == ()
+    file.write_text("".join(lines))
+    assert verify(tmp_path, alive).problems
+
+
+def test_a_file_that_was_removed_is_found_unless_the_log_says_so(tmp_path: Path):
+    files = write(tmp_path, 3)
+    next(tmp_path.glob("*.jsonl")).unlink()
+    files.append([AuditLine(at="", what="y")])
+    assert "3 lines of h1 are not there" in verify(tmp_path, alive).problems[0]
+    files.append([audit.removal(audit.Prunable("2026-01-01.jsonl", 1, "its days are over"))])
+    assert verify(tmp_path, alive).problems == ()
+
+
+def test_processes_append_at_once_and_every_line_is_whole(tmp_path: Path):
+    program = """
+import sys; from pathlib import Path; from cloche.store.audit import *
+files = AuditFiles(Path(sys.argv[1]), sys.argv[2], 1 << 20)
+for n in range(100): files.append([AuditLine(at="", what="x", about="y" * 900)] * 3)
+files.append([AuditLine(at="", what=CLOSED)])"""
+    writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, f"h{n}"]) for n in range(3)]
+    assert [each.wait(60) for each in writers] == [0, 0, 0]
+    verdict = verify(tmp_path, lambda name: False)
+    assert (verdict.lines, verdict.problems, verdict.notes) == (3 * 301, (), ())
+    assert verdict.files > 1  # a full one is followed by the next
+
+
+def test_a_process_killed_within_a_line_spoils_that_line_only(tmp_path: Path):
+    write(tmp_path, 2)
+    (file,) = tmp_path.glob("*.jsonl")
+    os.truncate(file, file.stat().st_size - 5)
+    write(tmp_path, 2, "h2")
+    assert len(said(tmp_path)) == 3
+    assert len(verify(tmp_path, alive).problems) == 1
+
+
+def test_old_files_go_and_the_newest_stays_whatever_its_size(tmp_path: Path):
+    for name in ("2020-01-01.jsonl", "2020-01-01.1.jsonl", "2020-01-02.jsonl"):
+        (tmp_path / name).write_bytes(b"x" * 1000)
+    write(tmp_path, 1)
+    assert len(audit.prunable(tmp_path, 90, 1 << 20)) == 3
+    assert [each.why for each in audit.prune(tmp_path, 1e6, 2000)] == [audit.TOO_MUCH] * 2
+    assert [each.name for each in audit.prune(tmp_path, 90, 1 << 20)] == ["2020-01-02.jsonl"]
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == [str(audit.files_in(tmp_path)[0])]
+
+
+def test_a_name_can_be_forgotten_and_the_chain_holds(tmp_path: Path):
+    files = write(tmp_path, 3, owner="alice", by="bob")
+    assert audit.forget(tmp_path, "alice") == 3
+    files.append([AuditLine(at="", what="y", owner="alice")])
+    assert audit.forget(tmp_path, "alice") == 1
+    assert {line.owner[0] for line in said(tmp_path)} == {"#"}
+    assert len({line.owner for line in said(tmp_path)}) == 1
+    assert verify(tmp_path, alive).problems == ()
+
+
+# --- what was noted
+
+
+async def noted(directory: Path, *work: Any, config: Audit | None = None) -> Trail:
+    trail = Trail()
+    trail.open(AuditFiles(directory, "h1", 1 << 30), config or Audit())
+    for each in work:
+        each(trail)
+    await trail.aclose()
+    return trail
+
+
+async def test_a_flood_is_one_line_that_says_how_much_it_was(tmp_path: Path):
+    def flood(trail: Trail) -> None:
+        for _ in range(1000):
+            trail.note("files.read", "alice", sandbox="s", bytes=2)
+
+    await noted(tmp_path, flood)
+    lines = said(tmp_path, what="files.read")
+    assert (sum(line.count for line in lines), sum(line.bytes for line in lines)) == (1000, 2000)
+    assert len(lines) == 1
+
+
+async def test_a_flood_in_many_sandboxes_is_few_lines_and_others_are_told_one_by_one(tmp_path: Path):
+    def flood(trail: Trail) -> None:
+        for n in range(2000):
+            trail.note("port.reached", "alice", sandbox=f"s{n}", about=str(n))
+            if n % 500 == 0:
+                trail.note("port.reached", "bob", sandbox="b", about="80", id=str(n))
+
+    await noted(tmp_path, flood)
+    of = {owner: said(tmp_path, owner=owner) for owner in ("alice", "bob")}
+    assert sum(line.count for line in of["alice"]) == 2000
+    assert len(of["alice"]) < MOST_LINES
+    assert [line.id for line in of["bob"]] == ["0", "500", "1000", "1500"]
+    assert FLOOD > 4
+
+
+async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_told_at_once(tmp_path: Path):
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    for what, id in ((trails.STARTED, "a"), (trails.ENDED, "a"), (trails.STARTED, "b")):
+        trail.note(what, "alice", sandbox="s", id=id)
+    await trail.flushed()
+    trail.note(trails.ENDED, "alice", sandbox="s", id="b")
+    await trail.aclose()
+    told = [(line.what, line.id, bool(line.until)) for line in said(tmp_path, what="execution")]
+    assert told == [(trails.ENDED, "a", True), (trails.STARTED, "b", False), (trails.ENDED, "b", False)]
+
+
+async def test_it_says_who_and_by_which_key(tmp_path: Path):
+    def by(principal: Principal | None) -> Any:
+        def work(trail: Trail) -> None:
+            if principal is not None:
+                act_for(principal)
+            trail.note("x", "alice")
+            trail.note("y", "alice", itself=True)
+
+        return work
+
+    async def in_a_task(trail: Trail, *works: Any) -> None:
+        for work in works:
+            await asyncio.create_task(_call(work, trail))
+
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    await in_a_task(trail, by(None), by(Principal(owner="bob", key_id="k1")), by(Principal(owner="bob")))
+    await trail.aclose()
+    assert [(line.by, line.key) for line in said(tmp_path, what="x")] == [
+        ("", trails.TOKEN),
+        ("bob", "k1"),
+        ("bob", trails.LOCAL),
+    ]
+    assert {line.key for line in said(tmp_path, what="y")} == {trails.SERVER}
+
+
+async def _call(work: Any, trail: Trail) -> None:
+    work(trail)
+
+
+async def test_a_disk_that_takes_nothing_is_said_and_what_it_missed_comes_later(tmp_path: Path):
+    """A file in the directory's place, as an admin's rights pass every mode."""
+    place = tmp_path / "audit"
+    place.write_text("")
+    trail = Trail()
+    trail.open(AuditFiles(place, "h1", 1 << 30), Audit())
+    for n in range(3):
+        trail.note("sandbox.created", "alice", sandbox=str(n))
+    await trail.flushed()
+    assert trail.failing
+    place.unlink()
+    await trail.aclose()
+    assert trail.failing == ""
+    assert [line.sandbox for line in said(place, what="sandbox.created")] == ["0", "1", "2"]
+
+
+async def test_what_is_lost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trails, "MOST_ENTRIES", 10)
+    place = tmp_path / "audit"
+    place.write_text("")
+    trail = Trail()
+    trail.open(AuditFiles(place, "h1", 1 << 30), Audit())
+    for n in range(50):
+        trail.note("sandbox.created", "alice", sandbox=str(n))
+        await trail.flushed()
+    place.unlink()
+    await trail.aclose()
+    told = sum(line.count for line in said(place) if line.what in ("sandbox.created", trails.LOST))
+    assert trail.lost > 0
+    assert told == 50
+
+
+async def test_where_it_is_off_nothing_is_written(tmp_path: Path):
+    await noted(tmp_path, lambda trail: trail.note("x", "alice"), config=Audit(enabled=False))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_program_inside_that_says_404_has_refused_nobody(tmp_path: Path):
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    for inside in (True, False):
+        scope = {"method": "GET", "state": {"answered_inside": inside}}
+        Witness(trail).ended("e2b", scope, "-", 404)
+    await trail.aclose()
+    assert [line.about for line in said(tmp_path, what="request.refused")] == ["e2b"]
+
+
+# --- a server
+
+
+@pytest.fixture
+def place(server_in_place: tuple[Path, RunningServer]) -> Path:
+    return server_in_place[0]
+
+
+@pytest.fixture
+def own(server_in_place: tuple[Path, RunningServer]) -> RunningServer:
+    return server_in_place[1]
+
+
+def test_a_server_says_who_did_what_and_nothing_of_what_they_wrote(own: RunningServer, place: Path):
+    admin = httpx2.Client(base_url=own.url, headers={"x-api-key": own.key}, timeout=60)
+    made = admin.post("/admin/keys", json={"owner": "alice", "name": MARK}).json()
+    with httpx2.Client(base_url=own.url, headers={"x-api-key": made["key"]}, timeout=60) as alice:
+        box = alice.post("/api/v1/sandboxes", json={"metadata": {"m": MARK}}).json()["id"]
+        alice.post(f"/api/v1/sandboxes/{box}/run", json={"code": f"'{MARK}'"})
+        alice.put(f"/api/v1/sandboxes/{box}/files/content?path=/mnt/data/{MARK}", content=MARK.encode())
+        snapshot = alice.post(f"/api/v1/sandboxes/{box}/snapshots", json={"name": MARK}).json()["id"]
+        alice.get(f"/api/v1/snapshots/{snapshot}")
+        alice.delete(f"/api/v1/snapshots/{snapshot}")
+        alice.post(f"/api/v1/sandboxes/{box}/pause", json={})
+        alice.post(f"/api/v1/sandboxes/{box}/resume", json={})
+        file = alice.post("/v1/files", data={"purpose": "user_data"}, files={"file": (MARK, MARK.encode())}).json()
+        alice.get(f"/v1/files/{file['id']}/content")
+        alice.delete(f"/v1/files/{file['id']}")
+        alice.post("/v1/responses", json={"model": "cloche/echo", "input": MARK})
+        alice.get(f"/api/v1/sandboxes/{MARK}")
+        alice.delete(f"/api/v1/sandboxes/{box}")
+    httpx2.get(f"{own.url}/api/v1/sandboxes", headers={"x-api-key": MARK})
+    admin.delete(f"/admin/keys/{made['id']}")
+
+    def lines(**query: str) -> list[dict[str, Any]]:
+        return list(admin.get("/admin/audit", params=query).json()["lines"])
+
+    wait_until(lambda: any(line["what"] == "admin.keys.removed" for line in lines()))
+    by_alice = [line["what"] for line in lines(owner="alice") if line.get("key") == made["id"]]
+    by_alice = [what for what in by_alice if what != trails.STARTED]  # a line of its own for those that take long
+    assert by_alice == [
+        "sandbox.created",
+        "execution.ended",
+        "files.written",
+        "snapshot.made",
+        "snapshots.read",
+        "snapshot.removed",
+        "sandbox.paused",
+        "sandbox.resumed",
+        "gateway.files.made",
+        "gateway.files.content.read",
+        "gateway.files.removed",
+        "gateway.responses.made",
+        "request.refused",
+        "sandbox.ended",
+    ]
+    of_box = lines(sandbox=box, what="sandbox")
+    assert [(line["what"], line.get("outcome")) for line in of_box][-1] == ("sandbox.ended", "killed")
+    of_key = [(line["what"], line["by"]) for line in lines(what="key", owner="alice") if line["id"] == made["id"]]
+    assert of_key == [("key.made", "local"), ("key.revoked", "local")]
+    refused = [(line.get("key"), line["outcome"]) for line in lines(what="request.refused")]
+    assert {(made["id"], "404"), ("none", "401")} <= set(refused)
+    assert MARK not in "".join(path.read_text() for path in (place / "audit").glob("*.jsonl"))
+
+
+def test_the_command_shows_it_and_says_that_it_is_whole(own: RunningServer, place: Path):
+    def cloche(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([CLOCHE, "--data-dir", place, *words], capture_output=True, text=True)
+
+    shown = cloche("audit", "--owner", "alice", "--what", "sandbox", "--since", "1h").stdout.splitlines()
+    assert [line.split()[1] for line in shown][:1] == ["sandbox.created"]
+    as_json = [json.loads(line) for line in cloche("audit", "--json", "--limit", "2").stdout.splitlines()]
+    assert [line["n"] for line in as_json][1] == as_json[0]["n"] + 1
+    assert cloche("audit", "verify").returncode == 0
+    assert "give 30m" in cloche("audit", "--since", "yesterday").stderr
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "since=later", "colour=red"])
+def test_a_filter_that_is_none_is_refused(own: RunningServer, query: str):
+    answer = httpx2.get(f"{own.url}/admin/audit?{query}", headers={"x-api-key": own.key})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.long
+def test_a_server_whose_log_cannot_be_written_goes_on_and_says_so(own_data_dir: Path):
+    (own_data_dir / "audit").write_text("")
+    with serving(own_data_dir) as running:
+        headers = {"x-api-key": running.key}
+
+        def metric(name: str) -> str:
+            lines = httpx2.get(f"{running.url}/metrics").text.splitlines()
+            return next(line.split()[1] for line in lines if line.startswith(name))
+
+        wait_until(lambda: httpx2.get(f"{running.url}/health").json().get("audit") == "failing")
+        assert metric("cloche_audit_failing ") == "1.0"
+        made = httpx2.post(f"{running.url}/api/v1/sandboxes", headers=headers, json={}, timeout=60)
+        assert made.status_code == 201
+        (own_data_dir / "audit").unlink()
+        wait_until(lambda: "audit" not in httpx2.get(f"{running.url}/health").json())
+        assert [line.sandbox for line in said(own_data_dir / "audit", what="sandbox")] == [made.json()["id"]]
+        assert metric("cloche_audit_lost_total ") == "0.0"
+    assert [line.what for line in said(own_data_dir / "audit")][-1] == audit.CLOSED

@@ -1,0 +1,346 @@
+"""What each route is sent, beside its path, to get at what is somebody else's.
+
+In a query, a header or a body `<kind>` stands for an id of that kind (see `Belongings.ids`). The attacker sends it
+twice: with the victim's, and with one that never existed. `<own kind>` and `<their kind>` stand for one thing in both,
+the attacker's own and the victim's: a token of another sandbox than the one that is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tests.tenants.belongings import ECHO, TOOL
+from tests.tenants.wire import form
+
+SANDBOXES = ("running", "paused", "asleep", "killed", "expired", "private", "cell")
+SNAPSHOTS = ("snapshot", "snapshot_name", "picture")
+TEMPLATES = ("template", "template_name", "template_tag", *SNAPSHOTS)
+
+_TOOL = {"type": "code_interpreter", "container": "<container>"}
+_AUTO = {"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["<file>"]}}
+_CALL = {"type": "code_interpreter_call", "id": "<call>", "code": "1", "container_id": "<container>", "outputs": None}
+_CODE = "```python\nimport os; print(sorted(os.listdir('/mnt/data')))\n```"
+FORM, FORM_HEADER = form({"kind": "agent", "id": "a"}, "f.txt", b"of the attacker")
+_VAULT = {"credentials": [], "bindings": []}
+_RULES = [{"action": "allow", "target": "api.example.com"}]
+_PROCESS = {"process": {"selector": {"tag": "x"}}}
+
+
+class Case(NamedTuple):
+    """What a route is sent, beside its path."""
+
+    body: Any = None
+    query: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def _cases(*bodies: Any) -> list[Case]:
+    return [each if isinstance(each, Case) else Case(each) for each in bodies]
+
+
+_EMPTY = _cases({})
+_CREATED = [
+    {"template": "<snapshot>"},
+    {"template": "<snapshot_name>"},
+    {"template": "<template>"},
+    {"template": "<template_name>"},
+    {"template": "<template_tag>"},
+    {"volumes": {"/mnt/v": "<volume>"}},
+    {"volumes": {"/mnt/v": "<volume_name>"}},
+]
+_OF_E2B = [
+    *({"templateID": f"<{kind}>"} for kind in TEMPLATES),
+    {"templateID": "base", "volumeMounts": [{"name": "<volume_name>", "path": "/mnt/v"}]},
+    {"templateID": "base", "volumeMounts": [{"name": "<volume>", "path": "/mnt/v"}]},
+]
+
+CASES: dict[str, dict[str, list[Case]]] = {
+    "api": {
+        "POST /api/v1/sandboxes": _cases(*_CREATED),
+        "POST /api/v1/sandboxes/{id}/renew": _cases({"seconds": 1}),
+        "POST /api/v1/sandboxes/{id}/contexts": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/contexts/{context}/restart": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/contexts/{context}/interrupt": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/contexts/{context}/checkpoints": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/contexts/{context}/rollback": _cases({"checkpoint": "<checkpoint>"}),
+        "POST /api/v1/sandboxes/{id}/contexts/{context}/fork": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/pause": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/resume": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/snapshots": _cases({"name": "mine"}),
+        "POST /api/v1/sandboxes/{id}/fork": _EMPTY,
+        "GET /api/v1/snapshots": _cases(Case(query="sandbox=<running>")),
+        "GET /api/v1/sandboxes/{id}/history": _cases(Case(query="context=<context>")),
+        "GET /api/v1/sandboxes/{id}/notebook": _cases(Case(query="context=<context>")),
+        "PUT /api/v1/sandboxes/{id}/network": _EMPTY,
+        "POST /api/v1/sandboxes/{id}/run": _cases({"code": "1", "context": "<context>"}),
+        "POST /api/v1/sandboxes/{id}/stream": _cases({"code": "1", "context": "<context>"}),
+        "POST /api/v1/sandboxes/{id}/runs": _cases({"code": "1", "context": "<context>"}),
+        "GET /api/v1/runs/{run}/events": _cases(Case(), Case(query="after=1")),
+        "POST /api/v1/runs/{run}/interrupt": _EMPTY,
+        "GET /api/v1/sandboxes/{id}/files/content": _cases(Case(query="path=/mnt/data/f.txt")),
+        "PUT /api/v1/sandboxes/{id}/files/content": _cases(Case(b"attack", query="path=/mnt/data/f.txt")),
+        "GET /api/v1/sandboxes/{id}/files/list": _cases(Case(query="path=/mnt/data")),
+        "GET /api/v1/sandboxes/{id}/files/stat": _cases(Case(query="path=/mnt/data/f.txt")),
+        "GET /api/v1/sandboxes/{id}/files/exists": _cases(Case(query="path=/mnt/data/f.txt")),
+        "POST /api/v1/sandboxes/{id}/files/make_dir": _cases({"path": "/mnt/data/d"}),
+        "POST /api/v1/sandboxes/{id}/files/move": _cases({"path": "/mnt/data/f.txt", "to": "/mnt/data/g.txt"}),
+        "POST /api/v1/sandboxes/{id}/files/remove": _cases({"path": "/mnt/data/f.txt"}),
+        "GET /api/v1/sandboxes/{id}/files/watch": _cases(Case(query="path=/mnt/data")),
+        "POST /api/v1/sandboxes/{id}/commands": _cases({"command": "true"}),
+        "POST /api/v1/sandboxes/{id}/processes": _cases({"command": "true"}),
+        "POST /api/v1/sandboxes/{id}/processes/{process}/signal": _cases({"signal": 9}),
+        "PUT /api/v1/sandboxes/{id}/processes/{process}/stdin": _cases(b"attack"),
+    },
+    "e2b": {
+        "GET /sandboxes/metrics": _cases(*(Case(query=f"sandbox_ids=<{kind}>") for kind in SANDBOXES)),
+        "POST /v2/sandboxes": _cases(*_OF_E2B),
+        "POST /sandboxes": _cases(*_OF_E2B),
+        "GET /v2/sandboxes": _cases(Case(query="template=<template_name>"), Case(query="metadata=mark%3D<agent>")),
+        "POST /sandboxes/{id}/timeout": _cases({"timeout": 1}, {"timeout": 0}),
+        "POST /sandboxes/{id}/refreshes": _cases({"duration": 1}),
+        "POST /sandboxes/{id}/pause": _EMPTY,
+        "POST /v2/sandboxes/{id}/connect": _EMPTY,
+        "POST /sandboxes/{id}/connect": _cases({"timeout": 1}),
+        "POST /sandboxes/{id}/resume": _EMPTY,
+        "POST /sandboxes/{id}/fork": _EMPTY,
+        "POST /sandboxes/{id}/snapshots": _cases({"name": "mine"}),
+        "GET /snapshots": _cases(*(Case(query=f"sandboxID=<{kind}>") for kind in SANDBOXES)),
+        "PUT /sandboxes/{id}/network": _EMPTY,
+        "POST /volumecontent/{id}/dir": [],
+        "PATCH /volumecontent/{id}/path": [],
+        "PUT /volumecontent/{id}/file": [],
+        "POST /templates/tags": _cases(
+            *({"target": f"<{kind}>", "tags": ["t"]} for kind in TEMPLATES),
+            {"target": "<template_name>", "tags": ["<template_tag>"]},
+        ),
+        "DELETE /templates/tags": _cases(*({"name": f"<{kind}>", "tags": ["mine"]} for kind in TEMPLATES)),
+        "PUT /template-files/{id}/{hash}": _cases(b"attack", Case(b"attack", query="<own upload_query>")),
+        "POST /v2/templates/{id}/builds/{build}": _cases({"fromTemplate": "base"}),
+        "POST /templates/{rest:path}": _EMPTY,
+        "PATCH /templates/{rest:path}": _EMPTY,
+        "POST /v2/templates/{rest:path}": _EMPTY,
+        "PATCH /v2/templates/{rest:path}": _EMPTY,
+        "POST /secrets/{rest:path}": _EMPTY,
+    },
+    "49983": {
+        "GET /health": _cases(None),
+        "GET /envs": _cases(None),
+        "GET /metrics": _cases(None),
+        "GET /files": _cases(
+            Case(query="path=/home/user/g.txt"), Case(query="path=/home/user/h.txt&signature=<signature>")
+        ),
+        "POST /files": _cases(
+            Case(FORM, "path=/home/user/g.txt", tuple(FORM_HEADER.items())),
+            Case(FORM, "path=/home/user/h.txt&signature=<signature>", tuple(FORM_HEADER.items())),
+        ),
+        "POST /files/compose": _cases({"source_paths": ["/home/user/g.txt"], "destination": "/home/user/h.txt"}),
+        "POST /filesystem.Filesystem/Stat": _cases({"path": "/home/user/g.txt"}),
+        "POST /filesystem.Filesystem/MakeDir": _cases({"path": "/home/user/d"}),
+        "POST /filesystem.Filesystem/Move": _cases({"source": "/home/user/g.txt", "destination": "/home/user/h"}),
+        "POST /filesystem.Filesystem/ListDir": _cases({"path": "/home/user"}),
+        "POST /filesystem.Filesystem/Remove": _cases({"path": "/home/user/g.txt"}),
+        "POST /filesystem.Filesystem/WatchDir": _cases({"path": "/home/user"}),
+        "POST /filesystem.Filesystem/CreateWatcher": _cases({"path": "/home/user"}),
+        "POST /filesystem.Filesystem/GetWatcherEvents": _cases({"watcherId": "<watcher>"}),
+        "POST /filesystem.Filesystem/RemoveWatcher": _cases({"watcherId": "<watcher>"}),
+        "POST /process.Process/List": _EMPTY,
+        "POST /process.Process/Start": _cases({"process": {"cmd": "true"}}),
+        "POST /process.Process/Connect": _cases(_PROCESS),
+        "POST /process.Process/Update": _cases(_PROCESS),
+        "POST /process.Process/SendInput": _cases(_PROCESS),
+        "POST /process.Process/StreamInput": _cases(_PROCESS),
+        "POST /process.Process/SendSignal": _cases({**_PROCESS, "signal": "SIGNAL_SIGKILL"}),
+        "POST /process.Process/CloseStdin": _cases(_PROCESS),
+    },
+    "49999": {
+        "GET /health": _cases(None),
+        "POST /execute": _cases({"code": "1"}, {"code": "1", "context_id": "<kernel>"}),
+        "GET /contexts": _cases(None),
+        "POST /contexts": _EMPTY,
+        "POST /contexts/{id}/restart": _EMPTY,
+    },
+    "v1": {
+        "POST /v1/responses": _cases(
+            *(
+                {"model": ECHO, "input": _CODE, "store": False, **more}
+                for more in (
+                    {"previous_response_id": "<response>"},
+                    {"previous_response_id": "<background>"},
+                    {"previous_response_id": "<streaming>"},
+                    {"conversation": "<conversation>"},
+                    {"tools": [_TOOL]},
+                    {"tools": [{**_TOOL, "container": "<expired_container>"}]},
+                    {"tools": [_AUTO]},
+                    {"input": [{"type": "item_reference", "id": "<item>"}]},
+                    {"input": [{"type": "item_reference", "id": "<conversation_item>"}]},
+                    {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "<file>"}]}]},
+                    {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "<file>"}]}]},
+                    {"input": [_CALL, {"role": "user", "content": _CODE}], "tools": [_AUTO]},
+                )
+            ),
+        ),
+        "POST /v1/responses/input_tokens": _cases(
+            {"model": ECHO, "input": "hello", "previous_response_id": "<response>"},
+            {"model": ECHO, "input": "hello", "conversation": "<conversation>"},
+            {"model": ECHO, "input": [{"type": "item_reference", "id": "<item>"}]},
+        ),
+        "POST /v1/responses/compact": _cases({"model": ECHO, "input": "x", "previous_response_id": "<response>"}),
+        "GET /v1/responses/{id}": _cases(None, Case(query="stream=true"), Case(query="stream=true&starting_after=0")),
+        "POST /v1/responses/{id}/cancel": _EMPTY,
+        "GET /v1/responses/{id}/input_items": _cases(None, Case(query="after=<conversation_item>")),
+        "POST /v1/conversations": _cases({"items": [{"type": "item_reference", "id": "<item>"}]}),
+        "POST /v1/conversations/{id}": _cases({"metadata": {"a": "b"}}),
+        "POST /v1/conversations/{id}/items": _cases(
+            {"items": [{"type": "message", "role": "user", "content": "attack"}]},
+            {"items": [{"type": "item_reference", "id": "<conversation_item>"}]},
+            {"items": [{"type": "item_reference", "id": "<item>"}]},
+        ),
+        "GET /v1/conversations/{id}/items": _cases(None, Case(query="after=<conversation_item>")),
+        "POST /v1/chat/completions": _cases(
+            *(
+                {"model": ECHO, "messages": [{"role": "user", "content": _CODE}], **more}
+                for more in (
+                    {"tools": [_TOOL]},
+                    {"tools": [{**_TOOL, "container": "<expired_container>"}]},
+                    {"tools": [_AUTO]},
+                    {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "<file>"}}]}]},
+                )
+            ),
+        ),
+        "POST /v1/chat/completions/{rest:path}": _EMPTY,
+        "POST /v1/containers": _cases(
+            {"name": "c", "file_ids": ["<file>"]}, {"name": "c", "file_ids": ["<file_of_container>"]}
+        ),
+        "GET /v1/containers": _cases(
+            Case(query="after=<container>"), Case(query="after=<expired_container>"), Case(query="name=<agent>")
+        ),
+        "POST /v1/containers/{container}/files": _cases({"file_id": "<file>"}, {"file_id": "<file_of_container>"}),
+        "GET /v1/containers/{container}/files": _cases(None, Case(query="after=<file_of_container>")),
+        "GET /v1/files": _cases(Case(query="after=<file>")),
+    },
+    "opensandbox": {
+        "POST /sandboxes": _cases(
+            *({"snapshotId": f"<{kind}>", "timeout": 60, "resourceLimits": {}} for kind in SNAPSHOTS),
+            *({"image": {"uri": f"<{kind}>"}, "timeout": 60, "resourceLimits": {}} for kind in TEMPLATES),
+        ),
+        "POST /sandboxes/{id}/renew-expiration": _cases({"expiresAt": "2999-01-01T00:00:00Z"}),
+        "POST /sandboxes/{id}/pause": _EMPTY,
+        "POST /sandboxes/{id}/resume": _EMPTY,
+        "POST /sandboxes/{id}/snapshots": _EMPTY,
+        "GET /snapshots": _cases(*(Case(query=f"sandboxId=<{kind}>") for kind in SANDBOXES)),
+        "POST /sandboxes/{id}/proxy/44772/code": _cases({"code": "1"}, {"code": "1", "context": {"id": "<context>"}}),
+        "DELETE /sandboxes/{id}/proxy/44772/code": _cases(Case(query="id=<context>")),
+        "POST /sandboxes/{id}/proxy/44772/code/context": _EMPTY,
+        "DELETE /sandboxes/{id}/proxy/44772/code/contexts": _cases(Case(query="language=python")),
+        "POST /sandboxes/{id}/proxy/18080/credential-vault": _cases(_VAULT),
+        "PATCH /sandboxes/{id}/proxy/18080/credential-vault": _cases(_VAULT),
+        **{
+            f"{method} /sandboxes/{{id}}/{place}": _cases(body)
+            for place in ("networkpolicy", "proxy/18080/policy")
+            for method, body in {"POST": {}, "PUT": {}, "PATCH": _RULES, "DELETE": ["api.example.com"]}.items()
+        },
+    },
+    "librechat": {
+        "POST /exec": [],
+        "POST /exec/programmatic": [],
+        "POST /exec/programmatic/cancel": [],
+    },
+}
+"""By plane and route. A route that takes a body and is not here, nor in `NOTHING_FOREIGN`, is not tried: a failure."""
+
+_REFERENCES = [
+    {"id": f"<{kind}object>", "storage_session_id": f"<{kind}session>", "name": "f.txt", **space}
+    for kind, space in {
+        "": {},
+        "users_": {"kind": "user", "resource_id": "u"},
+        "agents_": {"kind": "agent", "resource_id": "<agent>"},
+        "exec_": {},
+    }.items()
+]
+_BARE = {"lang": "bash", "code": "ls /mnt/data"}
+_RESULTS = [{"call_id": "call_001", "result": "attack", "is_error": False}]
+CASES["librechat"].update(
+    {
+        "POST /exec": _cases(
+            *({**_BARE, "files": [each]} for each in _REFERENCES),
+            {**_BARE, "runtime_session_hint": "<hint>"},
+            {**_BARE, "session_id": "<exec_session>"},
+        ),
+        "POST /exec/programmatic": _cases(
+            {"continuation_token": "<continuation>", "tool_results": _RESULTS},
+            *({"code": "print(1)", "tools": [TOOL], "files": [each]} for each in _REFERENCES[:1]),
+        ),
+        "POST /exec/programmatic/cancel": _cases({"request_id": "<agent>"}),
+    }
+)
+_VOLUME_TOKENS = ("", "Bearer wrong", "Bearer <own volume_token>", "Bearer <their access_token>")
+CASES["e2b"].update(
+    {
+        f"{method} /volumecontent/{{id}}/{place}": [
+            Case(body, "path=/f.txt", (("authorization", token),)) for token in _VOLUME_TOKENS
+        ]
+        for method, place, body in (
+            ("GET", "dir", None),
+            ("POST", "dir", b""),
+            ("GET", "path", None),
+            ("PATCH", "path", {}),
+            ("DELETE", "path", None),
+            ("GET", "file", None),
+            ("PUT", "file", b"attack"),
+        )
+    }
+)
+
+LISTS = frozenset(
+    each.strip()
+    for each in """
+    api GET /api/v1/sandboxes
+    api GET /api/v1/snapshots
+    api GET /api/v1/volumes
+    api GET /api/v1/runs
+    api GET /api/v1/templates
+    api GET /api/v1/whoami
+    api GET /api/v1/info
+    api GET /api/v1/usage
+    e2b GET /v2/sandboxes
+    e2b GET /sandboxes
+    e2b GET /snapshots
+    e2b GET /volumes
+    e2b GET /templates
+    e2b GET /v2/templates
+    e2b GET /default-templates
+    v1 GET /v1/containers
+    v1 GET /v1/files
+    v1 GET /v1/models
+    v1 GET /v1/chat/completions
+    opensandbox GET /sandboxes
+    opensandbox GET /snapshots
+    server GET /health
+    server GET /ready
+    server GET /metrics
+    api GET /api/v1/logs
+    api GET /api/v1/logs/follow
+    """.strip().splitlines()
+)
+"""What names no id and may show some: as the attacker sees it, it shows nothing of the victim."""
+
+NOTHING_FOREIGN = frozenset(
+    each.strip()
+    for each in """
+    api GET /api/v1/openapi.json
+    api POST /api/v1/volumes
+    e2b POST /volumes
+    e2b POST /v3/templates
+    e2b POST /templates
+    e2b POST /v2/templates
+    e2b GET /secrets
+    e2b POST /secrets
+    e2b DELETE /secrets
+    e2b GET /teams
+    v1 POST /v1/files
+    librechat GET /health
+    librechat POST /upload
+    librechat POST /upload/batch
+    """.strip().splitlines()
+)
+"""Routes that take no id at all. Those that take a name are tried in test_names.py."""

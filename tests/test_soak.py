@@ -1,0 +1,105 @@
+"""`make soak` itself: what it must not forgive, and a short run of it."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cloche import errors
+
+TOOLS = Path(__file__).parent.parent / "tools"
+sys.path.insert(0, str(TOOLS))
+from soak.book import Book, Lost, Wrong  # noqa: E402
+from soak.census import Census, Memory, Sample  # noqa: E402
+from soak.deck import Deck  # noqa: E402
+from soak.report import Report, leaks, trend  # noqa: E402
+
+IDLE = Census(
+    processes=12,
+    threads=8,
+    descriptors=60,
+    sockets=20,
+    cgroups=25,
+    mounts=21,
+    network_namespaces=7,
+    instances=1,
+    server_rss=60 << 20,
+    all_pss=190 << 20,
+    files=4,
+    file_bytes=300,
+    rows={"runs": 0, "volumes": 0},
+    history_rows=50,
+)
+
+
+def test_a_wrong_answer_is_never_explained_by_a_fault():
+    book = Book()
+    book.fault("server killed", "gone", "unreachable", "unavailable", "other", "hang")
+    book.failed("text", time.monotonic(), Wrong("41"))
+    assert [each.operation for each in book.failures] == ["text"]
+
+
+def test_a_fault_explains_what_it_can_hurt_and_as_often_as_it_can():
+    book = Book()
+    fault = book.fault("newest cell killed", "gone", victims=1)
+    book.failed("text", time.monotonic(), Lost("died"))
+    book.failed("text", time.monotonic(), errors.Unavailable("no"))
+    book.failed("text", time.monotonic(), errors.SandboxLost("gone"))
+    assert book.caused == {"newest cell killed": 1} and len(book.failures) == 2 and fault.victims == 0
+
+
+def test_what_began_after_a_fault_was_over_is_not_its_doing():
+    book = Book()
+    book.fault("zygote killed", "unavailable").over(after_seconds=0)
+    book.failed("text", time.monotonic() + 1, errors.NurseryFailed("no"))
+    assert len(book.failures) == 1
+
+
+def test_whoever_is_told_to_come_back_is_counted_and_no_failure():
+    book = Book()
+    book.failed("text", time.monotonic(), errors.Busy("later", retry_after_seconds=1))
+    assert book.refused == {"text": 1} and not book.failures
+
+
+@pytest.mark.parametrize("name", [each for each in Census._fields if each not in ("rows", "history_rows")])
+def test_more_of_anything_is_a_leak(name: str):
+    more = IDLE._replace(**{name: getattr(IDLE, name) + (100 << 20)})
+    assert leaks(IDLE, IDLE, 1) == [] and len(leaks(IDLE, more, 1)) == 1
+
+
+def test_a_row_that_is_left_is_a_leak_and_fails_the_run():
+    left = IDLE._replace(rows={**IDLE.rows, "runs": 1})
+    report = Report(Book(), IDLE, left, [], "Soak")
+    assert not report.passed and "rows of runs: 0 → 1" in report.markdown()
+    assert Report(Book(), IDLE, IDLE, [], "Soak").passed
+
+
+def test_memory_that_grows_is_told_from_memory_that_goes_up_and_down():
+    def samples(growth: int) -> list[Sample]:
+        return [Sample(2.0 * n, 1, Memory((100 << 20) + growth * n + (n % 7 << 20), 0)) for n in range(300)]
+
+    flat, growing = trend(samples(0)), trend(samples(200 << 10))
+    assert flat is not None and not flat.leaks
+    assert growing is not None and growing.leaks
+    assert trend(samples(0)[:10]) is None
+
+
+def test_every_kind_comes_up_before_any_comes_up_again():
+    deck = Deck({"a": 1, "b": 2}, random.Random(1))
+    assert sorted(deck.draw() for _ in range(3)) == sorted(deck.draw() for _ in range(3)) == ["a", "b", "b"]
+
+
+@pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_a_short_soak_passes(data_dir: str, template: object, tmp_path: Path):
+    report = tmp_path / "soak.md"
+    how = ["--minutes", "0.5", "--clients", "4", "--kills", "1", "--data-dir", data_dir, "--report", str(report)]
+    ran = subprocess.run([sys.executable, "-m", "soak", *how], cwd=TOOLS, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "**Passed**" in report.read_text()
