@@ -8,6 +8,7 @@ A file has one object in the kernel, whatever namespace it is seen from. Watches
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 
@@ -125,8 +126,8 @@ answer["merge all"] = attempt(lambda: call("prctl", 67, 1, 0, 0, 0))
     assert seen["mincore"] in (["done: None", 1], ["EPERM", 0])  # "there", whatever is true
 
 
-async def test_what_is_said_to_be_unneeded_stays_in_the_hosts_memory(box, attack, tmp_path_factory):
-    """The template's own files are on the host's disk: pages of one are asked to go, and stay."""
+async def test_what_is_said_to_be_unneeded_stays_in_the_hosts_memory(box, attack):
+    """Files of the system are on the host's disk: pages of one are asked to go, and stay."""
     seen = await attack(
         box,
         """
@@ -140,7 +141,9 @@ answer = attempt(lambda: os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED))
     fd = os.open("/usr/bin/env", os.O_RDONLY)
     try:
         assert os.preadv(fd, [bytearray(64)], 0, os.RWF_NOWAIT) == 64
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
         pytest.skip("this host's file system does not say what is in memory")
     finally:
         os.close(fd)

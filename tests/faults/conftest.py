@@ -46,7 +46,11 @@ from tests.conftest import _wait_until_ready as wait_until_ready
 import cloche
 from cloche.model import Template
 
-CALM = {"CLOCHE_SERVER_CANARY_SECONDS": "600"}  # no sandbox but those of the test
+CALM = {  # no sandbox but those of the test, and room for all of them
+    "CLOCHE_SERVER_CANARY_SECONDS": "600",
+    "CLOCHE_CAPACITY_SANDBOXES": "100",
+    "CLOCHE_CAPACITY_MEMORY_RESERVE_BYTES": "0",
+}
 COUNTING = "import time\nfor number in range(10**6):\n    print(number, flush=True)\n    time.sleep(0.05)"
 
 
@@ -95,12 +99,15 @@ class Neighbour:
         except cloche.errors.ClocheError as error:
             self._ended = error
 
-    def assert_unharmed(self) -> None:
+    def assert_streaming(self) -> None:
         before = len(self._lines)
         wait_until(lambda: len(self._lines) > before + 5 or self._ended is not None)
         assert self._ended is None, self._ended
         numbers = [int(line) for line in self._lines.rpartition("\n")[0].split("\n")]
         assert numbers == list(range(len(numbers))), "some of the stream is missing"
+
+    def assert_unharmed(self) -> None:
+        self.assert_streaming()
         assert self.box.run("kept + 1").text == "42"
         assert self.box.files.read("/mnt/data/kept") == b"kept"
 

@@ -33,7 +33,7 @@ def poor(place: Path) -> Iterator[RunningServer]:
     """A server that may have few descriptors."""
     cloche_command = str(Path(sys.executable).with_name("cloche"))
     command = ["sh", "-c", f'ulimit -n {FEW}; exec "$0" "$@"', cloche_command]
-    with serving_by(command, place, CLOCHE_POOL_READY="1", CLOCHE_CAPACITY_SANDBOXES="20") as server:
+    with serving_by(command, place, CLOCHE_POOL_READY="1") as server:
         yield server
 
 
@@ -69,6 +69,13 @@ def descriptors(server: RunningServer) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
+def limit_for(server: RunningServer, more: int) -> int:
+    """So that there are numbers for that many more, and for none beyond."""
+    there = {int(each.name) for each in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+    free = (number for number in range(1 << 20) if number not in there)
+    return [next(free) for _ in range(more)][-1] + 1
+
+
 def assert_serves(server: RunningServer) -> None:
     assert httpx2.get(f"{server.url}/health", timeout=30).status_code == 200
     with cloche.Sandbox(url=server.url, api_key=server.key) as box:
@@ -87,7 +94,7 @@ def test_connections_that_are(poor: RunningServer, witness: Neighbour, kind: str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["silent", "half a body"])
 def test_thousands_of_connections_that_are(running: RunningServer, neighbour: Neighbour, kind: str):
     """A server with descriptors for them all keeps them, until their time is over, and serves others."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -142,14 +149,16 @@ def test_where_all_is_under_way_the_newest_is_refused():
 def test_too_few_descriptors_for_anything_is_said_and_over_when_there_are_more(running: RunningServer, neighbour):
     """Also a connection takes one: who cannot be let in sees it closed. Nothing spins, and what runs goes on."""
     soft, hard = resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE)
-    with httpx2.Client(base_url=running.url, timeout=30, headers={"x-api-key": running.key}) as client:
+    kept = httpx2.Limits(keepalive_expiry=600)  # there will be no room for another connection
+    headers = {"x-api-key": running.key}
+    with httpx2.Client(base_url=running.url, timeout=60, headers=headers, limits=kept) as client:
         assert client.get("/api/v1/sandboxes").status_code == 200
-        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (descriptors(running) + 2, hard))
+        resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (limit_for(running, 2), hard))
         try:
             refused = client.post("/api/v1/sandboxes", json={})
             assert refused.status_code == 503 and "too many files open" in refused.text
             with many(running, 20, b""):
-                neighbour.assert_unharmed()
+                neighbour.assert_streaming()
                 assert client.get("/api/v1/sandboxes").status_code == 200
         finally:
             resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE, (soft, hard))

@@ -52,6 +52,8 @@ def small(request, template: Template, tmp_path: Path) -> Iterator[tuple[Path, F
     """A data directory, and how to leave it without room."""
     place = tmp_path / "disk"
     place.mkdir()
+    if request.param == "no growth" and os.geteuid() == 0:
+        pytest.skip("root has the other, which says the same of a disk that is full")
     if request.param == "no growth":
         yield with_template(place / "data", template), no_growth
         return

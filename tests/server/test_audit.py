@@ -102,6 +102,24 @@ def test_a_process_killed_within_a_line_spoils_that_line_only(tmp_path: Path):
     assert len(verify(tmp_path, alive).problems) == 1
 
 
+def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Path):
+    """A limit on the size of files, which cuts a write short as a full disk does."""
+    program = """
+import resource, signal, sys; from pathlib import Path; from cloche.store.audit import *
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+files = AuditFiles(Path(sys.argv[1]), "h1", 1 << 20)
+files.append([AuditLine(at="", what="x")])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+try: files.append([AuditLine(at="", what="y")] * 100)
+except OSError as error: print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+files.append([AuditLine(at="", what="z")])"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    assert done.stdout == "File too large\n", done.stderr
+    assert [line.what for line in said(tmp_path)] == ["x", "z"]
+    assert verify(tmp_path, alive).problems == ()
+
+
 def test_old_files_go_and_the_newest_stays_whatever_its_size(tmp_path: Path):
     for name in ("2020-01-01.jsonl", "2020-01-01.1.jsonl", "2020-01-02.jsonl"):
         (tmp_path / name).write_bytes(b"x" * 1000)

@@ -14,6 +14,7 @@ HISTORY = frozenset(
     {"sandboxes", "steps", "chat_calls", "code_sessions", "code_workspaces", "code_room", "keys", "usage"}
 )
 _CELL = re.compile(r"cell-")
+_LISTEN = "0A"
 _PAGE = os.sysconf("SC_PAGESIZE")
 
 
@@ -31,7 +32,7 @@ class Sample(NamedTuple):
 class Census(NamedTuple):
     processes: int
     threads: int  # of the server
-    descriptors: int  # of the server
+    descriptors: int  # of the server, without connections that clients keep open
     sockets: int  # of these
     cgroups: int
     mounts: int  # in the server's own namespace
@@ -54,11 +55,12 @@ def take(pid: int, data_dir: Path) -> Census:
     below = descendants(pid)
     rows = _rows(data_dir / "store.sqlite3")
     files, held = list(_files(data_dir)), memory(pid)
+    open_files = _open_files(pid)
     return Census(
         processes=len(below),
         threads=len(os.listdir(f"/proc/{pid}/task")),
-        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
-        sockets=sum(_is_socket(path) for path in Path(f"/proc/{pid}/fd").iterdir()),
+        descriptors=len(open_files),
+        sockets=sum(each.startswith("socket:") for each in open_files),
         cgroups=len(_cgroups([pid, *below])),
         mounts=len(Path(f"/proc/{pid}/mountinfo").read_text().splitlines()),
         network_namespaces=len({_namespace(each) for each in below} - {""}),
@@ -118,11 +120,24 @@ def _pss(pid: int) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _is_socket(path: Path) -> bool:
-    try:
-        return os.readlink(path).startswith("socket:")
-    except OSError:
-        return False
+def _open_files(pid: int) -> list[str]:
+    """What its descriptors lead to, but for connections that clients have opened and keep for later."""
+    found = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(os.readlink(path))
+        except OSError:
+            continue
+    kept = _connections({each[len("socket:[") : -1] for each in found if each.startswith("socket:[")})
+    return [each for each in found if each not in kept]
+
+
+def _connections(inodes: set[str]) -> set[str]:
+    """Of these sockets, those whose port is one on which another of them listens."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    ours = [(row[1].rsplit(":", 1)[1], row[3], row[9]) for row in rows if row[9] in inodes]
+    listening = {port for port, state, _ in ours if state == _LISTEN}
+    return {f"socket:[{inode}]" for port, state, inode in ours if port in listening and state != _LISTEN}
 
 
 def _namespace(pid: int) -> str:

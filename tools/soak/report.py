@@ -25,7 +25,7 @@ SLACK = {
 GROWTH_BYTES = 24 * MIB  # by the fitted line, in the measured time; and no more than so much in an hour:
 GROWTH_BYTES_HOUR = 96 * MIB
 WARM_SHARE = 0.3  # of each life of a server, in which caches fill
-FEWEST_SAMPLES = 20
+FEWEST_SAMPLES = 90  # three minutes: what goes up and down with the load looks like a trend in less
 
 
 class Trend(NamedTuple):

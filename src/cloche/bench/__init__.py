@@ -1,1 +1,1 @@
-"""The benchmark: Cloche through its public library against a plain ipykernel, in one run."""
+"""The benchmark: Cloche through its public library and through HTTP, against its peers, in one run."""

@@ -160,22 +160,29 @@ def _id(body: bytes) -> str:
 def _converse(connections: dict[int, Connection], account: Account) -> None:
     """Until every talk has ended, or failed."""
     poll = select.epoll()
-    for number, connection in connections.items():
+    for number in connections:
         poll.register(number, select.EPOLLIN)
-        connection.socket.setblocking(True)
     while connections:
         ready = poll.poll(SILENCE_SECONDS)
         if not ready:
             account.failures.append(f"{len(connections)} clients heard nothing for {SILENCE_SECONDS:g} s")
             return
         for number, _ in ready:
-            try:
-                connections[number].read()
-            except (StopIteration, Failed, OSError) as error:
-                if not isinstance(error, StopIteration):
-                    account.failures.append(f"{type(error).__name__}: {error}")
+            if not _goes_on(connections[number], account):
                 poll.unregister(number)
                 connections.pop(number).socket.close()
+
+
+def _goes_on(connection: Connection, account: Account) -> bool:
+    """Whether the talk has more to ask."""
+    try:
+        connection.read()
+    except StopIteration:
+        return False
+    except (Failed, OSError) as error:
+        account.failures.append(f"{type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def main() -> None:

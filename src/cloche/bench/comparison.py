@@ -30,7 +30,7 @@ COMPARED = (
     Compared("executions, 1 client", "/s", "http_executions_1", "executions_1", more=True),
     Compared("executions, 8 clients", "/s", "http_executions_8", "executions_8", more=True),
     Compared("executions, 64 clients", "/s", "http_executions_64", "executions_64", more=True),
-    Compared("created, used, destroyed, 8 clients", "/s", "http_cycles_8", "cycles_8", more=True),
+    Compared("create, use, destroy, 8 clients", "/s", "http_cycles_8", "cycles_8", more=True),
     Compared("memory, after `1+1`", "MB", "used_memory", "memory"),
     Compared("10 MB of output", "MB/s", "http_stream", "stream", more=True),
     Compared("upload of 100 MB", "MB/s", "http_file_write", "file_write", more=True),
@@ -70,7 +70,9 @@ def medians(each: Compared, book: Book, peers: Peers) -> Mapping[str, float]:
     keys = {OURS: each.ours} | {
         peer.title: f"{peer.key}_{each.theirs}" for peer in PEERS if peer.key not in peers.absent
     }
-    return {title: book[key].p50 * SCALES[each.unit] for title, key in keys.items() if key in book}
+    return {
+        title: book[key].p50 * SCALES[each.unit] for title, key in keys.items() if key in book and book[key].p50 > 0
+    }
 
 
 def _samples(book: Book, start: str) -> dict[str, Any]:
@@ -89,13 +91,13 @@ def _cell(each: Compared, book: Book, key: str) -> str:
     if key not in book:
         return "failed" if key in book.rows else "–"
     value = book[key].p50
-    times = "" if each.ours not in book else f" ({figure(_times(each, book[each.ours].p50, value))}×)"
-    return figure(value * SCALES[each.unit]) + times
+    return figure(value * SCALES[each.unit]) + (_times(each, book[each.ours].p50, value) if each.ours in book else "")
 
 
-def _times(each: Compared, ours: float, theirs: float) -> float:
+def _times(each: Compared, ours: float, theirs: float) -> str:
+    """In brackets; nothing where memory seemed to shrink, which says nothing about anybody."""
     above, below = (ours, theirs) if each.more else (theirs, ours)
-    return above / below if below > 0 else float("inf")
+    return f" ({figure(above / below)}×)" if above > 0 and below > 0 else ""
 
 
 def _line(words: list[str]) -> str:

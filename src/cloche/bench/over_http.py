@@ -20,7 +20,7 @@ import msgspec
 from cloche.bench import closed_loop, programs
 from cloche.bench.closed_loop import Load
 from cloche.bench.lab import SETTLE_SECONDS, Counts
-from cloche.bench.samples import Book, expect, shares
+from cloche.bench.samples import Book, expect
 from cloche.config import Config, Pool
 from cloche.sdk.embedded import Embedded
 
@@ -201,7 +201,7 @@ def round_trips(lab: HttpLab) -> None:
     """`1+1` by one client in one sandbox."""
     with lab.pooled.client() as client:
         sandbox = client.create()
-        for _ in shares(lab.counts.warm, lab.counts.warm):
+        for _ in range(lab.counts.warm):
             with lab.book.attempt("http_warm"):
                 began = time.perf_counter()
                 run = client.run(sandbox, programs.ONE)

@@ -10,6 +10,7 @@ from cloche.bench import comparison, crowds
 from cloche.bench.comparison import COMPARED, OURS
 from cloche.bench.peer_runs import Peers
 from cloche.bench.samples import Book
+from cloche.bench.table import figure
 
 COLUMNS = 3
 OWN_COLOUR, PEER_COLOUR = "#0b6e4f", "#b8b8b8"
@@ -24,7 +25,7 @@ def draw(file: Path, book: Book, peers: Peers) -> None:
     """As SVG or PNG, by the file's name. Only what was measured is drawn."""
     from matplotlib.figure import Figure
 
-    charts = [(each, found) for each in COMPARED if (found := comparison.medians(each, book, peers))]
+    charts = [(each, found) for each in COMPARED if len(found := comparison.medians(each, book, peers)) > 1]
     rows = -(-(len(charts) + 1) // COLUMNS)
     picture: Any = Figure(figsize=(5 * COLUMNS, 2.6 * rows), layout="constrained")
     places = picture.subplots(rows, COLUMNS, squeeze=False).flat
@@ -39,16 +40,20 @@ def draw(file: Path, book: Book, peers: Peers) -> None:
 def _bars(place: Any, each: comparison.Compared, found: Any) -> None:
     titles = list(found)[::-1]
     colours = [OWN_COLOUR if title == OURS else PEER_COLOUR for title in titles]
-    drawn = place.barh(titles, [max(found[title], 1e-3) for title in titles], color=colours)
-    place.bar_label(drawn, [f"{found[title]:,.3g}" for title in titles], padding=3, fontsize=7)
+    drawn = place.barh(titles, [found[title] for title in titles], color=colours)
+    place.bar_label(drawn, [figure(found[title]) for title in titles], padding=3, fontsize=7)
     place.set_xscale("log")
-    place.margins(x=0.2)
+    place.set_xlim(min(found.values()) / 3, max(found.values()) * 5)
+    place.minorticks_off()
     place.tick_params(labelsize=7)
     better = "more is better" if each.more else "less is better"
     place.set_title(f"{each.title.replace('`', '')}, {each.unit} ({better})", fontsize=9)
 
 
 def _growth(place: Any, book: Book) -> None:
+    if not any(f"{start}_{count}" in book for start in GROWN for count in crowds.LIVE):
+        place.set_axis_off()
+        return
     for start, title in GROWN.items():
         live = [count for count in crowds.LIVE if f"{start}_{count}" in book]
         place.plot(live, [book[f"{start}_{count}"].p50 * 1e3 for count in live], marker="o", label=title)

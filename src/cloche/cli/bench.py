@@ -1,4 +1,4 @@
-"""`cloche bench`: measure Cloche against a plain ipykernel, in one run."""
+"""`cloche bench`: measure Cloche against its peers, in one run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Executor:
         if found.exit_code != 0:
             raise PeerFailed(found.output[:200])
         shown = Shown()
-        shown.stdout = found.output
+        shown.output = [found.output]
         shown.data["text/plain"] = found.output.strip()
         for file in getattr(found, "output_files", []):
             shown.data["image/png" if str(file).endswith(".png") else "text/html"] = str(file)

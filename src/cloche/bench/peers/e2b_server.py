@@ -87,7 +87,7 @@ class E2BContext:
             if said["type"] == "error":
                 raise PeerFailed(f"{said.get('name')}: {said.get('value')}")
             if said["type"] == "stdout":
-                shown.stdout += said["text"]
+                shown.output.append(said["text"])
             if said["type"] == "result":
                 shown.data.update({mime: said[name] for name, mime in MIMES.items() if said.get(name)})
         return shown

@@ -41,7 +41,7 @@ class OneShot:
         if done.returncode:
             raise PeerFailed(done.stderr[-200:])
         shown = Shown()
-        shown.stdout = done.stdout
+        shown.output = [done.stdout]
         shown.data["text/plain"] = done.stdout.strip()
         return shown
 

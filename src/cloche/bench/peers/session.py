@@ -26,14 +26,18 @@ class Shown:
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
-        self.stdout = ""
+        self.output: list[str] = []
+
+    @property
+    def stdout(self) -> str:
+        return "".join(self.output)
 
     def heard(self, kind: str, content: dict[str, Any]) -> None:
         """A message of Jupyter's protocol. Raises PeerFailed for an error."""
         if kind == "error":
             raise PeerFailed(f"{content.get('ename')}: {content.get('evalue')}")
         if kind == "stream":
-            self.stdout += content["text"]
+            self.output.append(content["text"])
         self.data.update(content.get("data", {}))
 
 
