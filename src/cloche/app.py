@@ -50,6 +50,10 @@ class Server:
             engine, gateway.tally, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
         )
         keys.heard = lambda what, owner, id: engine.trail.note(what, owner, id=id, who=acting() or NONE)
+        engine.quotas.heard = lambda tenant, quota: engine.trail.note(
+            "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=acting() or NONE
+        )
+        keys.refreshed = self._traffic.keep
         erasing = Erasing(engine, gateway, keys, self._traffic)
         self._e2b = E2b(engine, gatekeeper, config, secret)
         self._prefixes: dict[str, ASGIApp] = {

@@ -265,9 +265,13 @@ def _assemble(settings: list[Setting]) -> Config:
 
 def with_origin(problem: str, origins: Mapping[str, str]) -> str:
     """A problem that names its key, with where that came from; without the place in a tree that nobody wrote."""
-    said = re.sub(r" - at `\$[^`]*`$", "", problem)
+    said, _, place = problem.partition(" - at `$")
     named = [key for key in origins if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", said)]
-    return f"{said} ({origins[named[0]]})" if named else said
+    if named or not place:
+        return f"{said} ({origins[named[0]]})" if named else said
+    above = place.strip(".`") + "."
+    below = [key for key in origins if key.startswith(above) and key.rpartition(".")[2] in said.split()]
+    return f"{below[0]} ({origins[below[0]]}): {said}" if below else said
 
 
 def _fill_limits(limits: dict[str, Any]) -> None:

@@ -295,6 +295,7 @@ class SandboxInfo(Struct):
     auto_resume: bool = False
     notes: dict[str, str] = {}
     volumes: dict[str, str] = {}  # by path
+    key_id: str = ""  # of the key that it was made with; empty where none was needed
 
 
 class VolumeInfo(Struct):

@@ -66,6 +66,11 @@ class Override(Struct, omit_defaults=True, forbid_unknown_fields=True):
         found = {name: getattr(self, name) for name in NAMES}
         return {name: amount for name, amount in found.items() if amount is not msgspec.UNSET}
 
+    def __str__(self) -> str:
+        """As the logs say it."""
+        given = {name: "unlimited" if amount is None else f"{amount:.15g}" for name, amount in self.given().items()}
+        return " ".join(f"{name}={amount}" for name, amount in given.items()) or "default"
+
     def over(self, default: KeyQuota) -> Quota:
         """What holds in the end."""
         return Quota(**{**msgspec.structs.asdict(default), **self.given()})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from e2b_code_interpreter import Sandbox
 
-from cloche.api.e2b.tokens import Tokens, same, signature
+from cloche import errors
+from cloche.api.e2b.residents import AT_ONCE, SEARCHES, Residents
+from cloche.api.e2b.tokens import Tokens, digest_in, same, signature
 
 UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 SECURED = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is"
@@ -159,6 +163,43 @@ def test_a_token_in_the_header_wins_over_a_signature(server, box):
     assert mismatch.json() == {"code": 401, "message": "access token present in header but does not match"}
     assert get(bad, **{"X-Access-Token": box._envd_access_token}).text == "c"
     assert get({"path": "c.txt"}).json() == {"code": 401, "message": "missing signature query parameter"}
+
+
+def test_what_cannot_be_good_is_refused_before_any_sandbox_is_looked_at(server):
+    expired = {"path": "a", "signature": "v1_" + "a" * 43, "signature_expiration": "1"}
+    assert httpx.get(f"{server.url}/files", params=expired).json()["message"] == "signature is already expired"
+    assert digest_in("v1_" + "a" * 43) is not None
+    for given in ("", "v1_x", "v1_" + "a" * 44, "v2_" + "a" * 43, "v1_" + "-" * 43, "v1_" + "a" * 42 + "="):
+        assert digest_in(given) is None
+
+
+class Host:
+    """Of an engine no more than whom it has."""
+
+    def __init__(self, count: int):
+        self.searches = 0
+        self.sandboxes = [SimpleNamespace(id=f"i{number}", notes={}) for number in range(count)]
+
+    def known(self, owner: None) -> list[SimpleNamespace]:
+        self.searches += 1
+        return self.sandboxes
+
+
+async def test_who_looks_for_a_signer_among_many_holds_nobody_up_and_few_look_at_once():
+    host, turns = Host(AT_ONCE * 20), 0
+    residents = Residents(host, Tokens(b"x" * 32))
+
+    async def look() -> None:
+        with pytest.raises(errors.Unauthenticated, match="invalid signature"):
+            await residents.by_signature("v1_" + "a" * 43, "a", "read", "", None)
+
+    looking = [asyncio.create_task(look()) for _ in range(10)]
+    while host.searches < 10:
+        await asyncio.sleep(0)
+        turns += 1
+        assert host.searches - sum(task.done() for task in looking) <= SEARCHES
+    await asyncio.gather(*looking)
+    assert turns >= 20 * (10 // SEARCHES - 1)
 
 
 def test_an_expiration_that_is_no_time_is_a_bad_request(server):

@@ -7,10 +7,12 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 import pytest_asyncio
+from tests.conftest import with_template
 
 from cloche import errors
 from cloche.capacity_config import Capacity
@@ -20,7 +22,9 @@ from cloche.engine.engine import Engine
 from cloche.engine.gate import Gate
 from cloche.engine.health import Health
 from cloche.engine.sandbox import Sandbox
-from cloche.model import Limits, SandboxSpec
+from cloche.model import Limits, SandboxSpec, Template
+from cloche.quotas_config import Override
+from cloche.store.quotas import Tenant
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -37,6 +41,8 @@ async def small(own_config: Config, opening) -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="session")
 async def _everything_is_given_back(small: Engine) -> AsyncIterator[None]:
+    for gate in (sandboxes(small), executions(small)):  # each finds an engine that nobody has used
+        gate._known, gate._is_shared = "", False
     yield
     for sandbox in small.living():
         await sandbox.kill()
@@ -206,6 +212,20 @@ async def test_an_execution_of_a_paused_sandbox_lets_others_run_and_goes_on_late
     assert [(await each.result()).text for each in long] == ["1", "1"]
 
 
+async def test_where_several_owners_are_known_none_takes_all_after_a_restart(
+    own_config: Config, opening, template: Template, tmp_path: Path
+):
+    place = str(with_template(tmp_path / "shared", template))
+    capacity = Capacity(sandboxes=20)
+    config = msgspec.structs.replace(own_config, data_dir=place, capacity=capacity, pool=Pool(ready=0))
+    async with opening(config) as engine:
+        assert sum(sandboxes(engine).enter_now("ann") for _ in range(30)) == 20  # of whom nobody knows
+        for owner in ("ann", "bob"):
+            await engine.quotas.set(Tenant(owner), Override(executions_per_minute=1000))
+    async with opening(config) as engine:
+        assert sum(sandboxes(engine).enter_now("ann") for _ in range(30)) == 18
+
+
 async def test_whoever_waits_when_the_host_shuts_down_is_told(own_config: Config, opening):
     capacity = Capacity(sandboxes=1, executions=1)
     config = msgspec.structs.replace(own_config, capacity=capacity, pool=Pool(ready=0))
@@ -257,14 +277,14 @@ async def test_a_pool_fills_up_also_where_programs_never_let_a_core_go(own_confi
 
 
 async def test_a_sandbox_whose_programs_find_no_room_stays_paused(small: Engine):
-    box, other = await small.create(of("ann")), await small.create(of("bob"))
+    box, *others = [await small.create(of(owner)) for owner in ("ann", "bob", "carl")]
     long = box.context().execute(SLEEP)
     await long.__aenter__()
     try:
         await small.pause(box.id, "ann")
     except errors.Unavailable as error:
         pytest.skip(str(error))
-    busy = [context.execute(SLEEP) for context in (other.context(), await other.create_context())]
+    busy = [other.context().execute(SLEEP) for other in others]
     for each in busy:
         await each.__aenter__()
     with pytest.raises(errors.Busy, match="running executions"):
@@ -274,3 +294,19 @@ async def test_a_sandbox_whose_programs_find_no_room_stays_paused(small: Engine)
     assert (await small.resume(box.id, "ann")).record.state == "running"
     for each in (busy[1], long):
         await each.aclose()
+
+
+async def test_what_was_begun_for_an_owner_before_they_were_shut_out_is_not_made(small: Engine):
+    """Also where that is over before the cell is there."""
+    admission = small.housing.admission
+    making = asyncio.create_task(small.create(SandboxSpec(owner="erased")))
+    while not sandboxes(small).held_by("erased"):
+        await asyncio.sleep(0)
+    admission.shut("erased")
+    with pytest.raises(errors.Unauthenticated):
+        await small.create(SandboxSpec(owner="erased"))
+    admission.shut_out.end("erased")
+    with pytest.raises(errors.Unauthenticated):
+        await making
+    assert small.list("erased") == []
+    assert (await small.create(SandboxSpec(owner="erased"))).ending is None

@@ -300,7 +300,9 @@ async def test_records_are_seen_at_once_and_by_others(tmp_path: Path):
     changed = await first.get("i0")
     assert changed is not None and changed.state == "killed"
     assert len(await first.list("o")) == 500
-    assert await first.mark_lost(lambda instance: instance != "here", time.time()) == 499
+    lost = await first.mark_lost(lambda instance: instance != "here", time.time())
+    assert {each.id for each in lost} == {f"i{number}" for number in range(1, 500)}
+    assert {each.owner for each in lost} == {"o"}
     await asyncio.gather(first.aclose(), second.aclose())
 
 

@@ -344,7 +344,17 @@ async def test_orphans_of_dead_hosts_are_removed(box: Sandbox, kept: Path):
     (kept / ".draft-mabcdefghij0123456789-hdead").write_bytes(b"half")
     (kept / ".draft-mabcdefghij0123456789-hmine").write_bytes(b"half, so far")
     (kept / "somebody's").write_bytes(b"not ours")
-    assert await mine.remove_orphans({known.id}, lambda name: name == "hmine") == 2
+    made_known: set[str] = set()
+
+    def is_live(name: str) -> bool:
+        """It was, until now, and this was the last thing that it did."""
+        made_known.add(known.id)
+        return name == "hmine"
+
+    async def known_now() -> set[str]:
+        return made_known
+
+    assert await mine.remove_orphans(known_now, is_live) == 2
     assert {path.name for path in kept.iterdir()} == {
         known.id,
         copied.id,

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 import pytest_asyncio
 
 from cloche import errors
+from cloche.cli.usage import together
+from cloche.engine import quotas
 from cloche.engine.acting import act_for
+from cloche.engine.build_steps import Step
+from cloche.engine.building import Plan
+from cloche.engine.charge import SLOW_CPUS
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
+from cloche.engine.usage import OwnerUsage
 from cloche.engine.window import Window
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
 from cloche.quotas_config import Override, Quota, QuotaDefaults
 from cloche.store.quotas import Tenant
+from cloche.store.shelf import Shelf
+from cloche.store.template_builds import Build
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -256,6 +265,160 @@ async def test_what_runs_goes_on_slowly_when_the_cpu_is_used_up(somebody, engine
 # --- what is stored
 
 
+async def test_neither_a_snapshot_nor_a_pause_gives_cpu_back_that_is_used_up(somebody, engine):
+    box = await somebody.box(limits=Limits(cpus=1.0))
+    given = limits_of(box)
+    await somebody.may(cpu_seconds_per_hour=0)
+    assert given()[-1].cpus == SLOW_CPUS and given()[-1] == box.charge.limits
+    snapshot = await engine.snapshot(box.id, somebody.owner)
+    assert [each.cpus for each in given()[-2:]] == [1.0, SLOW_CPUS]  # to save it, and then
+    await engine.pause(box.id, somebody.owner)
+    await engine.resume(box.id, somebody.owner)
+    assert given()[-1].cpus == SLOW_CPUS
+    await somebody.may()
+    assert given()[-1] == box.limits
+    await engine.snapshots.remove(snapshot.id, somebody.owner)
+
+
+async def test_who_runs_out_of_cpu_while_a_sandbox_is_saved_has_none_afterwards(somebody):
+    box = await somebody.box(limits=Limits(cpus=1.0))
+    given = limits_of(box)
+    with box.charge.room_to_save(MIB):
+        await somebody.may(cpu_seconds_per_hour=0)
+        assert given()[-1].cpus == 1.0 and given()[-1].memory_bytes == box.limits.memory_bytes + MIB
+    assert given()[-1].cpus == SLOW_CPUS and given()[-1].memory_bytes == box.limits.memory_bytes
+
+
+async def test_a_cell_that_cannot_be_slowed_down_keeps_no_other_from_it(somebody, engine, monkeypatch):
+    first, second = await somebody.box(), await somebody.box()
+
+    def fail(limits: Limits) -> None:
+        raise OSError(errno.ENODEV, "it ends just now")
+
+    for box in (first, second):
+        monkeypatch.setattr(box._cell, "set_limits", fail)
+    await somebody.may(cpu_seconds_per_hour=0)
+    assert {box.charge.limits.cpus for box in (first, second)} == {SLOW_CPUS}
+    monkeypatch.undo()
+
+
+def limits_of(box: Sandbox) -> Callable[[], list[Limits]]:
+    """All that were set for its cell from now on, also on a host without cgroups."""
+    given: list[Limits] = []
+    set_limits = box._cell.set_limits
+
+    def note(limits: Limits) -> None:
+        given.append(limits)
+        set_limits(limits)
+
+    box._cell.set_limits = note  # type: ignore[method-assign]
+    return lambda: given
+
+
+# --- what is stored
+
+
+async def test_a_sandbox_that_may_not_be_kept_is_not_written_again_and_again(somebody, engine, monkeypatch):
+    written = images_written(engine, monkeypatch)
+    box = await somebody.box()
+    await somebody.may(stored_bytes=0)
+    with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+        await engine.pause(box.id, somebody.owner)
+    assert written == []  # there was no room for anything
+    await somebody.may(stored_bytes=1)
+    for _ in range(3):
+        with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+            await engine.pause(box.id, somebody.owner)
+    assert len(written) == 1  # what did not fit then is not tried at once
+    await somebody.may()
+    await engine.pause(box.id, somebody.owner)
+    assert box.record.state == "paused"
+
+
+async def test_between_tries_to_pause_one_more_and_more_time_passes(somebody, engine):
+    box = await somebody.box()
+    waits = [engine._lasting._retry_seconds(box) for _ in range(7)]
+    assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+
+
+async def test_runs_that_go_on_by_themselves_need_room_to_be_stored(somebody, engine):
+    box = await somebody.box()
+    await somebody.may(stored_bytes=0)
+    with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+        await engine.runs.start(box, "default", box.context().execute("1"))
+    assert await engine.runs.list(somebody.owner) == []
+    await somebody.may(stored_bytes=GIB)
+    run = await engine.runs.start(box, "default", box.context().execute("6*7"))
+    assert (await engine.runs.result(run.id, somebody.owner)).text == "42"
+
+
+async def test_kept_answers_and_conversations_need_room_to_be_stored(somebody, engine, tmp_path):
+    said = {"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000}
+    async with Shelf(tmp_path, 1.0) as shelf:
+        shelf.guard(engine.quotas.check_stored)
+        await somebody.may(stored_bytes=500)
+        with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+            await shelf.conversations.create(somebody.owner, {}, [said])
+        made = await shelf.conversations.create(somebody.owner, {}, [])
+        for work in (
+            shelf.conversations.add(made.id, [said], (), str),
+            shelf.conversations.check_room(made.id, [said]),
+        ):
+            with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+                await work
+        assert await shelf.conversations.items(made.id) == []
+        await shelf.responses.check_allowed(somebody.owner)
+        await somebody.may(stored_bytes=0)
+        with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
+            await shelf.responses.check_allowed(somebody.owner)
+
+
+def images_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of those that are from now on."""
+    written: list[str] = []
+    save = engine._images.save
+
+    async def noted(*args: Any, **fields: Any) -> Any:
+        saved = await save(*args, **fields)
+        written.append(saved.id)
+        return saved
+
+    monkeypatch.setattr(engine._images, "save", noted)
+    return written
+
+
+# --- builds
+
+
+async def built(engine: Engine, owner: str, *steps: Step, key_id: str = "") -> Build:
+    template, build = await engine.builds.request(f"t{new_id('x')}", (), owner, Limits(memory_bytes=256 * MIB))
+    starting = engine.builds.start(build, Plan(base="python", steps=steps, force=True))
+    await (by_key(owner, key_id, starting) if key_id else starting)
+    while (found := await engine.builds.build(template, build.id)).state in ("waiting", "building"):
+        await asyncio.sleep(0.02)
+    await engine.builds.remove(template)
+    return found
+
+
+@pytest.mark.parametrize("quota", ["sandboxes", "memory_bytes", "executions_per_minute"])
+@pytest.mark.parametrize("key_id", ["", "builder"])
+async def test_a_build_takes_of_what_its_owner_and_its_key_may_use(somebody, engine, quota, key_id):
+    await somebody.may(key_id, **{quota: 0})
+    failed = await built(engine, somebody.owner, Step(kind="RUN", args=("true",)), key_id=key_id)
+    assert failed.state == "error" and f"the quota {quota}" in (failed.reason or "")
+    account = engine.quotas.account(Tenant(somebody.owner, key_id))
+    assert account.sandboxes == account.memory_bytes == account.minute.sum(time.monotonic()) == 0
+
+
+async def test_what_a_build_runs_is_counted_and_what_it_took_is_given_back(somebody, engine):
+    account = engine.quotas.account(Tenant(somebody.owner))
+    steps = [Step(kind="RUN", args=("true",))] * 2 + [Step(kind="ENV", args=("A", "$PATH"))]
+    done = await built(engine, somebody.owner, *steps)
+    assert done.state == "ready"
+    assert account.minute.sum(time.monotonic()) == 2
+    assert account.sandboxes == account.memory_bytes == 0
+
+
 async def test_what_is_stored_has_a_quota_and_removing_some_makes_room(somebody, engine):
     box = await somebody.box()
     await box.files.write("/mnt/data/large", b"x" * MIB)
@@ -306,6 +469,34 @@ async def test_another_process_learns_of_a_quota_and_what_was_used_is_kept(someb
         await other.quotas.refresh()
         assert other.quotas.quota_of(Tenant(somebody.owner)) == Quota(sandboxes=8)
         assert (await other.quotas.usage(somebody.owner)).executions == 1
+
+
+async def test_cpu_counts_once_whichever_process_gave_it(somebody, engine, config, opening, monkeypatch):
+    monkeypatch.setattr(quotas, "SAVE_SECONDS", -1.0)  # whoever refreshes saves and recounts
+    tenant = Tenant(somebody.owner)
+
+    def spend(of: Engine, cpu_seconds: float) -> None:
+        of.quotas.account(tenant).spend(cpu_seconds, time.monotonic())
+
+    async def told(of: Engine) -> OwnerUsage:
+        return await of.quotas.usage(somebody.owner)
+
+    spend(engine, 5.0)
+    engine.quotas.save()
+    async with opening(config) as other:
+        assert together(await told(engine), await told(other)).cpu_seconds_last_hour == 5.0
+        await somebody.may(cpu_seconds_per_hour=9)
+        await other.quotas.try_refresh()
+        other.quotas.account(tenant).check_cpu(time.monotonic())
+        spend(other, 3.0)
+        await other.quotas.try_refresh()
+        other.quotas.account(tenant).check_cpu(time.monotonic())
+        spend(engine, 1.0)
+        await engine.quotas.try_refresh()
+        with pytest.raises(errors.QuotaExceeded, match="9 of 9 seconds"):
+            engine.quotas.account(tenant).check_cpu(time.monotonic())
+        assert [(await told(each)).cpu_seconds_last_hour for each in (engine, other)] == [9.0, 9.0]
+        assert together(await told(engine), await told(other)).cpu_seconds == 9.0
 
 
 # --- windows

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from tests.conftest import RunningServer, wait_until
-from tests.faults.conftest import Neighbour, in_background, serving_by
+from tests.faults.conftest import Neighbour, in_background, key_of, serving_by
 
 import cloche
 from cloche.cli.crowd import Crowd
@@ -63,6 +63,19 @@ def many(server: RunningServer, count: int, said: bytes, source: str = "127.0.0.
     finally:
         for client in made:
             client.close()
+
+
+def is_open(client: socket.socket) -> bool:
+    """As far as its client has heard."""
+    client.setblocking(False)
+    try:
+        while client.recv(65536):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    return False
 
 
 def descriptors(server: RunningServer) -> int:
@@ -120,8 +133,9 @@ def test_whoever_has_asked_for_something_is_not_sent_away_for_those_who_have_not
 class Visit:
     """A connection of which a crowd knows no more than this."""
 
-    def __init__(self, peer: str, *, waited_for: bool = True, asked: bool = False):
+    def __init__(self, peer: str, *, waited_for: bool = True, asked: bool = False, owner: str | None = None):
         self.peer, self.is_waited_for, self.has_asked, self.gone = peer, waited_for, asked, False
+        self.owner = owner
 
     def abandon(self) -> None:
         self.gone = True
@@ -144,6 +158,79 @@ def test_where_all_is_under_way_the_newest_is_refused():
     for _ in range(64):
         assert there.enter(Visit("busy", waited_for=False, asked=True))
     assert not there.enter(Visit("new"))
+
+
+def answered(owner: str, count: int) -> list[Visit]:
+    """Connections of that owner on which something is under way, all through one proxy."""
+    return [Visit("proxy", waited_for=False, asked=True, owner=owner) for _ in range(count)]
+
+
+def test_the_newest_of_the_owner_with_the_most_make_room_whoever_the_next_one_is():
+    there = Crowd(64)
+    few, many = answered("alice", 4), answered("mallory", 60)
+    for visit in (*few, *many):
+        assert there.enter(visit)
+    assert there.enter(Visit("proxy"))
+    assert [visit.gone for visit in many] == [False] * 56 + [True] * 4
+    assert not any(visit.gone for visit in few)
+
+
+def test_a_third_owner_finds_room_where_two_have_it_all_and_none_where_everybody_has_the_same():
+    there = Crowd(64)
+    two = [*answered("alice", 32), *answered("bob", 32)]
+    assert all(there.enter(visit) for visit in two)
+    assert there.enter(Visit("proxy"))
+    assert sum(visit.gone for visit in two) == 1
+    equals = Crowd(64)
+    assert all(equals.enter(answered(f"owner {number}", 1)[0]) for number in range(64))
+    assert not equals.enter(Visit("proxy"))
+
+
+def test_strangers_go_before_owners_and_owners_with_many_before_those_with_few():
+    there = Crowd(64)
+    few = [Visit("proxy", asked=True, owner="alice") for _ in range(2)]
+    many = [Visit("proxy", asked=True, owner="mallory") for _ in range(59)]
+    strangers = [Visit("proxy", asked=True) for _ in range(3)]
+    for visit in (*few, *many, *strangers):
+        assert there.enter(visit)
+    assert there.enter(Visit("proxy", waited_for=False, asked=True, owner="bob"))
+    assert all(visit.gone for visit in strangers)
+    assert [visit.gone for visit in many] == [True] + [False] * 58
+    assert not any(visit.gone for visit in few)
+
+
+UPGRADE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("/api/v1/runs/{run}/events", ""), ("/api/v1/sandboxes/{box}/execute", UPGRADE)],
+    ids=["streams", "websockets"],
+)
+def test_one_key_cannot_keep_everybody_else_out_by(poor: RunningServer, witness: Neighbour, path: str, more: str):
+    """More than there is room for, none of them idle. The neighbour loses nothing, and who comes later is served."""
+    greedy, late = key_of(poor, "greedy"), key_of(poor, "late")
+    with cloche.Sandbox(url=poor.url, api_key=greedy) as box:
+        asked = {"code": "import time; time.sleep(3600)"}
+        runs = f"{poor.url}/api/v1/sandboxes/{box.id}/runs"
+        run = httpx2.post(runs, headers={"x-api-key": greedy}, json=asked, timeout=30).json()["id"]
+        said = (
+            f"GET {path.format(box=box.id, run=run)} HTTP/1.1\r\nHost: x\r\nX-API-Key: {greedy}\r\n{more}\r\n".encode()
+        )
+        with contextlib.ExitStack() as stack:
+            made = []
+            for _ in range(130):  # one after the other, so that each is being answered when the next one comes
+                made += stack.enter_context(many(poor, 1, said))
+                with contextlib.suppress(ConnectionResetError):
+                    made[-1].recv(12)
+            for _ in range(10):
+                answer = httpx2.get(f"{poor.url}/api/v1/sandboxes", headers={"x-api-key": late}, timeout=30)
+                assert answer.status_code == 200
+            assert FEW // 8 < sum(is_open(each) for each in made) < FEW // 4
+            witness.assert_unharmed()
 
 
 def test_too_few_descriptors_for_anything_is_said_and_over_when_there_are_more(running: RunningServer, neighbour):

@@ -106,6 +106,8 @@ def test_a_store_locked_for_long_is_said_and_what_was_to_be_written_is_written_a
         assert int(refused.headers["retry-after"]) >= 1
         began = time.monotonic()
         assert new_key(running).status_code == 503
+        assert httpx2.get(f"{running.url}/health").json().get("store") == "failing"
+        assert "cloche_store_failing 1.0" in httpx2.get(f"{running.url}/metrics").text
         assert time.monotonic() - began < 8  # who comes later does not wait as long as the first
         for box in boxes:
             box.run("1")
@@ -114,6 +116,7 @@ def test_a_store_locked_for_long_is_said_and_what_was_to_be_written_is_written_a
             assert box.run("6 * 7").text == "42"
         neighbour.assert_unharmed()
     wait_until(lambda: new_key(running).status_code == 201)
+    wait_until(lambda: "store" not in httpx2.get(f"{running.url}/health").json())
     known = "SELECT COUNT(*) FROM sandboxes WHERE state = 'killed' AND id IN (?, ?, ?)"
     with contextlib.closing(sqlite3.connect(place / "store.sqlite3")) as db:
         wait_until(lambda: db.execute(known, [box.id for box in boxes]).fetchone() == (3,))
@@ -127,12 +130,14 @@ async def test_what_cannot_be_written_now_is_written_later_in_its_order(store: P
             with pytest.raises(Unusable, match="holds its lock"):
                 await db.do(keep("told"))
             assert await words(db) == []  # whoever only reads is served
+            assert db.failing
             db.do_later(keep("5"))
         await db.do(keep("6"))
         while len(await words(db)) < 7:
             pass
         assert sorted(await words(db)) == [*"0123456"]
         assert [word for word in await words(db) if word != "6"] == [*"012345"]
+        assert not db.failing
 
 
 async def test_what_waits_to_be_written_is_bounded_and_the_newest_stays(store: Path, hurry: None, monkeypatch):
@@ -154,12 +159,14 @@ async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Pa
         await db.do(lambda db: db.execute("PRAGMA query_only = ON"))
         with pytest.raises(Unusable, match="read-only"):
             await db.do(keep("told"))
+        assert db.failing
         db.do_later(keep("later"))
         assert await words(db) == ["before"]
         await db.do(lambda db: db.execute("PRAGMA query_only = OFF"))
         while len(await words(db)) < 2:
             pass
         assert await words(db) == ["before", "later"]
+        assert not db.failing
 
 
 async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(store: Path, hurry: None):

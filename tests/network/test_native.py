@@ -137,7 +137,14 @@ def test_another_owner_sees_neither_policy_nor_log(api: httpx2.Client, box: str,
 @pytest.mark.parametrize("port", [DOOR_PORT, 3000])
 def test_the_door_does_not_open_from_outside(running: RunningServer, api: httpx2.Client, box: str, port: int):
     """Whoever reaches a port of a sandbox need not be its owner, and would speak in its name there."""
-    routed = {"E2b-Sandbox-Id": box, "E2b-Sandbox-Port": str(port)}
+    asked = httpx2.post(
+        f"{running.url}/e2b/sandboxes/{box}/connect",
+        json={"timeout": 60},
+        headers={"x-api-key": running.key},
+        trust_env=False,
+    )
+    token = asked.raise_for_status().json()["trafficAccessToken"]
+    routed = {"E2b-Sandbox-Id": box, "E2b-Sandbox-Port": str(port), "e2b-traffic-access-token": token}
     code = f"import socket; s = socket.socket(); s.settimeout(5); print(s.connect_ex(('127.0.0.1', {DOOR_PORT})))"
     assert said(api, box, code) == "0\n"
     with httpx2.Client(headers=routed, timeout=60, trust_env=False) as outsider:

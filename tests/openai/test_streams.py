@@ -85,8 +85,13 @@ def test_answers_say_how_long_they_took(client: openai.OpenAI):
 
 def test_code_is_interrupted_when_the_reader_of_a_stream_leaves(client: openai.OpenAI):
     id = container = ""
+    before = echo(client, "x = 7")
     with client.responses.create(
-        model="cloche/echo", input=fenced(ENDLESS), stream=True, tools=[CODE_INTERPRETER]
+        model="cloche/echo",
+        input=fenced("while True: pass"),
+        stream=True,
+        tools=[CODE_INTERPRETER],
+        previous_response_id=before.id,
     ) as stream:
         for event in stream:
             if event.type == "response.created":

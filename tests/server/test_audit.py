@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from tests.conftest import RunningServer, serving, wait_until
 
 from cloche.api.witness import Witness
 from cloche.audit_config import Audit
+from cloche.engine import ration as ration_of
 from cloche.engine import trail as trails
 from cloche.engine.acting import act_for
 from cloche.engine.trail import FLOOD, MOST_LINES, Trail
@@ -24,9 +26,12 @@ from cloche.model import Principal
 from cloche.store import audit
 from cloche.store.audit import AuditFiles, AuditLine
 from cloche.store.audit_reading import Wanted, last, verify
+from cloche.store.base import SandboxRecord
+from cloche.store.records import SqliteRecords
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 MARK = "what-alice-wrote-51d0"
+NO_MOMENTS = ("later", "99999999999999999999", "-1", "nan", "inf", "1e400", "0001-01-01", "")
 
 
 def said(directory: Path, **wanted: Any) -> list[AuditLine]:
@@ -69,6 +74,40 @@ def test_a_line_that_was_tampered_with_is_found(tmp_path: Path, change: str):
     assert verify(tmp_path, alive).problems == ()
     file.write_text("".join(lines))
     assert verify(tmp_path, alive).problems
+
+
+@pytest.mark.parametrize("removed", ["h1", "h2", "h3"])
+def test_all_lines_of_a_process_cannot_be_removed_unseen(tmp_path: Path, removed: str):
+    one = write(tmp_path, 2, "h1")
+    write(tmp_path, 3, "h2")
+    one.append([AuditLine(at="", what="x")])
+    write(tmp_path, 1, "h3")
+    write(tmp_path, 1, "h4")
+    assert verify(tmp_path, alive).problems == ()
+    (file,) = tmp_path.glob("*.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if f'"instance":"{removed}"' not in line))
+    assert verify(tmp_path, alive).problems
+
+
+def test_a_file_with_all_lines_of_a_process_cannot_be_removed_unseen(tmp_path: Path):
+    for name, count in (("2026-01-01", 2), ("2026-01-02", 3), ("2026-01-03", 1)):
+        write(tmp_path, count, "h" + name)
+        (tmp_path / str(audit.files_in(tmp_path)[-1])).rename(tmp_path / f"{name}.jsonl")
+    assert verify(tmp_path, alive).problems == ()
+    (tmp_path / "2026-01-02.jsonl").unlink()
+    assert len(verify(tmp_path, alive).problems) == 1
+
+
+@pytest.mark.parametrize("foreign", ['{"at":"","what":"x"}', '{"at":"","what":"x","n":-5,"instance":"h1"}', "{}", "x"])
+def test_a_line_that_no_process_wrote_is_named_and_spoils_no_other(tmp_path: Path, foreign: str):
+    files = write(tmp_path, 3)
+    (file,) = tmp_path.glob("*.jsonl")
+    file.write_text(file.read_text() + foreign + "\n")
+    files.append([AuditLine(at="", what="y")])
+    write(tmp_path, 2, "h2")
+    (problem,) = verify(tmp_path, alive).problems
+    assert problem.startswith(f"{file.name}:4: no process of Cloche has written this")
 
 
 def test_a_file_that_was_removed_is_found_unless_the_log_says_so(tmp_path: Path):
@@ -117,6 +156,21 @@ files.append([AuditLine(at="", what="z")])"""
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
     assert done.stdout == "File too large\n", done.stderr
     assert [line.what for line in said(tmp_path)] == ["x", "z"]
+    assert verify(tmp_path, alive).problems == ()
+
+
+def test_a_batch_that_the_disk_does_not_confirm_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = write(tmp_path, 2)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            files.append([AuditLine(at="", what="y")], sync=True)
+    files.append([AuditLine(at="", what="y")], sync=True)
+    assert [line.what for line in said(tmp_path)] == ["x", "x", "y"]
     assert verify(tmp_path, alive).problems == ()
 
 
@@ -178,6 +232,76 @@ async def test_a_flood_in_many_sandboxes_is_few_lines_and_others_are_told_one_by
     assert FLOOD > 4
 
 
+def lines_of(owner: str, count: int, **fields: Any) -> list[AuditLine]:
+    return [AuditLine(at=audit.stamp(1.0 * n), owner=owner, **{"what": "files.read", **fields}) for n in range(count)]
+
+
+@pytest.mark.parametrize("what", ["files.read", "sandbox.paused", "request.refused"])
+def test_who_does_a_lot_for_hours_has_a_bounded_part_of_the_log_and_nothing_is_left_out(what: str):
+    """Six kinds in each of four sandboxes, twice a second, for ten minutes."""
+    ration, passed = ration_of.Ration(), []
+    for half in range(1200):
+        flood = [
+            each for n in range(4) for about in "abcdef" for each in lines_of("m", 1, sandbox=f"s{n}", about=about)
+        ]
+        for each in flood:
+            each.what, each.count = what, 8
+        passed += ration.pass_on(flood, half / 2)
+    passed += ration.pass_on([], 600.0, whole=True)
+    assert sum(line.count for line in passed) == 1200 * 24 * 8
+    most = ration_of.BURST_LINES + 10 * (ration_of.LINES_PER_MINUTE + ration_of.KINDS + 1)
+    assert len(passed) <= most
+
+
+def test_a_ration_is_each_owners_and_admins_are_told_one_by_one():
+    ration, many = ration_of.Ration(), 3 * ration_of.BURST_LINES
+    assert len(ration.pass_on(lines_of("m", many), 0.0)) == ration_of.BURST_LINES
+    assert len(ration.pass_on(lines_of("m", many, what="admin.keys.read"), 0.0)) == many
+    assert len(ration.pass_on(lines_of("alice", 10), 0.0)) == 10
+    assert len(ration.pass_on(lines_of("m", 10), 1.0)) == ration_of.LINES_PER_MINUTE // 60
+    assert ration.holds
+
+
+def test_of_very_many_kinds_at_once_only_what_was_done_is_told():
+    ration = ration_of.Ration()
+    ration.pass_on(lines_of("m", ration_of.BURST_LINES), 0.0)
+    boxes = [each for n in range(1000) for each in lines_of("m", 1, sandbox=str(n), bytes=3)]
+    held = ration.pass_on(boxes, 0.0, whole=True)
+    assert (len(held), sum(line.count for line in held), sum(line.bytes for line in held)) == (
+        ration_of.KINDS + 1,
+        1000,
+        3000,
+    )
+    assert not ration.holds
+
+
+async def test_what_is_held_is_in_the_file_when_somebody_asks_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As an erasure does, before the log forgets a name."""
+    monkeypatch.setattr(ration_of, "BURST_LINES", 1)
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    for n in range(3):
+        trail.note("port.reached", "alice", id=str(n))
+    await trail.flushed()
+    assert [(line.id, line.count) for line in said(tmp_path, owner="alice")] == [("0", 1), ("", 2)]
+    await trail.aclose()
+
+
+async def test_a_log_that_is_full_gives_up_its_oldest_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ration_of, "BURST_LINES", 1 << 20)
+    most = 1 << 20
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", most), Audit(max_bytes=most))
+    for n in range(40):
+        for _ in range(trails.FLOOD):
+            trail.note("x", "alice", sandbox=str(n), about="y" * 5000)
+        await trail.flushed()
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= most
+    await trail.aclose()
+    assert said(tmp_path, what=audit.REMOVED)
+    assert verify(tmp_path, alive).problems == ()
+
+
 async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_told_at_once(tmp_path: Path):
     trail = Trail()
     trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
@@ -214,6 +338,18 @@ async def test_it_says_who_and_by_which_key(tmp_path: Path):
         ("bob", trails.LOCAL),
     ]
     assert {line.key for line in said(tmp_path, what="y")} == {trails.SERVER}
+
+
+async def test_of_a_sandboxs_own_token_it_says_which_key_the_sandbox_was_made_with(tmp_path: Path):
+    trail = Trail()
+    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    noted = trail.of("i1", "alice", "k1")
+    noted("x")
+    noted("x", who=Principal(owner="bob", key_id="k2"))
+    trail.of("i2", "alice")("x")
+    await trail.aclose()
+    found = [(line.by, line.key) for line in said(tmp_path, what="x")]
+    assert found == [("", "sandbox-token:k1"), ("bob", "k2"), ("", "sandbox-token")]
 
 
 async def _call(work: Any, trail: Trail) -> None:
@@ -344,14 +480,27 @@ def test_the_command_shows_it_and_says_that_it_is_whole(own: RunningServer, plac
     assert "give 30m" in cloche("audit", "--since", "yesterday").stderr
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "since=later", "colour=red"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "colour=red", *(f"since={each}" for each in NO_MOMENTS)])
 def test_a_filter_that_is_none_is_refused(own: RunningServer, query: str):
     answer = httpx2.get(f"{own.url}/admin/audit?{query}", headers={"x-api-key": own.key})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
 @pytest.mark.long
+async def remember(data_dir: Path, *sandboxes: str) -> None:
+    """A host process of that data directory, long dead, had these running sandboxes of bob's."""
+    records = SqliteRecords(data_dir / "store.sqlite3")
+    await records.open()
+    for id in sandboxes:
+        records.put(
+            SandboxRecord(id=id, owner="bob", template="python@1", state="running", instance="hdead", created_at=1.0)
+        )
+    await records.aclose()
+
+
 def test_a_server_whose_log_cannot_be_written_goes_on_and_says_so(own_data_dir: Path):
+    """And once it can be, it also tells which sandboxes were lost with a server that died."""
+    asyncio.run(remember(own_data_dir, "ilost1", "ilost2"))
     (own_data_dir / "audit").write_text("")
     with serving(own_data_dir) as running:
         headers = {"x-api-key": running.key}
@@ -366,6 +515,12 @@ def test_a_server_whose_log_cannot_be_written_goes_on_and_says_so(own_data_dir: 
         assert made.status_code == 201
         (own_data_dir / "audit").unlink()
         wait_until(lambda: "audit" not in httpx2.get(f"{running.url}/health").json())
-        assert [line.sandbox for line in said(own_data_dir / "audit", what="sandbox")] == [made.json()["id"]]
+        assert [line.sandbox for line in said(own_data_dir / "audit", what="sandbox.created")] == [made.json()["id"]]
         assert metric("cloche_audit_lost_total ") == "0.0"
-    assert [line.what for line in said(own_data_dir / "audit")][-1] == audit.CLOSED
+    lines = said(own_data_dir / "audit")
+    assert lines[-1].what == audit.CLOSED
+    lost = [line for line in lines if line.outcome == "lost"]
+    assert [(line.what, line.owner, line.sandbox, line.key) for line in lost] == [
+        ("sandbox.ended", "bob", "ilost1", "server"),
+        ("sandbox.ended", "bob", "ilost2", "server"),
+    ]

@@ -20,13 +20,17 @@ from cloche.config import Config
 from cloche.disk_config import Disk
 from cloche.engine import collection
 from cloche.engine.collection import Collection, Found
+from cloche.librechat_config import LibreChat
 from cloche.model import Template, new_id
+from cloche.store import ended_records
 from cloche.store.migrations import MIGRATIONS
 from cloche.templates import Catalogue
 from cloche.templates.collecting import hold
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 DAY = 86400.0
+ADD_RECORD = """INSERT INTO sandboxes (id, owner, template, state, instance, created_at, ended_at, metadata, limits)
+    VALUES (?1, ?2, 't', IIF(?3 IS NULL, 'running', 'killed'), 'h', 0, ?3, ?4, '{}')"""
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,18 @@ def test_a_version_that_is_used_stays(place: Path, by: str):
         assert used.version not in versions(place, "data")
 
 
+def test_a_version_that_the_configuration_names_stays(place: Path):
+    made = build(place, "data", [n + 1 for n in range(8)])
+    config = Config(
+        data_dir=str(place),
+        disk=Disk(template_versions=2),
+        librechat=LibreChat(template=made[6].ref),
+        aliases={"old:*": f"data@{made[7].version}"},
+    )
+    Collection(config, lambda name: False).run()
+    assert set(versions(place, "data")) == {each.version for each in (*made[:2], *made[6:])}
+
+
 def test_templates_that_lie_elsewhere_are_left_to_others(place: Path, tmp_path_factory: pytest.TempPathFactory):
     elsewhere = tmp_path_factory.mktemp("shared")
     build(elsewhere, "data", [n + 100 for n in range(8)])
@@ -158,6 +174,21 @@ def test_images_go_that_nobody_knows_and_whose_makers_are_gone(place: Path):
     assert {path.name for path in (place / "images").iterdir()} == {names["live"], names["known"]}
 
 
+def test_an_image_stays_that_was_made_known_by_the_last_thing_that_its_maker_did(place: Path):
+    (place / "images").mkdir()
+    image = f"{new_id('m')}-dead"
+    (place / "images" / image).write_bytes(b"x")
+
+    def is_live(name: str) -> bool:
+        """It was, until now."""
+        with closing(sqlite3.connect(place / "store.sqlite3")) as db:
+            db.execute("INSERT INTO snapshots VALUES ('s', 'o', NULL, ?, 0, '{}')", (image,))
+            db.commit()
+        return False
+
+    assert Collection(Config(data_dir=str(place)), is_live).run() == []
+
+
 @pytest.mark.parametrize("directory", ["blobs", "build-files"])
 def test_contents_go_that_no_file_has_unless_they_are_new(place: Path, directory: str, monkeypatch):
     (place / directory).mkdir()
@@ -176,18 +207,38 @@ def test_contents_go_that_no_file_has_unless_they_are_new(place: Path, directory
 
 
 def test_records_are_bounded_and_the_oldest_go(place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collection, "MAX_RECORDS", 10)
+    monkeypatch.setattr(ended_records, "MAX_RECORDS", 10)
     now = time.time()
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
-        db.executemany(
-            """INSERT INTO sandboxes (id, owner, template, state, instance, created_at, ended_at, metadata, limits)
-            VALUES (?, 'o', 't', ?, 'h', 0, ?, '{}', '{}')""",
-            [(str(n), "killed", now - n) for n in range(25)] + [("runs", "running", None)],
-        )
+        db.executemany(ADD_RECORD, [(str(n), "o", now - n, "{}") for n in range(25)] + [("runs", "o", None, "{}")])
         db.commit()
         assert [each.things for each in collected(place)] == [15]
         kept = {id for (id,) in db.execute("SELECT id FROM sandboxes")}
     assert kept == {"runs", *map(str, range(10))}
+
+
+def test_a_flood_of_records_takes_none_of_another_owners(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ended_records, "MAX_RECORDS", 10)
+    now = time.time()
+    with closing(sqlite3.connect(place / "store.sqlite3")) as db:
+        flood = [(f"flood{n}", "many", now - n, "{}") for n in range(50)]
+        db.executemany(ADD_RECORD, [*flood, *((f"few{n}", "few", now - 1000 - n, "{}") for n in range(3))])
+        db.commit()
+        assert [each.things for each in collected(place)] == [43]
+        kept = {id for (id,) in db.execute("SELECT id FROM sandboxes")}
+    assert kept == {"few0", "few1", "few2", *(f"flood{n}" for n in range(7))}
+
+
+def test_records_are_bounded_in_bytes_and_whoever_has_the_most_loses(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ended_records, "MAX_BYTES", 100_000)
+    now, large = time.time(), '{"x": "' + "x" * 30_000 + '"}'
+    with closing(sqlite3.connect(place / "store.sqlite3")) as db:
+        db.executemany(ADD_RECORD, [(f"large{n}", "much", now - n, large) for n in range(10)])
+        db.execute(ADD_RECORD, ("small", "little", now - 1000, "{}"))
+        db.commit()
+        assert [each.things for each in collected(place)] == [7]
+        kept = {id for (id,) in db.execute("SELECT id FROM sandboxes")}
+    assert kept == {"small", "large0", "large1", "large2"}
 
 
 def test_a_store_that_is_mostly_free_is_written_anew(place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -198,6 +249,10 @@ def test_a_store_that_is_mostly_free_is_written_anew(place: Path, monkeypatch: p
         db.execute("DELETE FROM snapshot_bodies")
         db.commit()
     before = (place / "store.sqlite3").stat().st_size
+    config = Config(data_dir=str(place))
+    served = Collection(config, lambda name: False, compact=True, vacuum_bytes=1000)
+    assert served.run() == []  # nobody could write for too long
+    assert (place / "store.sqlite3").stat().st_size == before
     assert [each.kind for each in collected(place)] == ["store"]
     assert (place / "store.sqlite3").stat().st_size < before / 10
 

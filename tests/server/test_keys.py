@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
+from cloche import Sandbox as Box
 from cloche import errors
 from cloche.cli.moments import moment
 from cloche.store.database import Database
@@ -53,6 +57,15 @@ def away(store: Path) -> Iterator[None]:
 # --- the store
 
 
+async def test_keys_that_are_revoked_beside_a_refresh_do_not_come_back(keys):
+    _, key = await keys.add("alice")
+    refreshing = asyncio.create_task(keys.refresh())  # it reads them before they are revoked
+    await asyncio.sleep(0)
+    await keys.revoke_all("alice")
+    await refreshing
+    assert keys.find(key) is None
+
+
 async def test_a_key_belongs_to_its_owner_with_its_role(keys):
     record, key = await keys.add("alice", "admin", "her laptop")
     assert re.fullmatch("e2b_[0-9a-f]{40}", key)
@@ -80,6 +93,18 @@ async def test_a_revoked_key_stops_and_stays_in_the_list(keys):
     assert listed.revoked_at is not None
     with pytest.raises(errors.NotFound):
         await keys.revoke(record.id)
+
+
+async def test_whose_key_has_stopped_is_told_at_once_and_of_one_that_expired_at_the_next_refresh(keys, monkeypatch):
+    told: list[set[str]] = []
+    keys.refreshed = told.append
+    now = time.time()
+    (revoked, _), (expiring, _), (kept, _) = [await keys.add("a", expires_at=at) for at in (None, now + 3600, None)]
+    await keys.revoke(revoked.id)
+    assert told == [{PRESET_ID, expiring.id, kept.id}]
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    await keys.try_refresh()
+    assert told[1:] == [{PRESET_ID, kept.id}]
 
 
 async def test_the_preset_key_is_an_admins_and_in_no_store(keys, tmp_path):
@@ -146,13 +171,13 @@ async def test_a_rotated_key_expires_when_the_old_one_would_have_unless_another_
     later, _ = await keys.rotate(new.id, now + 7200)
     assert later.expires_at == now + 7200
     monkeypatch.setattr(time, "time", lambda: now + 9000)
-    with pytest.raises(errors.NotFound):
+    with pytest.raises(errors.InvalidRequest, match="has expired: say until when"):
         await keys.rotate(later.id)
     _, key = await keys.rotate(later.id, now + 10_000)
     assert keys.find(key).owner == "alice"
 
 
-@pytest.mark.parametrize("at", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("at", [0.0, -1.0, float("inf"), float("nan"), 1e300, 1_900_000_000_000.0])
 async def test_a_key_expires_at_a_time_to_come(keys, at):
     with pytest.raises(errors.InvalidRequest, match="to come"):
         await keys.add("alice", expires_at=at)
@@ -295,3 +320,48 @@ def test_admins_change_keys_over_http_and_bad_requests_are_explained(own_data_di
         assert client.delete("/admin/keys/knothing").status_code == 404
         assert client.delete(f"/admin/keys/{made.json()['id']}").status_code == 204
         assert status(server.url, made.json()["key"]) == 401
+
+
+UPGRADE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@contextmanager
+def under_way(url: str, path: str, key: str, more: str = "") -> Iterator[socket.socket]:
+    """A connection on which something is being answered."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=60) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\n{more}\r\n".encode())
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += client.recv(4096)
+        assert head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 101")), head
+        yield client
+
+
+def is_cut_off(client: socket.socket) -> bool:
+    while client.recv(4096):
+        pass
+    return True
+
+
+def test_what_is_under_way_with_a_key_ends_when_it_is_revoked(server):
+    admin = {"x-api-key": server.key}
+    made = [httpx2.post(f"{server.url}/admin/keys", headers=admin, json={"owner": "cut"}).json() for _ in range(2)]
+    revoked, kept = (each["key"] for each in made)
+    with Box(url=server.url, api_key=kept) as box, ExitStack() as stack:
+        asked = {"code": "import time; time.sleep(3600)"}
+        runs, own = f"{server.url}/api/v1/sandboxes/{box.id}/runs", {"x-api-key": kept}
+        events = f"/api/v1/runs/{httpx2.post(runs, headers=own, json=asked).json()['id']}/events"
+        execute = f"/api/v1/sandboxes/{box.id}/execute"
+        stream = stack.enter_context(under_way(server.url, events, revoked))
+        typed = stack.enter_context(under_way(server.url, execute, revoked, UPGRADE))
+        other = stack.enter_context(under_way(server.url, events, kept))
+        assert httpx2.delete(f"{server.url}/admin/keys/{made[0]['id']}", headers=admin).status_code < 300
+        assert is_cut_off(stream) and is_cut_off(typed)
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            is_cut_off(other)
+        assert box.files.exists("/mnt")  # the sandbox is the owner's

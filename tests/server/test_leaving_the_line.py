@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,12 @@ CREATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/containers", {"name": "x"}),
     "librechat": ("/librechat/v1/exec", {"lang": "py", "code": "print(1)"}),
     "opensandbox": ("/opensandbox/v1/sandboxes", CREATE),
+}
+
+PROGRAM = {"code": "print(1)", "tools": [{"name": "f", "description": "", "parameters": {"type": "object"}}]}
+WAITING: dict[str, tuple[str, dict[str, Any]]] = {
+    **CREATIONS,
+    "librechat's tools": ("/librechat/v1/exec/programmatic", PROGRAM),
 }
 
 
@@ -53,3 +60,29 @@ def test_a_client_that_leaves_the_line_takes_no_place(client: httpx2.Client, dia
     assert sandboxes(client).in_use == 1
     client.delete(f"/api/v1/sandboxes/{held}")
     wait_until(lambda: sandboxes(client).in_use == 0)
+
+
+@pytest.mark.parametrize("dialect", WAITING)
+def test_who_is_erased_while_they_wait_is_told_so_and_nothing_of_theirs_comes_back(client: httpx2.Client, dialect: str):
+    """E2B's has a key for repetitions, whose creation no single client can end; nor can one end a program."""
+    held = client.post("/api/v1/sandboxes", json={}).json()["id"]
+    key = client.post("/admin/keys", json={"owner": "waiter"}).json()["key"]
+    headers = {**dict.fromkeys(("x-api-key", "open-sandbox-api-key"), key), "authorization": f"Bearer {key}"}
+    path, body = WAITING[dialect]
+    answers: list[httpx2.Response] = []
+
+    def ask() -> None:
+        headers["idempotency-key"] = "once"
+        answers.append(httpx2.post(f"{client.base_url}{path}", headers=headers, json=body, timeout=60))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: sandboxes(client).waiting == 1)
+    assert client.delete("/admin/owners/waiter").is_success
+    asking.join(60)
+    assert (answers[0].status_code, sandboxes(client).waiting) == (401, 0)
+    assert "no longer valid" in answers[0].text and answers[0].json()
+    client.delete(f"/api/v1/sandboxes/{held}")
+    wait_until(lambda: sandboxes(client).in_use == 0)
+    again = client.delete("/admin/owners/waiter").json()
+    assert (again["removed"], again["sandboxes_ended"]) == ({}, 0)

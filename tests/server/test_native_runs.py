@@ -125,6 +125,7 @@ def test_its_life_as_it_is_told(api, box: str):
 
 def test_a_sandbox_that_is_killed_ends_its_runs(api, box: str):
     run = start(api, box, "import time\nprint('on', flush=True)\ntime.sleep(60)")
+    wait_until(lambda: api.get(run).json()["events"] == 2)
     seen = cut_after(api, run, 0, 300)
     api.delete(box)
     rest = events(api, run, seen[-1].number if seen else 0)

@@ -12,8 +12,10 @@ import httpx2
 import openai
 import pytest
 from e2b_code_interpreter import Sandbox
-from tests.conftest import RunningServer, serving, with_template
+from tests.conftest import RunningServer, serving, wait_until, with_template
 from tests.server.test_keys import cloche
+
+from cloche.store.audit_reading import Wanted, last
 
 EVERYBODY = {"CLOCHE_QUOTAS_KEY_EXECUTIONS_PER_MINUTE": "1000"}
 
@@ -119,6 +121,10 @@ def test_what_is_over_a_quota_is_429_and_says_when_to_come_again(admin):
     another = user.http.post("/api/v1/sandboxes", json={})
     assert (another.status_code, "retry-after" in another.headers) == (429, False)
     assert "kill one" in another.json()["error"]["message"]
+    counted = dict(line.split(" ") for line in admin.get("/metrics").text.splitlines() if not line.startswith("#"))
+    for name in ("executions_per_minute", "sandboxes"):
+        assert float(counted[f'cloche_quota_refused_total{{quota="{name}"}}']) >= 1
+    assert float(counted["cloche_data_free_bytes"]) > 0
 
 
 def test_e2bs_client_sees_a_limit_also_with_a_sandboxes_own_token(admin, place):
@@ -155,6 +161,16 @@ def test_files_count_as_stored(admin, place):
 
 
 # --- what is seen and set
+
+
+def test_responses_conversations_and_runs_count_as_stored(admin):
+    user = User(admin, "keeper", stored_bytes=0)
+    turn = {"model": "cloche/echo", "input": "hello"}
+    asked = {"/v1/responses": turn, "/v1/conversations": {}, f"/api/v1/sandboxes/{user.box()}/runs": {"code": "1"}}
+    for path, body in asked.items():
+        refused = user.http.post(path, json=body)
+        assert refused.status_code == 429 and "stored_bytes" in refused.text, path
+    assert user.http.post("/v1/responses", json={**turn, "store": False}).status_code == 200
 
 
 def test_an_owner_sees_what_they_use_and_nobody_else(admin):
@@ -218,6 +234,9 @@ def test_the_command_sets_quotas_of_a_running_server_at_once(admin, data_dir_of_
     assert user.http.post("/api/v1/sandboxes", json={}).status_code == 429
     assert admin.get("/admin/quotas/commanded").json()["own"] == {"sandboxes": 0, "memory_bytes": 4 << 30}
     assert re.search("commanded +0 of 0 ", cloche(data_dir_of_place, "usage", "commanded").stdout)
+    wanted = Wanted(owner="commanded", what="quota.set")
+    wait_until(lambda: len(last(data_dir_of_place / "audit", wanted, 10)) == 2)  # within a second
+    assert last(data_dir_of_place / "audit", wanted, 1)[0].about == "sandboxes=0 memory_bytes=4294967296"
 
 
 def test_without_a_server_the_command_changes_the_store(tmp_path):
@@ -225,3 +244,9 @@ def test_without_a_server_the_command_changes_the_store(tmp_path):
     assert cloche(tmp_path, "quota", "set", "alice", *amounts).returncode == 0
     (alice,) = json.loads(cloche(tmp_path, "quota", "show", "--json").stdout)["own"]
     assert alice["own"] == {"sandboxes": 7, "executions_per_minute": None}
+    assert cloche(tmp_path, "quota", "reset", "alice").returncode == 0
+    said = last(tmp_path / "audit", Wanted(what="quota.set"), 10)
+    assert [(line.owner, line.by, line.about) for line in said] == [
+        ("alice", "local", "sandboxes=7 executions_per_minute=unlimited"),
+        ("alice", "local", "default"),
+    ]

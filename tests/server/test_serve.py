@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import pytest
 from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until
 
+from cloche.cli import serve
 from cloche.cli.listening import silence_uvicorn
 from cloche.config import load
 from cloche.store.secret import server_secret
@@ -255,3 +257,17 @@ def test_log_lines_can_be_json(own_data_dir, tmp_path):
         process.wait(60)
     events = [json.loads(line)["event"] for line in (tmp_path / "log").read_text().splitlines()]
     assert "server.ready" in events and "server.stopping" in events
+
+
+def test_a_watch_that_ends_by_itself_is_in_the_log():
+    """Else nobody would know that keys and quotas are as they were for ever."""
+
+    async def broken() -> None:
+        raise OSError("a mistake of ours")
+
+    async def watch() -> None:
+        await asyncio.wait([serve.watched("refresh", broken())])
+
+    asyncio.run(watch())
+    last = log.recent[-1]
+    assert last.event == "server.watch_ended" and "a mistake of ours" in last.fields["error"]

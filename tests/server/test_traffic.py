@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
 
+from cloche import errors
+from cloche.api.http import Edge, status_of
 from cloche.api.traffic import Traffic, route_of
+from cloche.engine.acting import act_for, acting
+from cloche.model import Principal
 from cloche.telemetry import FREQUENT, PRIVATE, Histogram, Log
 
 
@@ -57,6 +62,70 @@ async def test_a_request_that_nobody_answered_counts_as_left():
 
     traffic, sent = await answered(leave)
     assert (traffic.requests, sent) == ({("e2b", 499): 1}, [])
+
+
+async def test_a_request_in_the_task_of_another_acts_for_nobody_until_it_is_admitted():
+    """As a pipelined one is, whose task is made in that of the one before it."""
+    seen = []
+
+    async def look(*asgi: Any) -> None:
+        seen.append(acting())
+
+    act_for(Principal(owner="alice", key_id="k1"))
+    await answered(look)
+    assert seen == [None]
+
+
+@pytest.mark.parametrize(
+    ("state", "goes_on"),
+    [
+        ({"principal": Principal(owner="alice", key_id="k1")}, True),
+        ({"principal": Principal(owner="alice", key_id="k2")}, False),
+        ({"principal": Principal(owner="local")}, True),
+        ({"principal": Principal(owner="chat", key_id="jwt:k2")}, True),
+        ({"payer": ("alice", "k2")}, True),
+        ({}, True),
+    ],
+    ids=["valid", "stopped", "control socket", "token", "sandbox", "stranger"],
+)
+async def test_what_is_answered_to_a_key_that_has_stopped_is_cut_off(state: dict[str, Any], goes_on: bool):
+    traffic, over, ended = Traffic(), asyncio.Event(), []
+
+    async def stream(*asgi: Any) -> None:
+        await over.wait()
+        ended.append("whole")
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": state}
+    task = asyncio.create_task(traffic.follow("e2b", stream, scope, None, None))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    traffic.keep({"k1"})
+    await asyncio.sleep(0)
+    over.set()
+    await task  # the server sees no exception of ours, and closes what is unfinished
+    assert ended == (["whole"] if goes_on else [])
+
+
+async def test_a_request_that_is_cut_off_before_its_answer_has_one_in_its_dialects_shape():
+    traffic, sent = Traffic(), []
+
+    async def forever(request: Any) -> PlainTextResponse:
+        await asyncio.Event().wait()
+        return PlainTextResponse("")
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    class Shouting:
+        def render_error(self, error: errors.ClocheError, request: Any) -> PlainTextResponse:
+            return PlainTextResponse(error.code.upper(), status_of(error))
+
+    state = {"principal": Principal(owner="alice")}
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": state}
+    task = asyncio.create_task(traffic.follow("e2b", Edge(Shouting(), forever), scope, None, send))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await traffic.cut_off("alice")
+    await task
+    assert (sent[0]["status"], sent[1]["body"]) == (401, b"UNAUTHENTICATED")
 
 
 def test_a_histogram_counts_each_value_once_at_its_upper_bound():

@@ -23,6 +23,7 @@ from cloche.api.admin_tenants import AdminTenants
 from cloche.api.auth import Gatekeeper
 from cloche.api.erasing import Erasing
 from cloche.api.http import Edge, whole_body
+from cloche.api.revoking import kill_made
 from cloche.api.system import Routes, error_reply, json_reply
 from cloche.engine.engine import Engine
 from cloche.model import KIB, Struct
@@ -52,6 +53,7 @@ class Renewed(Struct, forbid_unknown_fields=True):
 class Admin:
     def __init__(self, keys: StoredKeys, steps: Steps, gatekeeper: Gatekeeper, engine: Engine, erasing: Erasing):
         self._keys = keys
+        self._engine = engine
         self._quotas = engine.quotas
         self._gatekeeper = gatekeeper
         self._routes = Routes(
@@ -92,9 +94,15 @@ class Admin:
         return json_reply(told(*made), 201)
 
     async def revoke(self, request: Request) -> Response:
+        """With `kill=true` its sandboxes end, too, also where it was revoked before."""
         self._gatekeeper.admit_admin(request)
-        await self._keys.revoke(request.path_params["id"])
-        return Response(status_code=204)
+        id, kill = request.path_params["id"], request.query_params.get("kill", "false")
+        if kill not in ("true", "false"):
+            raise errors.InvalidRequest("kill must be true or false: whether the sandboxes that it made end, too")
+        await self._keys.revoke(id, again=kill == "true")
+        if kill == "false":
+            return Response(status_code=204)
+        return json_reply({"id": id, "sandboxes_killed": await kill_made(self._engine, self._keys, id)})
 
 
 def decode(body: bytes, kind: type[T]) -> T:

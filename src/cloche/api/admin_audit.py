@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cloche.api.system import json_reply
 from cloche.store.audit_reading import Wanted, last
 
 MAX_LIMIT = 10_000
+MAX_MOMENT = 253402300799.0  # the end of the year 9999: the log has four digits for it
 FILTERS = ("owner", "sandbox", "what", "since", "limit")
 
 
@@ -58,8 +60,11 @@ def decode(query: QueryParams) -> tuple[Wanted, int]:
 
 def _moment(text: str) -> float:
     try:
-        return float(text) if text.replace(".", "", 1).isdigit() else datetime.fromisoformat(text).timestamp()
+        at = float(text) if text.replace(".", "", 1).isdigit() else datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
+        at = math.nan
+    if not 0 <= at <= MAX_MOMENT:
         raise errors.InvalidRequest(
             f"since must be seconds since 1970, or like 2026-11-16T17:00:00Z, not {text[:100]!r}"
-        ) from None
+        )
+    return at

@@ -11,8 +11,7 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.erasing import Erasing
 from cloche.api.http import Dialect, Edge
 from cloche.api.system import json_reply
-
-MAX_OWNER = 200
+from cloche.api.witness import forgotten
 
 
 class AdminOwners:
@@ -25,8 +24,9 @@ class AdminOwners:
         """Harmless for an owner who has nothing."""
         self._gatekeeper.admit_admin(request)
         owner, audit = request.path_params["owner"], request.query_params.get("audit", "false")
-        if len(owner) > MAX_OWNER or not owner.isprintable():
-            raise errors.InvalidRequest("that is no owner's name")
+        self._erasing.check(owner)
         if audit not in ("true", "false"):
             raise errors.InvalidRequest("audit must be true or false: whether the audit log forgets the name, too")
+        if audit == "true":
+            forgotten(request.scope, owner, await self._erasing.pseudonym(owner))
         return json_reply(await self._erasing.erase(owner, forget=audit == "true"))

@@ -54,7 +54,7 @@ class AdminTenants:
 
     async def show(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        return json_reply(self._told(await self._tenant(request)))
+        return json_reply(self._told(await self._tenant(request, revoked=True)))
 
     async def set(self, request: Request) -> Response:
         """In the place of all that was set before."""
@@ -66,13 +66,13 @@ class AdminTenants:
 
     async def reset(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        await self._quotas.set(await self._tenant(request), Override())
+        await self._quotas.set(await self._tenant(request, revoked=True), Override())
         return Response(status_code=204)
 
-    async def _tenant(self, request: Request) -> Tenant:
+    async def _tenant(self, request: Request, *, revoked: bool = False) -> Tenant:
         """Raises NotFound for a key that is not there, InvalidRequest for what cannot be an owner."""
         if "id" in request.path_params:
-            key = await self._keys.get(request.path_params["id"])
+            key = await self._keys.get(request.path_params["id"], revoked=revoked)
             return Tenant(key.owner, key.id)
         check_owner(request.path_params["owner"])
         return Tenant(request.path_params["owner"])

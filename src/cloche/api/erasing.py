@@ -7,14 +7,17 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
+import msgspec
+
 from cloche import errors
 from cloche.api.traffic import Traffic
+from cloche.engine.acting import acting
 from cloche.engine.engine import Engine
 from cloche.engine.erasing import end_all
 from cloche.gateway.gateway import Gateway
 from cloche.model import Struct
 from cloche.store import audit, erasure
-from cloche.store.keys import StoredKeys
+from cloche.store.keys import StoredKeys, check_owner
 from cloche.telemetry import log
 
 PASSES = 3  # until nothing is found any more
@@ -38,20 +41,37 @@ class Erasing:
         self._keys = keys
         self._traffic = traffic
 
+    def check(self, owner: str) -> None:
+        """Raises InvalidRequest for what cannot be an owner, here."""
+        if owner != self._engine.config.librechat.jwt.owner:
+            check_owner(owner)
+
     async def erase(self, owner: str, *, forget: bool) -> Erased:
         """Their keys stop first. What cannot be removed can be asked for again. Raises Unavailable.
 
         With `forget` a pseudonym stands for their name in the audit log.
         """
+        admission = self._engine.housing.admission
+        admission.shut(owner)
         try:
             return await self._erase(owner, forget)
         except (OSError, sqlite3.Error) as error:
             raise errors.Unavailable(f"not all of {owner!r} could be removed: {error}; do it again") from None
+        finally:
+            admission.shut_out.end(owner)
+
+    async def pseudonym(self, owner: str) -> str:
+        """What stands for them in the audit log, once that has forgotten them. Raises Unavailable."""
+        try:
+            return audit.pseudonym(owner, await asyncio.to_thread(audit.salt_of, self._audit_directory))
+        except OSError as error:
+            raise errors.Unavailable(f"the audit log cannot be read: {error.strerror}") from None
 
     async def _erase(self, owner: str, forget: bool) -> Erased:
         await self._keys.revoke_all(owner)
         await self._traffic.cut_off(owner)
         await self._gateway.errands.cancel(owner)
+        await self._engine.housing.admission.shut_out.end_work(owner)
         ended = await end_all(self._engine, owner)
         removed: Counter[str] = Counter()
         for _ in range(PASSES):
@@ -65,8 +85,11 @@ class Erasing:
         log.info("owner.erased", rows=sum(removed.values()) - removed["file_bytes"], bytes=removed["file_bytes"])
         lines = await self._rename(owner) if forget else 0
         left = await self._left(owner)
-        told = audit.pseudonym(owner, audit.salt_of(self._audit_directory)) if forget else owner
-        self._engine.trail.note("owner.erased", told, bytes=removed["file_bytes"])
+        told, who = owner, acting()
+        if forget:
+            told = await self.pseudonym(owner)
+            who = msgspec.structs.replace(who, owner=told) if who is not None and who.owner == owner else who
+        self._engine.trail.note("owner.erased", told, bytes=removed["file_bytes"], who=who)
         return Erased(owner=owner, sandboxes_ended=ended, removed=removed, left=left, audit_lines=lines)
 
     async def _remove(self, owner: str) -> dict[str, int]:

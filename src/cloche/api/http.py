@@ -30,6 +30,7 @@ MAX_JSON_BYTES = 64 * MIB
 IDLE_BODY_SECONDS = 60.0
 LAST_WORDS_SECONDS = 1.0
 REQUEST_ID = "x-request-id"
+CUT_OFF = "cut_off_by_us"  # in a request's state: it was cancelled, as whoever asks may not do so any more
 _MAX_REQUEST_ID = 128
 
 _STATUSES: dict[type[errors.ClocheError], int] = {
@@ -84,6 +85,10 @@ class Edge:
         try:
             response = await self._handler(request)
             await response(scope, receive, begun)
+        except asyncio.CancelledError:
+            if not scope.get("state", {}).get(CUT_OFF):
+                raise
+            await self._fail(_cut_off_error(), request, begun)
         except ClientDisconnect:
             log.debug("request.left", request=request_id(request))
         except Reset:
@@ -103,6 +108,10 @@ class Edge:
         if error.retry_after_seconds is not None:
             response.headers.setdefault("retry-after", str(max(1, math.ceil(error.retry_after_seconds))))
         await response(request.scope, request.receive, begun)
+
+
+def _cut_off_error() -> errors.Unauthenticated:
+    return errors.Unauthenticated("this key is no longer valid: it was revoked, or has expired, while you waited")
 
 
 def unforeseen(error: Exception, request: str) -> Internal:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from starlette.types import Scope
 
+from cloche.api.whose import PAYER
 from cloche.engine.account import Rate
 from cloche.engine.quotas import Quotas
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Principal
 
 POLICY, LEFT = b"ratelimit-policy", b"ratelimit"
-_PAYER = "payer"
 
 
 def bill(scope: Scope, sandbox: Sandbox) -> None:
     """For a request with a secret of that very sandbox instead of a key: it is its owner's."""
-    scope["state"][_PAYER] = sandbox.charge.owner, sandbox.charge.key_id
+    scope["state"][PAYER] = sandbox.charge.owner, sandbox.charge.key_id
 
 
 class RateLimits:
@@ -30,7 +30,7 @@ class RateLimits:
         """Of whoever asks, and never of anybody else; none where nobody is known, or there are no quotas."""
         state = scope.get("state", {})
         principal = state.get("principal")
-        payer = (principal.owner, principal.key_id) if isinstance(principal, Principal) else state.get(_PAYER)
+        payer = (principal.owner, principal.key_id) if isinstance(principal, Principal) else state.get(PAYER)
         rates = () if payer is None else self._quotas.rates(*payer)
         return encode(rates) if rates else []
 

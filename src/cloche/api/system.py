@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -68,6 +70,7 @@ class System:
         self.accepting = False  # from the first canary until the server is told to stop
         self._health = health
         self._trail = engine.trail
+        self._records = engine.records
         self._gatekeeper = gatekeeper
         self._local = local  # bound to a loopback address
         self._registry = CollectorRegistry()
@@ -91,7 +94,8 @@ class System:
         verdict = self._health.verdict
         if verdict.ok:
             told = {"status": "ok", "last_success_seconds_ago": round(verdict.age_seconds, 3)}
-            return json_reply(told if not self._trail.failing else {**told, "audit": "failing"})
+            failing = {"audit": self._trail.failing, "store": self._records.failing}
+            return json_reply({**told, **{name: "failing" for name, fails in failing.items() if fails}})
         return json_reply({"status": "failing", "why": verdict.why}, 503)
 
     async def ready(self, request: Request) -> Response:
@@ -130,6 +134,7 @@ class _Counts(Collector):
         yield from self._requests()
         yield from self._answers()
         yield from self._audit()
+        yield from self._store()
         yield from self._networks()
 
     def _sandboxes(self) -> Iterable[Metric]:
@@ -198,6 +203,15 @@ class _Counts(Collector):
         failing = int(bool(trail.failing))
         yield GaugeMetricFamily("cloche_audit_failing", "1 if the audit log cannot be written.", failing)
         yield CounterMetricFamily("cloche_audit_lost", "What the audit log should have told, and does not.", trail.lost)
+
+    def _store(self) -> Iterable[Metric]:
+        failing = int(self._engine.records.failing)
+        yield GaugeMetricFamily("cloche_store_failing", "1 if the store cannot be written.", failing)
+        refused = self._engine.quotas.refused
+        yield _by("cloche_quota_refused", "What was refused for a quota, by which.", "quota", refused)
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(self._engine.config.data_dir).free
+            yield GaugeMetricFamily("cloche_data_free_bytes", "Room that the data directory's disk has.", free)
 
     def _networks(self) -> Iterable[Metric]:
         """Where no sandbox has had a network there is nothing to be counted, nor anything loaded that could."""

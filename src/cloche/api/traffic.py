@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloche.api.http import REQUEST_ID, request_id_of
+from cloche.api.http import CUT_OFF, REQUEST_ID, request_id_of
 from cloche.api.rate_limits import RateLimits
+from cloche.api.whose import TOKEN, key_of, owner_of
 from cloche.api.witness import Witness
-from cloche.model import Principal
+from cloche.engine.acting import act_for
 from cloche.telemetry import Histogram, log
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
@@ -31,6 +33,7 @@ class Traffic:
         self._rates = rates
         self._witness = witness
         self._answering: dict[asyncio.Task[Any] | None, Scope] = {}
+        self._cut: set[asyncio.Task[Any] | None] = set()  # of those, what was cut off
         self.requests: Counter[tuple[str, int]] = Counter()  # by dialect and status
         self.seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SECONDS))  # by dialect
 
@@ -39,21 +42,48 @@ class Traffic:
         began_at = time.perf_counter()
         task = asyncio.current_task()
         self._answering[task] = scope
+        act_for(None)  # the task of a pipelined request was made in that of the one before it
         answer = Answer(send, scope, self._rates)
         try:
             await app(scope, receive, answer)
+        except asyncio.CancelledError:
+            if task not in self._cut:
+                raise  # else the server closes what it sees unfinished
         finally:
             del self._answering[task]
+            self._cut.discard(task)
             self._ended(dialect, scope, answer, time.perf_counter() - began_at)
 
     async def cut_off(self, owner: str) -> None:
         """Ends the requests of that owner that are being answered, but for the one that asks for it."""
-        own = asyncio.current_task()
-        theirs = [task for task, scope in self._answering.items() if task not in (own, None) and _is_of(scope, owner)]
-        for task in theirs:
-            task.cancel()
+        theirs = self._cut_off_where(lambda state: owner_of(state) == owner)
         if theirs:
             await asyncio.wait(theirs, timeout=CUT_OFF_SECONDS)
+
+    def keep(self, keys: set[str]) -> None:
+        """Ends what is being answered to whoever came with another key than these, by its id. Does not wait for it.
+
+        Who came with a token, or by the control socket, has no key. Nor has who has a sandbox's own secret.
+        """
+
+        def has_stopped(state: Mapping[str, Any]) -> bool:
+            id = key_of(state)
+            return bool(id) and id not in keys and not id.startswith(TOKEN)
+
+        self._cut_off_where(has_stopped)
+
+    def _cut_off_where(self, meant: Callable[[Mapping[str, Any]], bool]) -> list[asyncio.Task[Any]]:
+        own = asyncio.current_task()
+        found = [
+            task
+            for task, scope in self._answering.items()
+            if task is not None and task is not own and task not in self._cut and meant(scope["state"])
+        ]
+        self._cut.update(found)
+        for task in found:
+            self._answering[task]["state"][CUT_OFF] = True
+            task.cancel()
+        return found
 
     def _ended(self, dialect: str, scope: Scope, answer: Answer, seconds: float) -> None:
         self.requests[dialect, answer.status] += 1
@@ -119,11 +149,6 @@ def route_of(scope: Scope) -> str:
     return "/".join(names.get(segment, segment) for segment in path.split("/"))
 
 
-def _is_of(scope: Scope, owner: str) -> bool:
-    principal = scope["state"].get("principal")
-    return isinstance(principal, Principal) and principal.owner == owner
-
-
 def _who(scope: Scope) -> dict[str, str]:
-    principal = scope["state"].get("principal")
-    return {"key_id": principal.key_id} if isinstance(principal, Principal) and principal.key_id else {}
+    id = key_of(scope["state"])
+    return {"key_id": id} if id else {}

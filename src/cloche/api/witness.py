@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import msgspec
 from starlette.types import Scope
 
 from cloche.engine.acting import acting
@@ -22,6 +23,8 @@ READ = frozenset({"snapshots", "volumes", "templates", "builds", "logs"})  # of 
 UNTOLD = frozenset({"models", "health", "exec"})  # they keep nothing; what `exec` runs the engine tells
 PLACES = frozenset({"api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox"})  # in paths, before what it is
 DEEDS: Mapping[str, str] = {"upload": "files.made", "download": "files.read"}  # LibreChat's paths are verbs
+OWNER = "owner"  # as routes call the parameter that is one's name
+FORGOTTEN = "forgotten_owner"  # in a request's state: a name, and the pseudonym that stands for it
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -39,15 +42,14 @@ class Witness:
             about = f"{method} {route}" if route != "-" else dialect
             self._trail.note("request.refused", _owner(scope), outcome=str(status), about=about, who=acting() or NONE)
         elif status < 400 and (what := _deed(dialect, method, route, _is_admin(scope))) is not None:
-            self._trail.note(what, _owner(scope), id=_id(scope), about=f"{method} {route}")
+            whose, who = _named(scope) or _owner(scope), _known(scope, acting())
+            self._trail.note(what, whose, id=_id(scope), about=f"{method} {route}", who=who)
 
 
 def _deed(dialect: str, method: str, route: str, admin: bool) -> str | None:
     """What was done, in words of ours; None where it is not told here."""
     words = [word for word in route.split("/") if word and not word.startswith("{")]
-    nouns = [
-        word for word in words if word not in ("api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox")
-    ]
+    nouns = [word for word in words if word not in PLACES]
     if not nouns or nouns[0] in UNTOLD:
         return None
     if dialect == "admin":
@@ -71,6 +73,25 @@ def _is_admin(scope: Scope) -> bool:
 
 
 def _id(scope: Scope) -> str:
-    """The first thing that the path names. What is no id of ours is not repeated."""
-    first = next(iter(scope.get("path_params", {}).values()), "")
+    """The first thing that the path names, but for owners. What is no id of ours is not repeated."""
+    first = next((each for name, each in scope.get("path_params", {}).items() if name != OWNER), "")
     return first if isinstance(first, str) and _ID.fullmatch(first) else ""
+
+
+def _named(scope: Scope) -> str:
+    """The owner that the path names, if it does: never as an id, as the log can forget owners only."""
+    owner = scope.get("path_params", {}).get(OWNER)
+    if not isinstance(owner, str):
+        return ""
+    return str(scope["state"].get(FORGOTTEN, {}).get(owner, owner))
+
+
+def _known(scope: Scope, who: Principal | None) -> Principal | None:
+    """Who asked; by a pseudonym, if it was them whom the log forgets."""
+    pseudonym = scope["state"].get(FORGOTTEN, {}).get(who.owner) if who is not None else None
+    return who if who is None or pseudonym is None else msgspec.structs.replace(who, owner=pseudonym)
+
+
+def forgotten(scope: Scope, owner: str, pseudonym: str) -> None:
+    """By that request, the log forgets the owner: what it says of the request itself, it says of the pseudonym."""
+    scope["state"][FORGOTTEN] = {owner: pseudonym}

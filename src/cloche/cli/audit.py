@@ -14,9 +14,10 @@ import msgspec
 
 from cloche import errors
 from cloche.cli import configuration
+from cloche.cli.control import existing
 from cloche.engine.instance import Instance
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reading import Wanted, end_of, last, lines, verify
+from cloche.store.audit_reading import Verdict, Wanted, end_of, last, lines, verify
 
 POLL_SECONDS = 0.5
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -50,21 +51,35 @@ def command(
 
 
 @command.command("verify")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def verify_command(ctx: click.Context) -> None:
-    """Say whether lines of the log were changed or removed."""
-    run = Instance(Path(configuration().data_dir, "run"))
-    try:
-        verdict = verify(_directory(), run.is_live)
-    except OSError as error:
-        raise _unreadable(error) from None
-    for note in verdict.notes:
-        click.echo(f"note: {note}", err=True)
-    for problem in verdict.problems:
-        click.echo(problem)
+def verify_command(ctx: click.Context, as_json: bool) -> None:
+    """Say whether lines of the log were changed or removed; where there is no line, that is no good news."""
+    verdict = _verdict()
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(verdict)).decode())
+    else:
+        for note in verdict.notes:
+            click.echo(f"note: {note}", err=True)
+        for problem in verdict.problems:
+            click.echo(problem)
     if verdict.problems:
         ctx.exit(1)
-    click.echo(f"{verdict.lines} lines in {verdict.files} files: each is followed by the one that it should be")
+    if not as_json:
+        click.echo(f"{verdict.lines} lines in {verdict.files} files: each is followed by the one that it should be")
+
+
+def _verdict() -> Verdict:
+    """Raises Unavailable; NotFound where there is nothing to look at."""
+    config = configuration()
+    directory, run = existing(config) / "audit", Instance(Path(config.data_dir, "run"))
+    try:
+        verdict = verify(directory, run.is_live) if directory.is_dir() else None
+    except OSError as error:
+        raise _unreadable(error) from None
+    if verdict is None or not (verdict.lines or verdict.problems):
+        raise errors.NotFound(f"there is no line of an audit log in {directory}: nothing was verified")
+    return verdict
 
 
 def _directory() -> Path:
@@ -97,9 +112,9 @@ def moment(text: str) -> float:
     """When that is. Raises InvalidRequest."""
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if ago:
-        return time.time() - int(ago[1]) * _UNITS[ago[2]]
+        return max(0.0, time.time() - int(ago[1]) * _UNITS[ago[2]])
     try:
-        return datetime.fromisoformat(text).timestamp()
+        return max(0.0, datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
         raise errors.InvalidRequest(f"--since {text!r}: give 30m, 12h or 7d, or a time like 2026-11-16T17:00") from None
 

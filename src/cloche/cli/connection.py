@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from cloche.api.whose import owner_of
 from cloche.cli.crowd import Crowd
 from cloche.model import KIB
 
@@ -20,8 +23,20 @@ MAX_HEAD_BYTES = 64 * KIB
 HEAD_SECONDS = 30.0  # from the connection, or from a request's first byte, until its head is there
 LINGER_SECONDS = 1.0  # a refusal that is closed at once, with bytes unread, never reaches its client
 SLOW_SECONDS = 60.0  # after which whoever still sends a request may have to make room for others
+STRANGER_SECONDS = 5.0  # the same for who still has not said whose a request is
 TOO_LARGE = 431
 FULL = 503
+
+
+class Socket(WebSocketsSansIOProtocol):
+    """The same connection, once it is a WebSocket's."""
+
+    on_lost: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.on_lost is not None:
+            self.on_lost()
+        super().connection_lost(exc)
 
 
 class Connection(HttpToolsProtocol):
@@ -35,6 +50,8 @@ class Connection(HttpToolsProtocol):
         self._has_head = False
         self._overdue: asyncio.TimerHandle | None = None
         self._is_deaf = False  # it was refused, or is a WebSocket's
+        self._socket: Socket | None = None  # whose it is then
+        self._last_owner: str | None = None  # of the request before this one
 
     # -- from the transport
 
@@ -74,6 +91,7 @@ class Connection(HttpToolsProtocol):
     # -- from the parser
 
     def on_message_begin(self) -> None:
+        self._last_owner = self.owner
         super().on_message_begin()
         self._has_head = False
         self._expect_head()
@@ -103,10 +121,12 @@ class Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._is_deaf = True
-        self._leave_crowd()  # from here on it is another's
         super().handle_websocket_upgrade()
+        upgraded = self.transport.get_protocol()
+        assert isinstance(upgraded, Socket)  # from here on it hears the transport instead of this
+        self._socket, upgraded.on_lost = upgraded, self._leave_crowd
         # Its own parser has read the head again. What that cannot read, it would never answer.
-        if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
+        if not upgraded.handshake_initiated:
             self.send_400_response("This is no WebSocket handshake: it can have 128 headers of 8 KiB each.")
 
     # -- for the crowd
@@ -116,11 +136,19 @@ class Connection(HttpToolsProtocol):
         return self.client[0] if self.client else ""
 
     @property
+    def owner(self) -> str | None:
+        scope = self.scope if self._socket is None else getattr(self._socket, "scope", None)
+        return (owner_of(scope["state"]) if scope else None) or self._last_owner
+
+    @property
     def is_waited_for(self) -> bool:
         cycle = self.cycle
-        if self._asked_at is None or cycle is None or cycle.response_complete:
+        if self._asked_at is None or (self._socket is None and (cycle is None or cycle.response_complete)):
             return True
-        return cycle.more_body and self.loop.time() - self._asked_at > SLOW_SECONDS
+        since = self.loop.time() - self._asked_at
+        if self.owner is None and since > STRANGER_SECONDS:
+            return True
+        return self._socket is None and cycle.more_body and since > SLOW_SECONDS
 
     @property
     def has_asked(self) -> bool:

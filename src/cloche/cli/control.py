@@ -18,7 +18,7 @@ import httpx2
 from cloche import errors
 from cloche.cli import OUR_FAILURE
 from cloche.config import Config
-from cloche.engine.instance import live_control_sockets
+from cloche.engine.instance import live_control_sockets, unreadable
 
 ANSWER_SECONDS = 30.0
 COPY_SECONDS = 600.0  # for what has a sandbox's files written to a disk, or read from one
@@ -30,8 +30,23 @@ def no_server(config: Config) -> errors.Unavailable:
 
 
 def sockets(config: Config) -> list[Path]:
-    """The control sockets of all live servers of this data directory, the newest server's first."""
+    """The control sockets of all live servers of this data directory, the newest server's first.
+
+    Raises Unavailable where whoever asks may not look.
+    """
     return live_control_sockets(Path(config.data_dir) / "run")
+
+
+def existing(config: Config) -> Path:
+    """The data directory, for a command that would find nothing in one that was mistyped. Raises NotFound."""
+    place = Path(config.data_dir)
+    try:
+        os.scandir(place).close()
+    except FileNotFoundError:
+        raise errors.NotFound(f"there is no data directory {place}: name it with --data-dir") from None
+    except OSError as error:
+        raise unreadable(place, error) from None
+    return place
 
 
 @contextmanager

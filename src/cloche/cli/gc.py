@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from cloche.cli import configuration
-from cloche.engine.instance import Instance
+from cloche import errors
+from cloche.cli import OUR_FAILURE, configuration
+from cloche.cli.control import existing
+from cloche.engine.instance import Instance, any_live
 from cloche.model import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from cloche.engine.collection import Found
 
 
 @click.command("gc")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(dry_run: bool, as_json: bool) -> None:
+@click.pass_context
+def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     """Remove old versions of templates, and what processes left that were killed.
 
-    A server does the same at its start and every hour. Nothing goes that any process uses.
+    A server does the same at its start and every hour. Nothing goes that any process uses. What could not be looked at
+    is named, and the status is 125 then.
     """
-    from cloche.engine.collection import Collection  # here: it takes a while to import
+    from cloche.engine.collection import SERVED_VACUUM_BYTES, Collection  # here: it takes a while to import
 
     config = configuration()
-    is_live = Instance(Path(config.data_dir, "run")).is_live
-    found = Collection(config, is_live, dry=dry_run, compact=True).run()
+    run_dir = existing(config) / "run"
+    vacuum_bytes = SERVED_VACUUM_BYTES if any_live(run_dir) else math.inf
+    work = Collection(config, Instance(run_dir).is_live, dry=dry_run, compact=True, vacuum_bytes=vacuum_bytes)
+    try:
+        found = work.run()
+    except OSError as error:
+        raise errors.Unavailable(f"not all could be looked at: {error}") from None
+    _tell(found, dry_run, as_json)
+    for why in work.failed:
+        click.echo(f"cloche: not all could be looked at: {why}", err=True)
+    if work.failed:
+        ctx.exit(OUR_FAILURE)
+
+
+def _tell(found: list[Found], dry_run: bool, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode([each._asdict() for each in found]).decode())
         return

@@ -13,9 +13,10 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cloche.cli import configuration
-from cloche.cli.control import ask, connected
+from cloche.cli import OUR_FAILURE, configuration
+from cloche.cli.control import COPY_SECONDS, ask, client_of, connected, sockets
 from cloche.cli.moments import to_come
+from cloche.cli.names import key_id, owner_name
 from cloche.config import Config
 from cloche.store import audit
 from cloche.store.database import Database
@@ -30,7 +31,9 @@ def command() -> None:
 
 
 @command.command("add")
-@click.option("--owner", default="local", help="To whom sandboxes made with it belong; by default local.")
+@click.option(
+    "--owner", default="local", callback=owner_name, help="To whom sandboxes made with it belong; by default local."
+)
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", help="By default user.")
 @click.option("--name", default="", help="What it is for, in your own words.")
 @click.option(
@@ -61,7 +64,7 @@ def list_command(as_json: bool) -> None:
 
 
 @command.command("rotate")
-@click.argument("id")
+@click.argument("id", callback=key_id)
 @click.option(
     "--expires",
     metavar="WHEN",
@@ -75,11 +78,41 @@ def rotate_command(id: str, expires: float | None) -> None:
 
 
 @command.command("revoke")
-@click.argument("id")
-def revoke_command(id: str) -> None:
-    """Stop a key, at once."""
-    _do("DELETE", f"/admin/keys/{quote(id, safe='')}", None, lambda keys: keys.revoke(id))
-    click.echo(f"revoked {id}", err=True)
+@click.argument("id", callback=key_id)
+@click.option("--kill", is_flag=True, help="Also end the sandboxes that it made, running and paused.")
+@click.pass_context
+def revoke_command(ctx: click.Context, id: str, kill: bool) -> None:
+    """Stop a key, at once.
+
+    The sandboxes that it made live on, and whoever has a sandbox's own token (E2B's SDKs do) can use it: --kill ends
+    them, also where the key was revoked before.
+    """
+    path = f"/admin/keys/{quote(id, safe='')}"
+    if not kill:
+        _do("DELETE", path, None, lambda keys: keys.revoke(id))
+        click.echo(f"revoked {id}", err=True)
+        return
+    served = sockets(configuration())
+    killed, left = _killed(served, path) if served else (0, asyncio.run(_in_store(partial(_revoked, id))))
+    click.echo(f"revoked {id}; {killed} sandboxes killed", err=True)
+    if left:
+        click.echo(f"cloche: {left} of its sandboxes are paused: do this again when a server runs", err=True)
+        ctx.exit(OUR_FAILURE)
+
+
+def _killed(served: list[Path], path: str) -> tuple[int, int]:
+    """By every server: each has sandboxes of its own."""
+    killed = 0
+    for socket in served:
+        with client_of(socket, COPY_SECONDS) as client:
+            killed += ask(client, "DELETE", f"{path}?kill=true")["sandboxes_killed"]
+    return killed, 0
+
+
+async def _revoked(id: str, keys: StoredKeys) -> int:
+    """How many of its sandboxes are left."""
+    await keys.revoke(id, again=True)
+    return await keys.paused(id)
 
 
 def _do(method: str, path: str, body: Any, directly: Callable[[StoredKeys], Awaitable[Any]]) -> Any:
@@ -92,13 +125,14 @@ def _do(method: str, path: str, body: Any, directly: Callable[[StoredKeys], Awai
 async def _in_store(work: Callable[[StoredKeys], Awaitable[T]]) -> T:
     config = configuration()
     async with StoredKeys(Database(Path(config.data_dir) / "store.sqlite3")) as keys:
-        keys.heard = partial(_write_down, config)
+        keys.heard = partial(write_down, config)
         return await work(keys)
 
 
-def _write_down(config: Config, what: str, owner: str, id: str) -> None:
+def write_down(config: Config, what: str, owner: str, id: str, about: str = "") -> None:
     """What a server would. Where that is not possible, it is done all the same, and said."""
-    line = audit.AuditLine(at=audit.stamp(time.time()), what=what, owner=owner, by="local", key="local", id=id)
+    at = audit.stamp(time.time())
+    line = audit.AuditLine(at=at, what=what, owner=owner, by="local", key="local", id=id, about=about)
     try:
         if config.audit.enabled:
             audit.append_once(Path(config.data_dir, "audit"), config.audit.max_bytes, [line])

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cloche import errors
-from cloche.cli.connection import Connection
+from cloche.cli.connection import Connection, Socket
 from cloche.cli.control import short_path
 from cloche.cli.crowd import Crowd
 from cloche.config import Server
@@ -38,6 +38,7 @@ class Listener(uvicorn.Server):
                 app,
                 # The control socket is open to whoever runs the server, and to nobody else.
                 http=functools.partial(Connection, crowd=Crowd() if settings else None),  # type: ignore[arg-type]
+                ws=Socket,
                 loop="none",
                 lifespan="off",
                 log_config=None,

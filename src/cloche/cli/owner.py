@@ -15,9 +15,10 @@ import msgspec
 
 from cloche import errors
 from cloche.cli import OUR_FAILURE, configuration
-from cloche.cli.control import COPY_SECONDS, ask, client_of, sockets
+from cloche.cli.control import COPY_SECONDS, ask, client_of, existing, sockets
+from cloche.cli.names import owner_name
 from cloche.config import Config
-from cloche.engine.instance import Instance
+from cloche.engine.instance import Instance, pid_of
 from cloche.store import audit, erasure
 from cloche.store.database import Database
 
@@ -36,20 +37,30 @@ def command() -> None:
 def erase_command(ctx: click.Context, name: str, yes: bool, forget: bool, as_json: bool) -> None:
     """End an owner's sandboxes, and remove all that is kept of them, and their keys.
 
-    It can be done again, and is harmless then.
+    It can be done again, and is harmless then: of whom nothing is known, nothing is removed.
     """
+    config = configuration()
+    existing(config)
+    if name != config.librechat.jwt.owner:
+        owner_name(ctx, ctx.command.params[0], name)
     if not yes:
         click.confirm(f"Remove all sandboxes, snapshots, volumes, files and keys of {name!r}?", abort=True, err=True)
-    told = _erased(configuration(), name, forget)
+    told, pids = _erased(config, name, forget)
     click.echo(msgspec.json.format(msgspec.json.encode(told)).decode() if as_json else _shown(told))
     if told["left"]:
         rows = ", ".join(f"{count} {table}" for table, count in told["left"].items())
-        click.echo(f"cloche: another process works with {rows}: end it, and do this again", err=True)
+        which = f" (pid {', '.join(map(str, pids))})" if pids else ""
+        click.echo(f"cloche: another process{which} works with {rows}: end it, and do this again", err=True)
         ctx.exit(OUR_FAILURE)
+    if not told["removed"] and not told["sandboxes_ended"]:
+        click.echo(f"cloche: nothing is known of an owner {name!r}: `cloche key list` shows owners", err=True)
 
 
-def _erased(config: Config, name: str, forget: bool) -> dict[str, Any]:
-    """By every server, then without one: what a process left that died meanwhile goes, too."""
+def _erased(config: Config, name: str, forget: bool) -> tuple[dict[str, Any], list[int]]:
+    """By every server, then without one: what a process left that died meanwhile goes, too.
+
+    Also the pids of those that something is left to.
+    """
     path = f"/admin/owners/{quote(name, safe='')}?audit={'true' if forget else 'false'}"
     removed: Counter[str] = Counter()
     ended = lines = 0
@@ -58,16 +69,19 @@ def _erased(config: Config, name: str, forget: bool) -> dict[str, Any]:
             told = ask(client, "DELETE", path)
         removed.update(told["removed"])
         ended, lines = ended + told["sandboxes_ended"], lines + told["audit_lines"]
-    here, left = asyncio.run(_in_store(config, name))
+    here, left, live = asyncio.run(_in_store(config, name))
     removed.update(here)
     lines += _in_audit(config, name, forget, bool(sockets(config)))
-    return {"owner": name, "sandboxes_ended": ended, "removed": removed, "left": left, "audit_lines": lines}
+    pids = [pid for each in live if (pid := pid_of(Path(config.data_dir, "run"), each)) is not None]
+    told = {"owner": name, "sandboxes_ended": ended, "removed": removed, "left": left, "audit_lines": lines}
+    return told, sorted(pids)
 
 
-async def _in_store(config: Config, name: str) -> tuple[dict[str, int], dict[str, int]]:
+async def _in_store(config: Config, name: str) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """What was removed, what is left, and the host processes that run and have something of theirs."""
     data_dir = Path(config.data_dir)
     if not (data_dir / "store.sqlite3").exists():
-        return {}, {}
+        return {}, {}, []
     is_live = Instance(data_dir / "run").is_live
     database = Database(data_dir / "store.sqlite3")
     await database.open()
@@ -76,7 +90,7 @@ async def _in_store(config: Config, name: str) -> tuple[dict[str, int], dict[str
         removed = await database.do(lambda db: erasure.erase(db, data_dir, name, live))
         left = await database.do(lambda db: erasure.left(db, name, live))
         database.scrub()
-        return removed, left
+        return removed, left, live
     except (OSError, sqlite3.Error) as error:
         raise errors.Unavailable(f"not all of {name!r} could be removed: {error}; do it again") from None
     finally:

@@ -12,7 +12,7 @@ from cloche.cli.control import ask, client_of, no_server, sockets
 from cloche.engine.occupancy import CapacityInfo, Occupancy
 from cloche.model import SandboxInfo
 
-_HEAD = ("ID", "OWNER", "TEMPLATE", "STATE", "AGE", "ENDS IN", "METADATA")
+_HEAD = ("ID", "OWNER", "KEY", "TEMPLATE", "STATE", "AGE", "ENDS IN", "METADATA")
 
 
 @click.command("ps")
@@ -55,7 +55,16 @@ def _used(gate: Occupancy) -> str:
 def _row(info: SandboxInfo, now: float) -> tuple[str, ...]:
     metadata = " ".join(f"{name}={value}" for name, value in info.metadata.items())
     age = duration(now - info.created_at)
-    return info.id, info.owner, info.template, _state(info), age, _left(info, now), printable(metadata)
+    return (
+        info.id,
+        info.owner,
+        info.key_id or "-",
+        info.template,
+        _state(info),
+        age,
+        _left(info, now),
+        printable(metadata),
+    )
 
 
 def _state(info: SandboxInfo) -> str:

@@ -7,7 +7,9 @@ import contextlib
 import gc
 import os
 import signal
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import click
 import uvloop
@@ -95,6 +97,7 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
         host = await stack.enter_async_context(hosted(config, keys, gatekeeper, bound=bound))
         url = url_of(config.server, bound)
         if not no_auth:
+            host.engine.housing.admission.share()  # whoever has the next key finds room, whoever came first
             await welcome(keys, config.server.public_url or reachable(url))
         started = await _started(stop, host.engine, host.health)
         if started:
@@ -151,7 +154,7 @@ def _settle() -> None:
 
 
 async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, quotas: Quotas, url: str) -> None:
-    watching = (asyncio.create_task(health.watch()), asyncio.create_task(_refresh(keys, quotas)))
+    watching = [watched("health", health.watch()), watched("refresh", _refresh(keys, quotas))]
     app.system.accepting = True
     _settle()
     log.info("server.ready", url=url)
@@ -163,7 +166,20 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
     await asyncio.wait(watching)
 
 
+def watched(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Goes on for as long as the server does: should it end before, the log says so."""
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            log.error("server.watch_ended", watch=name, error=repr(task.exception()))
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(on_done)
+    return task
+
+
 async def _refresh(keys: StoredKeys, quotas: Quotas) -> None:
+    """Learns what other processes have changed, for as long as it is not cancelled."""
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         await keys.try_refresh()

@@ -9,16 +9,18 @@ import msgspec
 
 from cloche.cli import configuration
 from cloche.cli.control import ask, client_of, no_server, sockets
+from cloche.cli.names import owner_name, unknown
 from cloche.cli.ps import printable, table
 from cloche.engine.usage import OwnerUsage
 from cloche.model import GIB, KIB, MIB
 
 _HEAD = ("OWNER", "SANDBOXES", "MEMORY", "EXECUTIONS/MIN", "IN ALL", "CPU S/HOUR", "IN ALL", "STORED")
-_NOW = ("sandboxes", "memory_bytes", "executions_last_minute", "cpu_seconds_last_hour")  # what each server has its own
+_NOW = ("sandboxes", "memory_bytes", "executions_last_minute")  # what each server has its own
+_KEPT = ("executions", "cpu_seconds_last_hour", "cpu_seconds")  # what each knows of all; who was asked last knows most
 
 
 @click.command("usage")
-@click.argument("owner", required=False)
+@click.argument("owner", required=False, callback=owner_name)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(owner: str | None, as_json: bool) -> None:
     """Say how much owners and keys use of the running server, each with what they may."""
@@ -32,6 +34,8 @@ def command(owner: str | None, as_json: bool) -> None:
             for each in msgspec.convert(ask(client, "GET", "/admin/usage"), list[OwnerUsage]):
                 known[each.owner] = together(known[each.owner], each) if each.owner in known else each
     shown = [each for name, each in sorted(known.items()) if owner in (None, name)]
+    if owner is not None and not shown:
+        raise unknown(owner)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(shown)))
     else:
@@ -39,7 +43,7 @@ def command(owner: str | None, as_json: bool) -> None:
 
 
 def together(one: OwnerUsage, other: OwnerUsage) -> OwnerUsage:
-    """What two servers of one data directory tell of an owner. What is stored, and was ever used, both know whole."""
+    """What two servers of one data directory tell of an owner. What is stored, and was used before, both know whole."""
     keys = {each.key_id: each for each in other.keys}
     summed = [_sum(each, keys.pop(each.key_id)) if each.key_id in keys else each for each in one.keys]
     both: OwnerUsage = msgspec.structs.replace(_sum(one, other), keys=[*summed, *keys.values()])
@@ -47,7 +51,9 @@ def together(one: OwnerUsage, other: OwnerUsage) -> OwnerUsage:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    return msgspec.structs.replace(one, **{name: getattr(one, name) + getattr(other, name) for name in _NOW})
+    summed = {name: getattr(one, name) + getattr(other, name) for name in _NOW}
+    kept = {name: max(getattr(one, name), getattr(other, name)) for name in _KEPT}
+    return msgspec.structs.replace(one, **summed, **kept)
 
 
 def _rows(usage: OwnerUsage) -> list[tuple[str, ...]]:

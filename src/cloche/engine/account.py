@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -30,8 +31,10 @@ class Rate(NamedTuple):
 class Account:
     """Nothing here waits or touches a disk: it is asked at every execution."""
 
-    def __init__(self, whose: str, quota: KeyQuota):
+    def __init__(self, whose: str, quota: KeyQuota, refused: Counter[str] | None = None):
+        """`refused`: where it is counted what is, by the quota."""
         self.allow(quota)
+        self._refused: Counter[str] = Counter() if refused is None else refused
         self.sandboxes = 0
         self.memory_bytes = 0
         self.stored_bytes: int | None = None  # as it was counted last
@@ -58,7 +61,10 @@ class Account:
         if quota.memory_bytes is not None and self.memory_bytes + memory_bytes > quota.memory_bytes:
             used = f"{_size(self.memory_bytes)} of {_size(quota.memory_bytes)} are taken"
             raise self._exceeded(
-                "memory_bytes", f"{used}, and this takes {_size(memory_bytes)}", "ask for less, or kill a sandbox first"
+                "memory_bytes",
+                f"{used}, and this takes {_size(memory_bytes)}",
+                "ask for less, or kill a sandbox first",
+                partly=self.memory_bytes < quota.memory_bytes,
             )
 
     def check_execution(self, now: float) -> None:
@@ -89,16 +95,21 @@ class Account:
             raise self._exceeded(
                 "stored_bytes",
                 f"{_size(used)} of {_size(most)} are stored{more}",
-                "remove snapshots, paused sandboxes, volumes or files first",
+                "remove snapshots, paused sandboxes, volumes, files, runs, responses or conversations first",
+                partly=used < most,
             )
 
-    def _exceeded(self, name: str, used: str, remedy: str = "", *, wait: float | None = None) -> errors.QuotaExceeded:
+    def _exceeded(
+        self, name: str, used: str, remedy: str = "", *, wait: float | None = None, partly: bool = False
+    ) -> errors.QuotaExceeded:
+        """`partly`: some is left, which is not enough."""
+        self._refused[name] += 1
         never = getattr(self.quota, name) == 0  # time does not help, nor does anything that they could do
         if not never and wait is not None:
             remedy = f"wait {max(1, math.ceil(wait))} s"
         todo = "ask the operator for some" if never else f"{remedy}, or ask the operator for more"
         return errors.QuotaExceeded(
-            f"the quota {name} of {self._whose} is used up: {used}; {todo}",
+            f"the quota {name} of {self._whose} {'would be exceeded' if partly else 'is used up'}: {used}; {todo}",
             retry_after_seconds=None if never else wait,
         )
 
@@ -112,6 +123,11 @@ class Account:
     def spend(self, cpu_seconds: float, now: float) -> None:
         self.hour.add(cpu_seconds, now, now)
         self.unsaved_cpu_seconds += cpu_seconds
+
+    def recount(self, hour: Window, now: float) -> None:
+        """That is what all processes have used in the last hour, but for what was not saved of this one."""
+        hour.add(self.unsaved_cpu_seconds, now, now)
+        self.hour = hour
 
     def saved(self) -> Spent:
         """What was used since the last time that somebody asked."""

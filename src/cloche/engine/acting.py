@@ -13,8 +13,8 @@ from cloche.model import Principal
 _ACTING: ContextVar[Principal | None] = ContextVar("acting", default=None)
 
 
-def act_for(principal: Principal) -> None:
-    """From here on, this task and those that it makes act for them."""
+def act_for(principal: Principal | None) -> None:
+    """From here on, this task and those that it makes act for them; with None for nobody who asked by a key."""
     _ACTING.set(principal)
 
 

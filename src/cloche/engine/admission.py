@@ -8,6 +8,7 @@ from cloche.capacity_config import Capacity
 from cloche.engine.gate import Gate, Waiter
 from cloche.engine.memory import Memory
 from cloche.engine.room import executions_at_once, sandboxes_at_once
+from cloche.engine.shutting_out import ShutOut, erased
 
 
 class Turns:
@@ -68,6 +69,7 @@ class Admission:
 
     def __init__(self, config: Capacity):
         self._cores = len(os.sched_getaffinity(0))
+        self.shut_out = ShutOut()
         self.memory = Memory(config.memory_reserve_bytes)
         self.sandboxes = Gate("sandboxes", sandboxes_at_once(config), config, self.memory.enough)
         self.executions = Gate("running executions", executions_at_once(config), config)
@@ -86,6 +88,17 @@ class Admission:
     def busy(self) -> bool:
         """Whether there are programs for all cores."""
         return self.executions.in_use >= self._cores
+
+    def share(self) -> None:
+        """There are several owners, or can be: none may have all of it."""
+        self.sandboxes.share()
+        self.executions.share()
+
+    def shut(self, owner: str) -> None:
+        """Nothing is made for that owner until `shut_out.end`, and whoever of theirs waits is told why."""
+        self.shut_out.begin(owner)
+        for gate in (self.sandboxes, self.executions):
+            gate.turn_away(owner, erased)
 
     def close(self) -> None:
         """Whoever waits is told that the host is shutting down."""

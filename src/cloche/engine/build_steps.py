@@ -55,7 +55,7 @@ class Workshop:
         self.env: dict[str, str] = {}  # that steps have set
 
     async def do(self, step: Step, name: str) -> None:
-        """Raises TemplateBuildFailed; Gone where the sandbox has ended."""
+        """Raises TemplateBuildFailed; Gone where the sandbox has ended; QuotaExceeded where nothing more may run."""
         match step.kind:
             case "RUN":
                 await self._run(step.args[0], _user(step.args[1], step.args[0]) if step.args[1:] else self.user, name)
@@ -69,13 +69,15 @@ class Workshop:
                 self.user = _user(step.args[0])
 
     async def _run(self, command: str, user: User, name: str) -> None:
-        exited = await self._watch((*SHELL, command), user, self.env, name)
+        exited = await self._watch((*SHELL, command), user, self.env, name, counted=True)
         if exited.outcome != "ok" or exited.exit_code != 0:
             raise errors.TemplateBuildFailed(f"failed to run command '{command[:2000]}': {_how(exited)}")
 
-    async def _watch(self, argv: tuple[str, ...], user: User, env: dict[str, str], name: str) -> Exited:
+    async def _watch(
+        self, argv: tuple[str, ...], user: User, env: dict[str, str], name: str, *, counted: bool = False
+    ) -> Exited:
         process = await self._sandbox.commands.start(
-            argv, user=user, env=env, cwd=self.cwd, timeout_seconds=STEP_SECONDS
+            argv, user=user, env=env, cwd=self.cwd, timeout_seconds=STEP_SECONDS, counted=counted
         )
         lines = Lines(self._log, name)
         async with process:
@@ -137,7 +139,12 @@ class Workshop:
         if not any("$" in text for text in texts):
             return {}
         process = await self._sandbox.commands.start(
-            ["/usr/bin/env", "-0"], user=self.user, env=self.env, cwd=self.cwd, timeout_seconds=LOOK_SECONDS
+            ["/usr/bin/env", "-0"],
+            user=self.user,
+            env=self.env,
+            cwd=self.cwd,
+            timeout_seconds=LOOK_SECONDS,
+            counted=False,
         )
         said, size = [], 0
         async with process:

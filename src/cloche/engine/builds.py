@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from cloche import errors
+from cloche.engine.acting import act_for, acting
 from cloche.engine.build_layers import Layers
 from cloche.engine.build_log import BuildLog
 from cloche.engine.building import Builder, Plan, Progress
@@ -25,7 +26,7 @@ from cloche.engine.building import Site as Site
 from cloche.engine.instance import Instance
 from cloche.engine.stores import Stores
 from cloche.engine.trail import Trail
-from cloche.model import Limits, Template
+from cloche.model import Limits, Principal, Template
 from cloche.store.template_builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, Tag
 from cloche.telemetry import log
 
@@ -237,6 +238,8 @@ class Builds:
     async def _build(self, build: Build, plan: Plan, said: BuildLog) -> None:
         room = self._rooms.setdefault(build.owner, asyncio.Semaphore(MAX_AT_ONCE))
         progress = Progress()
+        if acting() is None:  # nobody's key: it is the owner's all the same, who pays for it
+            act_for(Principal(owner=build.owner))
         try:
             async with asyncio.timeout(BUILD_SECONDS):
                 if room.locked():

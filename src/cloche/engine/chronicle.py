@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from cloche.engine.tally import Tally
 from cloche.engine.trail import Trail
-from cloche.store.base import SHUT_DOWN, SandboxRecord, State
+from cloche.store.base import HOST_DIED, SHUT_DOWN, Lost, SandboxRecord, State
 from cloche.telemetry import log
 
 MAX_REASON = 200  # characters
@@ -46,6 +47,11 @@ class Chronicle:
             about = {"sandbox": record.id, "owner": record.owner, "template": record.template}
             log.info("sandbox.ended", **about, state=record.state, reason=record.end_reason)
         self._note("sandbox.ended", record, outcome=record.state, about=(record.end_reason or "")[:MAX_REASON])
+
+    def lost(self, sandboxes: Iterable[Lost]) -> None:
+        """Those of host processes that died."""
+        for id, owner in sandboxes:
+            self._trail.note("sandbox.ended", owner, sandbox=id, outcome="lost", about=HOST_DIED, itself=True)
 
     def _note(self, what: str, record: SandboxRecord, *, outcome: str = "", about: str = "") -> None:
         if record.owner:

@@ -27,10 +27,12 @@ async def collecting(engine: Engine) -> AsyncIterator[None]:
 
 
 async def _collect(engine: Engine) -> None:
-    compact = True  # at the start only: nobody can write meanwhile
+    compact = True  # at the start only: nobody can write meanwhile, so only a small store is written anew
     while True:
-        found = await asyncio.to_thread(Collection(engine.config, engine.instance.is_live, compact=compact).run)
-        tell(engine, found)
+        work = Collection(engine.config, engine.instance.is_live, compact=compact)
+        tell(engine, await asyncio.to_thread(work.run))
+        for why in work.failed:
+            log.error("disk.not_collected", why=why)
         try:
             await engine.builds.clean()
         except (errors.ClocheError, sqlite3.Error, OSError) as error:

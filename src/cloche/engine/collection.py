@@ -11,25 +11,28 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from cloche.config import Config
 from cloche.model import MIB
-from cloche.store import audit, build_files, code_files, container_files, files
+from cloche.store import audit, build_files, code_files, container_files, ended_records, files
 from cloche.store.blobs import DRAFT, ORPHAN_SECONDS
 from cloche.store.images import ImageFiles
 from cloche.store.migrations import MIGRATIONS
+from cloche.store.outage import unusable
 from cloche.store.past import surely_past
 from cloche.store.records import KEPT_SECONDS as RECORD_SECONDS
-from cloche.telemetry import log
 from cloche.templates.catalogue import Catalogue
 from cloche.templates.collecting import collect as collect_template
 from cloche.templates.collecting import unneeded
 
-MAX_RECORDS = 200_000  # of sandboxes that have ended, about 0.6 KB each: the oldest go first
 REMOVED_AT_ONCE = 5_000  # rows: others who need the store have their turn between
 VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, where that is asked for
+# of a store in use, while a server has it: that much is written anew in less time than others wait for their turn
+SERVED_VACUUM_BYTES = 64 * MIB
 BUSY_SECONDS = 10.0
 
 _BLOBS = (files.PREFIX, container_files.PREFIX, code_files.PREFIX)
@@ -39,7 +42,6 @@ _KNOWN_BLOBS = f"""SELECT id FROM files UNION SELECT id FROM container_files WHE
     UNION SELECT '{code_files.PREFIX}' || id FROM code_files"""
 _IN_USE = """SELECT template FROM sandboxes WHERE state IN ('running', 'paused')
     UNION SELECT json_extract(body, '$.template') FROM snapshots"""
-_SURPLUS = "SELECT ended_at FROM sandboxes WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT 1 OFFSET ?"
 
 
 class Found(NamedTuple):
@@ -53,18 +55,31 @@ class Found(NamedTuple):
 
 
 class Collection:
-    """All of it blocks: call it in a thread. `is_live`: whether the host process of that name runs."""
+    """All of it blocks: call it in a thread. `is_live`: whether the host process of that name runs.
 
-    def __init__(self, config: Config, is_live: Callable[[str], bool], *, dry: bool = False, compact: bool = False):
+    `compact`: a store that is mostly free is written anew, if no more than `vacuum_bytes` of it are in use.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        is_live: Callable[[str], bool],
+        *,
+        dry: bool = False,
+        compact: bool = False,
+        vacuum_bytes: float = SERVED_VACUUM_BYTES,
+    ):
         self._config = config
         self._data_dir = Path(config.data_dir)
         self._is_live = is_live
         self._dry = dry  # only look
         self._compact = compact
+        self._vacuum_bytes = vacuum_bytes
+        self.failed: list[str] = []  # why parts of it could not be looked at
         self._catalogue = Catalogue(config.data_dir, config.aliases)
 
     def run(self) -> list[Found]:
-        """What went; with `dry`, what would. One part that cannot be looked at keeps no other from it."""
+        """What went; with `dry`, what would. One part that cannot be looked at keeps no other from it: see `failed`."""
         found: list[Found] = []
         with self._opened() as db:
             parts: list[Callable[[], Iterable[Found]]] = [self._scratch, self._packages, self._audit]
@@ -81,28 +96,60 @@ class Collection:
                 try:
                     found += part()
                 except (OSError, sqlite3.Error) as error:
-                    log.error("disk.not_collected", error=type(error).__name__, why=str(error))
+                    self._fail(error)
         return found
+
+    def _fail(self, error: Exception) -> None:
+        self.failed.append(str((unusable(error) if isinstance(error, sqlite3.Error) else None) or error))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection | None]:
         """The store, if there is one, of this version: who does not know it all must not say what is unknown."""
-        path = self._data_dir / "store.sqlite3"
-        if not path.exists():
-            yield None
-            return
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
+        db: sqlite3.Connection | None = None
+        try:
+            db = self._connected(self._data_dir / "store.sqlite3")
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+        try:
+            yield db
+        finally:
+            if db is not None:
+                db.close()
+
+    def _connected(self, path: Path) -> sqlite3.Connection | None:
+        """None where there is no store yet, or one that is not ours to judge. Raises OSError, sqlite3.Error."""
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return None
+        db = sqlite3.connect(path, timeout=BUSY_SECONDS)
+        try:
             db.execute("PRAGMA secure_delete = ON")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            yield db if version == len(MIGRATIONS) else None
+            version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        except sqlite3.Error:
+            db.close()
+            raise
+        if version == len(MIGRATIONS):
+            return db
+        db.close()
+        if version > len(MIGRATIONS):
+            known = f"this Cloche knows {len(MIGRATIONS)}: use the one that runs the server"
+            self.failed.append(f"the store is of version {version}, and {known}")
+        return None
 
     # -- templates
 
     def _templates(self, db: sqlite3.Connection) -> Iterator[Found]:
-        in_use = {ref for (ref,) in db.execute(_IN_USE)}
+        in_use = {ref for (ref,) in db.execute(_IN_USE)} | self._configured()
         for template, why in unneeded(self._catalogue, in_use, self._config.disk, surely_past()):
             if self._dry or collect_template(self._catalogue, template):
                 yield Found("template", template.ref, template.size_bytes, why)
+
+    def _configured(self) -> set[str]:
+        """The versions that the configuration names: nobody need use one now for it to be needed tomorrow."""
+        named = tuple(each for each in (self._config.librechat.template, *self._config.aliases.values()) if "@" in each)
+        known = self._catalogue.list() if named else ()
+        return {each.ref for each in known if f"{each.name}@{each.version}".startswith(named)}
 
     def _scratch(self) -> Iterator[Found]:
         abandoned = self._catalogue.abandoned()
@@ -114,9 +161,12 @@ class Collection:
     # -- files
 
     def _images(self, db: sqlite3.Connection) -> Iterator[Found]:
+        """As for blobs: what is known is read when their makers were found to be gone."""
+        left = ImageFiles(self._data_dir / "images", "").left(self._is_live)
         known = {name for (name,) in db.execute(_KNOWN_IMAGES)}
-        for path in ImageFiles(self._data_dir / "images", "").orphans(known, self._is_live):
-            yield from self._removed("image", path, "the process that made it is gone, and nothing needs it")
+        for path in left:
+            if path.name not in known:
+                yield from self._removed("image", path, "the process that made it is gone, and nothing needs it")
 
     def _blobs(self, directory: str, prefixes: tuple[str, ...], db: sqlite3.Connection, query: str) -> Iterator[Found]:
         """Those first, what is known then: what is made meanwhile is known, or younger than an hour."""
@@ -171,18 +221,18 @@ class Collection:
     # -- the store
 
     def _records(self, db: sqlite3.Connection) -> Iterator[Found]:
-        surplus = db.execute(_SURPLUS, (MAX_RECORDS,)).fetchone()
-        before = max(surely_past() - RECORD_SECONDS, surplus[0] if surplus else 0.0)
-        (count,) = db.execute("SELECT COUNT(*) FROM sandboxes WHERE ended_at <= ?", (before,)).fetchone()
+        before = surely_past() - RECORD_SECONDS
+        old = [id for (id,) in db.execute("SELECT id FROM sandboxes WHERE ended_at <= ?", (before,)).fetchall()]
+        going = {*old, *ended_records.surplus(db)}
         if not self._dry:
-            _delete(db, "sandboxes", "ended_at <= ?", before)
-        if count:
-            yield Found("records", "", 0, "sandboxes that ended long ago, or are too many", count)
+            _delete(db, "sandboxes", going)
+        if going:
+            yield Found("records", "", 0, "sandboxes that ended long ago, or are too many", len(going))
 
     def _store(self, db: sqlite3.Connection) -> Iterator[Found]:
         """Free pages are used again, so its file is as large as it ever had to be; here it can become smaller."""
         pages, free, size = (db.execute(f"PRAGMA {each}").fetchone()[0] for each in _PAGES)
-        if free * size < VACUUM_BYTES or free * 2 < pages:
+        if free * size < VACUUM_BYTES or free * 2 < pages or (pages - free) * size > self._vacuum_bytes:
             return
         if self._compact and not self._dry:
             db.execute("VACUUM")
@@ -194,13 +244,12 @@ class Collection:
 _PAGES = ("page_count", "freelist_count", "page_size")
 
 
-def _delete(db: sqlite3.Connection, table: str, condition: str, *values: object) -> None:
+def _delete(db: sqlite3.Connection, table: str, ids: AbstractSet[str]) -> None:
     """Some at a time."""
-    some = f"SELECT id FROM {table} WHERE {condition} LIMIT {REMOVED_AT_ONCE}"
-    while True:
+    rows = iter([(id,) for id in ids])
+    while some := list(islice(rows, REMOVED_AT_ONCE)):
         with db:
-            if db.execute(f"DELETE FROM {table} WHERE id IN ({some})", values).rowcount < REMOVED_AT_ONCE:
-                return
+            db.executemany(f"DELETE FROM {table} WHERE id = ?", some)
 
 
 def _untouched(directory: Path) -> Iterator[Path]:

@@ -75,11 +75,13 @@ class Engine:
     async def __aenter__(self) -> Engine:
         await self.records.open()
         await self.quotas.open()
+        if await self.quotas.has_several_owners():
+            self.housing.admission.share()
         lost = await self.records.mark_lost(self._instance.is_live, time.time())
         dead = self._instance.clean()
         if lost or dead:
-            log.info("instance.cleaned", instances=len(dead), sandboxes=lost)
-            self.trail.note("sandboxes.lost", "", about=f"{lost} of processes that died", itself=True)
+            log.info("instance.cleaned", instances=len(dead), sandboxes=len(lost))
+            self._chronicle.lost(lost)
         await self._lasting.open()
         await self.builds.open()
         self.runs.open()
@@ -240,11 +242,13 @@ class Engine:
     def living(self) -> Sequence[Sandbox]:
         return [*self._sandboxes.values()]
 
+    def known(self, owner: str | None) -> Sequence[SandboxRecord]:
+        here = [each.record for each in self._sandboxes.values() if each.spec.owner]
+        return [*(each for each in here if owner in (None, each.owner)), *self._lasting.asleep.list(owner)]
+
     def list(self, owner: str | None) -> list[SandboxInfo]:
         """The sandboxes of that owner in this process, or with None of all, running and paused, the oldest first."""
-        here = [each.record for each in self._sandboxes.values() if each.spec.owner]
-        found = [each for each in here if owner in (None, each.owner)] + list(self._lasting.asleep.list(owner))
-        return [info_of(each) for each in sorted(found, key=lambda each: each.created_at)]
+        return [info_of(each) for each in sorted(self.known(owner), key=lambda each: each.created_at)]
 
     async def describe(self, id: str, owner: str | None) -> SandboxInfo:
         """What is known of a sandbox of that owner, or with None of anybody's, also long after it has ended.

@@ -7,6 +7,7 @@ thousand requests waiting delays nobody else's first. Where there is room, enter
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ MAX_RETRY_SECONDS = 300.0
 WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 _SMOOTHING = 0.2  # what the newest interval counts for, among those between two ends
 _KEPT_FOR_OTHERS = 10  # the part of all places that an owner with more than its share leaves free: one in so many
+_LEAST_TO_SHARE = 2  # places: of these one is kept, and of a single one none can be
 
 
 class Waiter:
@@ -88,7 +90,7 @@ class Gate:
         self._held: dict[str, int] = {}  # places, by owner
         self._lines: dict[str, deque[Waiter]] = {}  # who had a place last is the last
         self._known = ""  # the first owner that came
-        self._is_shared = False  # whether there was another one, ever
+        self._is_shared = False  # whether there was another one, ever, or can be
         self._looking: asyncio.TimerHandle | None = None
         self._full_since = time.monotonic()  # or since a place was last given back while it was
         self._interval_seconds = 0.0  # between two that were, lately
@@ -140,11 +142,22 @@ class Gate:
             self._admit(BURST)
 
     def take_back(self, owner: str, count: int) -> None:
-        """So many places at once, without waiting. Raises Busy where there are not so many."""
-        if count and self.in_use + count > self.room.places:
+        """So many places at once, without waiting. Raises Busy where there are not so many that they may have."""
+        all_free = not self.in_use and count <= self.room.places  # then also who had more before there were others
+        if count and owner and not all_free and not self._has_place(owner, count):
             raise self._refused(self._full(owner))
         for _ in range(count):
             self._take(owner)
+
+    def share(self) -> None:
+        """There are several owners, or can be: from now on some places are kept for those who come later."""
+        self._is_shared = True
+
+    def turn_away(self, owner: str, why: Callable[[], errors.ClocheError]) -> None:
+        """None of that owner's waits any more."""
+        for waiter in list(self._lines.get(owner, ())):
+            self.forget(waiter)
+            waiter.refuse(why())
 
     def close(self) -> None:
         """Nobody waits any more."""
@@ -204,17 +217,22 @@ class Gate:
     def _has_room(self, owner: str) -> bool:
         return self._has_place(owner) and (self._enough is None or self._enough())
 
-    def _has_place(self, owner: str) -> bool:
-        """The last places are for owners who have less than their share: else one could keep all the others out."""
-        free = self.room.places - self.in_use
+    def _has_place(self, owner: str, count: int = 1) -> bool:
+        """Whether there are so many. The last ones are for owners who have less than their share: else one could keep
+        all the others out."""
+        free = self.room.places - self.in_use - (count - 1)  # when it comes to the last of them
         if free > self._kept_for_others:
             return True
+        if free <= 0 or not self._kept_for_others:
+            return free > 0
         owners = max(len(self._held.keys() | {owner}), 2)
-        return free > 0 and (not self._is_shared or self.held_by(owner) < self.room.places // owners)
+        return self.held_by(owner) + count - 1 < self.room.places // owners
 
     @property
     def _kept_for_others(self) -> int:
-        return self.room.places // _KEPT_FOR_OTHERS if self._is_shared else 0
+        if not self._is_shared or self.room.places < _LEAST_TO_SHARE:
+            return 0
+        return max(self.room.places // _KEPT_FOR_OTHERS, 1)
 
     @property
     def _is_full(self) -> bool:
@@ -292,14 +310,14 @@ class Gate:
         if self._has_place(owner) and self._enough is not None and not self._enough():
             why = "this host has too little memory left"
         else:
-            why = f"this host has as many {self.what} as it can ({self.in_use} of {self.room.places})"
-        return errors.Busy(f"{why}: try again in {seconds:.0f} s", retry_after_seconds=seconds)
+            why = f"this host has as many {self.what} as it can"  # how many is for admins to know
+        return errors.Busy(f"{why}: try again in {math.ceil(seconds)} s", retry_after_seconds=seconds)
 
     def _too_many_of(self, owner: str, count: int) -> errors.QuotaExceeded:
         seconds = self._retry_seconds(owner)
         return errors.QuotaExceeded(
             f"{count} requests of yours wait already for {self.what}, as many as one may have waiting here: try again "
-            f"in {seconds:.0f} s",
+            f"in {math.ceil(seconds)} s",
             retry_after_seconds=seconds,
         )
 

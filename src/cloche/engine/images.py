@@ -12,7 +12,7 @@ import os
 import secrets
 import select
 import stat
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -81,9 +81,18 @@ class Images:
         """Harmless when it is not there."""
         await _in_thread(self._files.remove, id)
 
-    async def remove_orphans(self, known_ids: Collection[str], is_live: Callable[[str], bool]) -> int:
-        """Removes what host processes left that are not live any more, and nobody knows. How many there were."""
-        return await _in_thread(self._files.remove_orphans, known_ids, is_live)
+    async def remove_orphans(
+        self, known: Callable[[], Awaitable[Collection[str]]], is_live: Callable[[str], bool]
+    ) -> int:
+        """Removes what host processes left that are not live any more, and nobody knows. How many there were.
+
+        What is `known` is asked for after they were found dead: the last thing that one did may be to make it known.
+        """
+        left = await _in_thread(self._files.left, is_live)
+        ids = await known() if left else ()
+        orphans = [path for path in left if path.name not in ids]
+        await _in_thread(self._files.remove_all, orphans)
+        return len(orphans)
 
 
 class _Transfer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -89,10 +90,54 @@ def dead_instances(run_dir: Path) -> list[str]:
     return sorted(each.name for each in there if not each.name.startswith(".") and not _is_locked(each))
 
 
+def any_live(run_dir: Path) -> bool:
+    """Whether any host process has that directory now. Only looks."""
+    there = run_dir.iterdir() if run_dir.is_dir() else ()
+    return any(_is_locked(each) for each in there if not each.name.startswith("."))
+
+
 def live_control_sockets(run_dir: Path) -> list[Path]:
-    """The control sockets of the servers that live in that directory, the newest first."""
+    """The control sockets of the servers that live in that directory, the newest first.
+
+    Raises Unavailable where we may not look: that is not the same as that none is there.
+    """
+    try:
+        _look_into(run_dir)
+    except OSError as error:
+        raise unreadable(run_dir.parent, error) from None
     found = [path for path in run_dir.glob(f"[!.]*/{CONTROL_SOCKET}") if _is_locked(path.parent)]
     return sorted(found, key=_made_at, reverse=True)
+
+
+def pid_of(run_dir: Path, name: str) -> int | None:
+    """Of the host process of that name, as far as this host's kernel tells."""
+    try:
+        found = (run_dir / name / _LOCK).stat()
+        held = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    lines = (line.split() for line in held)
+    return next((int(line[4]) for line in lines if line[1] == "FLOCK" and line[5] == place and int(line[4]) > 0), None)
+
+
+def unreadable(data_dir: Path, error: OSError) -> errors.Unavailable:
+    """For a data directory that is there, and not ours to look into."""
+    return errors.Unavailable(
+        f"the data directory {data_dir} cannot be read: {error.strerror}; do this as the user whose it is, or name "
+        "another with --data-dir"
+    )
+
+
+def _look_into(run_dir: Path) -> None:
+    """Raises OSError where a process may have a place that we cannot see."""
+    try:
+        there = [each.path for each in os.scandir(run_dir) if not each.name.startswith(".")]
+    except FileNotFoundError:
+        return
+    for path in there:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it ended just now, or never was one
+            os.scandir(path).close()
 
 
 def _is_locked(directory: Path) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -15,6 +16,7 @@ from cloche import errors
 from cloche.config import Kept
 from cloche.engine.asleep import Asleep
 from cloche.engine.endings import absent
+from cloche.engine.housing import Housing
 from cloche.engine.images import Images
 from cloche.engine.instance import Instance
 from cloche.engine.jumps import Jumps
@@ -30,7 +32,8 @@ from cloche.store.base import Revival, SandboxRecord, State
 from cloche.store.past import surely_past
 from cloche.telemetry import log
 
-RETRY_SECONDS = 30.0  # between tries to pause one whose deadline has passed
+RETRY_SECONDS = 30.0  # between the first tries to pause one whose deadline has passed, and twice as long each time
+MAX_RETRY_SECONDS = 600.0
 OVERTIME_SECONDS = 3600.0
 SWEEP_SECONDS = 3600.0
 MAX_FORKS = 20
@@ -52,6 +55,7 @@ class Maker(Protocol):
 
     trail: Trail
     quotas: Quotas
+    housing: Housing
 
     def living(self) -> Sequence[Sandbox]:
         """Those that have a cell, running and paused."""
@@ -77,6 +81,7 @@ class Lasting:
         self._images = images
         self._pauses = Pauses(images, records, self.asleep.add, self._check_size)
         self._pausing: Counter[str] = Counter()  # by owner
+        self._tries: WeakKeyDictionary[Sandbox, int] = WeakKeyDictionary()  # to pause one, that failed
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._jumps = Jumps(self._reckon)
@@ -85,12 +90,15 @@ class Lasting:
 
     async def open(self) -> None:
         """Finds what rests, and removes what a process left that was killed."""
+        self._maker.housing.admission.shut_out.hear(self._finish_waking_of)
         await self.asleep.open()
-        paused = {each.revival.image for each in await self._records.paused() if each.revival is not None}
-        known = paused | await self._snapshots.images() | await self._volumes.images()
-        await self._images.remove_orphans(known, self._instance.is_live)
+        await self._images.remove_orphans(self._known_images, self._instance.is_live)
         self._sweep()
         self._jumps.open()
+
+    async def _known_images(self) -> set[str]:
+        paused = {each.revival.image for each in await self._records.paused() if each.revival is not None}
+        return paused | await self._snapshots.images() | await self._volumes.images()
 
     def resting(self) -> Sequence[Sandbox]:
         """Those that are paused and have a cell."""
@@ -111,6 +119,10 @@ class Lasting:
     async def finish_waking(self) -> None:
         """Those that are being woken run, or rest as before."""
         await asyncio.gather(*self._waking.values(), return_exceptions=True)
+
+    async def _finish_waking_of(self, owner: str) -> None:
+        theirs = [task for task in self._waking.values() if task.get_name() == owner]
+        await asyncio.gather(*theirs, return_exceptions=True)
 
     # -- pauses
 
@@ -137,6 +149,7 @@ class Lasting:
         """
         try:
             await self.pause(sandbox, memory=sandbox.spec.pause_memory)
+            self._tries.pop(sandbox, None)
         except (errors.Gone, errors.SandboxPaused):
             pass
         except errors.ClocheError as error:
@@ -144,7 +157,12 @@ class Lasting:
             if sandbox.over_seconds > OVERTIME_SECONDS:
                 await sandbox.end("expired", "deadline", f"its deadline passed, and it could not be paused: {error}")
             elif sandbox.record.state == "running" and not self._closed:
-                sandbox.defer(RETRY_SECONDS)
+                sandbox.defer(self._retry_seconds(sandbox))
+
+    def _retry_seconds(self, sandbox: Sandbox) -> float:
+        """Each try may cost a write of all its files."""
+        tries = self._tries[sandbox] = self._tries.get(sandbox, -1) + 1
+        return min(RETRY_SECONDS * 2.0 ** min(tries, 16), MAX_RETRY_SECONDS)
 
     async def resume(self, sandbox: Sandbox, seconds: float | None) -> Sandbox:
         """The same sandbox, running. Raises Gone, Unavailable."""
@@ -169,7 +187,7 @@ class Lasting:
     async def wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
         """One that is paused without its memory, its files in a new cell. Raises as `Engine.create` does, Gone."""
         if record.id not in self._waking:
-            task = self._waking[record.id] = asyncio.create_task(self._wake(record, seconds))
+            task = self._waking[record.id] = asyncio.create_task(self._wake(record, seconds), name=record.owner)
             task.add_done_callback(lambda _: self._waking.pop(record.id, None))
         return await asyncio.shield(self._waking[record.id])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -79,6 +80,7 @@ class Making:
     ) -> Sandbox:
         """See `Engine.create` and `Engine.make`."""
         self._check(spec)
+        check = self._may_go_on(spec.owner or _on_behalf())
         limits = spec.limits or default_limits(self._config, template)
         self._config.limits.check(limits)
         charge = Charge(self._quotas, spec.owner, _key_of(spec, before), limits.memory_bytes)
@@ -86,7 +88,7 @@ class Making:
         place = await self._enter(spec, charge)
         began_at = time.monotonic()
         try:
-            sandbox = await self._house(spec, id, template, limits, charge, place, image, before)
+            sandbox = await self._house(spec, id, template, limits, charge, place, image, before, check)
         except (errors.Unavailable, OSError) as failure:
             error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
             self._tally.not_created[error.code] += 1
@@ -95,6 +97,18 @@ class Making:
         if spec.owner:
             self._tally.sandbox_created(time.monotonic() - began_at)
         return sandbox
+
+    def _may_go_on(self, owner: str) -> Callable[[], None]:
+        """For the times in between: raises where one must not be made any more. Raises so itself."""
+        shut_out = self._housing.admission.shut_out
+        begun = shut_out.begun(owner)
+
+        def check() -> None:
+            if self.closing:
+                raise shutting_down()
+            shut_out.check(owner, begun)
+
+        return check
 
     async def _enter(self, spec: SandboxSpec, charge: Charge) -> Place:
         """Raises Busy, ShuttingDown."""
@@ -119,10 +133,11 @@ class Making:
         place: Place,
         image: str | None,
         before: SandboxRecord | None,
+        check: Callable[[], None],
     ) -> Sandbox:
         """Gives it a cell. Its life begins when it has one, and its place is given back when that is gone."""
         try:
-            sandbox, stale = await self._make(spec, id, template, limits, charge, place, image, before)
+            sandbox, stale = await self._make(spec, id, template, limits, charge, place, image, before, check)
         except BaseException:
             place.leave()
             charge.leave()
@@ -144,19 +159,18 @@ class Making:
         place: Place,
         image: str | None,
         before: SandboxRecord | None,
+        check: Callable[[], None],
     ) -> tuple[Sandbox, bool]:
         """The sandbox, and whether its first kernel is older than its packages."""
+        check()
         network = self._networks.policy_for(spec, template)
         mounts = await self._volumes.mounts(spec.volumes, spec.owner, template) if spec.volumes else None
         ready = await self._housing.take(template, spec.user, limits, mounts)
-        if self.closing:
-            await ready.aclose()
-            raise shutting_down()
         try:
+            check()
             stale = image is not None and await self._images.restore(ready.guest, image)
-            if self.closing:  # meanwhile: nobody would end it
-                raise shutting_down()
-            ready.guest.noted = self._keeper.trail.of(id, spec.owner)
+            check()  # whoever ends all sandboxes, or all of one owner, has not seen it
+            ready.guest.noted = self._keeper.trail.of(id, spec.owner, charge.key_id)
             sandbox = Sandbox(
                 ready,
                 spec,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
-
-import msgspec
+from weakref import WeakKeyDictionary
 
 from cloche import errors
 from cloche.engine.images import Images
@@ -27,7 +26,7 @@ class Pauses:
     """What it begins it brings to an end, also when whoever asked for it has left.
 
     `on_left` hears of each that is paused without its memory, before anybody can look for it. `check_size(owner,
-    bytes)` raises InvalidRequest where an owner's paused ones would take too much.
+    bytes)` raises InvalidRequest or QuotaExceeded where an owner's paused ones would take too much.
     """
 
     def __init__(
@@ -42,6 +41,7 @@ class Pauses:
         self._on_left = on_left
         self._check_size = check_size
         self._errands: set[asyncio.Task[Any]] = set()
+        self._too_large: WeakKeyDictionary[Sandbox, int] = WeakKeyDictionary()  # bytes that were refused
 
     async def pause(self, sandbox: Sandbox, *, memory: bool) -> None:
         """Afterwards it is paused, and its files are on a disk. Raises SandboxPaused, Gone.
@@ -72,11 +72,12 @@ class Pauses:
     async def _pause(self, sandbox: Sandbox, memory: bool) -> None:
         async with sandbox.changing:
             sandbox.check_running()
+            await self._check_expected(sandbox)
             await sandbox.stillness.hold()
             image = ""
             try:
                 image, size_bytes = await self._save(sandbox)
-                await self._check_size(sandbox.spec.owner, size_bytes)
+                await self._check_saved(sandbox, size_bytes)
                 record = sandbox.rest(sandbox.revival(image, size_bytes), memory=memory)
                 await self._records.keep(record)
                 if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
@@ -89,6 +90,26 @@ class Pauses:
                 self._on_left(sandbox.record, sandbox.network.policy)
                 sandbox.leave_cell("the sandbox was paused without its memory")
             log.info("sandbox.paused", sandbox=sandbox.id, owner=record.owner, memory=memory)
+
+    async def _check_expected(self, sandbox: Sandbox) -> None:
+        """Before its files are written, which costs much. What was refused once is likely to be so again.
+
+        Its files may be fewer by now: each time that they are not even looked at, half as many are expected.
+        """
+        expected = self._too_large.pop(sandbox, 0)
+        try:
+            await self._check_size(sandbox.spec.owner, expected)
+        except errors.ClocheError:
+            if expected:
+                self._too_large[sandbox] = expected // 2
+            raise
+
+    async def _check_saved(self, sandbox: Sandbox, size_bytes: int) -> None:
+        try:
+            await self._check_size(sandbox.spec.owner, size_bytes)
+        except errors.ClocheError:
+            self._too_large[sandbox] = size_bytes
+            raise
 
     async def _undo(self, sandbox: Sandbox, image: str) -> None:
         """The pause has failed: it runs on."""
@@ -135,7 +156,8 @@ class Pauses:
             return await self._save(sandbox)
 
     async def _save(self, sandbox: Sandbox) -> tuple[str, int]:
-        with _room_for_one_more(sandbox):
+        # Without it, one that uses all it may could not be saved, or one of its programs would be ended for it.
+        with sandbox.charge.room_to_save(SAVING_BYTES):
             saved = await self._images.save(sandbox.guest, sandbox.limits.space_bytes)
         return saved.id, saved.bytes
 
@@ -157,23 +179,6 @@ class Pauses:
         self._errands.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may have left
-
-
-@contextlib.contextmanager
-def _room_for_one_more(sandbox: Sandbox) -> Iterator[None]:
-    """A process beyond its limits, to save its files. Its programs stand still: they cannot take what that one gets.
-
-    Without it, a sandbox that uses all it may could not be saved, or one of its programs would be ended for it.
-    """
-    cell, limits = sandbox.guest.cell, sandbox.limits
-    more = {"processes": limits.processes + 1, "memory_bytes": limits.memory_bytes + SAVING_BYTES}
-    with contextlib.suppress(OSError):  # it ends just now; so below
-        cell.set_limits(msgspec.structs.replace(limits, **more))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            cell.set_limits(limits)
 
 
 @contextlib.asynccontextmanager

@@ -1,20 +1,23 @@
 """How much each owner and each key may use of this host, and what they use.
 
 What an owner may use holds for all of their keys together, and what a key may use for that one. It is counted here, in
-this process; what is stored is counted where it lies, so for all processes that share a data directory.
+this process; the CPU of the last hour, and what is stored, for all processes that share a data directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cloche import errors
-from cloche.engine.account import Account, Rate
+from cloche.engine.account import HOUR_SECONDS, Account, Rate
 from cloche.engine.usage import KeyUsage, OwnerUsage, amounts_of
+from cloche.engine.window import Window
 from cloche.quotas_config import KeyQuota, Override, Quota, QuotaDefaults
 from cloche.store.quotas import UNREADABLE, Spent, StoredQuotas, Tenant
 from cloche.telemetry import log
@@ -23,6 +26,14 @@ if TYPE_CHECKING:
     from cloche.engine.charge import Charge
 
 SAVE_SECONDS = 10.0  # how exactly is kept what was used, should this process be killed
+
+
+class _Used(NamedTuple):
+    hour: Mapping[Tenant, Spent]
+    in_all: Mapping[Tenant, Spent]
+
+    def by(self, tenant: Tenant) -> tuple[Spent, Spent]:
+        return self.hour.get(tenant, Spent()), self.in_all.get(tenant, Spent())
 
 
 class Quotas:
@@ -34,21 +45,17 @@ class Quotas:
         self.charges: set[Charge] = set()  # of all sandboxes that have a cell
         self._accounts: dict[Tenant, Account] = {}
         self.overrides: Mapping[Tenant, Override] = {}
+        self.refused: Counter[str] = Counter()  # what was asked for, by the quota that did not allow it
         self._successors: Mapping[str, str] = {}  # of keys that were rotated
         self._saved_at = time.monotonic()
         self._limits_cpu = False
+        self.heard: Callable[[Tenant, str], None] = lambda tenant, quota: None  # what was set for somebody
 
     async def open(self) -> None:
         """A store that cannot be read now is one without quotas of its own, until it can."""
         await self.try_refresh()
-        try:
-            used = await self._store.minutes()
-        except UNREADABLE:
-            return
-        now = time.monotonic()
-        for tenant, minute, spent in used:
-            ago = max(time.time() - (minute * 60 + 30), 0.0)
-            self.account(tenant).hour.add(spent.cpu_seconds, now - ago, now)
+        with contextlib.suppress(*UNREADABLE):
+            await self._recount()
 
     async def refresh(self) -> None:
         """Raises one of UNREADABLE."""
@@ -64,10 +71,13 @@ class Quotas:
 
     async def try_refresh(self) -> None:
         """As `refresh`; where the store cannot be read now, what was known last holds, and the log says so."""
-        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+        saves = time.monotonic() - self._saved_at > SAVE_SECONDS
+        if saves:
             self.save()
         try:
             await self.refresh()
+            if saves and self._may_limit_cpu():
+                await self._recount()
         except UNREADABLE as error:
             log.error("quotas.not_refreshed", error=str(error))
 
@@ -77,6 +87,13 @@ class Quotas:
         found = {tenant: account.saved() for tenant, account in self._accounts.items()}
         if spent := {tenant: used for tenant, used in found.items() if any(used)}:
             self._store.add(spent)
+
+    async def has_several_owners(self) -> bool:
+        """Whether more than one has anything here. A store that cannot be read now knows of none."""
+        try:
+            return len(await self._store.owners()) > 1
+        except UNREADABLE:
+            return False
 
     def forget(self, owner: str) -> None:
         """All that was counted of that owner, and of their keys."""
@@ -96,7 +113,8 @@ class Quotas:
             raise errors.InvalidRequest("a key stores nothing of its own: set stored_bytes for its owner")
         await self._store.put(tenant, override)
         await self.try_refresh()
-        log.info("quota.set", owner=tenant.owner, key_id=tenant.key_id)
+        log.info("quota.set", owner=tenant.owner, key_id=tenant.key_id, quota=str(override))
+        self.heard(tenant, str(override))
         return self.quota_of(tenant)
 
     def lifetime_seconds(self, owner: str, key_id: str) -> float | None:
@@ -110,7 +128,7 @@ class Quotas:
         found = self._accounts.get(tenant)
         if found is None:
             whose = f"key {tenant.key_id}" if tenant.key_id else f"owner {tenant.owner!r}"
-            found = self._accounts[tenant] = Account(whose, self.quota_of(tenant))
+            found = self._accounts[tenant] = Account(whose, self.quota_of(tenant), self.refused)
         return found
 
     def accounts(self, owner: str, key_id: str) -> tuple[Account, ...]:
@@ -151,18 +169,18 @@ class Quotas:
         """Of an owner and their keys, also those that did nothing yet. Raises Unavailable."""
         self.save()
         stored = await self._store.stored(owner)
-        in_all = await self._store.in_all(owner)
+        used = _Used(await self._store.hour(owner), await self._store.in_all(owner))
         self.account(Tenant(owner)).stored_bytes = sum(stored.values())
-        keys = await self._store.keys(owner)
-        known = {each.key_id for each in (*in_all, *self._accounts) if each.owner == owner and each.key_id}
-        names = {**dict.fromkeys(sorted(known - {*self._successors}), ""), **keys}
+        known = {each.key_id for each in (*used.in_all, *self._accounts) if each.owner == owner and each.key_id}
+        known -= {*self._successors}
+        names = {**dict.fromkeys(sorted(known), ""), **await self._store.keys(owner, known)}
         return OwnerUsage(
             owner=owner,
             stored_bytes=sum(stored.values()),
             stored=stored,
             quota=msgspec.convert(self.quota_of(Tenant(owner)), Quota, from_attributes=True),
-            keys=[self._key_usage(Tenant(owner, id), name, in_all) for id, name in names.items()],
-            **amounts_of(self.account(Tenant(owner)), in_all.get(Tenant(owner), Spent())),
+            keys=[self._key_usage(Tenant(owner, id), name, used) for id, name in names.items()],
+            **amounts_of(self.account(Tenant(owner)), *used.by(Tenant(owner))),
         )
 
     async def usage_of_all(self) -> list[OwnerUsage]:
@@ -170,11 +188,32 @@ class Quotas:
         owners = await self._store.owners() | {each.owner for each in self._accounts}
         return [await self.usage(owner) for owner in sorted(owners)]
 
-    def _key_usage(self, tenant: Tenant, name: str, in_all: Mapping[Tenant, Spent]) -> KeyUsage:
-        account, spent = self.account(tenant), in_all.get(tenant, Spent())
-        return KeyUsage(key_id=tenant.key_id, name=name, quota=account.quota, **amounts_of(account, spent))
+    def _key_usage(self, tenant: Tenant, name: str, used: _Used) -> KeyUsage:
+        account = self.account(tenant)
+        return KeyUsage(key_id=tenant.key_id, name=name, quota=account.quota, **amounts_of(account, *used.by(tenant)))
 
     # -- inside
+
+    async def _recount(self) -> None:
+        """The CPU of the last hour, by all processes of the data directory. Raises one of UNREADABLE.
+
+        What this one has saved must be among it: where the store cannot be written, and where more was saved
+        meanwhile, what was counted here stays.
+        """
+        saved_at, minutes = self._saved_at, await self._store.minutes()
+        if self._store.is_behind or self._saved_at != saved_at:
+            return
+        now, hours = time.monotonic(), defaultdict[Tenant, Window](lambda: Window(HOUR_SECONDS))
+        for (owner, key_id), minute, spent in minutes:
+            ago = max(time.time() - (minute * 60 + 30), 0.0)
+            hours[Tenant(owner, self._successor(key_id))].add(spent.cpu_seconds, now - ago, now)
+        for tenant in {*hours, *self._accounts}:
+            self.account(tenant).recount(hours[tenant], now)
+
+    def _may_limit_cpu(self) -> bool:
+        """Whether there is a quota of it for anybody."""
+        own = any(isinstance(each.cpu_seconds_per_hour, float | int) for each in self.overrides.values())
+        return own or any(each.cpu_seconds_per_hour is not None for each in (self.defaults.owner, self.defaults.key))
 
     def _slow_down(self) -> None:
         """Also once after the last quota of CPU is gone."""

@@ -396,4 +396,5 @@ def info_of(record: SandboxRecord) -> SandboxInfo:
         auto_resume=record.auto_resume,
         notes=record.notes,
         volumes=record.volumes,
+        key_id=record.key_id,
     )

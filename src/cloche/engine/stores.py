@@ -26,5 +26,5 @@ class Stores(NamedTuple):
 
     def guard(self, allow: Allow) -> None:
         """From now on it is asked before anything of an owner's is kept."""
-        for each in (self.snapshots, self.volumes, self.build_files):
+        for each in (self.snapshots, self.volumes, self.build_files, self.runs):
             each.allow = allow

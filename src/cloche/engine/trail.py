@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from cloche.audit_config import Audit
 from cloche.engine.acting import acting
+from cloche.engine.ration import HELD_SECONDS, Ration
 from cloche.model import Principal
 from cloche.store.audit import CLOSED, AuditFiles, AuditLine, prune, removal, stamp
 from cloche.telemetry import log
@@ -80,8 +81,10 @@ class Trail:
         self._owed = 0  # lost, and not yet on record as such
         self._thread: ThreadPoolExecutor | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._synced_at = self._pruned_at = 0.0
+        self._ration = Ration()
 
     def open(self, files: AuditFiles, config: Audit) -> None:
         if config.enabled:
@@ -94,12 +97,13 @@ class Trail:
         files, self._files = self._files, None
         if files is None or self._thread is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._telling):
+            if timer is not None:
+                timer.cancel()
         if self._writing is not None:
             await asyncio.wait([self._writing])
         entries, self._entries = [*self._entries, _entry(CLOSED, "", itself=True)], []
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, files, entries, True)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, files, entries, True, True)
         self._thread.shutdown(wait=False)
         if self._lines or self._owed:
             log.error("audit.lost", lines=len(self._lines) + self._owed, why=self.failing)
@@ -108,7 +112,7 @@ class Trail:
         """All that was noted until here is in the file, if the disk takes it."""
         for _ in range(2):  # what is written now, and what came meanwhile
             if self._writing is None:
-                self._flush()
+                self._flush(whole=True)
             if self._writing is not None:
                 await asyncio.wait([self._writing])
 
@@ -137,14 +141,16 @@ class Trail:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
 
-    def of(self, sandbox: str, owner: str) -> Noted:
-        """For what is done in that sandbox."""
+    def of(self, sandbox: str, owner: str, key_id: str = "") -> Noted:
+        """For what is done in that sandbox, which was made with that key."""
         if not owner:
             return unnoted
+        token = Principal(owner="", key_id=f"{TOKEN}:{key_id}") if key_id else None  # by whoever has that
 
         def noted(
             what: str, *, id: str = "", outcome: str = "", about: str = "", bytes: int = 0, who: Principal | None = None
         ) -> None:
+            who = who or acting() or token
             self.note(what, owner, sandbox=sandbox, id=id, outcome=outcome, about=about, bytes=bytes, who=who)
 
         return noted
@@ -164,7 +170,8 @@ class Trail:
         self.lost += count
         self._owed += count
 
-    def _flush(self) -> None:
+    def _flush(self, *, whole: bool = False) -> None:
+        """`whole`: also what one owner has too much of, and is told once a minute."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -175,21 +182,32 @@ class Trail:
             self._timer = loop.call_later(FLUSH_SECONDS, self._flush)
             return
         entries, self._entries = self._entries, []
-        self._writing = loop.run_in_executor(self._thread, self._write, self._files, entries, False)
+        self._writing = loop.run_in_executor(self._thread, self._write, self._files, entries, False, whole)
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[None]) -> None:
         self._writing = None
-        if self._files is not None and (self._entries or self._lines) and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        if self._files is None or self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._entries or self._lines:
+            self._timer = loop.call_later(FLUSH_SECONDS, self._flush)
+        elif self._ration.holds and self._telling is None:
+            self._telling = loop.call_later(HELD_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        """Nothing need have come since for what was held to be told."""
+        self._telling = None
+        self._flush()
 
     # -- in the thread
 
-    def _write(self, files: AuditFiles, entries: Sequence[Entry], last: bool) -> None:
+    def _write(self, files: AuditFiles, entries: Sequence[Entry], last: bool, whole: bool) -> None:
         now = time.monotonic()
         sync = last or now - self._synced_at > SYNC_SECONDS
         owed = self._owed
-        lines = [*self._lines, *self._confession(owed), *condensed(entries)]
+        told = self._ration.pass_on(condensed(entries), now, whole=whole)
+        lines = [*self._lines, *self._confession(owed), *told]
         try:
             files.append(lines, sync=sync)
         except OSError as error:
@@ -200,7 +218,7 @@ class Trail:
         if self.failing:
             log.warning("audit.works_again", lost=self.lost)
             self.failing = ""
-        if now - self._pruned_at > PRUNE_SECONDS or not self._pruned_at:
+        if now - self._pruned_at > PRUNE_SECONDS or not self._pruned_at or files.turned:
             self._prune(files, now)
 
     def _confession(self, owed: int) -> Iterable[AuditLine]:
@@ -220,7 +238,7 @@ class Trail:
     def _prune(self, files: AuditFiles, now: float) -> None:
         self._pruned_at = now
         try:
-            removed = prune(files.directory, self._config.days, self._config.max_bytes)
+            removed = prune(files.directory, self._config.days, self._config.max_bytes - files.segment_bytes)
             said = [removal(each) for each in removed]
             if said:
                 files.append(said)
@@ -250,7 +268,7 @@ def condensed(entries: Sequence[Entry]) -> list[AuditLine]:
     """What is written of them, in their order. Nothing is left out, but of a flood only how much it was is told.
 
     How sandboxes are made and end is told one by one: it takes a sandbox each. An execution that began and ended among
-    these is one line, from the one until the other.
+    these is one line, from the one until the other. How many lines one owner can have in the long run says `Ration`.
     """
     began = _whole_executions(entries)
     entries = [entry for entry in entries if entry.what != STARTED or entry.id not in began]

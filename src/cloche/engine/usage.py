@@ -34,13 +34,14 @@ class OwnerUsage(Amounts):
     keys: list[KeyUsage]
 
 
-def amounts_of(account: Account, in_all: Spent) -> dict[str, Any]:
+def amounts_of(account: Account, hour: Spent, in_all: Spent) -> dict[str, Any]:
+    """`hour`, `in_all`: by all processes of the data directory, in the last hour and since the beginning."""
     now = time.monotonic()
     return {
         "sandboxes": account.sandboxes,
         "memory_bytes": account.memory_bytes,
         "executions_last_minute": round(account.minute.sum(now)),
         "executions": in_all.executions,
-        "cpu_seconds_last_hour": round(account.hour.sum(now), 3),
+        "cpu_seconds_last_hour": round(hour.cpu_seconds, 3),
         "cpu_seconds": round(in_all.cpu_seconds, 3),
     }

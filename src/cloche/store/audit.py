@@ -1,8 +1,9 @@
 """The audit log on a disk: `<data_dir>/audit/DAY.jsonl`, one line for each thing that was done, never changed.
 
-Each line holds the hash of the line before it of the same host process, so that lines which were changed or removed
-are found (see `audit_reading.verify`). Names of owners count in that hash by a pseudonym: one who is to be forgotten
-can be replaced by it without breaking the chain. Several processes append at once, whole lines each.
+Each line holds the hash of the line before it of the same host process, and where another process wrote the line
+before it, the hash of that one, too: lines which were changed or removed are found, also all those of a process (see
+`audit_reading.verify`). Names of owners count in that hash by a pseudonym: one who is to be forgotten can be replaced
+by it without breaking the chain. Several processes append at once, whole lines each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ CLOSED = "audit.closed"  # the last line of a process that ended as it should
 HASH_LENGTH = 32
 DAY_SECONDS = 86400.0
 DRAFT_SECONDS = 3600.0
+TAIL_BYTES = 1 << 16  # in which the last line of a file is found
 TOO_MUCH = "there was more than audit.max_bytes"
 
 _FILE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.(\d{1,6}))?\.jsonl")
@@ -44,7 +46,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     what: str
     owner: str = ""  # whose it is
     by: str = ""  # who did it: an owner
-    key: str = ""  # with which key, by its id; "sandbox-token", "local" (no key was needed) or "server" (by itself)
+    key: str = ""  # with which key, by its id; "sandbox-token:ID", "local" (no key was needed) or "server" (by itself)
     sandbox: str = ""
     id: str = ""  # of what it was done to, where that is no sandbox
     outcome: str = ""
@@ -55,6 +57,12 @@ class AuditLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     instance: str = ""
     n: int = 0  # of that process
     prev: str = ""  # the hash of its line before
+    after: str = ""  # the hash of the line before this one in the log, where that is another process's
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a process of ours can have written it."""
+        return self.n >= 1 and bool(self.instance)
 
 
 class Prunable(NamedTuple):
@@ -122,7 +130,8 @@ class AuditFiles:
     def __init__(self, directory: Path, instance: str, max_bytes: int):
         self.directory = directory
         self._instance = instance
-        self._segment_bytes = max(max_bytes // SEGMENTS, MIN_SEGMENT_BYTES)
+        self.segment_bytes = max(max_bytes // SEGMENTS, MIN_SEGMENT_BYTES)
+        self.turned = False  # whether what was appended last began a file, or is in one that another process began
         self._salt = b""
         self._n, self._prev = 0, ""
         self._last = FileName("", 0)
@@ -130,28 +139,68 @@ class AuditFiles:
     def append(self, lines: Sequence[AuditLine], *, sync: bool = False) -> None:
         """All of them or none. Raises OSError. `sync`: returns when the disk has them."""
         self._salt = self._salt or salt_of(self.directory)
-        n, prev = self._n, self._prev
-        encoded = []
-        for n, line in enumerate(lines, self._n + 1):
-            line.instance, line.n, line.prev = self._instance, n, prev
-            prev = hash_of(line, self._salt)
-            encoded.append(msgspec.json.encode(line) + b"\n")
-        name = self._current()
-        with locked(self.directory / str(name)) as fd:
-            _append(fd, b"".join(encoded))
-            if sync:
-                os.fsync(fd)
+        with _alone(self.directory):
+            name = self._current()
+            with locked(self.directory / str(name)) as fd:
+                n, prev, encoded = self._linked(lines, last_line(self.directory, name))
+                _append(fd, encoded, sync)
+        self.turned = name != self._last
         self._n, self._prev, self._last = n, prev, name
 
+    def _linked(self, lines: Sequence[AuditLine], before: AuditLine | None) -> tuple[int, str, bytes]:
+        """Their last number and hash, and what is written of them."""
+        n, prev, encoded = self._n, self._prev, []
+        for n, line in enumerate(lines, self._n + 1):
+            line.instance, line.n, line.prev, line.after = self._instance, n, prev, ""
+            if before is not None and before.instance != self._instance:
+                line.after = hash_of(before, self._salt)
+            before, prev = line, hash_of(line, self._salt)
+            encoded.append(msgspec.json.encode(line) + b"\n")
+        return n, prev, b"".join(encoded)
+
     def _current(self) -> FileName:
-        """The newest of today that is not full. Never an older one than before, whatever the clock says."""
-        today = time.strftime("%Y-%m-%d", time.gmtime())
-        newest = max((each for each in files_in(self.directory) if each.day == today), default=FileName(today, 0))
-        newest = max(newest, self._last)
+        """The newest of today that is not full. Never an older one than before, whatever the clock says.
+
+        Nor one that another process has left already at midnight, as the clock was when that wrote.
+        """
+        now = time.time()
+        today, tomorrow = (time.strftime("%Y-%m-%d", time.gmtime(at)) for at in (now, now + DAY_SECONDS))
+        there = [each for each in files_in(self.directory) if today <= each.day <= tomorrow]
+        newest = max([*there, FileName(today, 0), self._last])
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self.directory / str(newest)).st_size >= self._segment_bytes:
+            if os.stat(self.directory / str(newest)).st_size >= self.segment_bytes:
                 return FileName(newest.day, newest.number + 1)
         return newest
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Nobody else appends to any file there meanwhile: what is the last line of all stays so."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def last_line(directory: Path, name: FileName) -> AuditLine | None:
+    """The one that is followed by what is appended to that file: its last, or of those before it. Raises OSError."""
+    for each in sorted((each for each in files_in(directory) if each <= name), reverse=True):
+        with contextlib.suppress(FileNotFoundError), (directory / str(each)).open("rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - TAIL_BYTES, 0))
+            for raw in reversed(file.read().splitlines()):
+                if (line := decoded(raw)) is not None and line.is_ours:
+                    return line
+    return None
+
+
+def decoded(raw: bytes) -> AuditLine | None:
+    """None for what is no line."""
+    try:
+        return msgspec.json.decode(raw, type=AuditLine) if len(raw) <= TAIL_BYTES else None
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
 
 
 @contextlib.contextmanager
@@ -176,7 +225,7 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _append(fd: int, lines: bytes) -> None:
+def _append(fd: int, lines: bytes, sync: bool) -> None:
     """Raises OSError, with nothing of them left."""
     size = os.fstat(fd).st_size
     if size and os.pread(fd, 1, size - 1) != b"\n":  # somebody was killed in the middle of a line
@@ -185,6 +234,8 @@ def _append(fd: int, lines: bytes) -> None:
     try:
         while written < len(lines):
             written += os.write(fd, lines[written:])
+        if sync:
+            os.fsync(fd)
     except OSError:
         os.ftruncate(fd, size)
         raise

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from cloche.model import Struct
-from cloche.store.audit import CLOSED, DAY_SECONDS, REMOVED, AuditLine, FileName, files_in, hash_of, salt_of, stamp
-
-MAX_LINE_BYTES = 1 << 16
+from cloche.store.audit import (
+    CLOSED,
+    DAY_SECONDS,
+    REMOVED,
+    AuditLine,
+    FileName,
+    decoded,
+    files_in,
+    hash_of,
+    salt_of,
+    stamp,
+)
 
 
 class Wanted(Struct):
@@ -54,7 +61,7 @@ def lines(directory: Path, wanted: Wanted, after: Place = START) -> Iterator[tup
         if name < after.name or name.day < first_day:
             continue
         for raw, end in _raw(directory / str(name), after.offset if name == after.name else 0):
-            line = _decoded(raw)
+            line = decoded(raw)
             if line is not None and wanted.holds(line):
                 yield line, Place(name, end)
 
@@ -79,13 +86,6 @@ def _raw(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
             yield raw, file.tell()
 
 
-def _decoded(raw: bytes) -> AuditLine | None:
-    try:
-        return msgspec.json.decode(raw, type=AuditLine) if len(raw) <= MAX_LINE_BYTES else None
-    except (msgspec.MsgspecError, UnicodeError):
-        return None
-
-
 # -- verifying
 
 
@@ -106,31 +106,50 @@ class _Verification:
     def __init__(self, salt: bytes):
         self._salt = salt
         self.chains: dict[str, _Chain] = {}
+        self._before: AuditLine | None = None  # the last line of all that was seen
         self.problems: list[str] = []
         self.headless: list[str] = []  # processes whose first lines are not there
         self.pruned = 0
         self.lines = 0
 
     def see(self, raw: bytes, where: str) -> None:
-        line = _decoded(raw)
-        if line is None:
+        line = decoded(raw)
+        if line is None or not line.is_ours:
             if raw.strip():
-                self.problems.append(f"{where}: this is no line of the log: it was changed, or its writer was killed")
+                self.problems.append(
+                    f"{where}: no process of Cloche has written this: it was changed or added, or its writer was killed"
+                )
             return
         self.lines += 1
         self.pruned += line.what == REMOVED
-        before = self.chains.get(line.instance)
-        if before is None:
-            self._begin(line, where)
-        elif line.n != before.n + 1:
-            self.problems.append(f"{where}: line {line.n} of {line.instance} follows {before.n}: some were removed")
-        elif line.prev != before.hash:
-            self.problems.append(f"{where}: line {before.n} of {line.instance}, before it, was changed")
+        chain = self.chains.get(line.instance)
+        if not self._is_amiss(line, chain, where):
+            self._look_before(line, where)
         self.chains[line.instance] = _Chain(line.n, hash_of(line, self._salt), line.what == CLOSED)
+        self._before = line
 
-    def _begin(self, line: AuditLine, where: str) -> None:
-        if line.n != 1 or line.prev:
-            self.headless.append(f"{where}: the first {line.n - 1} lines of {line.instance} are not there")
+    def _is_amiss(self, line: AuditLine, chain: _Chain | None, where: str) -> bool:
+        """Whether it does not follow the line before it of its own process, which is said."""
+        said = len(self.problems) + len(self.headless)
+        if chain is None:
+            if line.n != 1 or line.prev:
+                self.headless.append(f"{where}: the first {line.n - 1} lines of {line.instance} are not there")
+        elif line.n != chain.n + 1:
+            self.problems.append(f"{where}: line {line.n} of {line.instance} follows {chain.n}: some were removed")
+        elif line.prev != chain.hash:
+            self.problems.append(f"{where}: line {chain.n} of {line.instance}, before it, was changed")
+        return len(self.problems) + len(self.headless) > said
+
+    def _look_before(self, line: AuditLine, where: str) -> None:
+        """The line before it, whoever wrote that."""
+        before = self._before
+        if before is None:
+            if line.after:
+                self.headless.append(f"{where}: what was before the first line is not there")
+            return
+        after = hash_of(before, self._salt) if before.instance != line.instance else ""
+        if line.after != after:
+            self.problems.append(f"{where}: what was before it was changed, or lines of another process were removed")
 
 
 def verify(directory: Path, is_live: Callable[[str], bool]) -> Verdict:

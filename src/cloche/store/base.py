@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
 from cloche.network_policy import NetworkPolicy
@@ -12,6 +12,14 @@ from cloche.store.allowance import Allow
 State = Literal["running", "paused", "expired", "killed", "lost"]
 
 SHUT_DOWN = "its host shut down"  # why those are `killed` that nobody killed
+HOST_DIED = "its host process died"  # why those are `lost` of which nobody heard more
+
+
+class Lost(NamedTuple):
+    """A sandbox that was, and whose."""
+
+    id: str
+    owner: str
 
 
 class Revival(Struct):
@@ -56,6 +64,10 @@ class SandboxRecord(Struct):
 class Records(Protocol):
     """Records of sandboxes. Used on one event loop; several processes may share what is behind it."""
 
+    @property
+    def failing(self) -> bool:
+        """Whether they cannot be kept now."""
+
     async def open(self) -> None:
         """Raises Unavailable if the records cannot be read."""
 
@@ -92,8 +104,8 @@ class Records(Protocol):
     async def conclude(self, record: SandboxRecord) -> bool:
         """As `keep`, if it is still paused: whether it was."""
 
-    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
-        """Running sandboxes of instances that are not live become lost. How many there were.
+    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
+        """Running sandboxes of instances that are not live become lost. Which these are.
 
         Those that were paused stay so, without their memory.
         """

@@ -12,6 +12,7 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, MIB, Struct
+from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database
 
 Json = dict[str, Any]
@@ -53,11 +54,13 @@ class Conversations:
 
     def __init__(self, database: Database):
         self._database = database
+        self.allow: Allow = anything
 
     async def create(
         self, owner: str, metadata: dict[str, str], items: Sequence[Json], minted: Collection[str] = ()
     ) -> Conversation:
-        """Raises InvalidRequest if it cannot hold as much, or its owner has too many."""
+        """Raises InvalidRequest if it cannot hold as much, or its owner has too many, and QuotaExceeded."""
+        await self.allow(owner, sum(map(_size, items)))
         now = time.time()
         id = "conv_" + secrets.token_hex(24)
         made = Conversation(id=id, owner=owner, created_at=now, used_at=now, metadata=metadata)
@@ -95,11 +98,19 @@ class Conversations:
         self._database.scrub_soon()
 
     async def add(self, id: str, items: Sequence[Json], minted: Collection[str], mint: Mint) -> list[Json]:
-        """At its end. The items as they are there: one whose id is taken has another. Raises InvalidRequest."""
+        """At its end. The items as they are there: one whose id is taken has another.
+
+        Raises InvalidRequest, QuotaExceeded.
+        """
+        await self._check_allowed(id, items)
         return await self._database.do(lambda db: _add(db, id, items, minted, mint))
 
     async def check_room(self, id: str, items: Sequence[Json]) -> None:
-        """Raises InvalidRequest if it cannot hold these, or is full already: before a turn begins that adds to it."""
+        """Before a turn begins that adds these. Raises InvalidRequest if it cannot hold them, or is full already.
+
+        Raises QuotaExceeded.
+        """
+        await self._check_allowed(id, items)
         await self._database.do(lambda db: _check_room(db, id, len(items) + 1, sum(map(_size, items))))
 
     def add_turn(
@@ -115,6 +126,11 @@ class Conversations:
         """Removes those that were used before only. Never waits."""
         self._database.do_later(lambda db: self._remove(db, before))
 
+    async def _check_allowed(self, id: str, items: Sequence[Json]) -> None:
+        owner = await self._database.do(lambda db: _owner(db, id))
+        if owner is not None:
+            await self.allow(owner, sum(map(_size, items)))
+
     def _remove(self, db: sqlite3.Connection, before: float) -> None:
         """Some at a time: others who need the store have their turn between."""
         if _prune_some(db, before) and not self._database.closing:
@@ -124,6 +140,11 @@ class Conversations:
 def _get(db: sqlite3.Connection, id: str, owner: str) -> Conversation | None:
     row = db.execute(f"{_GET} WHERE id = ? AND owner = ?", (id, owner)).fetchone()
     return None if row is None else _conversation(row)
+
+
+def _owner(db: sqlite3.Connection, id: str) -> str | None:
+    row = db.execute("SELECT owner FROM conversations WHERE id = ?", (id,)).fetchone()
+    return None if row is None else row[0]
 
 
 def _create(db: sqlite3.Connection, made: Conversation, items: Sequence[Json], minted: Collection[str]) -> None:

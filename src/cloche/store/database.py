@@ -27,6 +27,7 @@ RETRY_SECONDS = 1.0  # for work that nobody waits for, while the file cannot be 
 JOURNAL_BYTES = 64 * MIB  # that the write-ahead log keeps when it is empty
 SCRUB_MILLISECONDS = 100  # that it waits for others who read there: until then nothing else is done
 LOCKED_SECONDS = 0.01
+FAILING_SECONDS = 60.0  # for which somebody is told so who looks, where nobody has tried again
 SCRUB_SECONDS = 60.0  # after which what was deleted is gone from it, too
 """Each one leads from the version that is its index to the next. Never changed once released."""
 
@@ -42,6 +43,7 @@ class Database:
         self._scrubbing: asyncio.TimerHandle | None = None
         self._held = Held()  # what could not be written yet
         self.troubled = False  # another process has held the lock for too long, and no write has succeeded since
+        self._unusable_at = -FAILING_SECONDS  # when that was last, since something was written
         self.closing = False  # what goes on by itself does not any more
 
     async def open(self) -> None:
@@ -76,6 +78,17 @@ class Database:
             return True
 
         self._jobs.put(job)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something that was to be done later, and could not be until now."""
+        return bool(self._held)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it was locked, full or otherwise of no use a moment ago, and nothing was written since."""
+        lately = time.monotonic() - self._unusable_at < FAILING_SECONDS
+        return self.is_behind or lately
 
     def scrub_soon(self) -> None:
         """What was deleted leaves the write-ahead log within a minute. Never waits."""
@@ -152,14 +165,19 @@ class Database:
             if db.in_transaction:
                 db.rollback()
             raise self._trouble(db, error) from None
-        if self.troubled and db.total_changes > before:
-            self._be_patient(db, patient=True)
+        if db.total_changes > before:
+            self._unusable_at = -FAILING_SECONDS
+            if self.troubled:
+                self._be_patient(db, patient=True)
         return answer
 
     def _trouble(self, db: sqlite3.Connection, error: sqlite3.Error) -> sqlite3.Error:
         explained = unusable(error)
+        if explained is not None:
+            self._unusable_at = time.monotonic()
         if explained is not None and explained.locked and not self.troubled:
             self._be_patient(db, patient=False)
+            log.error("store.unusable", why=str(explained))  # who waits is told, and so is the operator
         return explained or error
 
     def _be_patient(self, db: sqlite3.Connection, *, patient: bool) -> None:

@@ -35,7 +35,10 @@ class Draft:
         """Raises Unavailable when the disk is nearly full."""
         space = os.fstatvfs(self.fd)
         if space.f_blocks and space.f_bavail * space.f_frsize < RESERVE_BYTES:
-            raise _disk_full()
+            raise errors.Unavailable(
+                f"the server's disk is full, but for {RESERVE_BYTES // MIB} MiB which are kept free: its operator must "
+                "make room"
+            )
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -109,21 +112,22 @@ class ImageFiles:
         """Harmless when it is not there."""
         self._path(id).unlink(missing_ok=True)
 
-    def remove_orphans(self, known: Collection[str], is_live: Callable[[str], bool]) -> int:
-        """Removes drafts and images that are not `known`, of host processes that are gone. How many there were."""
-        found = self.orphans(known, is_live)
-        for path in found:
-            path.unlink(missing_ok=True)
-        return len(found)
+    def left(self, is_live: Callable[[str], bool]) -> list[Path]:
+        """Drafts and images of host processes that are gone: none of them is made known from here on.
 
-    def orphans(self, known: Collection[str], is_live: Callable[[str], bool]) -> list[Path]:
-        """Those that `remove_orphans` removes. Only looks."""
+        Whoever looks for what nobody knows asks what is known after this, never before. Only looks.
+        """
         found = []
         for path in self._directory.iterdir() if self._directory.is_dir() else ():
             made = _ID.fullmatch(path.name.removeprefix(_DRAFT))
-            if made and path.name not in known and not is_live(made[1]):
+            if made and not is_live(made[1]):
                 found.append(path)
         return found
+
+    def remove_all(self, paths: Collection[Path]) -> None:
+        """Harmless for those that are not there."""
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     def _copy_bytes(self, id: str) -> str:
         source, draft = self.open(id), self.create()

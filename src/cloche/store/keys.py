@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import sqlite3
@@ -22,6 +23,7 @@ Role = Literal["user", "admin"]
 PRESET_ID = "CLOCHE_API_KEY"  # the id of a key that the environment sets; it is in no store
 USED_SECONDS = 60.0  # how exactly the last use of a key is kept
 MAX_NAME = 200
+MAX_YEARS = 100  # until a key expires: what is further away was meant in milliseconds
 UNREADABLE = (sqlite3.Error, msgspec.ValidationError)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
@@ -47,6 +49,11 @@ _COLUMNS = KeyRecord.__struct_fields__
 _GET = f"SELECT hash, {', '.join(_COLUMNS)} FROM keys"
 _PUT = f"INSERT INTO keys (hash, {', '.join(_COLUMNS)}) VALUES (?, {', '.join('?' * len(_COLUMNS))})"
 _REVOKE = "UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+
+_LINE = """WITH RECURSIVE line(id) AS (
+    VALUES (?1) UNION SELECT keys.id FROM keys JOIN line ON keys.replaced_by = line.id) SELECT id FROM line"""
+_PAUSED = """SELECT COUNT(*) FROM sandboxes INDEXED BY sandboxes_paused
+    WHERE state = 'paused' AND key_id IN (SELECT value FROM json_each(?1))"""
 
 
 def new_key() -> str:
@@ -78,6 +85,7 @@ class StoredKeys:
         self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
         self._preset = hash_of(preset) if preset else None
         self.heard: Heard = _unheard  # of what becomes of keys, for the audit log
+        self.refreshed: Callable[[set[str]], None] = lambda ids: None  # with the ids of those that are valid now
 
     async def open(self) -> None:
         """Raises Unavailable if the store cannot be read."""
@@ -109,6 +117,11 @@ class StoredKeys:
         return Principal(owner=record.owner, role=record.role, key_id=record.id)
 
     @property
+    def ids(self) -> set[str]:
+        """Of the keys that are valid now."""
+        return {PRESET_ID, *(each.id for each in self._valid.values() if not each.expired)}
+
+    @property
     def any_valid(self) -> bool:
         return self._preset is not None or any(not each.expired for each in self._valid.values())
 
@@ -117,12 +130,12 @@ class StoredKeys:
         rows = await self._database.do(lambda db: db.execute(f"{_GET} ORDER BY created_at").fetchall())
         return [_record(row) for row in rows]
 
-    async def get(self, id: str) -> KeyRecord:
-        """One that is valid, or that of the environment. Raises NotFound."""
+    async def get(self, id: str, *, revoked: bool = False) -> KeyRecord:
+        """One that was not revoked, unless such ones are meant too, or that of the environment. Raises NotFound."""
         if id == PRESET_ID and self._preset is not None:
             return KeyRecord(id=id, owner="local", role="admin", name="", created_at=0.0)
-        query = f"{_GET} WHERE id = ? AND revoked_at IS NULL"
-        row = await self._database.do(lambda db: db.execute(query, (id,)).fetchone())
+        query = f"{_GET} WHERE id = ?1 AND (?2 OR revoked_at IS NULL)"
+        row = await self._database.do(lambda db: db.execute(query, (id, revoked)).fetchone())
         if row is None:
             raise _not_found(id)
         return _record(row)
@@ -143,7 +156,7 @@ class StoredKeys:
     async def rotate(self, id: str, expires_at: float | None = None) -> tuple[KeyRecord, str]:
         """A new key instead of that one, which stops. What belongs to its owner is not touched, nor is its quota.
 
-        It expires when the old one would have, unless another time is given. Raises InvalidRequest; NotFound, also for
+        It expires when the old one would have, unless another time is given. Raises NotFound; InvalidRequest, also for
         one that has expired, where none is given.
         """
         _check_expiry(expires_at)
@@ -157,19 +170,34 @@ class StoredKeys:
         self.heard("key.made", record.owner, record.id)
         return record, key
 
-    async def revoke(self, id: str) -> None:
-        """That key stops at once. Raises NotFound."""
+    async def revoke(self, id: str, *, again: bool = False) -> None:
+        """That key stops at once. Raises NotFound; with `again` not for one that was revoked already."""
         revoked = await self._database.do(lambda db: _revoke(db, id, time.time()))
         owner = next((each.owner for each in self._valid.values() if each.id == id), "")
         self._forget(id)
-        if not revoked:
+        if revoked:
+            self.heard("key.revoked", owner, id)
+        elif not again or (await self.get(id, revoked=True)).revoked_at is None:
             raise _not_found(id)
-        self.heard("key.revoked", owner, id)
+
+    async def line(self, id: str) -> set[str]:
+        """The ids of that key, and of those whose place it took: what these made is its own.
+
+        Raises NotFound; one of `UNREADABLE`.
+        """
+        await self.get(id, revoked=True)
+        return {each for (each,) in await self._database.do(lambda db: db.execute(_LINE, (id,)).fetchall())}
+
+    async def paused(self, id: str) -> int:
+        """How many sandboxes of its making are paused. Raises NotFound; one of `UNREADABLE`."""
+        keys = json.dumps(sorted(await self.line(id)))
+        return int(await self._database.do(lambda db: db.execute(_PAUSED, (keys,)).fetchone()[0]))
 
     async def revoke_all(self, owner: str) -> None:
         """Every key of that owner stops at once. Raises one of `UNREADABLE`."""
-        self._valid = {hashed: record for hashed, record in self._valid.items() if record.owner != owner}
+        self._forget_all(owner)
         await self._database.do(lambda db: _revoke_all(db, owner, time.time()))
+        self._forget_all(owner)  # a refresh that had read them before may have brought them back
 
     async def refresh(self) -> None:
         """Learns what other processes changed, and keeps when keys were used. Raises one of `UNREADABLE`."""
@@ -187,9 +215,14 @@ class StoredKeys:
             await self.refresh()
         except UNREADABLE as error:
             log.error("keys.not_refreshed", error=str(error))
+        self.refreshed(self.ids)
 
     def _forget(self, id: str) -> None:
         self._valid = {hashed: record for hashed, record in self._valid.items() if record.id != id}
+        self.refreshed(self.ids)
+
+    def _forget_all(self, owner: str) -> None:
+        self._valid = {hashed: record for hashed, record in self._valid.items() if record.owner != owner}
 
     def _note_use(self, record: KeyRecord) -> None:
         known = self._used.get(record.id) or record.last_used_at or 0.0
@@ -213,8 +246,11 @@ def _check(owner: str, role: str, name: str) -> None:
 
 
 def _check_expiry(at: float | None) -> None:
-    if at is not None and not time.time() < at < float("inf"):
-        raise errors.InvalidRequest("expires_at must be a time to come, in seconds since 1970")
+    now = time.time()
+    if at is not None and not now < at <= now + MAX_YEARS * 366 * 86400:
+        raise errors.InvalidRequest(
+            f"expires_at must be a time to come, in seconds since 1970, {MAX_YEARS} years from now at most"
+        )
 
 
 def _put(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
@@ -226,8 +262,12 @@ def _rotate(db: sqlite3.Connection, id: str, key: str, expires_at: float | None)
     with db:  # both or neither
         row = db.execute(f"{_GET} WHERE id = ? AND revoked_at IS NULL", (id,)).fetchone()
         old = None if row is None else _record(row)
-        if old is None or (old.expired and expires_at is None):
+        if old is None:
             return None
+        if old.expired and expires_at is None:
+            raise errors.InvalidRequest(
+                f"the key {id!r} has expired: say until when the new one holds, with --expires or `expires_at`"
+            )
         now = time.time()
         record = msgspec.structs.replace(
             old, id=new_id("k"), created_at=now, last_used_at=None, expires_at=expires_at or old.expires_at

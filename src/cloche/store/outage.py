@@ -15,8 +15,8 @@ Work: TypeAlias = Callable[[sqlite3.Connection], None]
 
 MAX_HELD = 512
 WHY = {
-    sqlite3.SQLITE_BUSY: "another process holds its lock",
-    sqlite3.SQLITE_LOCKED: "another process holds its lock",
+    sqlite3.SQLITE_BUSY: "another process holds its lock: try again in a moment",
+    sqlite3.SQLITE_LOCKED: "another process holds its lock: try again in a moment",
     sqlite3.SQLITE_FULL: "its disk is full: the operator must make room",
     sqlite3.SQLITE_READONLY: "it cannot be written: its file or file system is read-only",
     sqlite3.SQLITE_PERM: "it cannot be written: its file is somebody else's",

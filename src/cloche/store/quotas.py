@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -82,11 +82,22 @@ class StoredQuotas:
         self._database.do_later(lambda db: _add(db, spent, minute))
 
     async def minutes(self) -> Sequence[tuple[Tenant, int, Spent]]:
-        """Of the last hour. Raises one of UNREADABLE."""
-        since = int(time.time() // 60) - MINUTES
-        query = "SELECT owner, key_id, minute, executions, cpu_seconds FROM usage WHERE minute > ?"
-        rows = await self._database.do(lambda db: db.execute(query, (since,)).fetchall())
+        """What all processes have used in the last hour. Raises one of UNREADABLE."""
+        query = "SELECT owner, key_id, minute, executions, cpu_seconds FROM usage WHERE minute > ? AND minute <= ?"
+        rows = await self._database.do(lambda db: db.execute(query, _last_hour()).fetchall())
         return [(Tenant(owner, key), minute, Spent(*spent)) for owner, key, minute, *spent in rows]
+
+    async def hour(self, owner: str) -> dict[Tenant, Spent]:
+        """The same in all, of that owner and of each key. Raises one of UNREADABLE."""
+        query = """SELECT owner, key_id, SUM(executions), SUM(cpu_seconds) FROM usage
+            WHERE minute > ? AND minute <= ? AND owner = ? GROUP BY key_id"""
+        rows = await self._database.do(lambda db: db.execute(query, (*_last_hour(), owner)).fetchall())
+        return {Tenant(name, key): Spent(*spent) for name, key, *spent in rows}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the store does not have yet all that was added."""
+        return self._database.is_behind
 
     async def in_all(self, owner: str | None) -> dict[Tenant, Spent]:
         """What was ever used, of that owner or of all. Raises one of UNREADABLE."""
@@ -94,14 +105,25 @@ class StoredQuotas:
         rows = await self._database.do(lambda db: db.execute(query, (owner or "",)).fetchall())
         return {Tenant(name, key): Spent(*spent) for name, key, *spent in rows}
 
-    async def keys(self, owner: str) -> dict[str, str]:
-        """The ids of an owner's keys that were not revoked, and their names. Raises one of UNREADABLE."""
-        query = "SELECT id, name FROM keys WHERE owner = ? AND revoked_at IS NULL ORDER BY created_at"
-        return dict(await self._database.do(lambda db: db.execute(query, (owner,)).fetchall()))
+    async def keys(self, owner: str, used: Iterable[str] = ()) -> dict[str, str]:
+        """The ids of an owner's keys that were not revoked, or are among these, and their names.
+
+        Raises one of UNREADABLE.
+        """
+        query = """SELECT id, name FROM keys WHERE owner = ?1
+            AND (revoked_at IS NULL OR id IN (SELECT value FROM json_each(?2))) ORDER BY created_at"""
+        asked = owner, msgspec.json.encode(list(used)).decode()
+        return dict(await self._database.do(lambda db: db.execute(query, asked).fetchall()))
 
     async def owners(self) -> set[str]:
         """All who have keys, quotas, or anything that is kept, or have used anything. Raises one of UNREADABLE."""
         return await self._database.do(_owners)
+
+
+def _last_hour() -> tuple[int, int]:
+    """Not what is to come, as it seems after the clock was set back: it would count until then."""
+    now = int(time.time() // 60)
+    return now - MINUTES, now
 
 
 def _known(db: sqlite3.Connection) -> Known:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from cloche import errors
-from cloche.store.base import SHUT_DOWN, SandboxRecord
+from cloche.store.base import HOST_DIED, SHUT_DOWN, Lost, SandboxRecord
 from cloche.store.database import Database, Work
 from cloche.store.outage import Unusable
 from cloche.store.past import surely_past
@@ -45,6 +45,10 @@ class SqliteRecords:
         self._timer: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
         self._revivable: set[str] = set()  # sandboxes on whose record is what it takes to make them again
+
+    @property
+    def failing(self) -> bool:
+        return self.database.failing
 
     async def open(self) -> None:
         await self.database.open()
@@ -99,7 +103,7 @@ class SqliteRecords:
             self._note_revivals([record])
         return was_paused
 
-    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> int:
+    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
         return await self._do(lambda db: _mark_lost(db, is_live, at))
 
     async def aclose(self) -> None:
@@ -176,12 +180,15 @@ def _prune(db: sqlite3.Connection) -> None:
         log.error("records.not_pruned", error=str(error))
 
 
-def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float) -> int:
+def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
     found = db.execute("SELECT DISTINCT instance FROM sandboxes WHERE state = 'running'").fetchall()
-    dead = [(at, name) for (name,) in found if not is_live(name)]
+    dead = [name for (name,) in found if not is_live(name)]
+    if not dead:
+        return []
+    update = f"""UPDATE sandboxes SET state = 'lost', ended_at = ?, end_reason = '{HOST_DIED}'
+        WHERE instance = ? AND state = 'running' RETURNING id, owner"""
     with db:
-        update = "UPDATE sandboxes SET state = 'lost', ended_at = ?, end_reason = 'its host process died'"
-        return db.executemany(f"{update} WHERE instance = ? AND state = 'running'", dead).rowcount if dead else 0
+        return [Lost(*row) for name in dead for row in db.execute(update, (at, name)).fetchall()]
 
 
 def _row(record: SandboxRecord) -> tuple[object, ...]:

@@ -15,7 +15,9 @@ import msgspec
 
 from cloche.model import GIB, MIB, Struct
 from cloche.store import named_items
+from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database, Work
+from cloche.store.fairness import equal_share
 from cloche.store.lengths import is_longer
 from cloche.store.response_events import is_slim, slim, whole
 from cloche.telemetry import log
@@ -88,6 +90,11 @@ class Responses:
         self._until_pruned = PRUNED_AFTER
         self._unwritten: list[Work[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self.allow: Allow = anything
+
+    async def check_allowed(self, owner: str) -> None:
+        """Before a turn begins that is to be kept: at its end it is too late. Raises QuotaExceeded."""
+        await self.allow(owner, 0)
 
     def put(self, response: StoredResponse, minted: Iterable[str] = ()) -> None:
         """Never waits. Whoever asks next finds it. `minted` are the ids of its items that they got here."""
@@ -330,13 +337,7 @@ def _prunable(db: sqlite3.Connection, before: float) -> dict[str, int]:
 
 def share(sizes: Sequence[int]) -> int:
     """How many bytes one owner may have, so that all have no more than there may be: whoever has little loses none."""
-    left = MAX_BYTES
-    for at, size in enumerate(sorted(sizes)):
-        equal = left // (len(sizes) - at)
-        if size > equal:
-            return min(equal, MAX_BYTES_OF_OWNER)
-        left -= size
-    return MAX_BYTES_OF_OWNER
+    return min(equal_share(sizes, MAX_BYTES), MAX_BYTES_OF_OWNER)
 
 
 def _too_much(db: sqlite3.Connection, owner: str, most: int) -> dict[str, int]:

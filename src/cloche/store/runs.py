@@ -15,6 +15,7 @@ from cloche.event_json import encode_event
 from cloche.events import Ended
 from cloche.model import Outcome, Struct
 from cloche.runs_config import Runs
+from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database, Work
 from cloche.store.outage import Unusable
 from cloche.store.past import surely_past
@@ -77,9 +78,11 @@ class RunStore:
     def __init__(self, database: Database, limits: Runs):
         self._database = database
         self._limits = limits
+        self.allow: Allow = anything
 
     async def add(self, record: RunRecord) -> None:
-        """Returns when it is kept."""
+        """Returns when it is kept. Raises QuotaExceeded."""
+        await self.allow(record.owner, 0)
         await self._do(lambda db: self._add(db, record))
 
     async def write(self, id: str, chunks: Sequence[Chunk], ended: Ended | None = None) -> None:

@@ -45,7 +45,7 @@ class Shelf:
 
     def guard(self, allow: Allow) -> None:
         """From now on it is asked before anything of an owner's is kept."""
-        for each in (self.files, self.container_files, self.code_files):
+        for each in (self.files, self.container_files, self.code_files, self.responses, self.conversations):
             each.allow = allow
 
     async def __aenter__(self) -> Shelf:

@@ -68,6 +68,7 @@ class Control:
     def __init__(self, desk: Desk):
         self._desk = desk
         self._repeats = Repeats()
+        desk.engine.housing.admission.shut_out.hear(self._repeats.end)
 
     async def create(self, request: Request, *, version: int) -> Response:
         owner = self._desk.owner(request)

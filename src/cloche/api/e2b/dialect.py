@@ -34,6 +34,7 @@ from cloche.api.forwarding import Outward
 from cloche.api.http import Edge, status_of
 from cloche.api.ports import PortProxy
 from cloche.api.rate_limits import bill
+from cloche.api.whose import HOST
 from cloche.config import Config
 from cloche.engine.engine import Engine
 
@@ -90,6 +91,7 @@ class E2b:
             return self._control
         signer = await signer_of(request, self.residents)
         require_entrance(request, signer, ENVD_PORT)
+        scope["state"][HOST] = signer.owner
         scope["state"].update(resident=await self.residents.awake(signer), port=ENVD_PORT)
         return self._own_ports[ENVD_PORT]
 
@@ -98,7 +100,9 @@ class E2b:
         if not target.by_host:
             strip_prefix(connection.scope)
         await self._unlock(connection, target)
-        resident = await self.residents.awake(await self.residents.find(target.sandbox))
+        found = await self.residents.find(target.sandbox)
+        connection.scope["state"][HOST] = found.owner  # it may take a while to wake it
+        resident = await self.residents.awake(found)
         connection.scope["state"].update(
             resident=resident, sandbox=resident.sandbox, port=target.port, host=resident.host_for(target.port)
         )

@@ -23,7 +23,11 @@ class _Made(NamedTuple):
         """Whether a repetition gets this one: while it is being made, and as long as it has its cell."""
         if not self.creation.done():
             return True
-        return self.creation.exception() is None and self.creation.result().sandbox.ending is None
+        return (
+            not self.creation.cancelled()
+            and self.creation.exception() is None
+            and self.creation.result().sandbox.ending is None
+        )
 
 
 class Repeats:
@@ -46,6 +50,13 @@ class Repeats:
         elif made.digest != digest:
             raise Conflict("Idempotency-Key: it was used for another request; choose a new key for each sandbox")
         return await asyncio.shield(made.creation)  # the client that leaves does not take it from the others
+
+    async def end(self, owner: str) -> None:
+        """What is being made for that owner is not, and nothing is known of what was."""
+        theirs = [self._made.pop(each).creation for each in list(self._made) if each[0] == owner]
+        for creation in theirs:
+            creation.cancel()
+        await asyncio.gather(*theirs, return_exceptions=True)
 
     def _forget_ended(self) -> None:
         for each in [each for each, made in self._made.items() if not made.counts]:

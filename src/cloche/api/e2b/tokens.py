@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import lru_cache
 from typing import Literal
 
@@ -11,6 +12,8 @@ from cloche.api.tokens import same as same
 from cloche.api.tokens import token_of
 
 MAX_KNOWN = 16384
+_VERSION = "v1_"
+_SIGNATURE = re.compile("v1_[A-Za-z0-9+/]{43}")
 
 Operation = Literal["read", "write"]
 
@@ -34,8 +37,28 @@ class Tokens:
         return token_of(self._secret, f"e2b:{purpose}", sandbox)
 
 
+class Signed:
+    """What is signed in a file URL, by whichever token. `path` is as it was given, `user` empty where none was."""
+
+    def __init__(self, path: str, operation: Operation, user: str, expiration: int | None = None):
+        begin = f"{path}:{operation}:{user}:"  # a path may be long, and is read once for all tokens
+        self._begun = hashlib.sha256(begin.encode("utf-8", "surrogatepass"))
+        self._end = "" if expiration is None else f":{expiration}"
+
+    def digest(self, token: str) -> bytes:
+        whole = self._begun.copy()
+        whole.update(f"{token}{self._end}".encode())
+        return whole.digest()
+
+
 def signature(path: str, operation: Operation, user: str, token: str, expiration: int | None = None) -> str:
-    """E2B's signature of a file URL, version 1. `path` is as it was given, `user` empty where none was."""
-    raw = f"{path}:{operation}:{user}:{token}" + ("" if expiration is None else f":{expiration}")
-    digest = hashlib.sha256(raw.encode("utf-8", "surrogatepass")).digest()
-    return "v1_" + base64.b64encode(digest).rstrip(b"=").decode()
+    """E2B's signature of a file URL, version 1."""
+    digest = Signed(path, operation, user, expiration).digest(token)
+    return _VERSION + base64.b64encode(digest).rstrip(b"=").decode()
+
+
+def digest_in(given: str) -> bytes | None:
+    """What a signature holds; None if it cannot be one."""
+    if not _SIGNATURE.fullmatch(given):
+        return None
+    return base64.b64decode(given.removeprefix(_VERSION) + "=")

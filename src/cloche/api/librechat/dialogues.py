@@ -78,6 +78,13 @@ class Dialogues:
         if playing is not None:
             playing.task.cancel()
 
+    async def end_all(self, owner: str) -> None:
+        """Those of that owner have ended."""
+        theirs = [each.task for each in self._playing.values() if each.caller.owner == owner]
+        for task in theirs:
+            task.cancel()
+        await asyncio.gather(*theirs, return_exceptions=True)
+
     def _check_room(self, caller: Caller) -> None:
         own = sum(1 for each in self._playing.values() if each.caller == caller)
         if own >= (MAX_OF_USER if caller.user else MAX_OF_KEY):

@@ -15,6 +15,7 @@ from cloche.api.auth import OWN_HEADERS, Gatekeeper, key_of
 from cloche.api.librechat.jwt import InvalidToken, Verifier
 from cloche.api.librechat.jwt_keys import Keys
 from cloche.api.librechat.replies import Refusal
+from cloche.api.whose import TOKEN
 from cloche.engine.acting import act_for
 from cloche.librechat_config import Jwt
 from cloche.model import Principal, Struct
@@ -90,7 +91,7 @@ class Doorkeeper:
         except InvalidToken as error:
             log.info("librechat.token_refused", why=str(error))
             raise Refusal(401, "Invalid bearer token", str(error), _CHALLENGE) from None
-        principal = Principal(owner=self._jwt.owner, key_id=f"jwt:{holder.key_id}")
+        principal = Principal(owner=self._jwt.owner, key_id=f"{TOKEN}{holder.key_id}")
         request.scope["state"]["principal"] = principal
         act_for(principal)
         return Caller(owner=self._jwt.owner, tenant=holder.tenant, user=holder.user, source="jwt")

@@ -57,6 +57,7 @@ class Programs:
         self._desk = desk
         self._workshop = workshop
         self._dialogues = Dialogues(Tokens(desk.secret), desk.config.tool_wait_seconds)
+        desk.engine.housing.admission.shut_out.hear(self._dialogues.end_all)
         self._cancelling = Cancelling()
 
     async def execute(self, request: Request) -> Response:

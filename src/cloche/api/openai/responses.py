@@ -53,6 +53,8 @@ class Responses:
     async def create(self, request: Request) -> ASGIApp:
         owner = self._door.owner_of(request)
         wanted = await resolved(self._gateway, owner, decode(await whole_body(request)))
+        if wanted.store:
+            await self._stored.check_allowed(owner)
         answer = await self._answer(owner, wanted, request_id(request))
         if wanted.background:
             return await self._in_background(answer, wanted)
