@@ -171,6 +171,7 @@ def test_a_sandbox_that_expires_drops_what_runs(server):
         box.run_code("import time; time.sleep(300)")
 
 
+@pytest.mark.long
 def test_a_quiet_program_is_kept_alive_until_its_end(server, box):
     quiet = {"code": "import time; time.sleep(6); 1"}
     with code_server(server, box) as http, http.stream("POST", "/execute", json=quiet) as response:

@@ -41,6 +41,7 @@ def test_a_new_sandbox_has_a_sample_at_once(server):
     box.kill()
 
 
+@pytest.mark.long
 def test_samples_follow_what_the_sandbox_uses(server):
     box = Sandbox.create(**server.e2b)
     before = box.get_metrics()[-1]

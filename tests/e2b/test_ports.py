@@ -172,6 +172,7 @@ def test_a_port_of_a_sandbox_that_has_ended_is_not_found(server):
     assert "was not found" in answer.json()["message"]
 
 
+@pytest.mark.long
 def test_a_listener_that_never_accepts_keeps_nobody_else(server, box):
     code = "import socket; deaf = socket.socket(); deaf.bind(('127.0.0.1', 3003)); deaf.listen(0)\n"
     code += "held = [socket.socket() for _ in range(4)]\n"

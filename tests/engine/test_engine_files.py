@@ -301,6 +301,7 @@ async def test_what_is_not_the_callers_is_not_moved(box: Sandbox, engine: Engine
     assert await box.files.list() == []
 
 
+@pytest.mark.long
 async def test_many_long_names_are_listed_and_too_many_are_an_error(box: Sandbox):
     made = """if True:
         import os

@@ -207,6 +207,7 @@ async def test_who_waits_for_a_child_that_shares_its_memory_is_held_as_well(box:
 RELAY = "relay() { relay & }; relay"  # each starts the next and ends
 
 
+@pytest.mark.long
 async def test_who_forks_and_ends_at_once_is_held_or_all_run_as_before(box: Sandbox, way: str) -> None:
     relay = await started(box, RELAY)
     try:

@@ -267,6 +267,7 @@ async def test_sandboxes_of_two_templates_share_one(
         assert other.record.template.startswith("another@")
 
 
+@pytest.mark.long
 async def test_one_sandbox_has_eight_and_nothing_of_them_is_left_in_the_host(
     opening: Opening, small: Config, monkeypatch: pytest.MonkeyPatch
 ):

@@ -161,6 +161,7 @@ async def test_a_frame_that_never_ends_costs_its_execution_the_time_limit_and_no
     await usable_or_gone(box)
 
 
+@pytest.mark.long
 async def test_a_program_that_reads_its_own_channel_hurts_only_itself(box, execute):
     code = (
         SPEAK

@@ -273,6 +273,7 @@ for fd in range(0, 1024):
 
 
 @without_cgroups
+@pytest.mark.long
 async def test_a_memory_bomb_at_import_ends_the_nursery_with_a_clear_error(nursery_of):
     attack = "held = []\nfor _ in range(320): held.append(bytearray(b'x') * (16 << 20))"  # 5 GiB
     async with nursery_of(attack) as engine:
@@ -281,6 +282,7 @@ async def test_a_memory_bomb_at_import_ends_the_nursery_with_a_clear_error(nurse
 
 
 @without_cgroups
+@pytest.mark.long
 async def test_a_fork_bomb_at_import_stops_at_a_limit(nursery_of):
     attack = """
 import time

@@ -86,6 +86,7 @@ print(running(["sleep", "78"]))
     assert await said(elevated, code) == "True\n"
 
 
+@pytest.mark.long
 async def test_a_request_that_comes_byte_by_byte_has_one_time_limit(elevated: Sandbox):
     code = """
 connection, began = connect(), time.monotonic()

@@ -85,6 +85,7 @@ print(subprocess.run(["python3", "-c", look], capture_output=True, text=True).st
     assert await said(box, code) == "True\n"
 
 
+@pytest.mark.long
 async def test_a_flood_of_connections_leaves_nothing_behind(box: Sandbox):
     code = """
 for _ in range(300):

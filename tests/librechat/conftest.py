@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import httpx2
 import pytest
 from tests.conftest import RunningServer, serving, with_template
 from tests.librechat.minting import claims, jwk, mint, new_ed25519
 
+from cloche.config import Config
+from cloche.engine.admission import Admission
 from cloche.model import Template
 
 SIGNING_KEY = new_ed25519()
@@ -56,3 +60,8 @@ def user(librechat_server: RunningServer) -> Iterator[User]:
             return stack.enter_context(client_with(librechat_server, {"authorization": f"Bearer {token}"}))
 
         yield user
+
+
+def no_engine(config: Config) -> Any:
+    """In the place of an engine, where no request gets as far as running code: who may enter is all that it knows."""
+    return SimpleNamespace(housing=SimpleNamespace(admission=Admission(config.capacity)))

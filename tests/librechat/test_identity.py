@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from starlette.requests import Request
 from tests.conftest import RunningServer
-from tests.librechat.conftest import SIGNING_KEY
+from tests.librechat.conftest import SIGNING_KEY, no_engine
 from tests.librechat.minting import KEY_ID, claims, jwk, mint, new_ed25519, pem
 
 from cloche import errors
@@ -234,7 +234,7 @@ def test_a_refused_token_is_in_the_log_by_its_reason_only(app: LibreChat, capsys
 def app(tmp_path: Path) -> LibreChat:
     """The API without what runs code. Each user has three programs a minute."""
     config = Config(data_dir=str(tmp_path), librechat=Settings(exec_per_minute=3, jwt=JWT))
-    return LibreChat(None, Shelf(tmp_path, 1.0), Gatekeeper(TwoKeys(), OWNER), config, b"secret")  # type: ignore[arg-type]
+    return LibreChat(no_engine(config), Shelf(tmp_path, 1.0), Gatekeeper(TwoKeys(), OWNER), config, b"secret")
 
 
 def ask(app: LibreChat, headers: dict[str, str], **body: str) -> httpx2.Response:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from tests.librechat.conftest import no_engine
 
 from cloche.api.auth import Gatekeeper
 from cloche.api.librechat import LibreChat, desk
@@ -167,7 +168,7 @@ async def test_bytes_are_counted_together_whatever_way_programs_come(
     """The API without what runs code: none of these requests gets as far."""
     monkeypatch.setattr(desk, "ROOM_BYTES", 1000)
     gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
-    app = LibreChat(None, Shelf(tmp_path, 1.0), gatekeeper, config, b"secret")  # type: ignore[arg-type]
+    app = LibreChat(no_engine(config), Shelf(tmp_path, 1.0), gatekeeper, config, b"secret")
     is_held, is_enough = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncGenerator[bytes, None]:

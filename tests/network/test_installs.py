@@ -112,6 +112,7 @@ def test_a_second_sandbox_installs_from_the_cache_of_the_host(index: None, place
     assert len(found[1]) > len(found[0]) + 1 and found[2] == found[1], found
 
 
+@pytest.mark.long
 def test_root_and_user_install_to_one_place(box: cloche.Sandbox, single: bool) -> None:
     bash = box.contexts.create(language="bash")
     ok(box, "pip install mdurl && npm install -g left-pad && python -c 'import mdurl'", user="root")
@@ -196,6 +197,7 @@ def test_what_the_nursery_asked_for_uv_cannot_be_changed_inside(box: cloche.Sand
         assert "Read-only file system" in done.stderr, done
 
 
+@pytest.mark.long
 def test_installations_are_measured(index: None, place: Path) -> None:
     with InstallLab(Config(data_dir=str(place)), Counts(installs=1)) as lab:
         installs(lab, ["uv"])
@@ -214,6 +216,7 @@ INSTALLERS = {
 }
 
 
+@pytest.mark.long
 def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_long(bare_dir: str) -> None:
     with embedding(bare_dir), cloche.Sandbox(network={"allow": ["example.invalid"]}) as box:
         for command, hosts in INSTALLERS.items():

@@ -112,6 +112,7 @@ def said_as(item, kind):
 
 @settings(deadline=None)
 @given(st.lists(CHUNK, max_size=6))
+@pytest.mark.long
 def test_nonsense_is_a_failure_of_the_upstream_or_harmless(chunks):
     ending = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     try:

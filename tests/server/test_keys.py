@@ -260,6 +260,7 @@ def test_the_command_changes_keys_of_a_running_server_at_once(own_data_dir):
         assert status(server.url, rotated) == 401
 
 
+@pytest.mark.long
 def test_a_server_whose_store_fails_for_a_while_learns_of_keys_again_and_ends_in_order(own_data_dir, tmp_path):
     store, log = own_data_dir / "store.sqlite3", tmp_path / "log"
     with serving(own_data_dir, log=log) as server:

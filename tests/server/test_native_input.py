@@ -160,6 +160,7 @@ def test_a_process_without_stdin_takes_none(api: httpx2.Client, box: str, end: s
     api.delete(f"{box}/processes/{process}")
 
 
+@pytest.mark.long
 def test_a_client_that_says_nothing_is_told_to_leave(silent: dict[ClientConnection, str]):
     for each, what in silent.items():
         error = json.loads(each.recv(PATIENCE_SECONDS))["error"]
