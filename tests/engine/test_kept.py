@@ -35,6 +35,14 @@ def few(own_config: Config) -> Config:
     return msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused=1, snapshots=1))
 
 
+async def gone(config: Config, unneeded: set[str]) -> None:
+    """Images that nobody needs are removed a moment later, when nobody waits for it."""
+    ends_at = time.monotonic() + 30
+    while images(config) & unneeded and time.monotonic() < ends_at:
+        await asyncio.sleep(0.02)
+    assert not images(config) & unneeded
+
+
 async def test_there_is_an_end_to_paused_sandboxes_and_snapshots(opening: Opening, few: Config):
     async with opening(few) as engine:
         first, second, before = await engine.create(SandboxSpec()), await engine.create(SandboxSpec()), images(few)
@@ -50,7 +58,7 @@ async def test_there_is_an_end_to_paused_sandboxes_and_snapshots(opening: Openin
         (kept,) = await engine.snapshots.list(ME)
         await engine.snapshots.remove(kept.id, ME)
         await engine.snapshots.remove((await engine.snapshot(second.id, ME)).id, ME)
-        assert images(few) == before
+        await gone(few, images(few) - before)
 
 
 async def test_snapshots_have_so_many_bytes(opening: Opening, own_config: Config):
@@ -76,7 +84,8 @@ async def test_a_paused_sandbox_is_given_up_after_a_while(
             await asyncio.sleep(0.02)
         with pytest.raises(errors.SandboxExpired, match="paused for longer"):
             await engine.resume(box.id, ME)
-        assert engine.list(ME) == [] and list(Path(config.data_dir, "images").iterdir()) == []
+        assert engine.list(ME) == []
+        await gone(config, images(config))
 
 
 async def test_whoever_resumes_while_it_leaves_its_cell_gets_it(engine: Engine):

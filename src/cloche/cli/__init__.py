@@ -74,7 +74,8 @@ class LazyCommands(click.Group):
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "file", type=click.Path(), help="Configuration file, instead of ./cloche.toml.")
-@click.option("--data-dir", type=click.Path(), help="Where templates and records live.")
+# Whether it can be read is said by whoever reads it, in our own words.
+@click.option("--data-dir", type=click.Path(readable=False), help="Where templates and records live.")
 @click.option("--backend", help='What isolates sandboxes: "namespaces", or "plain-unsafe" for nothing at all.')
 @click.option(
     "--log", "log_format", type=click.Choice(["console", "json"]), default="console", help="Form of log lines."
