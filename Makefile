@@ -57,6 +57,11 @@ test: setup ## Run all tests (the first run builds the built-in template)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone and not long" $(PYTEST_FLAGS)
 	$(BIN)/pytest -m "alone and not long" $(PYTEST_FLAGS)
 
+.PHONY: test-again
+test-again: setup ## Try what failed once more, without neighbours, then what `test` did not come to
+	$(BIN)/pytest --last-failed --last-failed-no-failures none $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "alone and not long" $(PYTEST_FLAGS)
+
 .PHONY: test-all
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
 
