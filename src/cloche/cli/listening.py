@@ -37,6 +37,7 @@ class Listener(uvicorn.Server):
             uvicorn.Config(
                 app,
                 # The control socket is open to whoever runs the server, and to nobody else.
+                # uvicorn takes whatever makes a protocol, and declares a class only.
                 http=functools.partial(Connection, crowd=Crowd() if settings else None),  # type: ignore[arg-type]
                 ws=Socket,
                 loop="none",

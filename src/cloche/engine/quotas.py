@@ -135,6 +135,7 @@ class Quotas:
         """All that what they do counts for. Without an owner it is nobody's."""
         if not owner:
             return ()
+        # A plain tuple is the same key as a Tenant, and cheaper to make: this is asked for every execution.
         of_owner = self._accounts.get((owner, "")) or self.account(Tenant(owner))  # type: ignore[call-overload]
         if not key_id:
             return (of_owner,)

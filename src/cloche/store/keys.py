@@ -147,6 +147,7 @@ class StoredKeys:
         _check(owner, role, name)
         _check_expiry(expires_at)
         now, key = time.time(), new_key()
+        # Which role it is, `_check` has seen: a string of a request until then.
         record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=now, expires_at=expires_at)  # type: ignore[arg-type]
         await self._database.do(lambda db: _put(db, record, key))
         self._valid[hash_of(key)] = record
