@@ -6,6 +6,8 @@ PYTHON ?= python3
 PYTEST_FLAGS ?=
 # Tests wait for a third of their time: on two cores, three at once.
 WORKERS ?= 3
+# To collect all others only to leave them out takes ten seconds.
+ALONE := $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -55,12 +57,12 @@ format: setup ## Format the code and fix what can be fixed
 .PHONY: test
 test: setup ## Run all tests (the first run builds the built-in template)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone and not long" $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "alone and not long" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "alone and not long" $(ALONE) $(PYTEST_FLAGS)
 
 .PHONY: test-again
 test-again: setup ## Try what failed once more, without neighbours, then what `test` did not come to
 	$(BIN)/pytest --last-failed --last-failed-no-failures none $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "alone and not long" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "alone and not long" $(ALONE) $(PYTEST_FLAGS)
 
 .PHONY: test-all
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
@@ -68,7 +70,7 @@ test-all: test test-long ## Run those tests too that take long: faults, fuzzing,
 .PHONY: test-long
 test-long: setup
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "long and not alone" $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "long and alone" $(PYTEST_FLAGS)
+	$(BIN)/pytest -m "long and alone" $(ALONE) $(PYTEST_FLAGS)
 
 .PHONY: test-clients
 test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)

@@ -29,6 +29,32 @@ REPOSITORY = Path(__file__).parent.parent
 DATA_DIR = os.environ.get("CLOCHE_DATA_DIR") or str(REPOSITORY / ".data")
 
 
+BUILD = "import sys; from cloche.templates import Catalogue, ensure; ensure(Catalogue(sys.argv[1]), 'python')"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Several workers begin with files that need no template, while it is built: in a new checkout that takes a minute.
+
+    Every worker is given one stretch of the list, and the list must be the same for all of them.
+    """
+    worker = getattr(config, "workerinput", None)
+    needing = {item.path for item in items if "template" in getattr(item, "fixturenames", ())}
+    if worker is None or not needing:
+        return
+    if worker["workerid"] == "gw0":
+        # If it fails, the fixture below tries again, and says why.
+        config.add_cleanup(subprocess.Popen([sys.executable, "-c", BUILD, DATA_DIR], stderr=subprocess.DEVNULL).wait)
+    workers = worker["workercount"]
+    kinds = [[item for item in items if (item.path in needing) is needs] for needs in (False, True)]
+    items[:] = [item for stretch in range(workers) for kind in kinds for item in part(kind, stretch, workers)]
+
+
+def part(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
+    """That one of so many parts of nearly the same length, in the order of the whole."""
+    return items[len(items) * number // parts : len(items) * (number + 1) // parts]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_of_the_developer():
     """The developer's own variables must not decide what a test sees."""

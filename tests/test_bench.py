@@ -22,8 +22,6 @@ from cloche.cli import main
 from cloche.config import Config
 from cloche.model import Template
 
-pytestmark = pytest.mark.alone
-
 TINY = Counts(
     fast=2,
     warm=2,

@@ -27,6 +27,9 @@ from cloche.telemetry import log
 KEEP_ALIVE_SECONDS = 75  # clients pool connections for longer than uvicorn's 5 s, and then see resets
 LEAVE_SECONDS = 10.0  # for answers that go on when the server stops
 BACKLOG = 2048
+# libuv takes one connection of a listening socket in each turn of the loop, and in a turn a busy server answers a dozen
+# requests: who came last of a crowd would wait for many turns. So it listens by so many descriptors of the same socket.
+DOORS = 16
 
 
 class Listener(uvicorn.Server):
@@ -64,7 +67,8 @@ class Listener(uvicorn.Server):
 
     async def start(self) -> None:
         """Takes connections when this returns."""
-        self._serving = asyncio.create_task(self.serve([self._bound]))
+        doors = [self._bound, *(self._bound.dup() for _ in range(DOORS - 1))]  # uvicorn closes them
+        self._serving = asyncio.create_task(self.serve(doors))
         while not self.started and not self._serving.done():
             await asyncio.sleep(0.002)
         if self._serving.done():

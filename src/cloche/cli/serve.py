@@ -150,7 +150,7 @@ def _settle() -> None:
     """What was made until now lasts: looking through it for garbage again and again would hold up everybody."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 20, 20)
+    gc.set_threshold(YOUNG_OBJECTS, 4, 4)
 
 
 async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, quotas: Quotas, url: str) -> None:

@@ -72,6 +72,7 @@ class ProcessCell:
         self._group = group
         self._on_closed = on_closed
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._freezing: asyncio.Future[bool] | None = None  # the last that a thread was asked for
         self._frozen = False
 
@@ -165,9 +166,13 @@ class ProcessCell:
             self._frozen = False
 
     async def aclose(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        """Goes on to its end also when whoever waits for it is cancelled: half of it would leave the rest for ever."""
+        if self._closing is None:
+            self._closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._freezing is not None:
             await asyncio.wait([self._freezing])
         try:

@@ -19,6 +19,7 @@ from cloche.isolation import ids, installers, rootfs
 from cloche.isolation.base import Cell, CellSpec, Check, Mounts
 from cloche.isolation.nursery import Order, ZygoteNursery, bound_imports, start_process
 from cloche.isolation.probe import checks, refuse_unless_possible
+from cloche.isolation.sweeper import Sweeper
 from cloche.isolation.volumes import ZygoteVolume, trees_for
 from cloche.linux import cgroups, seccomp
 from cloche.model import Limits, Template
@@ -69,6 +70,7 @@ class NamespacesBackend:
         found.leftovers(is_live)
         _remove_recorded(run_dir.parent, is_live)
         self._parent = found.parent(instance) if {"memory", "pids"} - found.missing else None
+        self._sweeper = Sweeper(self._parent) if self._parent is not None else None
         if self._parent is not None:
             (run_dir / _RECORD).write_text("\n".join(self._parent.directories))
         self._programs = {name: _compiled(name) for name in ("nursery", "cell")}
@@ -87,7 +89,7 @@ class NamespacesBackend:
         zygote = ZygoteNursery(template, process, self._parent, group, pid_namespaces=PID_NAMESPACES)
         await zygote.begin(ours, order)
         nursery = NamespaceNursery(template, zygote, self._slices, self._parent, self._started)
-        self._nurseries.append(nursery)
+        self._nurseries = [*(each for each in self._nurseries if not each.gone), nursery]
         return nursery
 
     def _order(self, template: Template) -> Order:
@@ -124,8 +126,9 @@ class NamespacesBackend:
         for nursery in self._nurseries:
             await nursery.deserted()
             await nursery.aclose()
-        if self._parent is None:
+        if self._parent is None or self._sweeper is None:
             return True
+        self._sweeper.close()
         await _sweep(self._parent)
         return self._parent.remove()
 
@@ -146,6 +149,10 @@ class NamespaceNursery:
     def alive(self) -> bool:
         return self._zygote.alive
 
+    @property
+    def gone(self) -> bool:
+        return self._zygote.gone
+
     async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
         try:
             share = self._slices.take()
@@ -157,9 +164,7 @@ class NamespaceNursery:
         try:
             return await self._zygote.spawn(spec, share, group, lambda: self._slices.give_back(share))
         except BaseException:
-            self._slices.give_back(share)
-            if group is not None:
-                group.remove()
+            self._give_up(share, group)
             raise
 
     async def _spawn_with(self, spec: CellSpec, share: dict[str, Any], mounts: Mounts) -> Cell:
@@ -175,10 +180,15 @@ class NamespaceNursery:
                 group = self._group(spec)
                 return await self._zygote.spawn(spec, share, group, on_closed, trees)
         except BaseException:
-            self._slices.give_back(share)
-            if group is not None:
-                group.remove()
+            self._give_up(share, group)
             raise
+
+    def _give_up(self, share: dict[str, Any], group: cgroups.Group | None) -> None:
+        """A cell that may have been forked before its zygote died or its maker was cancelled, and is nobody's."""
+        if group is not None:
+            group.kill()
+            group.remove()
+        self._slices.give_back(share)
 
     async def make_volume(self, size_bytes: int) -> ZygoteVolume:
         return await ZygoteVolume.make(self._zygote, size_bytes, self._slices.volume_owner)

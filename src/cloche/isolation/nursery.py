@@ -102,6 +102,11 @@ class ZygoteNursery:
         return self._channel is not None and not self._channel.closed and not self._closing
 
     @property
+    def gone(self) -> bool:
+        """Whether nothing is left of it, nor of its cells."""
+        return self._ending is not None and self._ending.done()
+
+    @property
     def cells(self) -> int:
         """How many cells it has, with those that it makes."""
         return self._cells

@@ -40,6 +40,7 @@ class Parent:
         self._directories = {place.base: os.fsencode(os.path.join(place.base, name)) for place in places.values()}
         self._locks: dict[bytes, int] = {}
         self._busy: set[bytes] = set()
+        self.on_busy: Callable[[], None] | None = None  # told that there is something to be swept later
         try:
             for directory in self._directories.values():
                 self._locks[directory] = _make_locked(directory)
@@ -79,6 +80,12 @@ class Parent:
 
     def postpone(self, directories: Iterable[bytes]) -> None:
         self._busy.update(directories)
+        if self.on_busy is not None:
+            self.on_busy()
+
+    def removed(self, directories: Iterable[bytes]) -> None:
+        """They are gone after all: nothing of them is left to be swept."""
+        self._busy.difference_update(directories)
 
     def remove(self) -> bool:
         """Removes the directories if no group is left in them, and gives up the locks. False if one is left."""
@@ -235,6 +242,7 @@ class Group:
                 time.sleep(0.001)
             left = [directory for directory in self._inner_first() if not rmdir(directory)]
             if not left:
+                self._parent.removed(self._inner_first())
                 return True
         self._parent.postpone(left)
         return False
