@@ -1,11 +1,11 @@
-"""Children of the zygote whose host gives them up while they are made: they end, and the zygote goes on."""
+"""Children of the zygote that are given up while they are made: they end, and are no second zygote."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from cloche.guest import init, zygote
+from cloche.guest import init
 
 
 def test_a_first_kernel_that_cannot_begin_ends_and_is_no_second_zygote():
@@ -15,7 +15,7 @@ def test_a_first_kernel_that_cannot_begin_ends_and_is_no_second_zygote():
     pid = os.fork()
     if pid == 0:
         try:
-            init.be_first_kernel(None, None, {}, [-1, -1, -1, -1, entrance], door)
+            init.be_first_kernel(None, None, {}, [-1, -1, -1, -1, entrance], door, 1)
         finally:
             os._exit(77)  # it came back
     os.close(entrance)
@@ -23,16 +23,18 @@ def test_a_first_kernel_that_cannot_begin_ends_and_is_no_second_zygote():
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
-def test_a_child_that_dies_is_told_from_one_that_lives():
-    read, write = os.pipe()
+def test_a_first_kernel_ends_when_init_dies_before_it_asks_for_its_maps():
+    read, entrance = os.pipe()
+    door, other = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    assert not zygote.is_ending(pid)
-    os.close(write)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert zygote.is_ending(pid)
-    os.waitpid(pid, 0)
+        try:
+            other.close()
+            init.be_first_kernel(None, None, {}, [-1, -1, -1, -1, entrance], door, 1)
+        finally:
+            os._exit(77)  # it came back
+    with door, other:
+        other.shutdown(socket.SHUT_RDWR)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     os.close(read)
+    os.close(entrance)

@@ -29,7 +29,7 @@ from cloche.guest import (
     wire,
 )
 from cloche.guest.defaults import Defaults
-from cloche.linux import syscalls
+from cloche.linux import namespaces, syscalls
 
 _IDLE_SECONDS = 3600.0
 # What bad input, or a disk or memory that is full, can raise from a verb: an answer, and nothing that ends a sandbox.
@@ -40,7 +40,7 @@ def _on_child(*_) -> None:
     """A handler must be set for the wake-up descriptor to be written to."""
 
 
-def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: socket.socket) -> None:
+def main(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
     """Never returns. Without `walls` there are none: see `cloche.isolation.plain`.
 
     `fds`: init's channel, kernel 0's channel, stdout and stderr, then the entrances of our cgroups.
@@ -50,14 +50,13 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: 
         for entrance in entrances:
             os.write(entrance, b"0")
         trees = [tree for _, tree in spec.get("volumes", ())]
-        _leave_zygote([*fds[:4], sync.fileno(), door.fileno(), *trees])
+        _leave_zygote([*fds[:4], door.fileno(), *trees])
         served.take(spec, bool(walls))
         if walls:
-            _go_behind(walls, served, spec, first_kernel, sync, door)
+            _go_behind(walls, served, spec, first_kernel, door)
         else:
             syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
             served.start_first_kernel(spec, first_kernel)
-        sync.close()
         door.close()
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -65,23 +64,31 @@ def main(served: Init, walls, spec: dict, sync: socket.socket, fds: list, door: 
     served.end(1)
 
 
-def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
-    """The sandbox's other process. Never returns. It gets ready while init raises the walls.
+def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket, pid: int) -> None:
+    """The sandbox's other process. Never returns. It gets ready while init, which is `pid` here, raises the walls.
 
     It runs none of its user's code until it has gone behind them: all that it waits for is the way in.
     """
     try:
         for entrance in fds[4:]:
             os.write(entrance, b"0")
+        _write_maps(door, pid, spec)
         served.take(spec, True)
         served.be_first_kernel(spec, fds[1:4], door.fileno(), walls)
     finally:  # the host may have given up the sandbox, and its cgroups: we must not go on as a second zygote
         os._exit(1)
 
 
-def _go_behind(walls, served: Init, spec: dict, first_kernel: list, sync: socket.socket, door: socket.socket) -> None:
+def _write_maps(door: socket.socket, pid: int, spec: dict) -> None:
+    """In the first kernel, as soon as init has made its user namespace. Not if it ended before."""
+    if door.recv(1):
+        namespaces.write_maps(pid, spec["uids"], spec["gids"])
+        door.send(b"m")
+
+
+def _go_behind(walls, served: Init, spec: dict, first_kernel: list, door: socket.socket) -> None:
     """Raises the walls around us, and lets the first kernel, which the zygote has forked beside us, in."""
-    doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(sync))
+    doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(door))
     pid = door.recv(16)
     if not pid:
         raise RuntimeError("the first kernel died before it was let in")
@@ -105,10 +112,10 @@ def _leave_zygote(keep: list) -> None:
     os.setsid()
 
 
-def _ask_for_maps(sync: socket.socket) -> None:
-    sync.send(b"u")
-    if not sync.recv(1):
-        raise RuntimeError("the zygote could not write the id maps")
+def _ask_for_maps(door: socket.socket) -> None:
+    door.send(b"u")
+    if not door.recv(1):
+        raise RuntimeError("the first kernel ended before it had written the id maps")
 
 
 def _last_words(channel: socket.socket, error: BaseException) -> None:

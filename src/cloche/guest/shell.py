@@ -146,7 +146,8 @@ class Shell(InteractiveShell):
         history.input_hist_parsed[:] = history.input_hist_raw[:] = [""]
         for name in [name for name in self.user_ns if _INPUT.fullmatch(name)]:
             del self.user_ns[name]
-        self.user_ns.update({"_": "", "__": "", "___": "", "_i": "", "_ii": "", "_iii": ""})
+        self.displayhook.flush()
+        self.user_ns.update({"_i": "", "_ii": "", "_iii": ""})
         for name in [name for name in linecache.cache if name.startswith(tracebacks.CELL)]:
             del linecache.cache[name]
 

@@ -17,7 +17,7 @@ from cloche.guest import enclosure, init, running, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.guest.volumes import Volumes
-from cloche.linux import hugepages, namespaces, syscalls
+from cloche.linux import hugepages, mappings, namespaces, syscalls
 
 _WALLS = (
     namespaces.NEWNS
@@ -29,7 +29,6 @@ _WALLS = (
 )
 
 _LULL_MILLISECONDS = 5
-_PF_EXITING = 0x4  # of the kernel's flags of a process
 
 
 def main(channel_fd: int) -> None:
@@ -61,7 +60,6 @@ class Zygote:
         self._env = order["env"]
         self._init = init.Init(order["single"], program, order["env"])
         self._poll = select.poll()
-        self._waiting: dict = {}  # sync socket's fd -> (socket, pid, spec): children that will ask for their maps
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._volumes = Volumes(order["single"], self._own_pids) if self._walls else None
@@ -78,6 +76,7 @@ class Zygote:
         gc.collect()
         gc.disable()
         gc.freeze()
+        mappings.join_libraries()
         hugepages.collapse_anonymous()
         self._renew_network()
 
@@ -90,7 +89,6 @@ class Zygote:
             ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
             if not ready:
                 self._use_lull()
-            self._serve_waiting(ready)
             if self._channel.fileno() in ready:
                 self._serve_host()
             if ended in ready:
@@ -135,7 +133,6 @@ class Zygote:
                 os.close(tree)
 
     def _spawn(self, header: dict, fds: list) -> None:
-        ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         fds[2:2] = [out, err]
         trees = _take_trees(header["spec"], fds)
@@ -145,23 +142,11 @@ class Zygote:
             if not self._network_is_fresh:
                 self._renew_network()
             self._network_is_fresh = False
-            pid = self._fork_cell(header, theirs, fds, (out_read, err_read))
-            self._leave_network()
+            self._fork_cell(header, fds, (out_read, err_read))
         except OSError as error:
             wire.send(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
-        else:
-            self._waiting[ours.fileno()] = (ours, pid, header["spec"])
-            self._poll.register(ours, select.POLLIN)
-            self._serve_waiting([fd for fd, _ in self._poll.poll(0)])
-        theirs.close()
         for fd in (*fds, *trees, out_read, err_read):
             os.close(fd)
-
-    def _serve_waiting(self, ready: list) -> None:
-        """Children first: one that was just forked has raised its walls while its kernel was forked, and waits now."""
-        for fd in ready:
-            if fd in self._waiting:
-                self._write_maps(fd)
 
     def _renew_network(self) -> None:
         """Moves this process, which has no use for a network, into a new one. The next sandbox gets it by the fork."""
@@ -170,7 +155,7 @@ class Zygote:
         self._network_is_fresh = True
 
     def _leave_network(self) -> None:
-        """Leaves the network to the sandbox that was forked into it, before that one can run any of its user's code."""
+        """Leaves the network to the sandbox that was forked into it, before the first kernel, which enters it later."""
         if self._walls:
             syscalls.setns(self._own_network, namespaces.NEWNET)
         self._pause_milliseconds = _LULL_MILLISECONDS
@@ -183,24 +168,25 @@ class Zygote:
         except OSError:
             pass  # the next spawn tries again, and says why it cannot
 
-    def _fork_cell(self, header: dict, sync: socket.socket, fds: list, outputs: tuple) -> int:
+    def _fork_cell(self, header: dict, fds: list, outputs: tuple) -> None:
         """Forks init, and then, while init raises the walls, its first kernel, which waits at a door to be let in.
 
-        The host hears of it in between, so that what it does then does not hold up the kernel, which comes last.
-        Should the kernel's fork fail, init finds its door closed, and says so.
+        The kernel writes init's id maps, too: it has our rights until it goes through that door, and we are busy with
+        other cells. The host hears of it in between, so that what it does then does not hold up the kernel, which
+        comes last. Should the kernel's fork fail, init finds its door closed, and says so.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
             pid = self._fork_into_new_pids()
             if pid == 0:
-                init.main(self._init, self._walls, header["spec"], sync, fds, ours)
+                init.main(self._init, self._walls, header["spec"], fds, ours)
             self._announce(header["cell"], pid, outputs)
+            self._leave_network()
             if self._walls:
                 kernel = syscalls.fork_bare()  # into the same pid namespace
                 if kernel == 0:
-                    init.be_first_kernel(self._init, self._walls, header["spec"], fds, theirs)
+                    init.be_first_kernel(self._init, self._walls, header["spec"], fds, theirs, pid)
                 self._kernels[kernel] = header["cell"]
-        return pid
 
     def _announce(self, cell: str, pid: int, outputs: tuple) -> None:
         pidfd = os.pidfd_open(pid)
@@ -212,20 +198,6 @@ class Zygote:
             syscalls.setns(self._own_pids, namespaces.NEWPID)
             syscalls.unshare(namespaces.NEWPID)
         return syscalls.fork_bare()
-
-    def _write_maps(self, fd: int) -> None:
-        """A child has made its user namespace and waits; or it died before it came so far."""
-        sync, pid, spec = self._waiting.pop(fd)
-        self._poll.unregister(fd)
-        with sync:
-            if not sync.recv(1):
-                return
-            try:
-                namespaces.write_maps(pid, spec["uids"], spec["gids"])
-                sync.send(b"m")
-            except OSError:
-                if not is_ending(pid):  # else whoever wanted it has left just now, and the host killed it
-                    raise
 
     def _raw_cost(self) -> float:
         """What a fork into new namespaces costs here and now, with one byte back: the limit for any creation."""
@@ -243,13 +215,6 @@ class Zygote:
         theirs.close()
         os.waitpid(pid, 0)
         return cost
-
-
-def is_ending(pid: int) -> bool:
-    """Whether a child, which nobody has waited for, is dead or dying."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()  # what comes after its name, which can be anything
-    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def _take_trees(spec: dict, fds: list) -> list:

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import whole_body
+from cloche.api.http import has_left, whole_body
 from cloche.api.native.door import Door, body_of, reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.sandboxes import described
@@ -24,7 +24,7 @@ class Branching:
         context = await self._context(request)
         await whole_body(request)
         mark = await unless_left(request, context.checkpoint())
-        if await request.is_disconnected():
+        if has_left(request):
             with contextlib.suppress(errors.ClocheError):
                 context.forget(mark.id)  # nobody would ever know its id
             raise ClientDisconnect
@@ -48,7 +48,7 @@ class Branching:
         context = sandbox.context(request.path_params["context"])
         asked = await body_of(request, asks.ForkContext)
         made = await unless_left(request, context.fork(asked.count))
-        if await request.is_disconnected():
+        if has_left(request):
             for each in made:
                 with contextlib.suppress(errors.ClocheError):
                     sandbox.remove_context(each.id)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.crowd import while_wanted
-from cloche.api.http import Stream
+from cloche.api.http import Stream, has_left
 from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
 from cloche.api.native.sse import event_stream
 from cloche.engine.context import Context
@@ -33,7 +33,7 @@ class Sandboxes:
         asked = await body_of(request, asks.CreateSandbox)
         engine, spec = self._door.engine, await self._spec(asked, principal.owner)
         sandbox = await while_wanted(request, engine, engine.create(spec))
-        if await request.is_disconnected():
+        if has_left(request):
             await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
             raise ClientDisconnect
         return reply(sandbox.info, 201)

@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.http import has_left
 from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
 from cloche.engine.forks import all_made
 from cloche.model import check_seconds
@@ -28,7 +29,7 @@ class Snapshots:
         asked = await body_of(request, asks.Fork)
         check_seconds("timeout_seconds", asked.timeout_seconds)
         made = await all_made(await self._door.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds))
-        if await request.is_disconnected():
+        if has_left(request):
             await asyncio.gather(*(each.kill("whoever asked for it left") for each in made))
             raise ClientDisconnect
         return reply([each.info for each in made], 201)
