@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from cloche import errors
 from cloche.api.ui.sandbox_endings import Ending, why
@@ -15,6 +17,8 @@ from cloche.store.base import SandboxRecord
 PAGE_ROWS = 100
 ENDED_ROWS = 500  # that are looked through
 MAX_TEXT = 200
+SHOWN_PAIRS = 2  # of metadata, in a row
+SHOWN_CHARACTERS = 40
 STATES = ("live", "running", "paused", "ended")
 LIVE = ("running", "paused")
 
@@ -30,6 +34,17 @@ class Asked(NamedTuple):
     reverse: bool = False
     page: int = 1
 
+    def link(self, **changes: object) -> str:
+        """The address of the list with something else asked for: from its first page on, unless that is named."""
+        meant = {**self._asdict(), "page": 1, **changes}
+        query = {name: int(value) if value is True else value for name, value in meant.items()}
+        given = {name: value for name, value in query.items() if value != Asked._field_defaults[name]}
+        return "/ui/sandboxes" + (f"?{urlencode(given)}" if given else "")
+
+    def sorted_by(self, name: str) -> str:
+        """The address of the list in that order; in the other direction if that is its order now."""
+        return self.link(sort=name, reverse=self.sort == name and not self.reverse)
+
 
 class Row(NamedTuple):
     record: SandboxRecord
@@ -44,6 +59,12 @@ class Row(NamedTuple):
     @property
     def template(self) -> str:
         return self.record.template.partition("@")[0]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The first of its metadata, cut short."""
+        first = itertools.islice(self.record.metadata.items(), SHOWN_PAIRS)
+        return [(name[:SHOWN_CHARACTERS], value[:SHOWN_CHARACTERS]) for name, value in first]
 
     @property
     def processes(self) -> int | None:
@@ -65,6 +86,11 @@ class Found(NamedTuple):
     counts: Mapping[str, int]  # by state, whatever was asked for
     owners: Sequence[str]
     templates: Sequence[str]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row, among all that were found."""
+        return (self.page - 1) * PAGE_ROWS + 1
 
 
 def asked_of(query: Mapping[str, str]) -> Asked:

@@ -15,7 +15,7 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import body_of, is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.sandbox_facts import SHOWN_RULES, facts_of, recorded
-from cloche.api.ui.sandbox_list import STATES, asked_of, found
+from cloche.api.ui.sandbox_list import asked_of, found
 from cloche.engine.endings import KILLED_BY_OWNER, absent
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Struct
@@ -35,8 +35,9 @@ COLUMNS = (
     ("deadline", "Ends in"),
     ("cpu", "CPU"),
     ("memory", "Memory"),
-    ("processes", "Processes"),
+    ("processes", "Procs"),
 )
+NUMBERS = ("age", "deadline", "processes")  # of the columns
 
 
 class Renewal(Struct, forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ class Sandboxes:
             "asked": asked,
             "found": await found(self._engine, visitor.sees, asked),
             "columns": [each for each in COLUMNS if each[0] != "owner" or visitor.is_admin],
-            "states": STATES,
+            "numbers": NUMBERS,
         }
         return self._render(request, visitor, "sandbox_rows.html" if is_partial(request) else "sandboxes.html", values)
 

@@ -26,9 +26,9 @@ class Usage(NamedTuple):
 
 
 def usage_of(meter: Meter, count: int = POINTS, width: int = WIDTH, height: int = HEIGHT) -> Usage | None:
-    """None of one that is so young that nobody has looked yet."""
+    """None of one that is so young that nobody has looked yet. A line of few points begins further to the right."""
     samples = meter.recent(count)
-    return None if not samples else _usage(samples, count, width, height)
+    return None if not samples else _usage(samples, max(len(samples), POINTS), width, height)
 
 
 def _usage(samples: Sequence[Sample], count: int, width: int, height: int) -> Usage:

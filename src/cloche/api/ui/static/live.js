@@ -1,7 +1,8 @@
 // Keeps parts of a page up to date, while somebody looks at them; and shows times as this browser has them.
 //
 // `data-live` is every how many seconds, `data-live-url` where the part comes from; `data-live-switch` of a checkbox
-// names the part that it turns on and off. A form with `data-filters` is sent when one of its lists is changed.
+// names the part that it turns on and off, `data-live-swap` how it is put in (with `morph:innerHTML` what has not changed
+// stays, and with it focus and scrolling). A form with `data-filters` is sent when one of its lists is changed.
 
 function isOff(place) {
   const box = document.querySelector(`[data-live-switch="${CSS.escape(place.id)}"]`);
@@ -14,9 +15,17 @@ function isBusy(place) {
   return selects || document.querySelector("dialog[open]") !== null;
 }
 
+// Now, whatever the switch says.
+export function fetchPart(place) {
+  return window.htmx.ajax("GET", place.dataset.liveUrl, {
+    source: place,
+    target: place,
+    swap: place.dataset.liveSwap ?? "innerHTML",
+  });
+}
+
 function refresh(place) {
-  if (document.hidden || isOff(place) || isBusy(place)) return;
-  window.htmx.ajax("GET", place.dataset.liveUrl, { target: place, swap: "innerHTML" });
+  if (!document.hidden && !isOff(place) && !isBusy(place)) fetchPart(place);
 }
 
 function localTime(time) {
