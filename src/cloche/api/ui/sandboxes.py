@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from cloche import errors
 from cloche.api.ui import words
-from cloche.api.ui.asking import body_of, is_partial
+from cloche.api.ui.asking import body_of, is_partial, packed
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.sandbox_facts import SHOWN_RULES, facts_of, recorded
 from cloche.api.ui.sandbox_list import asked_of, found
@@ -63,7 +63,8 @@ class Sandboxes:
             "columns": [each for each in COLUMNS if each[0] != "owner" or visitor.is_admin],
             "numbers": NUMBERS,
         }
-        return self._render(request, visitor, "sandbox_rows.html" if is_partial(request) else "sandboxes.html", values)
+        name = "sandbox_rows.html" if is_partial(request) else "sandboxes.html"
+        return packed(request, self._render(request, visitor, name, values))
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         facts = await facts_of(self._engine, request.path_params["id"], visitor.sees)
