@@ -11,11 +11,18 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 
+from cloche.api.ui.sandbox_endings import why
+from cloche.api.ui.sandbox_list import PAGE_ROWS, Asked, asked_of
+from cloche.store.base import HOST_DIED, SHUT_DOWN, SandboxRecord, State
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title="taken"</script>'
 UNKNOWN = "i" + "0" * 20
+MANY = 500
+PACKED_BYTES = 40_000  # of a refresh of the list, with a hundred rows: ten times less than they are
+MORPH_MILLISECONDS = 400  # 40 on a quiet machine
 
 
 class Client:
@@ -209,7 +216,7 @@ def test_names_that_a_client_chose_are_text_and_nothing_else(someone: Someone, v
     page.reload()
     assert HOSTILE[:20] in row(page, id).inner_text()
     page.goto(f"/ui/sandboxes/{id}")
-    page.get_by_role("region", name="Commands that run").get_by_text("sleep 600").wait_for()
+    page.get_by_role("region", name="Table of commands").get_by_text("sleep 600").wait_for()
     assert page.locator("dl.pairs-all").inner_text().count(HOSTILE) == 2
     assert page.locator("main img, main script").count() == 0
     assert page.title() == f"{id} · Cloche"
@@ -249,6 +256,97 @@ def test_what_is_typed_narrows_the_list_and_stays_in_the_address(someone: Someon
     assert [each.get_attribute("data-id") for each in page.locator("tbody tr").all()] == [one, other]
 
 
+def test_a_list_that_cannot_be_refreshed_says_that_it_is_old(someone: Someone, visiting: Visiting) -> None:
+    mine = someone("list-old")
+    id = mine.make()
+    page = visiting("/sandboxes", key=mine.key)
+    page.route("**/ui/sandboxes?*", lambda route: route.abort())
+    page.get_by_role("link", name="Running").click()
+    page.locator("#toasts").get_by_text("The server cannot be reached").wait_for()
+    page.locator("#sandbox-rows[data-stale]").wait_for()
+    assert row(page, id).is_visible()
+    page.unroute("**/ui/sandboxes?*")
+    page.get_by_role("link", name="Paused").click()
+    row(page, id).wait_for(state="detached")
+    assert page.locator("#sandbox-rows[data-stale]").count() == 0
+
+
 def test_what_cannot_be_asked_for_is_refused_in_words(visiting: Visiting) -> None:
     page = visiting("/sandboxes?sort=colour")
     assert "sandboxes cannot be sorted by 'colour'" in page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        ("expired", "its deadline passed", "Its deadline passed"),
+        ("killed", SHUT_DOWN, "The server stopped"),
+        ("killed", "the key was revoked", "The key was revoked"),
+        ("lost", HOST_DIED, "The server died"),
+        ("lost", None, "The server died"),
+        ("lost", "its init died (signal 9)", "Its first process died"),
+        ("lost", "its files could not be read", "It broke"),
+    ],
+)
+def test_every_way_to_end_has_words(state: State, reason: str | None, says: str) -> None:
+    record = SandboxRecord(
+        id=UNKNOWN, owner="x", template="python@1", state=state, instance="h", created_at=1.0, end_reason=reason
+    )
+    ending = why(record)
+    assert ending.headline == says and ending.detail
+
+
+def test_an_address_of_the_list_asks_for_what_it_was_made_from() -> None:
+    for asked in (Asked(), Asked(state="ended", text="a&b=c", page=3), Asked(sort="cpu", reverse=True, owner="x+y")):
+        query = dict(httpx2.URL("http://x" + asked.link(page=asked.page)).params)
+        assert asked_of(query) == asked
+    assert Asked(page=7).link(state="paused") == "/ui/sandboxes?state=paused"
+
+
+def test_on_a_phone_a_refresh_keeps_where_one_was(someone: Someone, visiting: Visiting) -> None:
+    mine = someone("list-phone")
+    ids = [mine.make() for _ in range(8)]
+    page = visiting("/sandboxes", key=mine.key, phone=True)
+    row(page, ids[0]).scroll_into_view_if_needed()
+    before = page.evaluate("scrollY")
+    mine.ask("DELETE", f"/api/v1/sandboxes/{ids[0]}")
+    row(page, ids[0]).get_by_text("Killed by its owner").wait_for()
+    assert before > 500 and abs(page.evaluate("scrollY") - before) < 150  # rows that ended are a little lower
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.long
+def test_a_list_of_five_hundred_stays_usable(someone: Someone, visiting: Visiting, console: RunningServer) -> None:
+    room = Client(console.url, console.key).ask("GET", "/admin/capacity")["sandboxes"]
+    if room["capacity"] - room["in_use"] < 1.2 * MANY:
+        pytest.skip(f"this host has room for {room['capacity']} sandboxes only")
+    mine = someone("list-crowd")
+    ids = [mine.make(metadata={"number": str(number)}) for number in range(MANY)]
+    page = visiting("/sandboxes", key=mine.key)
+    assert page.locator("tbody tr").count() == PAGE_ROWS
+    assert f"1–{PAGE_ROWS} of {MANY}" in page.locator(".pager").inner_text()
+    took, size = page.evaluate(MEASURE)
+    assert sorted(took)[len(took) // 2] < MORPH_MILLISECONDS
+    assert size < PACKED_BYTES
+    page.get_by_role("link", name="Next").click()
+    page.get_by_text("page 2 of 5").wait_for()
+    page.locator("input[type=search]").fill(ids[3])
+    page.get_by_text("1–1 of 1").wait_for()
+    act(page, ids[3], "Kill")
+    confirm(page, "Kill")
+    row(page, ids[3]).get_by_text("Killed by its owner, in the console").wait_for()
+
+
+# How long a refresh keeps the page busy, some times, and how many bytes it took.
+MEASURE = """async () => {
+  const place = document.getElementById("sandbox-rows"), took = [];
+  for (let time = 0; time < 5; time++) {
+    const text = await (await fetch(place.dataset.liveUrl, { headers: { "HX-Request": "true" } })).text();
+    const began = performance.now();
+    Idiomorph.morph(place, text, { morphStyle: "innerHTML" });
+    place.getBoundingClientRect();
+    took.push(performance.now() - began);
+  }
+  const loaded = performance.getEntriesByType("resource").filter((each) => each.name.endsWith("/ui/sandboxes"));
+  return [took, Math.max(...loaded.map((each) => each.encodedBodySize))];
+}"""

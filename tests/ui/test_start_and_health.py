@@ -15,6 +15,9 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 
+from cloche.api.ui.health import meaning_of
+from cloche.engine.health import Verdict
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -97,6 +100,13 @@ def test_health_tells_a_user_the_verdict_and_nothing_of_the_host(
         assert part not in page.content()
     for path in ("doctor", "disk"):
         assert page.context.request.get(f"/ui/health/{path}", fail_on_status_code=False).status == 403
+
+
+def test_what_is_wrong_is_said_in_words_also_where_nobody_foresaw_it() -> None:
+    known, other = (Verdict(ok=False, why=why, age_seconds=9.0) for why in ("nursery_failed", "no_such_code"))
+    assert meaning_of(known).startswith("The process that sandboxes are forked from")
+    assert "no_such_code" in meaning_of(other)
+    assert meaning_of(Verdict(ok=True, why="", age_seconds=1.0)) == ""
 
 
 def cloche_ui(place: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:

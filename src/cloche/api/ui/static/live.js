@@ -4,6 +4,8 @@
 // names the part that it turns on and off, `data-live-swap` how it is put in (with `morph:innerHTML` what has not changed
 // stays, and with it focus and scrolling). A form with `data-filters` is sent when one of its lists is changed.
 
+import { toast } from "./console.js";
+
 function isOff(place) {
   const box = document.querySelector(`[data-live-switch="${CSS.escape(place.id)}"]`);
   return box !== null && !box.checked;
@@ -25,7 +27,15 @@ export function fetchPart(place) {
 }
 
 function refresh(place) {
-  if (!document.hidden && !isOff(place) && !isBusy(place)) fetchPart(place);
+  if (!document.hidden && !isOff(place) && !isBusy(place) && place.dataset.stale !== "gone") fetchPart(place);
+}
+
+// What is shown is old, since the server does not answer, or says that there is no such thing any more.
+function onFailure(event) {
+  const place = event.target.closest?.("[data-live]");
+  if (!place) return;
+  if (event.type === "htmx:sendError" && !("stale" in place.dataset)) toast("The server cannot be reached: what is shown is old", "bad");
+  place.dataset.stale = event.detail.xhr?.status === 404 ? "gone" : "old";
 }
 
 function localTime(time) {
@@ -50,7 +60,12 @@ function start() {
   for (const form of document.querySelectorAll("form[data-filters]")) {
     form.addEventListener("change", (event) => event.target.matches("select, [data-sends]") && form.requestSubmit());
   }
-  document.addEventListener("htmx:afterSwap", (event) => localTimes(event.target));
+  document.addEventListener("htmx:afterSwap", (event) => {
+    delete event.target.dataset.stale;
+    localTimes(event.target);
+  });
+  document.addEventListener("htmx:sendError", onFailure);
+  document.addEventListener("htmx:responseError", onFailure);
   localTimes(document);
 }
 
