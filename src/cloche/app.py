@@ -16,6 +16,7 @@ from cloche.api.opensandbox import OpenSandbox
 from cloche.api.rate_limits import RateLimits
 from cloche.api.system import System, error_reply
 from cloche.api.traffic import Traffic
+from cloche.api.ui import House, Ui
 from cloche.api.witness import Witness
 from cloche.config import Config
 from cloche.engine.acting import acting
@@ -56,16 +57,22 @@ class Server:
         keys.refreshed = self._traffic.keep
         erasing = Erasing(engine, gateway, keys, self._traffic)
         self._e2b = E2b(engine, gatekeeper, config, secret)
-        self._prefixes: dict[str, ASGIApp] = {
-            "e2b": self._e2b,
+        behind: dict[str, ASGIApp] = {
             "api": NativeApi(engine, gatekeeper, config),
             "v1": OpenAi(engine, gateway, gatekeeper, config),
+            "admin": Admin(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
+        }
+        house = House(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
+        self.ui = Ui(house, behind)
+        self._prefixes: dict[str, ASGIApp] = {
+            "e2b": self._e2b,
+            **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
             "librechat": LibreChat(engine, gateway.shelf, gatekeeper, config, secret),
-            "admin": Admin(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
             "health": self.system,
             "ready": self.system,
             "metrics": self.system,
+            "ui": self.ui,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

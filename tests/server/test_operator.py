@@ -64,6 +64,7 @@ def id_in(place: Path) -> str:
 
 COMMANDS = (
     ("ps",),
+    ("ui",),
     ("usage",),
     ("quota", "show"),
     ("key", "list"),

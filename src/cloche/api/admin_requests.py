@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -16,6 +17,7 @@ from cloche.api.system import json_reply
 from cloche.store.steps import Page, Step, Steps
 
 MAX_LIMIT = 1000
+MAX_MOMENT = 253402300799.0  # the end of the year 9999
 UNFINISHED = "unfinished"  # of a request that goes on, or whose server died
 
 
@@ -55,8 +57,27 @@ def decode(query: QueryParams) -> Page:
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_LIMIT):
         raise errors.InvalidRequest(f"limit must be a number from 1 to {MAX_LIMIT}, not {limit[:100]!r}")
     return Page(
-        limit=int(limit), before=query.get("before"), owner=query.get("owner"), outcome=query.get("outcome") or None
+        limit=int(limit),
+        before=query.get("before"),
+        owner=query.get("owner"),
+        outcome=query.get("outcome") or None,
+        model=query.get("model") or None,
+        id=query.get("id") or None,
+        since=_moment("since", query.get("since")),
+        until=_moment("until", query.get("until")),
     )
+
+
+def _moment(name: str, text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        at = float(text)
+    except ValueError:
+        at = math.nan
+    if not 0 <= at <= MAX_MOMENT:
+        raise errors.InvalidRequest(f"{name} must be a time in seconds since 1970, not {text[:100]!r}")
+    return at
 
 
 def line_of(step: Step) -> dict[str, Any]:

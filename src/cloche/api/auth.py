@@ -29,7 +29,12 @@ class Gatekeeper:
 
     def __init__(self, keys: Keys | None, anybody: Principal):
         self._keys = keys
-        self._anybody = anybody
+        self.anybody = anybody
+
+    @property
+    def keyless(self) -> bool:
+        """Whether nobody needs a key here."""
+        return self._keys is None
 
     def admit(self, request: Request) -> Principal:
         """Raises Unauthenticated, or Forbidden where a web page might be behind a request without a key.
@@ -57,7 +62,7 @@ class Gatekeeper:
     def _recognise(self, request: Request) -> Principal:
         if self._keys is None:
             refuse_web_pages(request)
-            return self._anybody
+            return self.anybody
         key = key_of(request.headers)
         if not key:
             raise errors.Unauthenticated("this needs a key: send it as `X-API-Key`, or as `Authorization: Bearer`")

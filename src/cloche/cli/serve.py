@@ -99,6 +99,7 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
         if not no_auth:
             host.engine.housing.admission.share()  # whoever has the next key finds room, whoever came first
             await welcome(keys, config.server.public_url or reachable(url))
+        host.app.ui.login.address = config.server.public_url or reachable(url)
         started = await _started(stop, host.engine, host.health)
         if started:
             await _accept(stop, host.app, host.health, keys, host.engine.quotas, url)
@@ -158,7 +159,7 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
     app.system.accepting = True
     _settle()
     log.info("server.ready", url=url)
-    click.echo(f"ready {url}")
+    click.echo(f"ready {url}\nconsole {app.ui.login.new_link()}")
     await stop.wait()
     app.system.accepting = False
     for task in watching:

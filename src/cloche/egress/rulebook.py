@@ -53,12 +53,16 @@ class Rulebook:
 
     def check(self, asked: Destination) -> None:
         """Whether it may be tried at all, before anything is looked up. Raises Denied."""
-        for rule in self._rules:
-            if rule.has_port(asked.port) and self._matches(rule, asked):
-                if rule.allows:
-                    return
-                raise Denied(f"{asked} is denied by the {self._whose}: {rule.text}")
-        raise Denied(f"{asked} is not allowed by the {self._whose}")
+        rule = self.rule_for(asked)
+        if rule is None:
+            raise Denied(f"{asked} is not allowed by the {self._whose}")
+        if not rule.allows:
+            raise Denied(f"{asked} is denied by the {self._whose}: {rule.text}")
+
+    def rule_for(self, asked: Destination) -> Rule | None:
+        """The one that decides; None where there is none, which is a denial."""
+        matching = (each for each in self._rules if each.has_port(asked.port) and self._matches(each, asked))
+        return next(matching, None)
 
     def check_address(self, asked: Destination, address: Address) -> None:
         """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises Denied."""

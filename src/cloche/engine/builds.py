@@ -144,7 +144,8 @@ class Builds:
             raise errors.TemplateNotFound(f"there is no template {id!r} any more")
         return found
 
-    async def templates(self, owner: str) -> Sequence[BuiltTemplate]:
+    async def templates(self, owner: str | None) -> Sequence[BuiltTemplate]:
+        """Theirs, or with None everybody's."""
         return await self._store.templates(owner)
 
     async def builds(self, template: BuiltTemplate) -> Sequence[Build]:

@@ -8,6 +8,8 @@ from cloche import errors
 from cloche.model import MIB, Limits
 from cloche.store.base import SandboxRecord
 
+KILLED_BY_OWNER = "killed by its owner"  # unless whoever kills one says why
+
 _KINDS: dict[str, tuple[type[errors.Gone], str]] = {
     "expired": (errors.SandboxExpired, "timed out"),
     "killed": (errors.SandboxKilled, "was killed"),

@@ -14,7 +14,7 @@ from cloche import errors
 from cloche.config import Config
 from cloche.engine.builds import Builds, Site
 from cloche.engine.chronicle import Chronicle
-from cloche.engine.endings import absent, gone, never
+from cloche.engine.endings import KILLED_BY_OWNER, absent, gone, never
 from cloche.engine.housing import Housing, Templates, default_limits
 from cloche.engine.images import Images
 from cloche.engine.instance import CONTROL_SOCKET, Instance
@@ -200,7 +200,7 @@ class Engine:
             raise absent(sandbox.record)
         return known
 
-    async def kill(self, id: str, owner: str, reason: str = "killed by its owner") -> None:
+    async def kill(self, id: str, owner: str, reason: str = KILLED_BY_OWNER) -> None:
         """Ends one that runs or is paused. Raises SandboxNotFound, Gone."""
         known = await self._known(id, owner)
         if isinstance(known, Sandbox):

@@ -10,6 +10,7 @@ from typing import Protocol
 from cloche.config import Config
 from cloche.engine.admission import Admission
 from cloche.engine.nursery import LiveNursery
+from cloche.engine.occupancy import NurseryInfo
 from cloche.engine.pool import Pool, ReadyCell, prepare
 from cloche.isolation.base import Backend, CellSpec, Mounts
 from cloche.model import Limits, Template, User
@@ -96,6 +97,19 @@ class Housing:
     def wanted(self) -> int:
         """How many would wait if there were the memory and the time to make them."""
         return sum(pool.size for pool in self._pools.values() if not pool.idle)
+
+    @property
+    def nurseries(self) -> list[NurseryInfo]:
+        """Those that were asked for, each with its pools."""
+        return [
+            NurseryInfo(
+                template=nursery.template.ref,
+                alive=nursery.alive,
+                why=nursery.why,
+                pools=[pool.info for (of, _), pool in self._pools.items() if of == version and not pool.idle],
+            )
+            for version, nursery in self._nurseries.items()
+        ]
 
     async def close_pools(self) -> None:
         if self._watching is not None:

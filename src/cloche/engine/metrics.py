@@ -54,6 +54,7 @@ class Meter:
         self._told = 0.0  # by executions
         self._cpus = limits.cpus
         self._rows = array("d")  # five numbers per sample: a tenth of what objects would take
+        self._processes: int | None = None  # at the last sample
         self._last = (time.monotonic(), 0.0)
         self._asking: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._tick)
@@ -68,6 +69,16 @@ class Meter:
         """The newest one there is. Raises Gone."""
         await self._take_first()
         return _sample(self._rows, len(self._rows) - _WIDTH)
+
+    def recent(self, count: int) -> list[Sample]:
+        """The newest so many, the oldest first. Never waits: of a sandbox that is seconds old there may be none."""
+        first = max(len(self._rows) - count * _WIDTH, 0)
+        return [_sample(self._rows, row) for row in range(first, len(self._rows), _WIDTH)]
+
+    @property
+    def processes(self) -> int | None:
+        """How many at the last sample, init and kernels among them; None where this host does not count them."""
+        return self._read().processes if self._processes is None else self._processes
 
     def heeding(self, then: Callable[[Ended], None]) -> Callable[[Ended], None]:
         """For executions to tell of their end. What they say of their CPU counts where nobody else knows any."""
@@ -107,6 +118,7 @@ class Meter:
             pass  # it is ending, or is not what it was: there is nothing to sample, and whoever uses it will hear
 
     def _keep(self, stats: CellStats) -> None:
+        self._processes = stats.processes
         files = stats.file_bytes or 0
         space = min(stats.shared_bytes or 0, files)
         used, percent = stats.memory_bytes or 0, self._cpu_percent(time.monotonic(), stats.cpu_seconds or 0.0)

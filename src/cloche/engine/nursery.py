@@ -31,6 +31,16 @@ class LiveNursery:
         self._closed = False
         self._held: int | None = None
 
+    @property
+    def alive(self) -> bool:
+        """Whether cells can be had from it at once."""
+        return self._nursery is not None and self._nursery.alive
+
+    @property
+    def why(self) -> str:
+        """Why it could not be started, the last time; empty where it could."""
+        return "" if self._failure is None else str(self._failure)
+
     async def get(self) -> Nursery:
         """Raises NurseryFailed or IsolationUnavailable; the same again for a short while, so as not to spin."""
         if self._nursery is not None and self._nursery.alive:

@@ -20,6 +20,24 @@ class Pools(Struct):
     wanted: int  # that would, if there were the memory and the time to make them
 
 
+class PoolInfo(Struct):
+    """The cells of one kind that wait."""
+
+    user: str  # as whom the kernels of those sandboxes run
+    space_bytes: int
+    ready: int
+    wanted: int
+
+
+class NurseryInfo(Struct):
+    """What new sandboxes of a template are forked from."""
+
+    template: str  # NAME@VERSION
+    alive: bool
+    why: str  # there is none, where it could not be started
+    pools: list[PoolInfo]
+
+
 class MemoryLeft(Struct):
     left_bytes: int | None  # None where this host does not tell
     reserve_bytes: int

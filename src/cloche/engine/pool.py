@@ -12,6 +12,7 @@ from cloche.engine.guest import Guest
 from cloche.engine.kernel import Kernel, take_first_kernel
 from cloche.engine.network import make_listener
 from cloche.engine.nursery import LiveNursery
+from cloche.engine.occupancy import PoolInfo
 from cloche.isolation.base import Cell, CellSpec, Mounts
 from cloche.model import Limits
 from cloche.telemetry import log
@@ -136,6 +137,10 @@ class Pool:
     def ready(self) -> int:
         """How many cells wait."""
         return len(self._ready)
+
+    @property
+    def info(self) -> PoolInfo:
+        return PoolInfo(user=self._spec.user, space_bytes=self._spec.space_bytes, ready=self.ready, wanted=self.size)
 
     @property
     def idle(self) -> bool:

@@ -15,6 +15,14 @@ CONNECT_SECONDS = 5.0
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
+async def listening(guest: Guest) -> list[int]:
+    """The ports on which programs listen, but for the sandbox's own door. Raises ProtocolViolation, Gone."""
+    told = (await guest.request("port_list")).ok.get("ports")
+    if not isinstance(told, list) or not all(type(each) is int and 0 < each < 65536 for each in told):
+        raise errors.ProtocolViolation("the guest's init sent no list of ports")
+    return [port for port in told if port != DOOR_PORT]
+
+
 async def connect_port(guest: Guest, port: int) -> socket.socket:
     """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for what is no port, Gone."""
     if port == DOOR_PORT:  # whoever came in by it would speak in the sandbox's name, and use its secrets

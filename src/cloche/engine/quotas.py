@@ -19,7 +19,7 @@ from cloche.engine.account import HOUR_SECONDS, Account, Rate
 from cloche.engine.usage import KeyUsage, OwnerUsage, amounts_of
 from cloche.engine.window import Window
 from cloche.quotas_config import KeyQuota, Override, Quota, QuotaDefaults
-from cloche.store.quotas import UNREADABLE, Spent, StoredQuotas, Tenant
+from cloche.store.quotas import MINUTES, UNREADABLE, Spent, StoredQuotas, Tenant
 from cloche.telemetry import log
 
 if TYPE_CHECKING:
@@ -188,6 +188,18 @@ class Quotas:
         """Of all who have anything here. Raises Unavailable."""
         owners = await self._store.owners() | {each.owner for each in self._accounts}
         return [await self.usage(owner) for owner in sorted(owners)]
+
+    async def last_hour(self, owner: str | None = None) -> dict[str, list[Spent]]:
+        """What each owner, or one, used in each of the last 60 minutes, the oldest first. Raises one of UNREADABLE.
+
+        Whoever used nothing is left out.
+        """
+        self.save()
+        now, found = int(time.time() // 60), defaultdict[str, list[Spent]](lambda: [Spent()] * MINUTES)
+        for tenant, minute, spent in await self._store.minutes():
+            if not tenant.key_id and owner in (None, tenant.owner) and 0 <= now - minute < MINUTES:
+                found[tenant.owner][MINUTES - 1 - (now - minute)] = spent
+        return dict(found)
 
     def _key_usage(self, tenant: Tenant, name: str, used: _Used) -> KeyUsage:
         account = self.account(tenant)

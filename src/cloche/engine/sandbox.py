@@ -15,7 +15,7 @@ from cloche.engine.branching import branch
 from cloche.engine.charge import Charge
 from cloche.engine.commands import Commands
 from cloche.engine.context import Context
-from cloche.engine.endings import absent
+from cloche.engine.endings import KILLED_BY_OWNER, absent
 from cloche.engine.files import Files
 from cloche.engine.guest import Guest
 from cloche.engine.history import Transcript
@@ -208,7 +208,7 @@ class Sandbox:
         """Its deadline has passed, and what should be done then could not: so much later it passes again."""
         self._lifetime.defer(seconds)
 
-    async def kill(self, reason: str = "killed by its owner") -> None:
+    async def kill(self, reason: str = KILLED_BY_OWNER) -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
         await self.end("killed", "sandbox killed", reason)
 

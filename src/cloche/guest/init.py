@@ -145,6 +145,7 @@ class Init:
         self._verbs = {
             "configure": self._configure,
             "port_connect": ports.connect,
+            "port_list": ports.listening,
             "door_open": door.open_door,
             "trust": trust.trust,
             "usage": lambda header, body: memory.usage(),

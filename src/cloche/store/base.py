@@ -89,6 +89,9 @@ class Records(Protocol):
     async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
         """The newest that have ended though nobody killed them, with such metadata; None is any value."""
 
+    async def recent(self, owner: str | None, limit: int) -> Sequence[SandboxRecord]:
+        """The last that have ended, for whatever reason, the newest first, of that owner or with None of all."""
+
     async def keep(self, record: SandboxRecord) -> None:
         """As `put`, but returns when it is kept. Raises Unavailable if it cannot be."""
 

@@ -50,13 +50,30 @@ class Page(Struct):
     limit: int = 50
     before: str | None = None
     owner: str | None = None
-    outcome: str | None = None
+    outcome: str | None = None  # with `!` before it: any other
+    model: str | None = None
+    id: str | None = None  # that it has: its own, its response's, or that of a container it used
+    since: float | None = None  # from then on it began; seconds since 1970
+    until: float | None = None  # before then
 
 
 _COLUMNS = Step.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO steps ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM steps"
 _JSON = ("fields", "captured")
+_OF_ONE_ID = f"""{_GET} WHERE request = ?1 AND (?2 IS NULL OR owner = ?2)
+    ORDER BY started_at DESC LIMIT {MOST_OF_ONE_ID}"""
+_UNDER_WAY = f"""{_GET} AS step WHERE started_at >= ?1 AND parent IS NOT NULL AND (?2 IS NULL OR owner = ?2)
+    AND NOT EXISTS (SELECT 1 FROM steps WHERE id = step.parent) ORDER BY started_at DESC LIMIT {MOST_OF_ONE_ID}"""
+_CONDITIONS = {  # on records of requests, by the field of Page
+    "owner": "owner = ?",
+    "outcome": "(outcome = ? OR outcome != SUBSTR(?, 2) AND ? LIKE '!%')",
+    "since": "started_at >= ?",
+    "until": "started_at < ?",
+    "model": "json_extract(fields, '$.model') = ?",
+    "id": """? IN (request, id, json_extract(fields, '$.response'), json_extract(fields, '$.completion'),
+        (SELECT value FROM json_each(fields, '$.containers') WHERE value = ?))""",
+}
 
 
 class Steps:
@@ -78,11 +95,25 @@ class Steps:
         rows = await self._database.do(lambda db: _requests(db, page))
         return [_step(row) for row in rows]
 
-    async def of(self, request: str) -> list[Step]:
-        """The last records with that request's id, in the order in which they began."""
+    async def of(self, request: str, owner: str | None = None) -> list[Step]:
+        """The last records with that request's id, of all or of one owner, in the order in which they began."""
         self.flush()
-        query = f"{_GET} WHERE request = ? ORDER BY started_at DESC LIMIT {MOST_OF_ONE_ID}"
-        rows = await self._database.do(lambda db: db.execute(query, (request,)).fetchall())
+        rows = await self._database.do(lambda db: db.execute(_OF_ONE_ID, (request, owner)).fetchall())
+        return [_step(row) for row in reversed(rows)]
+
+    async def get(self, id: str) -> Step | None:
+        """The record with that id."""
+        self.flush()
+        row = await self._database.do(lambda db: db.execute(f"{_GET} WHERE id = ?", (id,)).fetchone())
+        return None if row is None else _step(row)
+
+    async def under_way(self, since: float, owner: str | None = None) -> list[Step]:
+        """The last records, begun since then, of requests without one of their own: they go on, or their server died.
+
+        In the order in which they began.
+        """
+        self.flush()
+        rows = await self._database.do(lambda db: db.execute(_UNDER_WAY, (since, owner)).fetchall())
         return [_step(row) for row in reversed(rows)]
 
     def flush(self) -> None:
@@ -104,11 +135,11 @@ class Steps:
 
 
 def _requests(db: sqlite3.Connection, page: Page) -> list[Any]:
-    conditions, values = ["kind = 'request'"], []
-    for name in ("owner", "outcome"):
+    conditions, values = ["kind = 'request'"], list[object]()
+    for name, condition in _CONDITIONS.items():
         if getattr(page, name) is not None:
-            conditions.append(f"{name} = ?")
-            values.append(getattr(page, name))
+            conditions.append(condition)
+            values += [getattr(page, name)] * condition.count("?")
     if page.before is not None:
         last = db.execute("SELECT started_at FROM steps WHERE id = ?", (page.before,)).fetchone()
         if last is None:

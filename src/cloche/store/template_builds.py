@@ -95,9 +95,10 @@ class StoredBuilds:
         row = await self._database.do(lambda db: db.execute(query, (id,)).fetchone())
         return None if row is None else str(row[0])
 
-    async def templates(self, owner: str) -> Sequence[BuiltTemplate]:
-        """By name."""
-        query = "SELECT id, owner, name, created_at FROM built_templates WHERE owner = ? ORDER BY name"
+    async def templates(self, owner: str | None) -> Sequence[BuiltTemplate]:
+        """By name; with None whoever's they are."""
+        query = """SELECT id, owner, name, created_at FROM built_templates WHERE ?1 IS NULL OR owner = ?1
+            ORDER BY name, owner"""
         rows = await self._database.do(lambda db: db.execute(query, (owner,)).fetchall())
         return [_built(row) for row in rows]
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import request_id, status_of, whole_body
+from cloche.api.whose import OPERATOR
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
@@ -31,7 +32,7 @@ class Door:
     """Lets requests in.
 
     A foreign sandbox is answered for as one that never existed, except to the server's operator: whoever comes through
-    the control socket.
+    the control socket, or is an admin at the console.
     """
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
@@ -46,7 +47,16 @@ class Door:
     def owner(self, connection: HTTPConnection) -> str | None:
         """Whose sandboxes they may see; None for the operator, who may see all. Raises as `admit` does."""
         principal = self.admit(connection)
-        return None if is_operator(principal) else principal.owner
+        return None if self.is_operator(connection) else principal.owner
+
+    def is_operator(self, connection: HTTPConnection) -> bool:
+        """Whether they came without a key and were let in as admin: by the control socket, or where no keys are used.
+
+        So is an admin who logged in at the console. Raises as `admit` does.
+        """
+        principal = self.admit(connection)
+        at_console = connection.scope["state"].get(OPERATOR, False)
+        return principal.role == "admin" and (at_console or not principal.key_id)
 
     async def named(self, connection: HTTPConnection) -> tuple[str, str]:
         """The id of the sandbox that the path names, and whose it is, also if it is paused. Raises SandboxNotFound."""
@@ -60,11 +70,6 @@ class Door:
         sandbox = await (self.engine.find(id) if owner is None else self.engine.get(id, owner))
         sandbox.check_running()
         return sandbox
-
-
-def is_operator(principal: Principal) -> bool:
-    """Whether they came without a key and were let in as admin: by the control socket, or where no keys are used."""
-    return principal.role == "admin" and not principal.key_id
 
 
 async def body_of(request: Request, kind: type[T]) -> T:

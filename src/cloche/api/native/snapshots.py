@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.http import has_left
-from cloche.api.native.door import Door, body_of, is_operator, query_of, reply
+from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.engine.forks import all_made
 from cloche.model import check_seconds
 from cloche.protocol import asks
@@ -37,7 +37,7 @@ class Snapshots:
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
         asked = query_of(request, asks.SnapshotsQuery)
-        if asked.all and not is_operator(principal):
+        if asked.all and not self._door.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
         found = await self._door.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
         return reply([each.info for each in found])

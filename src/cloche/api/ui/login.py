@@ -1,0 +1,128 @@
+"""`/ui/login`: in by a link that is good once, or by a key; and out again."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from cloche import errors
+from cloche.api.http import status_of, whole_body
+from cloche.api.system import json_reply
+from cloche.api.ui.house import House
+from cloche.api.ui.porch import Porch
+from cloche.api.ui.sessions import LINK_SECONDS
+from cloche.api.ui.throttle import Throttle
+from cloche.model import KIB, Principal
+from cloche.telemetry import log
+
+MAX_LOGIN_BYTES = 16 * KIB
+_INSIDE = re.compile(r"/ui/(?!login|logout)[A-Za-z0-9/_.~%?=&:@+,;-]*")
+
+
+class Login:
+    def __init__(self, house: House, porch: Porch):
+        self.address = ""  # of the server, as people reach it; set by whoever knows
+        self._house = house
+        self._porch = porch
+        self._throttle = Throttle()
+
+    async def show(self, request: Request) -> Response:
+        if self._porch.known(request) is not None:
+            return RedirectResponse(place_in(request.query_params.get("next", "")), 303)
+        return self._form(request, request.query_params.get("next", ""))
+
+    async def enter(self, request: Request) -> Response:
+        """With `key`, or `link`, in a form's fields."""
+        self._porch.check_own(request)
+        address = (request.scope.get("client") or ("", 0))[0]
+        fields = _fields(await whole_body(request, MAX_LOGIN_BYTES))
+        try:
+            self._throttle.check(address)
+            token = self._session_of(fields)
+        except errors.ClocheError as error:
+            return self._failed(request, fields, error)
+        if token is None:
+            self._throttle.failed(address)
+            return self._failed(request, fields, _unknown(fields))
+        return self._welcome(request, token, place_in(fields.get("next", "")))
+
+    async def state(self, request: Request) -> Response:
+        """Whether this browser is logged in: a page that another site led to has not been told."""
+        return Response(status_code=204 if self._porch.known(request) is not None else 401)
+
+    async def link(self, request: Request) -> Response:
+        """For whoever came by the control socket: its file's mode let them in."""
+        principal = request.scope["state"].get("principal")
+        if not (isinstance(principal, Principal) and principal.role == "admin" and not principal.key_id):
+            raise errors.NotFound("the console has no such page")
+        return json_reply({"url": self.new_link(), "seconds": 0 if self._house.gatekeeper.keyless else LINK_SECONDS})
+
+    async def leave(self, request: Request) -> Response:
+        request, visitor = await self._porch.admit(request)
+        response = RedirectResponse("/ui/login", 303)
+        self._porch.take(response, request)
+        self._note("console.logout", visitor.principal)
+        return response
+
+    def new_link(self) -> str:
+        """The console's address, with what opens it once behind the #, which no server and no proxy ever sees."""
+        address = self.address.rstrip("/")
+        return f"{address}/ui/" if self._house.gatekeeper.keyless else f"{address}/ui/login#{self._link_token()}"
+
+    def _link_token(self) -> str:
+        return self._porch.sessions.new_link()
+
+    def _session_of(self, fields: dict[str, str]) -> str | None:
+        sessions = self._porch.sessions
+        if fields.get("link"):
+            return sessions.follow(fields["link"], self._house.gatekeeper.anybody)
+        return sessions.enter(fields.get("key", "").strip())
+
+    def _welcome(self, request: Request, token: str, place: str) -> Response:
+        response = RedirectResponse(place, 303)
+        self._porch.take(response, request)  # another session that this browser had
+        self._porch.give(response, token, request)
+        visitor = self._porch.sessions.find(token)
+        assert visitor is not None
+        request.scope["state"]["principal"] = visitor.principal
+        self._note("console.login", visitor.principal)
+        return response
+
+    def _failed(self, request: Request, fields: dict[str, str], error: errors.ClocheError) -> Response:
+        log.info("console.login_failed", by="link" if fields.get("link") else "key")
+        response = self._form(request, fields.get("next", ""), str(error), status_of(error))
+        if error.retry_after_seconds is not None:
+            response.headers["retry-after"] = str(int(error.retry_after_seconds))
+        return response
+
+    def _form(self, request: Request, place: str, problem: str = "", status: int = 200) -> Response:
+        return self._house.render(
+            request, None, "login.html", status_code=status, next=place_in(place), problem=problem
+        )
+
+    def _note(self, what: str, principal: Principal) -> None:
+        self._house.engine.trail.note(what, principal.owner, id=principal.key_id, who=principal)
+
+
+def place_in(wanted: str) -> str:
+    """A page of the console to go on to; the first one for whatever is none."""
+    return wanted if len(wanted) < 1000 and _INSIDE.fullmatch(wanted) and "//" not in wanted else "/ui/"
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    try:
+        found = parse_qs(body.decode(), max_num_fields=20)
+    except ValueError:
+        raise errors.InvalidRequest("a login has the fields of a form") from None
+    return {name: values[0] for name, values in found.items()}
+
+
+def _unknown(fields: dict[str, str]) -> errors.Unauthenticated:
+    if fields.get("link"):
+        return errors.Unauthenticated(
+            "This link was used already, or is too old. `cloche ui` on the server makes a new one; a key works, too."
+        )
+    return errors.Unauthenticated("This key is not known here. `cloche key list` shows those that are.")

@@ -1,0 +1,133 @@
+"""Who comes in: by a session's cookie, or by being on this machine where no keys are used."""
+
+from __future__ import annotations
+
+import secrets
+from urllib.parse import parse_qs
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.types import Message, Scope
+
+from cloche import errors
+from cloche.api.auth import refuse_web_pages
+from cloche.api.http import whole_body
+from cloche.api.ui.house import House, Visitor
+from cloche.api.ui.origin import HEADER, SAFE, check_origin, check_reading, check_token
+from cloche.api.ui.sessions import AWAY_SECONDS, LONGEST_SECONDS, Sessions
+from cloche.api.whose import OPERATOR
+from cloche.engine.acting import act_for
+from cloche.model import KIB
+
+COOKIE = "cloche_session"
+AWAY = "x-cloche-away"  # for how many seconds nobody has touched the page that asks
+MAX_FORM_BYTES = 256 * KIB
+FORM = "application/x-www-form-urlencoded"
+_OURS = frozenset({b"cookie", b"authorization", b"x-api-key", HEADER.encode()})
+
+
+class Porch:
+    def __init__(self, house: House):
+        self.sessions = Sessions(house.keys)
+        self._house = house
+        self._public_url = house.config.server.public_url
+        self._token = secrets.token_urlsafe(24)  # where nobody logs in
+
+    async def admit(self, request: Request) -> tuple[Request, Visitor]:
+        """For a page. Raises Unauthenticated, or Forbidden for what another site asks for."""
+        visitor = self.recognise(request)
+        if request.method not in SAFE:
+            check_origin(request.headers, self._public_url)
+            field, request = await _token_field(request)
+            check_token(request.headers, visitor.csrf, field)
+        self._note(request.scope, visitor)
+        return request, visitor
+
+    def admit_script(self, connection: HTTPConnection) -> Visitor:
+        """For what a page's script asks a dialect for. Raises as `admit` does."""
+        visitor = self.recognise(connection)
+        if connection.scope["type"] == "websocket":
+            check_origin(connection.headers, self._public_url)
+        elif connection.scope["method"] in SAFE:
+            check_reading(connection.headers)
+        else:
+            check_origin(connection.headers, self._public_url)
+            check_token(connection.headers, visitor.csrf)
+        return visitor
+
+    def put_on(self, scope: Scope, visitor: Visitor) -> None:
+        """The request as the dialect behind sees it: as if it had come there, by whom the session knows."""
+        self._note(scope, visitor)
+        scope["state"][OPERATOR] = visitor.is_admin
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in _OURS]
+        scope["path"] = scope["path"].removeprefix("/ui")
+        if "raw_path" in scope:
+            scope["raw_path"] = scope["raw_path"].removeprefix(b"/ui")
+
+    def recognise(self, connection: HTTPConnection) -> Visitor:
+        """Raises Unauthenticated; without keys, Forbidden where a web page might be behind it."""
+        if self._house.gatekeeper.keyless:
+            refuse_web_pages(connection)  # type: ignore[arg-type]  # it looks at headers only
+            return Visitor(self._house.gatekeeper.anybody, self._token)
+        found = self.sessions.find(cookie_of(connection), away=_is_away(connection))
+        if found is None:
+            raise errors.Unauthenticated("this needs a login: open /ui/login")
+        return found
+
+    def known(self, connection: HTTPConnection) -> Visitor | None:
+        """As `recognise`; None for a stranger."""
+        try:
+            return self.recognise(connection)
+        except (errors.Unauthenticated, errors.Forbidden):
+            return None
+
+    def check_own(self, request: Request) -> None:
+        """Raises Forbidden unless a page of ours asks, logged in or not."""
+        if self._house.gatekeeper.keyless:
+            refuse_web_pages(request)
+        check_origin(request.headers, self._public_url)
+
+    def give(self, response: Response, token: str, request: Request) -> None:
+        """The browser is logged in from here on. It asks by TLS if it did so now."""
+        secure = request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
+        response.set_cookie(
+            COOKIE, token, max_age=int(LONGEST_SECONDS), path="/ui", secure=secure, httponly=True, samesite="strict"
+        )
+
+    def take(self, response: Response, request: Request) -> None:
+        """The browser is logged out."""
+        self.sessions.close(cookie_of(request))
+        response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
+
+    def _note(self, scope: Scope, visitor: Visitor) -> None:
+        scope.setdefault("state", {})["principal"] = visitor.principal
+        act_for(visitor.principal)
+
+
+def cookie_of(connection: HTTPConnection) -> str:
+    """What the browser holds; empty where it holds several: then a neighbour's site has added one of its own."""
+    found = []
+    for header in connection.headers.getlist("cookie"):
+        for pair in header.split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name == COOKIE:
+                found.append(value)
+    return found[0] if len(found) == 1 else ""
+
+
+def _is_away(connection: HTTPConnection) -> bool:
+    said = connection.headers.get(AWAY, "")
+    return said.isascii() and said.isdigit() and len(said) <= 9 and int(said) > AWAY_SECONDS
+
+
+async def _token_field(request: Request) -> tuple[str, Request]:
+    """The token in a form, and the request as it was before its body was read."""
+    if HEADER in request.headers or not request.headers.get("content-type", "").startswith(FORM):
+        return "", request
+    body = await whole_body(request, MAX_FORM_BYTES)
+    fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=1000)
+
+    async def again() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return fields.get("csrf", [""])[0], Request(request.scope, again)

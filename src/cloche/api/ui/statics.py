@@ -1,0 +1,103 @@
+"""The console's own files: scripts, styles, fonts, and the libraries that are vendored with it.
+
+Anybody may have them: they are the same on every server. Their addresses have a version, so that a browser keeps them
+for good; a page in an opaque origin (`/ui/frame`) may use them, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gzip
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cloche import errors
+
+PLACE = Path(__file__).parent / "static"
+PREFIX = "/ui/static/"
+FOR_GOOD = "public, max-age=31536000, immutable"
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".woff2": "font/woff2",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+}
+PACKED = frozenset({".png", ".woff2", ".ico"})  # compressed as they are
+
+
+class Kept(NamedTuple):
+    """A file as it is sent."""
+
+    tag: str
+    plain: bytes
+    packed: bytes | None
+
+
+class Statics:
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Kept] = {}  # by name and time of change: those that there are
+
+    def url(self, name: str) -> str:
+        """Where a page finds that file."""
+        return f"{PREFIX}v-{self.version}/{name}"
+
+    @functools.cached_property
+    def version(self) -> str:
+        """Another one whenever any file is another one."""
+        digest = hashlib.sha256()
+        for path in sorted(PLACE.rglob("*")):
+            if path.is_file():
+                digest.update(f"{path.relative_to(PLACE)}\0".encode() + path.read_bytes() + b"\0")
+        return digest.hexdigest()[:12]
+
+    async def answer(self, request: Request) -> Response:
+        """Raises NotFound."""
+        name = request.scope["path"].removeprefix(PREFIX)
+        asked, _, rest = name.partition("/")
+        versioned = asked.startswith("v-")
+        path = _found(rest if versioned else name)
+        kept = await self._read(path)
+        current = versioned and asked == f"v-{self.version}"
+        headers = {
+            "cache-control": FOR_GOOD if current else "no-cache",
+            "etag": kept.tag,
+            "vary": "accept-encoding",
+            "access-control-allow-origin": "*",  # fonts and modules of an opaque origin
+            "cross-origin-resource-policy": "cross-origin",
+        }
+        if request.headers.get("if-none-match") == kept.tag:
+            return Response(status_code=304, headers=headers)
+        body = kept.plain
+        if kept.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["content-encoding"] = kept.packed, "gzip"
+        return Response(body, headers={**headers, "content-type": TYPES[path.suffix]})
+
+    async def _read(self, path: Path) -> Kept:
+        key = str(path), path.stat().st_mtime_ns
+        if key not in self._kept:
+            self._kept[key] = await asyncio.to_thread(_kept, path)
+        return self._kept[key]
+
+
+def _found(name: str) -> Path:
+    path = PLACE / name
+    if "\0" in name or path.suffix not in TYPES or not path.resolve().is_relative_to(PLACE) or not path.is_file():
+        raise errors.NotFound("there is no such file of the console")
+    return path
+
+
+def _kept(path: Path) -> Kept:
+    plain = path.read_bytes()
+    packed = None if path.suffix in PACKED else gzip.compress(plain, 9, mtime=0)
+    return Kept(f'"{hashlib.sha256(plain).hexdigest()[:20]}"', plain, packed)

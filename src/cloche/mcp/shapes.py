@@ -1,0 +1,50 @@
+"""What tools take and give: messages whose JSON schemas a model reads."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from cloche import errors
+
+A = TypeVar("A", bound="Arguments")
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(.*)")
+
+
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tool takes. Nothing else is taken: a misspelt argument must not be ignored."""
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tool gives as structured content."""
+
+
+def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Its JSON schema, with the object itself at the top, as MCP wants it."""
+    whole = msgspec.json.schema(kind)
+    others = dict(whole["$defs"])
+    top: dict[str, Any] = others.pop(kind.__name__)
+    top.pop("title", None)
+    top.pop("description", None)  # the tool's own says it
+    return {**top, "$defs": others} if others else top
+
+
+def arguments_of(kind: type[A], given: dict[str, Any] | None) -> A:
+    """Raises InvalidRequest, which says which argument is wrong and what there is."""
+    try:
+        return msgspec.convert(given or {}, kind)
+    except msgspec.ValidationError as error:
+        match = _UNKNOWN.match(str(error))
+        if match is None:
+            raise errors.InvalidRequest(f"wrong arguments: {error}") from None
+        known = ", ".join(kind.__struct_fields__) or "none"
+        raise errors.InvalidRequest(f"there is no argument {match[1][:100]!r}; there are: {known}") from None
+
+
+def structured(given: Given) -> dict[str, Any]:
+    """As plain JSON values."""
+    found: dict[str, Any] = msgspec.to_builtins(given)
+    return found
