@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from e2b import Template as ByStep
 from tests.conftest import RunningServer
 from tests.test_template_versions import make
@@ -164,14 +165,11 @@ def test_a_user_sees_own_builds_only_and_changes_nothing_of_the_servers(
     assert of_admin in visiting("/templates").locator("table.by-step").inner_text()
 
 
-def test_pages_of_templates_fit_a_phone(visiting: Visiting, geo: tuple[Template, Template]) -> None:
+def test_pages_of_templates_fit_a_phone_and_shut_nobody_out(visiting: Visiting, geo: tuple[Template, Template]) -> None:
     page = visiting("/templates", phone=True)
     older, newer = geo
-    for path in (
-        "",
-        f"/version?ref={newer.ref}",
-        f"/diff?before={older.ref}&after={newer.ref}",
-        "/new",
-    ):
+    for path in ("", f"/version?ref={newer.ref}", f"/diff?before={older.ref}&after={newer.ref}", "/new"):
         page.goto(f"/ui/templates{path}")
         assert page.evaluate("document.documentElement.scrollWidth") == 360, path
+        found = [each for each in Axe().run(page).response["violations"] if each["impact"] in ("serious", "critical")]
+        assert found == [], path

@@ -60,6 +60,21 @@ function filter(input) {
   document.getElementById(`${list.id}-none`).hidden = shown > 0;
 }
 
+// What somebody opened stays open when the list is replaced by a newer one.
+function keepOpen(list) {
+  const open = new Set();
+  list.addEventListener("toggle", ({ target }) => (target.open ? open.add(target.id) : open.delete(target.id)), true);
+  document.addEventListener("htmx:beforeSwap", () => {
+    const before = [...open];
+    document.addEventListener("htmx:afterSettle", () => before.forEach(reopen), { once: true });
+  });
+}
+
+function reopen(id) {
+  const details = document.getElementById(id);
+  if (details) details.open = true;
+}
+
 // The newest line stays in sight, unless somebody scrolled away from it.
 function follow(log) {
   let follows = true;
@@ -75,4 +90,5 @@ document.addEventListener("click", (event) => {
 });
 document.querySelector("form[data-recipe]")?.addEventListener("submit", build);
 for (const input of document.querySelectorAll("input[data-filter]")) input.addEventListener("input", () => filter(input));
+for (const list of document.querySelectorAll("#template-list")) keepOpen(list);
 for (const log of document.querySelectorAll("[data-follows]")) follow(log);
