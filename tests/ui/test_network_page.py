@@ -82,6 +82,22 @@ def test_each_attempt_says_what_decided_on_it_as_it_comes(
     assert [line[0] for line in lines(page)] == ["denied", "allowed"]
 
 
+def test_many_attempts_come_in_pages_and_as_sums_once_the_sandbox_has_ended(
+    console: RunningServer, there: Neighbour, visiting: Visiting
+) -> None:
+    with box_of(console, there) as box:
+        box.run("for _ in range(130):\n" + "".join(f"    {line}\n" for line in there.fetch("other.test").splitlines()))
+        page = visiting(f"/network?sandbox={box.id}")
+        rows = page.locator("table.network tbody tr")
+        assert rows.count() == 100
+        page.get_by_role("link", name="Older").click()
+        page.get_by_role("link", name="Newest").wait_for()
+        assert rows.count() == 30
+    page.goto(f"/ui/network?sandbox={box.id}")
+    sums = [int(each.split()[0]) for each in page.locator(".there .muted").all_inner_texts()]
+    assert rows.count() - len(sums) + sum(sums) == 130
+
+
 def test_one_can_ask_what_would_be_allowed(console: RunningServer, there: Neighbour, visiting: Visiting) -> None:
     with box_of(console, there) as box:
         page = visiting(f"/network?sandbox={box.id}")

@@ -15,8 +15,11 @@ from tests.conftest import RunningServer
 from tests.test_template_versions import make
 from tests.ui.conftest import Visiting
 
+from cloche.api.ui.template_builds import MAX_LINES, HostBuild
+from cloche.api.ui.template_changes import changes_of
 from cloche.model import Template
-from cloche.templates import Catalogue
+from cloche.templates import Catalogue, Progress, Recipe
+from cloche.templates.difference import Change
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -62,6 +65,32 @@ def start_build(console: RunningServer, key: str, command: str) -> tuple[str, st
     return started.template_id, started.build_id
 
 
+def test_who_has_lines_of_a_build_gets_those_that_follow() -> None:
+    build = HostBuild(Recipe(name="geo"))
+    assert build.lines_after(0) == ([], 0)
+    for number in range(MAX_LINES + 2):
+        build._hear(Progress(phase="compile", detail=str(number)))
+    lines, heard = build.lines_after(MAX_LINES)
+    assert lines == [f"compile: {MAX_LINES}", f"compile: {MAX_LINES + 1}"]
+    assert build.lines_after(heard) == ([], heard)
+    assert len(build.lines_after(0)[0]) == MAX_LINES  # the oldest have made room
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        (["a", "b"], ["b", "c"], ["- a", "+ c"]),
+        (["a", "b"], ["b", "a"], ['- ["a", "b"]', '+ ["b", "a"]']),
+        ({"A": "1", "B": "2"}, {"B": "3", "C": "4"}, ["- A = 1", "- B = 2", "+ B = 3", "+ C = 4"]),
+        (None, {"allow": ["*"]}, ["- nothing", '+ {"allow": ["*"]}']),
+        (">=3.11", "3.12", ["- >=3.11", "+ 3.12"]),
+    ],
+)
+def test_changes_of_a_recipe_are_lines(before: object, after: object, lines: list[str]) -> None:
+    found = changes_of(Change(what="key", before=before, after=after))
+    assert [f"{line.sign} {line.text}" for line in found.lines] == lines
+
+
 def row_of(page: Page, version: Template) -> str:
     return page.locator("tr", has_text=version.version[:12]).inner_text()
 
@@ -85,6 +114,8 @@ def test_versions_say_what_is_in_them_and_what_is_different(visiting: Visiting, 
     assert page.locator("#packages li:visible").all_inner_texts() == ["gone\n1.0"]
     page.get_by_text("Its recipe,").click()
     assert 'name = "geo"' in page.locator("pre").inner_text()
+    page.goto("/ui/templates?find=GE")
+    assert page.locator("section.template h2").all_inner_texts() == ["geo"]
 
 
 def test_an_admin_pins_unpins_and_removes_versions(visiting: Visiting, geo: tuple[Template, Template]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from cloche import errors
@@ -37,11 +37,11 @@ class Asked(NamedTuple):
         values = (("sandbox", self.sandbox), ("verdict", self.verdict), ("host", self.host), ("owner", self.owner))
         return {name: value for name, value in values if value}
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, one: Row | NetworkEntry) -> bool:
         return (
-            self.verdict in ("", row.verdict)
-            and (not self.host or self.host.lower() in f"{row.there} {row.reason}".lower())
-            and (self.before is None or row.at < self.before)
+            self.verdict in ("", one.verdict)
+            and (not self.host or self.host.lower() in f"{one.host}:{one.port} {one.reason}".lower())
+            and (self.before is None or one.at < self.before)
         )
 
 
@@ -100,27 +100,22 @@ def _moment(text: str) -> float | None:
 
 
 async def found(engine: Engine, owner: str | None, asked: Asked) -> Found:
-    """Of that owner's sandboxes, or with None of all."""
+    """Of that owner's sandboxes, or with None of all. One more is looked for than is shown: whether there are more."""
     matching: list[Row] = []
     living = set()
     for sandbox in engine.living():
         living.add(sandbox.id)
         if _is_asked(asked, owner, sandbox.id, sandbox.spec.owner) and (entries := sandbox.network.log):
-            rows = (_row(each, sandbox.id, sandbox.spec.owner) for each in entries)
-            matching += _newest(row for row in rows if asked.wants(row))
+            newest = heapq.nlargest(ROWS + 1, filter(asked.wants, entries), key=lambda entry: entry.at)
+            matching += (_row(each, sandbox.id, sandbox.spec.owner) for each in newest)
             await asyncio.sleep(0)  # there may be hundreds of them, each with a thousand lines
-    matching += _newest(row for row in _of_ended(living, owner, asked) if asked.wants(row))
-    newest = _newest(matching)
-    return Found(newest[:ROWS], len(newest) > ROWS)
+    matching += filter(asked.wants, _of_ended(living, owner, asked))
+    rows = heapq.nlargest(ROWS + 1, matching, key=lambda row: row.at)
+    return Found(rows[:ROWS], len(rows) > ROWS)
 
 
 def _is_asked(asked: Asked, sees: str | None, sandbox: str, owner: str) -> bool:
     return bool(owner) and sees in (None, owner) and asked.owner in ("", owner) and asked.sandbox in sandbox
-
-
-def _newest(rows: Iterable[Row]) -> list[Row]:
-    """One more than is shown: so it is known whether there are more."""
-    return heapq.nlargest(ROWS + 1, rows, key=lambda row: row.at)
 
 
 def _row(entry: NetworkEntry, sandbox: str, owner: str) -> Row:

@@ -25,7 +25,8 @@ from cloche.templates import Catalogue, difference, recipe
 T = TypeVar("T")
 
 MAX_REF = 200
-BUILDS_SHOWN = 20  # of one template
+BUILT_SHOWN = 100  # templates that were built by steps
+BUILDS_SHOWN = 20  # of one of them
 MAX_SIZES = 10_000  # that are remembered
 EXAMPLE = """\
 name = "geo"
@@ -73,13 +74,21 @@ class Templates:
     # -- what is shown
 
     async def list(self, request: Request, visitor: Visitor) -> Response:
+        find = request.query_params.get("find", "").strip().lower()[:MAX_REF]
         by_name: dict[str, list[Version]] = {}
         for version in await self._versions(visitor):
-            by_name.setdefault(version.template.name, []).append(version)
-        by_step = [await self._by_step(each) for each in await self._engine.builds.templates(visitor.sees)]
-        going_on = self._host_builds.list() if visitor.is_admin else ()
+            if find in version.template.name:
+                by_name.setdefault(version.template.name, []).append(version)
+        built = [each for each in await self._engine.builds.templates(visitor.sees) if _has(each, find)]
+        values = {
+            "find": find,
+            "by_name": by_name,
+            "by_step": [await self._by_step(each) for each in built[:BUILT_SHOWN]],
+            "left_out": max(len(built) - BUILT_SHOWN, 0),
+            "host_builds": self._host_builds.list() if visitor.is_admin else (),
+        }
         name = "template_list.html" if is_partial(request) else "templates.html"
-        return self._render(request, visitor, name, by_name=by_name, by_step=by_step, host_builds=going_on)
+        return self._render(request, visitor, name, **values)
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         meant = await self._resolved(request.query_params.get("ref", ""))
@@ -206,6 +215,10 @@ def _versions(catalogue: Catalogue, in_use: Mapping[str, int]) -> Sequence[Versi
         seen.add(template.name)
         found.append(Version(template, meant, pin == template.version, in_use.get(template.ref, 0)))
     return found
+
+
+def _has(template: BuiltTemplate, text: str) -> bool:
+    return any(text in each.lower() for each in (template.name, template.id, template.owner))
 
 
 def _recipe_text(template: Template) -> str:

@@ -28,7 +28,7 @@ async function act(button) {
 
 function refresh() {
   if (document.getElementById("template-list")) {
-    window.htmx.ajax("GET", "/ui/templates", { target: "#template-list", swap: "innerHTML" });
+    window.htmx.ajax("GET", location.pathname + location.search, { target: "#template-list", swap: "innerHTML" });
   } else {
     location.reload();
   }
