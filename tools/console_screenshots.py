@@ -41,7 +41,8 @@ IMAGES = HERE / "docs/images"
 SIZE = {"width": 1280, "height": 800}
 COLOURS = 128  # of a picture: enough for pages, and a third of the bytes
 PATIENCE_MILLISECONDS = 60_000
-ADDRESS = "127.0.0.78"
+ADDRESS, PORT = "127.0.0.78", 8080
+THEMES = ("light", "dark")
 REQUEST = "quarterly-report"
 OWNERS = ("ana", "bo", "chen")
 
@@ -54,7 +55,7 @@ for decay in (0.05, 0.15, 0.35):
 ax.legend(); ax.set_xlabel("seconds"); plt.show()"""
 TABLE = """\
 import pandas as pd
-df = pd.DataFrame({"city": ["Lagos", "Lima", "Oslo"], "people": [15_946_000, 11_204_000, 717_710]})
+df = pd.read_csv("cities.csv")
 df.assign(share=(df.people / df.people.sum()).round(3))"""
 QUESTION = "Here is code to run:\n```python\nimport statistics\nprint(statistics.mean([3, 4, 8]))\n```"
 BROKEN = "And this:\n```python\nopen('missing.csv').read()\n```"
@@ -64,8 +65,8 @@ class Scene(NamedTuple):
     """A server with something on every page."""
 
     console: RunningServer
-    sandbox: str
     paths: dict[str, str]
+    notebooks: dict[str, str]  # by theme, a sandbox in which nothing has run
 
 
 Prepare = Callable[[Page], None]
@@ -75,8 +76,8 @@ Prepare = Callable[[Page], None]
 
 
 @contextmanager
-def neighbour() -> Iterator[int]:
-    """A web server that sandboxes may reach: its port."""
+def neighbour() -> Iterator[None]:
+    """A web server that sandboxes may reach."""
 
     class Hello(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -88,9 +89,9 @@ def neighbour() -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer((ADDRESS, 0), Hello) as server:
+    with http.server.ThreadingHTTPServer((ADDRESS, PORT), Hello) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_port
+        yield
         server.shutdown()
 
 
@@ -129,8 +130,8 @@ def keys(console: RunningServer) -> dict[str, str]:
     return made
 
 
-def fetch(port: int, *names: str) -> str:
-    tries = "".join(f"get('http://{name}:{port}/')\n" for name in names)
+def fetch(*names: str) -> str:
+    tries = "".join(f"get('http://{name}:{PORT}/')\n" for name in names)
     return (
         "import urllib.request\n"
         "def get(url):\n"
@@ -139,22 +140,27 @@ def fetch(port: int, *names: str) -> str:
     )
 
 
-def sandboxes(console: RunningServer, owners: dict[str, str], port: int) -> str:
+def sandboxes(console: RunningServer, owners: dict[str, str]) -> str:
     """Some that run, one that is paused and some that ended; the id of one with a past."""
     policy = {"allow": ["*.example.com:*", "pypi.org"], "deny": ["internal.example.com"]}
     for owner in OWNERS:
         box = cloche.Sandbox(url=console.url, api_key=owners[owner], network=policy, metadata={"purpose": "report"})
-        box.run(fetch(port, "api.example.com", "internal.example.com", "tracker.example.net", "data.example.com"))
+        box.run(fetch("api.example.com", "internal.example.com", "tracker.example.net", "data.example.com"))
         if owner == "chen":
             box.run("kept = list(range(1_000_000))")
             box.pause()
     cloche.Sandbox(url=console.url, api_key=owners["bo"]).kill()
     own = cloche.Sandbox(url=console.url, api_key=console.key, network=policy, metadata={"ticket": "4711"})
     own.run("total = sum(i * i for i in range(3_000_000)); words = ['lorem'] * 200_000")
-    own.files.write("/mnt/data/cities.csv", b"city,people\nLagos,15946000\nLima,11204000\n")
-    own.files.write("/mnt/data/notes.md", b"# Notes\n\nThree cities.\n")
-    own.run(fetch(port, "api.example.com", "admin.example.com"))
+    own.run(fetch("api.example.com", "admin.example.com"))
     return own.id
+
+
+def notebook(console: RunningServer) -> str:
+    box = cloche.Sandbox(url=console.url, api_key=console.key, metadata={"purpose": "notebook"})
+    box.files.write("/mnt/data/cities.csv", b"city,people\nLagos,15946000\nLima,11204000\nOslo,717710\n")
+    box.files.write("/mnt/data/notes.md", b"# Notes\n\nThree cities.\n")
+    return box.id
 
 
 def requests(console: RunningServer, owners: dict[str, str]) -> str:
@@ -179,20 +185,17 @@ def templates(console: RunningServer, data: Path) -> None:
     ByStep.build(steps, "report-worker", api_key=console.key, api_url=f"{console.url}/e2b")
 
 
-def set_scene(console: RunningServer, data: Path, port: int) -> Scene:
+def set_scene(console: RunningServer, data: Path) -> Scene:
     owners = keys(console)
-    sandbox = sandboxes(console, owners, port)
+    sandbox = sandboxes(console, owners)
     templates(console, data)
     request = requests(console, owners)
     geo = [f"{each.name}@{each.version}" for each in Catalogue(data).list() if each.name == "geo"]
     return Scene(
         console,
-        sandbox,
         {
             "start": "/",
-            "playground": f"/playground?sandbox={sandbox}",
-            "sandboxes": "/sandboxes",
-            "sandbox": f"/sandboxes/{sandbox}",
+            "playground": "/playground?sandbox=",
             "requests": "/requests",
             "request": f"/requests/{request}",
             "templates": "/templates",
@@ -203,7 +206,10 @@ def set_scene(console: RunningServer, data: Path, port: int) -> Scene:
             "usage": "/usage",
             "audit": "/audit",
             "health": "/health",
+            "sandboxes": "/sandboxes",  # late, so that their curves have a past
+            "sandbox": f"/sandboxes/{sandbox}",
         },
+        {theme: notebook(console) for theme in THEMES},
     )
 
 
@@ -243,7 +249,8 @@ def picture(browser: Browser, scene: Scene, name: str, theme: str) -> bytes:
         if name != "login":
             log_in(context, scene.console, scene.console.key)
         page = context.new_page()
-        page.goto(f"/ui{scene.paths.get(name, '/login')}")
+        place = scene.paths.get(name, "/login")
+        page.goto(f"/ui{place}{scene.notebooks[theme] if place.endswith('sandbox=') else ''}")
         page.wait_for_load_state("networkidle")
         PREPARE.get(name, lambda page: None)(page)
         return page.screenshot(animations="disabled", caret="hide")
@@ -264,7 +271,7 @@ def take_all(scene: Scene, only: list[str]) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for name in ("login", *scene.paths):
-            for theme in ("light", "dark") if not only or name in only else ():
+            for theme in THEMES if not only or name in only else ():
                 taken = compact(picture(browser, scene, name, theme))
                 place = IMAGES / f"console-{name}-{theme}.png"
                 place.write_bytes(taken)
@@ -279,10 +286,10 @@ def main() -> None:
     if CHROMIUM is None:
         sys.exit("there is no Chromium here: `apt install chromium`")
     template = Catalogue(DATA_DIR).resolve("python")
-    with tempfile.TemporaryDirectory() as directory, neighbour() as port:
+    with tempfile.TemporaryDirectory() as directory, neighbour():
         data = with_template(Path(directory) / "data", template, template.imports)
         with serving(data, env=variables(), log=Path(directory) / "server.log") as console:
-            take_all(set_scene(console, data, port), only)
+            take_all(set_scene(console, data), only)
 
 
 if __name__ == "__main__":
