@@ -123,6 +123,10 @@ openai-suite: setup ## Run public suites of OpenAI's API: checkouts as OPENRESPO
 	@test -n "$(OPENRESPONSES_REPO)$(OPENAI_REPO)$(LITELLM_REPO)" || { echo "make openai-suite [OPENRESPONSES_REPO=path/to/openresponses] [OPENAI_REPO=path/to/openai-python] [LITELLM_REPO=path/to/litellm]" >&2; exit 1; }
 	$(BIN)/python tools/openai_suites.py $(if $(OPENRESPONSES_REPO),--openresponses-repo "$(OPENRESPONSES_REPO)") $(if $(OPENAI_REPO),--openai-repo "$(OPENAI_REPO)") $(if $(LITELLM_REPO),--litellm-repo "$(LITELLM_REPO)")
 
+.PHONY: screenshots
+screenshots: setup ## Take pictures of the console's pages into docs/images, light and dark: [ONLY="playground network"]
+	$(BIN)/python tools/console_screenshots.py $(if $(ONLY),--only $(ONLY))
+
 .PHONY: bench
 bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker, in one run: [CI_REPO=checkout of code-interpreter] [BENCH_FLAGS=--quick]
 	@mkdir -p .bench

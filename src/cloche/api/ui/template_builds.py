@@ -31,7 +31,7 @@ class HostBuild:
         self.fraction = 0.0
         self.ref = ""  # what it made
         self.reason = ""  # why it failed
-        self.lines: deque[str] = deque(maxlen=MAX_LINES)
+        self._lines: deque[tuple[int, str]] = deque(maxlen=MAX_LINES)  # numbered from 1
 
     def run(self, catalogue: Catalogue) -> None:
         """To its end. What goes wrong is in `reason`."""
@@ -44,9 +44,15 @@ class HostBuild:
         self.ended_at = time.time()
         log.info("template.built_in_console", template=self.recipe.name, state=self.state, ref=self.ref)
 
+    def lines_after(self, number: int) -> tuple[list[str], int]:
+        """What was said since the line of that number, and the number of the last."""
+        known = self._lines.copy()  # at once, as its thread goes on
+        return [text for each, text in known if each > number], known[-1][0] if known else number
+
     def _hear(self, progress: Progress) -> None:
         self.fraction = self.fraction if progress.fraction is None else progress.fraction
-        self.lines.append(f"{progress.phase}: {progress.detail[:MAX_LINE]}")
+        last = self._lines[-1][0] if self._lines else 0
+        self._lines.append((last + 1, f"{progress.phase}: {progress.detail[:MAX_LINE]}"))
 
 
 class HostBuilds:

@@ -17,14 +17,23 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import body_of, is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.template_builds import HostBuilds
+from cloche.api.ui.template_changes import changes_of
 from cloche.model import Struct, Template
-from cloche.store.template_builds import Build, BuiltTemplate, LogEntry, Tag
+from cloche.store.template_builds import Build, BuiltTemplate, Tag
 from cloche.templates import Catalogue, difference, recipe
 
 T = TypeVar("T")
 
 MAX_REF = 200
-BUILDS_SHOWN = 20  # of one template
+BUILT_SHOWN = 100  # templates that were built by steps
+BUILDS_SHOWN = 20  # of one of them
+MAX_SIZES = 10_000  # that are remembered
+EXAMPLE = """\
+name = "geo"
+python = ">=3.11"
+packages = ["shapely>=2", "numpy"]
+imports = ["numpy"]   # once, before the fork: each of these costs every sandbox nothing
+"""
 
 
 class Ref(Struct, forbid_unknown_fields=True):
@@ -48,6 +57,7 @@ class ByStep(NamedTuple):
     template: BuiltTemplate
     builds: Sequence[Build]
     tags: Sequence[Tag]
+    sizes: Mapping[str, int]  # in bytes, by the id of the build
 
     def tags_of(self, build: Build) -> list[str]:
         return [each.tag for each in self.tags if each.build == build.id]
@@ -59,42 +69,65 @@ class Templates:
         self._engine = house.engine
         self._catalogue = Catalogue(house.config.data_dir, house.config.aliases)
         self._host_builds = HostBuilds(self._catalogue)
+        self._sizes: dict[str, int] = {}  # by snapshot: none of them ever changes
 
     # -- what is shown
 
     async def list(self, request: Request, visitor: Visitor) -> Response:
+        find = request.query_params.get("find", "").strip().lower()[:MAX_REF]
         by_name: dict[str, list[Version]] = {}
         for version in await self._versions(visitor):
-            by_name.setdefault(version.template.name, []).append(version)
-        by_step = [await self._by_step(each) for each in await self._engine.builds.templates(visitor.sees)]
-        going_on = self._host_builds.list() if visitor.is_admin else ()
-        return self._render(request, visitor, "templates.html", by_name=by_name, by_step=by_step, host_builds=going_on)
+            if find in version.template.name:
+                by_name.setdefault(version.template.name, []).append(version)
+        built = [each for each in await self._engine.builds.templates(visitor.sees) if _has(each, find)]
+        values = {
+            "find": find,
+            "by_name": by_name,
+            "by_step": [await self._by_step(each) for each in built[:BUILT_SHOWN]],
+            "left_out": max(len(built) - BUILT_SHOWN, 0),
+            "host_builds": self._host_builds.list() if visitor.is_admin else (),
+        }
+        name = "template_list.html" if is_partial(request) else "templates.html"
+        return self._render(request, visitor, name, **values)
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         meant = await self._resolved(request.query_params.get("ref", ""))
         versions = [each for each in await self._versions(visitor) if each.template.name == meant.name]
-        version = next(each for each in versions if each.template.version == meant.version)
+        version = next((each for each in versions if each.template.version == meant.version), None)
+        if version is None:
+            raise errors.TemplateNotFound(f"{meant.ref} was removed just now")
+        packages = [each.partition("==")[::2] for each in meant.packages]
         text = await _in_thread(_recipe_text, meant)
-        return self._render(request, visitor, "template.html", version=version, versions=versions, recipe=text)
+        values = {"version": version, "versions": versions, "packages": packages, "recipe": text}
+        return self._render(request, visitor, "template.html", **values)
 
     async def compare(self, request: Request, visitor: Visitor) -> Response:
         before = await self._resolved(request.query_params.get("before", ""))
         after = await self._resolved(request.query_params.get("after", ""))
         found = await _in_thread(difference, before, after)
         versions = [each.template for each in await self._versions(visitor)]
-        return self._render(request, visitor, "template_diff.html", found=found, versions=versions)
+        changes = [changes_of(each) for each in found.recipe]
+        return self._render(request, visitor, "template_diff.html", found=found, changes=changes, versions=versions)
+
+    async def write(self, request: Request, visitor: Visitor) -> Response:
+        """A recipe to be changed: that of a template, or an example."""
+        ref = request.query_params.get("from", "")
+        text = await _in_thread(_recipe_text, await self._resolved(ref)) if ref else EXAMPLE
+        return self._render(request, visitor, "template_new.html", ref=ref, recipe=text)
 
     async def show_build(self, request: Request, visitor: Visitor) -> Response:
         """Of a template that was built by steps."""
         template, build = await self._build_meant(request, visitor)
-        lines: Sequence[LogEntry] = self._engine.builds.logs(build)
+        said, after = self._engine.builds.logs(build), _after(request)
         name = "template_log.html" if is_partial(request) else "template_build.html"
-        return self._render(request, visitor, name, template=template, build=build, lines=lines)
+        values = {"template": template, "build": build, "lines": said[after:], "next": max(after, len(said))}
+        return self._render(request, visitor, name, size=await self._size(build), **values)
 
     async def show_host_build(self, request: Request, visitor: Visitor) -> Response:
         build = self._host_builds.get(request.path_params["id"])
         name = "template_host_log.html" if is_partial(request) else "template_host_build.html"
-        return self._render(request, visitor, name, build=build, lines=[*build.lines])
+        lines, heard = build.lines_after(_after(request))
+        return self._render(request, visitor, name, build=build, lines=lines, next=heard)
 
     def _render(self, request: Request, visitor: Visitor, name: str, **values: Any) -> Response:
         return self._house.render(request, visitor, name, words=words, now=time.time(), **values)
@@ -107,8 +140,22 @@ class Templates:
         return await _in_thread(self._catalogue.resolve, ref[:MAX_REF])
 
     async def _by_step(self, template: BuiltTemplate) -> ByStep:
-        builds = await self._engine.builds.builds(template)
-        return ByStep(template, builds[:BUILDS_SHOWN], await self._engine.builds.tags(template))
+        builds = (await self._engine.builds.builds(template))[:BUILDS_SHOWN]
+        sizes = {each.id: size for each in builds if (size := await self._size(each)) is not None}
+        return ByStep(template, builds, await self._engine.builds.tags(template), sizes)
+
+    async def _size(self, build: Build) -> int | None:
+        """Of what it made; None where it made nothing yet, or that is gone."""
+        if build.snapshot is None:
+            return None
+        if build.snapshot not in self._sizes:
+            found = await self._engine.snapshots.find(build.snapshot, build.owner)
+            if found is None:
+                return None
+            if len(self._sizes) >= MAX_SIZES:
+                self._sizes.clear()
+            self._sizes[build.snapshot] = found.bytes
+        return self._sizes[build.snapshot]
 
     async def _built(self, id: str, visitor: Visitor) -> BuiltTemplate:
         """Raises TemplateNotFound, also for somebody else's."""
@@ -122,19 +169,26 @@ class Templates:
     # -- what is done
 
     async def pin(self, request: Request, visitor: Visitor) -> Response:
-        template = await _in_thread(self._catalogue.pin, (await body_of(request, Ref)).ref)
+        template = await _in_thread(self._catalogue.pin, (await body_of(request, Ref)).ref[:MAX_REF])
+        self._note("template.pinned", visitor, template.ref)
         return JSONResponse({"said": f"{template.name} means {template.ref} from now on"})
 
     async def unpin(self, request: Request, visitor: Visitor) -> Response:
-        newest = await _in_thread(self._catalogue.unpin, (await body_of(request, Ref)).ref)
-        return JSONResponse({"said": f"The newest version is meant again: {newest.ref if newest else 'none'}"})
+        name = (await body_of(request, Ref)).ref
+        if not recipe.is_name(name):
+            raise errors.InvalidRequest(f"{name[:100]!r} is no name of a template")
+        newest = await _in_thread(self._catalogue.unpin, name)
+        self._note("template.unpinned", visitor, name)
+        meant = f"{name} means its newest version again, {newest.ref}" if newest else f"{name} has no version"
+        return JSONResponse({"said": meant})
 
     async def remove(self, request: Request, visitor: Visitor) -> Response:
         template = await self._resolved((await body_of(request, Ref)).ref)
         in_use = sum(each.template == template.ref for each in self._engine.known(None))
         if in_use:
-            raise errors.InvalidRequest(f"{in_use} sandboxes use {template.ref}: end them first")
+            raise errors.InvalidRequest(f"{template.ref} is in use, by {in_use} of the sandboxes: end them first")
         await _in_thread(self._catalogue.remove, f"{template.name}@{template.version}")
+        self._note("template.removed", visitor, template.ref)
         return JSONResponse({"said": f"{template.ref} was removed"})
 
     async def remove_built(self, request: Request, visitor: Visitor) -> Response:
@@ -143,8 +197,13 @@ class Templates:
         return JSONResponse({"said": f"{template.name} was removed, with all its builds"})
 
     async def build(self, request: Request, visitor: Visitor) -> Response:
-        parsed = recipe.parse((await body_of(request, Text)).recipe)
-        return JSONResponse({"id": self._host_builds.start(parsed).id})
+        parsed = recipe.parse((await body_of(request, Text)).recipe, "the recipe")
+        started = self._host_builds.start(parsed)
+        self._note("build.started", visitor, started.id)
+        return JSONResponse({"id": started.id})
+
+    def _note(self, what: str, visitor: Visitor, id: str) -> None:
+        self._engine.trail.note(what, visitor.owner, id=id, about="in the console")
 
 
 def _versions(catalogue: Catalogue, in_use: Mapping[str, int]) -> Sequence[Version]:
@@ -158,12 +217,22 @@ def _versions(catalogue: Catalogue, in_use: Mapping[str, int]) -> Sequence[Versi
     return found
 
 
+def _has(template: BuiltTemplate, text: str) -> bool:
+    return any(text in each.lower() for each in (template.name, template.id, template.owner))
+
+
 def _recipe_text(template: Template) -> str:
     """Empty where it is gone, or no text."""
     try:
         return Path(template.root, "template.toml").read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def _after(request: Request) -> int:
+    """How many lines of a log the page has."""
+    said = request.query_params.get("after", "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) <= 9 else 0
 
 
 async def _in_thread(work: Callable[..., T], *args: Any) -> T:
@@ -178,6 +247,7 @@ def pages(house: House) -> list[Page]:
         Page("/templates", templates.list),
         Page("/templates/version", templates.show),
         Page("/templates/diff", templates.compare),
+        Page("/templates/new", templates.write, admin=True),
         Page("/templates/built/{template}/{id}", templates.show_build),
         Page("/templates/built/{template}/remove", templates.remove_built, post),
         Page("/templates/builds/{id}", templates.show_host_build, admin=True),
