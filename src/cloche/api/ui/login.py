@@ -51,7 +51,7 @@ class Login:
 
     async def state(self, request: Request) -> Response:
         """Whether this browser is logged in: a page that another site led to has not been told."""
-        return Response(status_code=204 if self._porch.known(request) is not None else 401)
+        return json_reply({"logged_in": self._porch.known(request) is not None})
 
     async def link(self, request: Request) -> Response:
         """For whoever came by the control socket: its file's mode let them in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
@@ -78,8 +78,8 @@ def owner_row(used: OwnerUsage, minutes: Sequence[Spent]) -> OwnerRow:
         keys=[_key_row(each) for each in used.keys],
         stored=[(KINDS.get(kind, kind), words.size(size)) for kind, size in stored],
         charts=[
-            _chart("Executions", [float(each.executions) for each in minutes], "{:,.0f}"),
-            _chart("CPU", [each.cpu_seconds for each in minutes], "{:,.1f} s"),
+            _chart("Executions", [float(each.executions) for each in minutes], "{:,.0f}".format),
+            _chart("CPU seconds", [each.cpu_seconds for each in minutes], _seconds),
         ]
         if minutes
         else [],
@@ -103,24 +103,27 @@ def _row(name: str, key_id: str, used: Amounts, quota: KeyQuota, more: list[Mete
                 quota.executions_per_minute,
                 "{:,.0f}".format,
             ),
-            meter(
-                "CPU seconds in the last hour", used.cpu_seconds_last_hour, quota.cpu_seconds_per_hour, "{:,.1f}".format
-            ),
+            meter("CPU seconds in the last hour", used.cpu_seconds_last_hour, quota.cpu_seconds_per_hour, _seconds),
             *more,
         ],
         executions=f"{used.executions:,}",
-        cpu=f"{used.cpu_seconds:,.1f} s",
+        cpu=f"{_seconds(used.cpu_seconds)} s",
     )
 
 
-def _chart(title: str, values: Sequence[float], form: str) -> Chart:
-    most, step = max(values), WIDTH / len(values)
+def _seconds(amount: float) -> str:
+    """0.04, 3.21, 12.5, 3,600."""
+    return f"{amount:,.2f}" if amount < 10 and amount % 1 else f"{amount:,.1f}" if amount % 1 else f"{amount:,.0f}"
+
+
+def _chart(title: str, values: Sequence[float], say: Callable[[float], str]) -> Chart:
+    most, step = max(values) or 1.0, WIDTH / len(values)
     bars = [
         (f"{at * step:.1f}", f"{HEIGHT - max(value / most * HEIGHT, 1):.1f}", f"{max(value / most * HEIGHT, 1):.1f}")
         for at, value in enumerate(values)
         if value > 0
     ]
-    return Chart(title, bars, form.format(sum(values)), form.format(most))
+    return Chart(title, bars, say(sum(values)), say(max(values)))
 
 
 def pages(house: House) -> list[Page]:
