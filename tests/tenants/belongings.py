@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 from typing import Any
 
 from tests.conftest import wait_until
@@ -53,7 +54,19 @@ class Belongings:
         self._openai()
         self._opensandbox()
         self._librechat()
+        self._console()
         return self
+
+    # -- the console
+
+    def _console(self) -> None:
+        """A session, and what a page of it sends."""
+        ids, origin = self.ids, f"http://{self.wire.place}"
+        asked = f"key={self.key}".encode()
+        entered = self.wire.ask("POST", "/ui/login", asked, {"origin": origin})
+        ids["session"] = entered.header("set-cookie").partition(";")[0]
+        page = self.wire.ask("GET", "/ui/", headers={"cookie": ids["session"]})
+        ids["csrf"], ids["origin"] = re.findall('name="csrf" content="([^"]+)"', page.text)[0], origin
 
     # -- our own dialect
 

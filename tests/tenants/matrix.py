@@ -18,7 +18,9 @@ _FRESH = re.compile(
 )
 _CODE_ID = re.compile(r"\"(session_id|storage_session_id|id|fileId)\":\"[A-Za-z0-9_-]{21}\"")
 
-_MEASURED = re.compile(r"\"(wall_time|cpu_time|memory)\":\d+|rt_[0-9a-f]{40}")
+_MEASURED = re.compile(
+    r"\"(wall_time|cpu_time|memory)\":\d+|rt_[0-9a-f]{40}|\b\d+(\.\d+)? (ms|s)\b|\b(\d+[dhms] )?\d+[dhms]\b"
+)
 
 
 class Sent(NamedTuple):
