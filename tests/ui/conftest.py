@@ -30,9 +30,12 @@ def console(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The distribution's Chromium, without a window."""
+    """The distribution's Chromium, without a window.
+
+    Of one module: while Playwright runs, so does its event loop in this thread, and no test could have its own.
+    """
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: `apt install chromium`")
     from playwright.sync_api import sync_playwright

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 from playwright.sync_api import Browser
@@ -192,6 +194,24 @@ def test_a_session_ends_with_its_key(console: RunningServer, admin: Insider) -> 
     assert leaver.page("/keys").status == 303
     assert leaver.say("GET", "/api/v1/whoami").status == 401
     assert leaver.open("/ui/api/v1/sandboxes/x/contexts/y", {"cookie": leaver.cookie, "origin": console.url}) == 401
+
+
+def test_what_a_session_has_open_ends_with_it_and_with_its_key(console: RunningServer, admin: Insider) -> None:
+    """A run of a minute, which is followed, in another window."""
+    for ends in ("logout", "revoked"):
+        key = new_key(console, "follower")
+        follower = Insider(console, key["key"])
+        id = follower.say("POST", "/api/v1/sandboxes", {}).json()["id"]
+        with ThreadPoolExecutor(1) as window:
+            code = {"code": "print('begun', flush=True)\nimport time\ntime.sleep(60)"}
+            followed = window.submit(follower.cut_short, f"/api/v1/sandboxes/{id}/stream", code, begun := Event())
+            assert begun.wait(30)
+            if ends == "logout":
+                assert follower.send("/ui/logout", {"csrf": follower.csrf}, {"cookie": follower.cookie}).status == 303
+            else:
+                assert admin.say("DELETE", f"/admin/keys/{key['id']}").status == 204
+            assert followed.result(30)
+        assert admin.say("DELETE", f"/api/v1/sandboxes/{id}").status in (200, 204)
 
 
 def _sessions(place: Path) -> tuple[list[float], Sessions]:

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -73,6 +74,19 @@ class Insider(Stranger):
         """As a script of a page does, but for these headers."""
         own = {"cookie": self.cookie, CSRF: self.csrf, "origin": self.origin}
         return self.ask(method, f"/ui{path}", body, {**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+
+    def cut_short(self, path: str, body: Any, begun: Event) -> bool:
+        """Follows what is streamed, and sets that once something came. Whether it broke off before its end."""
+        connection = http.client.HTTPConnection(self.place, timeout=SECONDS * 3)
+        sent = {"cookie": self.cookie, CSRF: self.csrf, "origin": self.origin, "content-type": "application/json"}
+        connection.request("POST", f"/ui{path}", json.dumps(body).encode(), sent)
+        answer, ended = connection.getresponse(), False
+        while line := answer.readline():
+            ended = ended or b'"ended"' in line
+            if b"begun" in line:
+                begun.set()
+        connection.close()
+        return not ended
 
 
 def csrf_of(page: Answer) -> str:

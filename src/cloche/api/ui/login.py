@@ -65,6 +65,7 @@ class Login:
         request, visitor = await self._porch.admit(request)
         response = RedirectResponse("/ui/login", 303)
         self._porch.take(response, request)
+        self._house.traffic.leave(visitor.csrf)  # a terminal in another window, say
         self._note("console.logout", visitor.principal)
         return response
 

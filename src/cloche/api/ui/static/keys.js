@@ -161,7 +161,7 @@ async function setQuota(form) {
   for (const field of dialogs.quota.querySelectorAll("[data-quota-field]")) {
     const name = field.dataset.quotaField;
     const text = form.get(name).trim();
-    if (text && !field.hidden) own[name] = amountOf(name, field.firstChild.textContent.trim(), text);
+    if (text && !field.hidden) own[name] = amountOf(name, field.querySelector("label").textContent, text);
   }
   await api(quotaPath, { method: "PUT", json: own });
   toast("The quota is set", "ok");
