@@ -74,4 +74,4 @@ def _routers(thing: Any, plane: str, seen: set[int]) -> Iterator[tuple[str, Rout
             yield from _routers(each, plane, seen)
     elif type(thing).__module__.startswith(("cloche.api", "cloche.app")) and hasattr(thing, "__dict__"):
         for name, each in vars(thing).items():
-            yield from _routers(each, name.lstrip("_") if name in ("_e2b", "ui") else plane, seen)
+            yield from _routers(each, {"_e2b": "e2b", "ui": "ui"}.get(name, plane), seen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,10 +24,14 @@ PATIENCE_MILLISECONDS = 30_000  # how long a failing test takes
 
 
 @pytest.fixture(scope="session")
-def console(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server with an own data directory: own keys, own sandboxes."""
-    place = with_template(tmp_path_factory.mktemp("console") / "data", template)
-    with serving(place) as running:
+def console_data(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of the server, its own: own keys, own sandboxes."""
+    return with_template(tmp_path_factory.mktemp("console") / "data", template)
+
+
+@pytest.fixture(scope="session")
+def console(console_data: Path) -> Iterator[RunningServer]:
+    with serving(console_data) as running:
         yield running
 
 
@@ -34,7 +39,7 @@ def console(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def browser() -> Iterator[Browser]:
     """The distribution's Chromium, without a window.
 
-    Of one module: while Playwright runs, so does its event loop in this thread, and no test could have its own.
+    One for each module: while Playwright is there, its event loop counts as running, and other tests can run none.
     """
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: `apt install chromium`")

@@ -61,7 +61,7 @@ def test_a_key_is_made_used_rotated_and_revoked(visiting: Visiting, console: Run
     expect(row_of(page, "her laptop")).to_have_count(0)
     page.get_by_label("Revoked ones, too").check()
     page.wait_for_url("**revoked=1*")
-    assert row_of(page, "her laptop").count() == 2
+    expect(row_of(page, "her laptop")).to_have_count(2)
     assert set(row_of(page, "her laptop").locator(".badge").all_inner_texts()) == {"revoked"}
 
 

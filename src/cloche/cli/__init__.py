@@ -20,7 +20,7 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "serve": "Serve sandboxes over HTTP, to the clients that people have.",
-    "ui": "Print a link that opens the running server's console.",
+    "ui": "Print a link into the console of the running server.",
     "key": "Add, list, rotate and revoke the keys of the server.",
     "quota": "Say how much owners and keys may use.",
     "usage": "Say how much owners and keys use.",

@@ -1,6 +1,8 @@
-"""`cloche ui`: a link that logs in at the console of the running server."""
+"""`cloche ui`: a link into the console of the server that runs."""
 
 from __future__ import annotations
+
+import webbrowser
 
 import click
 
@@ -9,13 +11,14 @@ from cloche.cli.control import ask, connected, no_server
 
 
 @click.command("ui")
-def command() -> None:
-    """Print a link that opens the console in a browser, once, as the server's admin."""
+@click.option("--open", "opens", is_flag=True, help="Open it in a browser, too.")
+def command(opens: bool) -> None:
+    """Print a link that opens the console of the running server once, within a quarter of an hour."""
     config = configuration()
     with connected(config) as client:
         if client is None:
             raise no_server(config)
-        told = ask(client, "POST", "/ui/login/links")
-    click.echo(told["url"])
-    if told["seconds"]:
-        click.echo(f"cloche: it logs in once, within {told['seconds'] / 60:g} minutes", err=True)
+        url = str(ask(client, "POST", "/ui/login/links")["url"])
+    click.echo(url)
+    if opens and not webbrowser.open(url):
+        click.echo("cloche: no browser was found here: open the link yourself", err=True)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.admin_requests import UNFINISHED, line_of, trees
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.request_outcomes import FILTERS, Outcome, label_of, outcome_of
 from cloche.api.ui.request_tree import href, sandbox_of, took, tree_of
@@ -87,7 +88,7 @@ class Requests:
         found = await self._steps.requests(wanted)
         lines = [*await self._under_way(asked, visitor), *(_line(line_of(each)) for each in found[:ROWS])]
         older = urlencode({"before": found[ROWS - 1].id}) if len(found) > ROWS else ""
-        name = "requests_rows.html" if "hx-request" in request.headers else "requests.html"
+        name = "requests_rows.html" if is_partial(request) else "requests.html"
         return self._house.render(
             request,
             visitor,
@@ -108,7 +109,7 @@ class Requests:
         if not steps:
             raise errors.NotFound(f"there is no record of a request {id[:200]!r}: they are kept for 30 days")
         found = [tree_of(_until_now(each)) for each in trees(steps)]
-        name = "request_trees.html" if "hx-request" in request.headers else "request.html"
+        name = "request_trees.html" if is_partial(request) else "request.html"
         return self._house.render(
             request, visitor, name, id=id, href=href(id), trees=found, capture=self._house.config.gateway.capture
         )

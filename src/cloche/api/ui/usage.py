@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import Meter, meter
 from cloche.engine.usage import Amounts, KeyUsage, OwnerUsage
@@ -63,7 +64,7 @@ class Usage:
         quotas = self._house.engine.quotas
         owners = await quotas.usage_of_all() if visitor.is_admin else [await quotas.usage(visitor.owner)]
         hour = await quotas.last_hour(visitor.sees)
-        name = "usage_rows.html" if "hx-request" in request.headers else "usage.html"
+        name = "usage_rows.html" if is_partial(request) else "usage.html"
         shown = [owner_row(each, hour.get(each.owner, [])) for each in owners]
         return self._house.render(request, visitor, name, owners=shown)
 

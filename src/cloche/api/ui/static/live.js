@@ -38,9 +38,9 @@ function start() {
   for (const place of document.querySelectorAll("[data-live]")) {
     setInterval(() => refresh(place), Number(place.dataset.live) * 1000);
   }
-  document.addEventListener("change", (event) => {
-    if (event.target.matches("form[data-filters] :is(select, [data-sends])")) event.target.form.requestSubmit();
-  });
+  for (const form of document.querySelectorAll("form[data-filters]")) {
+    form.addEventListener("change", (event) => event.target.matches("select, [data-sends]") && form.requestSubmit());
+  }
   document.addEventListener("htmx:afterSwap", (event) => localTimes(event.target));
   localTimes(document);
 }
