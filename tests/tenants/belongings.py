@@ -249,6 +249,6 @@ class Belongings:
         ids, origin = self.ids, f"http://{self.wire.place}"
         asked = f"key={self.key}".encode()
         entered = self.wire.ask("POST", "/ui/login", asked, {"origin": origin})
-        ids["session"] = entered.header("set-cookie").partition(";")[0]
-        page = self.wire.ask("GET", "/ui/", headers={"cookie": ids["session"]})
+        ids["console_session"] = entered.header("set-cookie").partition(";")[0]
+        page = self.wire.ask("GET", "/ui/", headers={"cookie": ids["console_session"]})
         ids["csrf"], ids["origin"] = re.findall('name="csrf" content="([^"]+)"', page.text)[0], origin

@@ -27,7 +27,7 @@ def test_no_page_of_the_console_shows_anything_of_another_owner(world: World, ro
     asked = [each.path for each in routes if each.plane == "ui" and each.method == "GET" and "{" not in each.path]
     assert len(asked) > 10
     for path in asked:
-        answer = world.attacker.wire.ask("GET", path, headers={"cookie": world.attacker.ids["session"]})
+        answer = world.attacker.wire.ask("GET", path, headers={"cookie": world.attacker.ids["console_session"]})
         assert answer.status in (200, 303, 400, 403, 404), (path, answer)
         assert not [kind for kind, id in world.victim.ids.items() if len(id) > 8 and id in answer.text], path
         assert world.victim.owner not in answer.text, path

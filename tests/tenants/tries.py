@@ -102,7 +102,7 @@ _TOKENS: tuple[dict[str, str], ...] = (
 
 
 # What a page of the attacker's session sends along, and what pages are asked for, or told, beside their paths.
-SESSION = (("cookie", "<own session>"), ("x-cloche-csrf", "<own csrf>"), ("origin", "<own origin>"))
+SESSION = (("cookie", "<own console_session>"), ("x-cloche-csrf", "<own csrf>"), ("origin", "<own origin>"))
 _ASKED_OF_PAGES = (
     "",
     "id=<request>&before=<request>",
