@@ -68,11 +68,20 @@ def told(world: World, tried: Iterable[Try], ask: Ask) -> Iterable[str]:
     """What the attacker learns."""
     for attempt in tried:
         for pair in pairs(attempt, world.victim, world.attacker):
-            foreign, absent = (ask(*each[:4]) for each in (pair.foreign, pair.absent))
+            foreign, absent = _answers(pair, ask)
             if seen(foreign, pair.foreign) != seen(absent, pair.absent):
                 yield _difference(pair, foreign, absent)
             if world.victim.mark in foreign.text:
                 yield f"{attempt}\n  shows what only its owner should see: {foreign.text[:500]}"
+
+
+def _answers(pair: Pair, ask: Ask) -> tuple[Answer, Answer]:
+    """What a page says of the attacker's own things may change between the two: that is no difference that lasts."""
+    for _ in range(4):
+        foreign, absent = (ask(*each[:4]) for each in (pair.foreign, pair.absent))
+        if pair.attempt.method != "GET" or seen(foreign, pair.foreign) == seen(absent, pair.absent):
+            break
+    return foreign, absent
 
 
 def _difference(pair: Pair, foreign: Answer, absent: Answer) -> str:
