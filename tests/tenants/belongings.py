@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import re
 from typing import Any
 
 from tests.conftest import wait_until
@@ -46,6 +47,7 @@ class Belongings:
         self.wire.close()
 
     def gather(self) -> Belongings:
+        self._console()
         self._native()
         self._ended()
         self._e2b()
@@ -239,3 +241,14 @@ class Belongings:
         )
         ids["continuation"] = told["continuation_token"]
         self.call_id = told["tool_calls"][0]["id"]
+
+    # -- the console
+
+    def _console(self) -> None:
+        """A session, and what a page of it sends."""
+        ids, origin = self.ids, f"http://{self.wire.place}"
+        asked = f"key={self.key}".encode()
+        entered = self.wire.ask("POST", "/ui/login", asked, {"origin": origin})
+        ids["console_session"] = entered.header("set-cookie").partition(";")[0]
+        page = self.wire.ask("GET", "/ui/", headers={"cookie": ids["console_session"]})
+        ids["csrf"], ids["origin"] = re.findall('name="csrf" content="([^"]+)"', page.text)[0], origin

@@ -341,6 +341,14 @@ NOTHING_FOREIGN = frozenset(
     librechat GET /health
     librechat POST /upload
     librechat POST /upload/batch
+    ui GET /ui
+    ui GET /ui/login
+    ui POST /ui/login
+    ui GET /ui/login/state
+    ui POST /ui/login/links
+    ui POST /ui/logout
+    ui GET /ui/static/{name:path}
+    ui GET /ui/frame
     """.strip().splitlines()
 )
 """Routes that take no id at all. Those that take a name are tried in test_names.py."""

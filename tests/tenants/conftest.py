@@ -41,6 +41,7 @@ def world(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Itera
             key = admin.made("POST", "/admin/keys", {"owner": owner, "name": f"key-of-{owner}"})
             owners.append(Belongings(server.url, key["key"], owner, signing_key).gather())
             owners[-1].ids["key"] = key["id"]
+            owners[-1].ids["request"] = admin.made("GET", f"/admin/requests?owner={owner}")["requests"][0]["record"]
         try:
             yield World(server, *owners)
         finally:

@@ -43,6 +43,7 @@ def all_routes(place: Path) -> list[Known]:
         gateway, health = Gateway(engine, config, shelf, shelf.steps.put), Health(engine, 1.0)
         server = Server(engine, gateway, Gatekeeper(keys, LOCAL_ADMIN), config, b"-" * 32, keys=keys, health=health)
         found = [each for plane, router in _routers(server, "server", set()) for each in _of(plane, router)]
+        found = [each._replace(plane="ui") if each.path.startswith("/ui") else each for each in found]
         return list(dict.fromkeys(found))  # one may be in several routers, so that it is found sooner
     finally:
         engine.instance.close()

@@ -23,6 +23,18 @@ def test_a_list_shows_nothing_of_another_owner(world: World, name: str):
     assert world.victim.owner not in answer.text
 
 
+def test_no_page_of_the_console_shows_anything_of_another_owner(world: World, routes: list[Known]):
+    asked = [each.path for each in routes if each.plane == "ui" and each.method == "GET" and "{" not in each.path]
+    assert len(asked) > 10
+    for path in asked:
+        answer = world.attacker.wire.ask("GET", path, headers={"cookie": world.attacker.ids["console_session"]})
+        assert answer.status in (200, 303, 400, 403, 404), (path, answer)
+        shared = {world.victim.ids["origin"]}
+        told = [kind for kind, id in world.victim.ids.items() if len(id) > 8 and id not in shared and id in answer.text]
+        assert not told, path
+        assert world.victim.owner not in answer.text, path
+
+
 def test_what_is_asked_for_by_its_name_or_label_in_a_list_is_only_ones_own(world: World):
     for path in (
         f"/e2b/v2/sandboxes?metadata=mark%3D{world.victim.mark}",

@@ -61,6 +61,8 @@ def seen(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 made = admin.made("POST", "/admin/keys", {"owner": owner})
                 owners.append(Belongings(url, made["key"], owner, signing_key).gather())
                 owners[-1].ids["key"] = made["id"]
+                asked = f"/admin/requests?owner={owner}"
+                owners[-1].ids["request"] = admin.made("GET", asked)["requests"][0]["record"]
             yield Seen(*owners, statements)
             for each in owners:
                 each.close()

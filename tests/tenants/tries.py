@@ -67,6 +67,14 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "model": ("template_name",),
         "rest": ("response",),
     },
+    "ui": {
+        "/sandboxes/{id": SANDBOXES,
+        "process": ("process", "terminal"),
+        "/requests/{id": ("request", "response", "container"),
+        "template": ("template", "template_name"),
+        "/built/{template}/{id": ("build",),
+        "/builds/{id": ("build",),
+    },
     "opensandbox": {
         "id": ("cell", *SANDBOXES[:-1]),
         "port": (),
@@ -93,6 +101,19 @@ _TOKENS: tuple[dict[str, str], ...] = (
 )
 
 
+# What a page of the attacker's session sends along, and what pages are asked for, or told, beside their paths.
+SESSION = (("cookie", "<own console_session>"), ("x-cloche-csrf", "<own csrf>"), ("origin", "<own origin>"))
+_ASKED_OF_PAGES = (
+    "",
+    "id=<request>&before=<request>",
+    "before=<request>",
+    "q=<running>&id=<running>&sandbox=<running>&container=<container>",
+    "owner=<owner>",
+    "ref=<template>&template=<template>&before=<template>&after=<template_name>",
+    "sandbox=<paused>&snapshot=<snapshot>&volume=<volume>&context=<context>",
+)
+_TOLD_PAGES = ({"ids": ["<running>"]}, {"ids": ["<asleep>"]}, {"ref": "<template>"}, {"sandbox": "<running>"})
+
 _STATES = re.compile(r"<(paused|asleep|killed|expired)>")
 
 
@@ -116,6 +137,9 @@ def tries(route: Known) -> Iterator[Try]:
     """Raises NotTried."""
     if route.name in NOTHING_FOREIGN or (route.name in LISTS and _cases_of(route) is None):
         return
+    if route.plane == "ui":
+        yield from _at_console(route)
+        return
     cases = _cases_of(route)
     has_ids = _PARAM.search(route.path) is not None
     if route.plane == "admin":
@@ -130,6 +154,23 @@ def tries(route: Known) -> Iterator[Try]:
     for path in _paths(route):
         for case in cases:
             yield from _addressed(route, path, case)
+
+
+def _at_console(route: Known) -> Iterator[Try]:
+    for path in _paths(route):
+        if route.method == "GET":
+            asked = [f"{path}?{each}" if each else path for each in _ASKED_OF_PAGES]
+            yield from (Try("GET", each, None, SESSION) for each in asked if "<" in each)
+        else:
+            bodies = ({}, {"minutes": 5.0}) if "<" in path else _TOLD_PAGES  # what the path names is enough
+            yield from (Try(route.method, path, body, SESSION) for body in bodies)
+
+
+def behind_console(attempt: Try) -> Try | None:
+    """The same by the console's way to the dialects; None where there is none."""
+    if not attempt.path.startswith(("/api/", "/v1/", "/admin/")) or any(name == "host" for name, _ in attempt.headers):
+        return None
+    return attempt._replace(path="/ui" + attempt.path, headers=(*attempt.headers, *SESSION))
 
 
 def _cases_of(route: Known) -> list[Case] | None:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.api.http import CUT_OFF, REQUEST_ID, request_id_of
 from cloche.api.rate_limits import RateLimits
-from cloche.api.whose import TOKEN, key_of, owner_of
+from cloche.api.whose import SESSION, TOKEN, key_of, owner_of
 from cloche.api.witness import Witness
 from cloche.engine.acting import act_for
 from cloche.telemetry import Histogram, log
@@ -71,6 +71,10 @@ class Traffic:
             return bool(id) and id not in keys and not id.startswith(TOKEN)
 
         self._cut_off_where(has_stopped)
+
+    def leave(self, session: str) -> None:
+        """Ends what is being answered to a session of the console that was closed. Does not wait for it."""
+        self._cut_off_where(lambda state: state.get(SESSION) == session)
 
     def _cut_off_where(self, meant: Callable[[Mapping[str, Any]], bool]) -> list[asyncio.Task[Any]]:
         own = asyncio.current_task()

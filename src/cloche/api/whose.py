@@ -10,6 +10,7 @@ from cloche.model import Principal
 PAYER = "payer"  # in a request's state: owner and id of the key for whom a request without a key counts
 TOKEN = "jwt:"
 HOST = "host_owner"  # the owner of the sandbox that it visits
+SESSION = "session"  # what is a secret of the session at the console that it belongs to
 OPERATOR = "operator"  # whether it is an admin's at the console, who may see what is others'
 
 

@@ -141,7 +141,8 @@ def _requests(db: sqlite3.Connection, page: Page) -> list[Any]:
             conditions.append(condition)
             values += [getattr(page, name)] * condition.count("?")
     if page.before is not None:
-        last = db.execute("SELECT started_at FROM steps WHERE id = ?", (page.before,)).fetchone()
+        known = "SELECT started_at FROM steps WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
+        last = db.execute(known, (page.before, page.owner)).fetchone()
         if last is None:
             raise errors.InvalidRequest(f"there is no record {page.before[:100]!r} (any more): leave `before` out")
         conditions.append("(started_at, id) < (?, ?)")

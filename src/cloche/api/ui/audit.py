@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.store.audit import AuditLine
 from cloche.store.audit_reading import Verdict, Wanted, last, verify
@@ -69,7 +70,7 @@ class Audit:
         return self._house.render(
             request,
             visitor,
-            "audit_rows.html" if "hx-request" in request.headers else "audit.html",
+            "audit_rows.html" if is_partial(request) else "audit.html",
             lines=[_line(each) for each in shown],
             asked=asked,
             newer=asked.query(asked.page - 1) if asked.page > 1 else "",

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import KINDS, limits_of
 from cloche.engine.quotas import Quotas
@@ -66,7 +67,7 @@ class Keys:
         return self._house.render(
             request,
             visitor,
-            "keys_rows.html" if "hx-request" in request.headers else "keys.html",
+            "keys_rows.html" if is_partial(request) else "keys.html",
             groups=[self._group(name, wanted[:MAX_KEYS], visitor) for name in shown],
             left_out=max(len(wanted) - MAX_KEYS, 0),
             owners=sorted(owners),

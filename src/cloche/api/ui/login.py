@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.api.http import status_of, whole_body
 from cloche.api.system import json_reply
 from cloche.api.ui.house import House
-from cloche.api.ui.porch import Porch
+from cloche.api.ui.porch import Porch, cookie_of
 from cloche.api.ui.sessions import LINK_SECONDS
 from cloche.api.ui.throttle import Throttle
 from cloche.model import KIB, Principal
@@ -20,6 +20,7 @@ from cloche.telemetry import log
 
 MAX_LOGIN_BYTES = 16 * KIB
 _INSIDE = re.compile(r"/ui/(?!login|logout)[A-Za-z0-9/_.~%?=&:@+,;-]*")
+_UP = re.compile(r"//|\.\.|%2e", re.IGNORECASE)
 
 
 class Login:
@@ -51,7 +52,7 @@ class Login:
 
     async def state(self, request: Request) -> Response:
         """Whether this browser is logged in: a page that another site led to has not been told."""
-        return Response(status_code=204 if self._porch.known(request) is not None else 401)
+        return json_reply({"logged_in": self._porch.known(request) is not None})
 
     async def link(self, request: Request) -> Response:
         """For whoever came by the control socket: its file's mode let them in."""
@@ -64,6 +65,7 @@ class Login:
         request, visitor = await self._porch.admit(request)
         response = RedirectResponse("/ui/login", 303)
         self._porch.take(response, request)
+        self._house.traffic.leave(visitor.csrf)  # a terminal in another window, say
         self._note("console.logout", visitor.principal)
         return response
 
@@ -83,7 +85,7 @@ class Login:
 
     def _welcome(self, request: Request, token: str, place: str) -> Response:
         response = RedirectResponse(place, 303)
-        self._porch.take(response, request)  # another session that this browser had
+        self._porch.sessions.close(cookie_of(request))  # another one that this browser had
         self._porch.give(response, token, request)
         visitor = self._porch.sessions.find(token)
         assert visitor is not None
@@ -109,7 +111,7 @@ class Login:
 
 def place_in(wanted: str) -> str:
     """A page of the console to go on to; the first one for whatever is none."""
-    return wanted if len(wanted) < 1000 and _INSIDE.fullmatch(wanted) and "//" not in wanted else "/ui/"
+    return wanted if len(wanted) < 1000 and _INSIDE.fullmatch(wanted) and not _UP.search(wanted) else "/ui/"
 
 
 def _fields(body: bytes) -> dict[str, str]:

@@ -15,7 +15,7 @@ from cloche.api.http import whole_body
 from cloche.api.ui.house import House, Visitor
 from cloche.api.ui.origin import HEADER, SAFE, check_origin, check_reading, check_token
 from cloche.api.ui.sessions import AWAY_SECONDS, LONGEST_SECONDS, Sessions
-from cloche.api.whose import OPERATOR
+from cloche.api.whose import OPERATOR, SESSION
 from cloche.engine.acting import act_for
 from cloche.model import KIB
 
@@ -100,7 +100,7 @@ class Porch:
         response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
 
     def _note(self, scope: Scope, visitor: Visitor) -> None:
-        scope.setdefault("state", {})["principal"] = visitor.principal
+        scope.setdefault("state", {}).update({"principal": visitor.principal, SESSION: visitor.csrf})
         act_for(visitor.principal)
 
 

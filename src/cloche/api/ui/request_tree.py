@@ -46,10 +46,12 @@ class Row(NamedTuple):
     name: str
     depth: int  # 0: the request, 1: what it did, 2: what a model's answer led to
     last: bool  # of those below the same
+    goes_on: bool  # whether below it comes another step of the request itself
     begins: str
     took: str
     bar: Bar
     tokens: str
+    cached: str  # of those
     outcome: Outcome
     notes: tuple[str, ...]
     sandbox: str  # the id of the one that it is about; empty where there is none
@@ -84,11 +86,15 @@ def took(seconds: float) -> str:
 
 
 def tokens(fields: Mapping[str, Any]) -> str:
-    """1,520 in (1,024 cached), 231 out. Empty where nobody counted."""
+    """1,520 in, 231 out. Empty where nobody counted."""
     if "input_tokens" not in fields:
         return ""
-    cached = f" ({fields['cached_tokens']:,} cached)" if fields.get("cached_tokens") else ""
-    return f"{fields['input_tokens']:,} in{cached}, {fields.get('output_tokens', 0):,} out"
+    return f"{fields['input_tokens']:,} in, {fields.get('output_tokens', 0):,} out"
+
+
+def cached(fields: Mapping[str, Any]) -> str:
+    """What of the input the model's server had at hand: 1,024 cached. Empty where that is nothing."""
+    return f"{fields['cached_tokens']:,} cached" if fields.get("cached_tokens") else ""
 
 
 def href(id: str) -> str:
@@ -114,7 +120,7 @@ def tree_of(told: Mapping[str, Any]) -> Tree:
         model=str(told.get("model") or next((each["model"] for each in steps if each.get("model")), "")),
         outcome=outcome_of(told["outcome"], told),
         took=took(told["seconds"]),
-        tokens=tokens(told),
+        tokens=", ".join(filter(None, (tokens(told), cached(told)))),
         calls=int(told.get("model_calls", 0)),
         executions=int(told.get("executions", 0)),
         sandboxes=tuple(sandbox_of(each) for each in told.get("containers", ())),
@@ -136,7 +142,7 @@ def _rows(steps: list[dict[str, Any]], whole: float) -> Iterator[Row]:
         1 if each["kind"] == "model_call" or not _follows_a_call(steps[:at]) else 2 for at, each in enumerate(steps)
     ]
     for at, step in enumerate(steps):
-        yield _row(step, whole, depths[at], last=_is_last(depths, at))
+        yield _row(step, whole, depths[at], last=_is_last(depths, at), goes_on=1 in depths[at + 1 :])
 
 
 def _follows_a_call(before: list[dict[str, Any]]) -> bool:
@@ -150,7 +156,7 @@ def _is_last(depths: list[int], at: int) -> bool:
     return True
 
 
-def _row(step: Mapping[str, Any], whole: float, depth: int, *, last: bool) -> Row:
+def _row(step: Mapping[str, Any], whole: float, depth: int, *, last: bool, goes_on: bool = False) -> Row:
     outcome = outcome_of(step["outcome"], step)
     return Row(
         record=step["record"],
@@ -158,10 +164,12 @@ def _row(step: Mapping[str, Any], whole: float, depth: int, *, last: bool) -> Ro
         name=_name(step),
         depth=depth,
         last=last,
+        goes_on=goes_on,
         begins=took(step["offset_seconds"]),
         took=took(step["seconds"]),
         bar=_bar(step, whole),
         tokens=tokens(step),
+        cached=cached(step),
         outcome=outcome,
         notes=tuple(filter(None, (*_notes(step), outcome.meaning))),
         sandbox=sandbox_of(step.get("container")),
@@ -172,7 +180,8 @@ def _row(step: Mapping[str, Any], whole: float, depth: int, *, last: bool) -> Ro
 def _name(step: Mapping[str, Any]) -> str:
     kind = step["kind"]
     if kind == "model_call":
-        return "Model call" if step.get("leg", 1) == 1 else f"Follow-up model call {step['leg']}"
+        after = int(step.get("leg", 1)) - 1
+        return "Model call" if not after else "Follow-up call" if after == 1 else f"Follow-up call {after}"
     return _NAMES.get(kind, str(kind))
 
 

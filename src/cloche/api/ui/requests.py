@@ -13,6 +13,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.admin_requests import UNFINISHED, line_of, trees
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.request_outcomes import FILTERS, Outcome, label_of, outcome_of
 from cloche.api.ui.request_tree import href, sandbox_of, took, tree_of
@@ -87,7 +88,7 @@ class Requests:
         found = await self._steps.requests(wanted)
         lines = [*await self._under_way(asked, visitor), *(_line(line_of(each)) for each in found[:ROWS])]
         older = urlencode({"before": found[ROWS - 1].id}) if len(found) > ROWS else ""
-        name = "requests_rows.html" if "hx-request" in request.headers else "requests.html"
+        name = "requests_rows.html" if is_partial(request) else "requests.html"
         return self._house.render(
             request,
             visitor,
@@ -107,8 +108,8 @@ class Requests:
         steps = await self._found(id, visitor.sees)
         if not steps:
             raise errors.NotFound(f"there is no record of a request {id[:200]!r}: they are kept for 30 days")
-        found = [tree_of(each) for each in trees(steps)]
-        name = "request_trees.html" if "hx-request" in request.headers else "request.html"
+        found = [tree_of(_until_now(each)) for each in trees(steps)]
+        name = "request_trees.html" if is_partial(request) else "request.html"
         return self._house.render(
             request, visitor, name, id=id, href=href(id), trees=found, capture=self._house.config.gateway.capture
         )
@@ -158,11 +159,19 @@ def _line(told: Mapping[str, Any]) -> Line:
     )
 
 
+def _until_now(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What has no end may go on: it takes as long as it has been there. After a while nobody believes that any more."""
+    seconds = time.time() - told["at"]
+    if told["outcome"] != UNFINISHED or not told["seconds"] < seconds < UNDER_WAY_SECONDS:
+        return told
+    return {**told, "seconds": seconds}
+
+
 def _unfinished(told: Mapping[str, Any]) -> Line:
     """Its own record has no sums yet: those of its steps."""
     steps = told["steps"]
     kinds = [each["kind"] for each in steps]
     sums = {name: sum(each.get(name, 0) for each in steps) for name in ("input_tokens", "output_tokens")}
     model = next((each["model"] for each in steps if each.get("model")), "")
-    line = _line({**told, **sums, "model": model, "model_calls": kinds.count("model_call")})
+    line = _line({**_until_now(told), **sums, "model": model, "model_calls": kinds.count("model_call")})
     return line._replace(href=href(told["id"]), executions=kinds.count("execution"))

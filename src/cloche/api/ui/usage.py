@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.ui import words
+from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import Meter, meter
 from cloche.engine.usage import Amounts, KeyUsage, OwnerUsage
@@ -63,7 +64,7 @@ class Usage:
         quotas = self._house.engine.quotas
         owners = await quotas.usage_of_all() if visitor.is_admin else [await quotas.usage(visitor.owner)]
         hour = await quotas.last_hour(visitor.sees)
-        name = "usage_rows.html" if "hx-request" in request.headers else "usage.html"
+        name = "usage_rows.html" if is_partial(request) else "usage.html"
         shown = [owner_row(each, hour.get(each.owner, [])) for each in owners]
         return self._house.render(request, visitor, name, owners=shown)
 
@@ -78,8 +79,8 @@ def owner_row(used: OwnerUsage, minutes: Sequence[Spent]) -> OwnerRow:
         keys=[_key_row(each) for each in used.keys],
         stored=[(KINDS.get(kind, kind), words.size(size)) for kind, size in stored],
         charts=[
-            _chart("Executions", [float(each.executions) for each in minutes], "{:,.0f}"),
-            _chart("CPU", [each.cpu_seconds for each in minutes], "{:,.1f} s"),
+            _chart("Executions", [float(each.executions) for each in minutes], "{:,.0f}".format),
+            _chart("CPU seconds", [each.cpu_seconds for each in minutes], _seconds),
         ]
         if minutes
         else [],
@@ -103,24 +104,27 @@ def _row(name: str, key_id: str, used: Amounts, quota: KeyQuota, more: list[Mete
                 quota.executions_per_minute,
                 "{:,.0f}".format,
             ),
-            meter(
-                "CPU seconds in the last hour", used.cpu_seconds_last_hour, quota.cpu_seconds_per_hour, "{:,.1f}".format
-            ),
+            meter("CPU seconds in the last hour", used.cpu_seconds_last_hour, quota.cpu_seconds_per_hour, _seconds),
             *more,
         ],
         executions=f"{used.executions:,}",
-        cpu=f"{used.cpu_seconds:,.1f} s",
+        cpu=f"{_seconds(used.cpu_seconds)} s",
     )
 
 
-def _chart(title: str, values: Sequence[float], form: str) -> Chart:
-    most, step = max(values), WIDTH / len(values)
+def _seconds(amount: float) -> str:
+    """0.04, 3.21, 12.5, 3,600."""
+    return f"{amount:,.2f}" if amount < 10 and amount % 1 else f"{amount:,.1f}" if amount % 1 else f"{amount:,.0f}"
+
+
+def _chart(title: str, values: Sequence[float], say: Callable[[float], str]) -> Chart:
+    most, step = max(values) or 1.0, WIDTH / len(values)
     bars = [
         (f"{at * step:.1f}", f"{HEIGHT - max(value / most * HEIGHT, 1):.1f}", f"{max(value / most * HEIGHT, 1):.1f}")
         for at, value in enumerate(values)
         if value > 0
     ]
-    return Chart(title, bars, form.format(sum(values)), form.format(most))
+    return Chart(title, bars, say(sum(values)), say(max(values)))
 
 
 def pages(house: House) -> list[Page]:

@@ -6,7 +6,7 @@ const DAY_SECONDS = 86400;
 const UNITS = { "": 1, b: 1, k: 2 ** 10, kib: 2 ** 10, kb: 1e3, m: 2 ** 20, mib: 2 ** 20, mb: 1e6, g: 2 ** 30, gib: 2 ** 30, gb: 1e9, t: 2 ** 40, tib: 2 ** 40, tb: 1e12 };
 const UNLIMITED = "unlimited";
 
-const dialogs = Object.fromEntries(["add-key", "new-key", "quota", "revoke-key"].map((id) => [id, document.getElementById(id)]));
+const dialogs = Object.fromEntries(["add-key", "new-key", "quota", "rotate-key", "revoke-key"].map((id) => [id, document.getElementById(id)]));
 
 // --- dialogs
 
@@ -36,7 +36,7 @@ async function attempt(dialog, work) {
   try {
     await work();
     dialog.close();
-    refresh();
+    if (!dialogs["new-key"].open) refresh(); // else when that was read: who rotated their own key is logged out then
   } catch (error) {
     say(dialog, error.message);
   } finally {
@@ -68,11 +68,13 @@ async function add(form) {
 function show(made) {
   dialogs["new-key"].querySelector("h2").textContent = `The new key of ${made.owner}${made.name ? `, ${made.name}` : ""}`;
   dialogs["new-key"].querySelector("[data-key]").textContent = made.key;
+  dialogs["new-key"].querySelector("[data-copy]").textContent = "Copy";
   dialogs["new-key"].showModal();
 }
 
 function forget() {
   dialogs["new-key"].querySelector("[data-key]").textContent = "";
+  refresh();
 }
 
 async function copy() {
@@ -86,22 +88,25 @@ async function copy() {
   }
 }
 
-// --- revoking
+// --- rotating and revoking
 
-let revoked = "";
+let meant = ""; // the id of the key that a dialog asks about
 
-function askToRevoke(button) {
-  const dialog = dialogs["revoke-key"];
-  revoked = button.dataset.revoke;
-  dialog.querySelector("h2").textContent = `Revoke the key ${button.dataset.whose}?`;
+function askToEnd(dialog, verb, id, button) {
+  meant = id;
+  dialog.querySelector("h2").textContent = `${verb} the key ${button.dataset.whose}?`;
   dialog.querySelector("[data-own]").hidden = !("isOwn" in button.dataset);
   dialog.querySelector("form").reset();
   open(dialog);
 }
 
+async function rotate() {
+  show(await api(`/admin/keys/${encodeURIComponent(meant)}/rotate`, { method: "POST", json: {} }));
+}
+
 async function revoke(form) {
   const kill = form.get("kill") !== null;
-  const told = await api(`/admin/keys/${encodeURIComponent(revoked)}${kill ? "?kill=true" : ""}`, { method: "DELETE" });
+  const told = await api(`/admin/keys/${encodeURIComponent(meant)}${kill ? "?kill=true" : ""}`, { method: "DELETE" });
   toast(kill ? `The key is revoked, and ${told.sandboxes_killed} of its sandboxes were ended` : "The key is revoked", "ok");
 }
 
@@ -156,7 +161,7 @@ async function setQuota(form) {
   for (const field of dialogs.quota.querySelectorAll("[data-quota-field]")) {
     const name = field.dataset.quotaField;
     const text = form.get(name).trim();
-    if (text && !field.hidden) own[name] = amountOf(name, field.firstChild.textContent.trim(), text);
+    if (text && !field.hidden) own[name] = amountOf(name, field.querySelector("label").textContent, text);
   }
   await api(quotaPath, { method: "PUT", json: own });
   toast("The quota is set", "ok");
@@ -175,7 +180,8 @@ function onClick(event) {
   if ("addKey" in button.dataset) open(dialogs["add-key"]);
   else if ("close" in button.dataset) button.closest("dialog").close();
   else if ("copy" in button.dataset) copy();
-  else if (button.dataset.revoke) askToRevoke(button);
+  else if (button.dataset.rotate) askToEnd(dialogs["rotate-key"], "Rotate", button.dataset.rotate, button);
+  else if (button.dataset.revoke) askToEnd(dialogs["revoke-key"], "Revoke", button.dataset.revoke, button);
   else if (button.dataset.quota) askForQuota(button);
   else if ("reset" in button.dataset) attempt(dialogs.quota, resetQuota);
 }
@@ -184,6 +190,7 @@ function start() {
   document.addEventListener("click", onClick);
   dialogs["new-key"].addEventListener("close", forget);
   onSend(dialogs["add-key"], add);
+  onSend(dialogs["rotate-key"], rotate);
   onSend(dialogs["revoke-key"], revoke);
   onSend(dialogs.quota, setQuota);
 }

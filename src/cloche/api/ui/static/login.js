@@ -5,7 +5,7 @@ const secret = location.hash.slice(1);
 async function goOnIfLoggedIn() {
   // A link on another site leads here although there is a session: its cookie was not sent along.
   const answer = await fetch("/ui/login/state", { cache: "no-store" });
-  if (answer.status === 204) location.replace(form.elements.next.value);
+  if ((await answer.json()).logged_in) location.replace(form.elements.next.value);
 }
 
 if (secret) {
