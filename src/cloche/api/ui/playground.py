@@ -26,6 +26,7 @@ FRAME_POLICY = (
 _FRAME = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Output</title><style>{style}</style></head>'
 _FRAME_BODY = '<body><main id="shown"></main><script>{script}</script></body></html>'
 _ID_CHARACTERS = 64
+_LIFE_SECONDS = 1800.0  # of a sandbox that nobody works in any more
 
 
 class Playground:
@@ -44,6 +45,7 @@ class Playground:
             templates=names,
             languages=list(LANGUAGES),
             panels=PANELS,
+            seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),
         )
 
     async def frame(self, request: Request, visitor: Visitor) -> Response:
