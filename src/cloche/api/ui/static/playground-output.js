@@ -78,6 +78,12 @@ export class Output {
       this.write({ stream: "stdout", text: `${event.prompt}${event.secret ? "········" : field.value}\n` });
       this.answer(field.value);
     });
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "d" || !event.ctrlKey || field.value) return;
+      event.preventDefault();
+      this.unask();
+      this.answer(null); // the end of the input, as in a terminal
+    });
     this.question = form;
     this.element.append(form);
     field.focus();

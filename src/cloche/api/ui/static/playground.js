@@ -227,6 +227,12 @@ function wireMenu() {
   });
 }
 
+/** The panels stand below the bar, however high that is. */
+function measureBar() {
+  const bar = root.querySelector(".pg-bar");
+  new ResizeObserver(() => root.style.setProperty("--pg-bar", `${bar.offsetHeight}px`)).observe(bar);
+}
+
 // -- the beginning
 
 async function begin() {
@@ -248,6 +254,7 @@ async function attach(id) {
 
 wire();
 wireMenu();
+measureBar();
 box.told.add(showState);
 box.changed.add(sandboxChanged);
 setInterval(showDeadline, 1000);
