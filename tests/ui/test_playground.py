@@ -215,14 +215,18 @@ def test_values_of_libraries_are_shown_as_jupyter_shows_them(visiting: Visiting)
     assert notebook.page.locator(".pg-output:not(:empty)").count() == 0
 
 
+@pytest.mark.parametrize("notices", [True, False], ids=["looking", "running"])
 def test_a_sandbox_that_ends_is_told_with_why_and_the_next_run_has_a_new_one(
-    visiting: Visiting, api: httpx.Client
+    visiting: Visiting, api: httpx.Client, notices: bool
 ) -> None:
     notebook = playing(visiting)
     notebook.run("x = 1")
     first = notebook.sandbox
     api.delete(f"/sandboxes/{first}").raise_for_status()
-    notebook.come_back()
+    if notices:
+        notebook.come_back()
+    else:
+        notebook.shows(notebook.run("x", "lost"), f"Sandbox {first} was killed")
     notebook.shows(notebook.page.locator("#pg-notice"), f"Sandbox {first} has ended: killed by its owner.")
     assert notebook.page.locator("#pg-state").inner_text() == "ended"
     notebook.shows(notebook.run("x", "raised"), "NameError")

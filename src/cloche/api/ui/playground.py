@@ -45,12 +45,19 @@ class Playground:
             templates=names,
             languages=list(LANGUAGES),
             panels=PANELS,
+            modules=_modules(),
             seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),
         )
 
     async def frame(self, request: Request, visitor: Visitor) -> Response:
         headers = {"content-security-policy": FRAME_POLICY, "x-frame-options": "SAMEORIGIN"}
         return Response(await asyncio.to_thread(_frame), media_type="text/html", headers=headers)
+
+
+@functools.cache
+def _modules() -> list[str]:
+    """What the page's script imports, so that the browser asks for all of it at once."""
+    return ["panel-parts.js", *sorted(path.name for path in PLACE.glob("playground-*.js"))]
 
 
 @functools.cache

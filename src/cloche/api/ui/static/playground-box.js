@@ -113,6 +113,16 @@ export class Box {
     }
   }
 
+  /** Why it cannot be used, or null: to a WebSocket that is refused, the browser does not say. */
+  async problem(id) {
+    try {
+      await api(boxPath(id, "?running=true"));
+      return null;
+    } catch (error) {
+      return error.status ? error.message : null;
+    }
+  }
+
   /** Gives it its time anew, where less than two thirds of that are left. Never less than it has. */
   async renew() {
     const { state, deadline_at: deadline } = this.info ?? {};

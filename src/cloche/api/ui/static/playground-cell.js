@@ -124,6 +124,7 @@ export class Cell {
 
   finish({ outcome, reason, seconds, exitCode }) {
     this.run = null;
+    if (this.state === "waiting") this.output.reset(); // it never began
     this.output.unask();
     if (reason) this.output.say(sentence(reason), outcome === "ok" ? "" : "pg-bad");
     else if (outcome === "interrupted") this.output.say("Stopped.");

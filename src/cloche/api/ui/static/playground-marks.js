@@ -3,7 +3,7 @@
 import { api } from "./console.js";
 import { boxPath } from "./panel-parts.js";
 
-const KEPT = 8; // each keeps the memory that changed after it
+const KEPT = 4; // each keeps the memory that changed after it
 
 export class Marks {
   constructor() {
@@ -21,8 +21,7 @@ export class Marks {
     try {
       const mark = await api(`${path}/checkpoints`, { method: "POST", json: {} });
       this.made.push({ path, id: mark.id, cell });
-    } catch (error) {
-      if (error.code !== "not_copyable" && error.code !== "invalid_request") throw error;
+    } catch (error) { // the run itself tells of what concerns it as well
       this.forgetAll();
       this.problem = `The last run cannot be undone: ${error.message}`;
     }

@@ -149,6 +149,7 @@ export class Sheet {
     this.running = new Run(sandbox, context, code, (event) => cell.hear(event));
     cell.begin(this.running);
     const end = await this.running.ended;
+    if (end.outcome === "lost") end.reason = await this.notebook.box.problem(sandbox) ?? end.reason;
     if (!["ok", "raised", "interrupted"].includes(end.outcome)) this.notebook.box.look();
     return end;
   }
