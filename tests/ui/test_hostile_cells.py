@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.conftest import wait_until
@@ -188,6 +189,40 @@ def test_words_of_a_program_are_text(visiting: Visiting) -> None:
     is_unharmed(notebook)
 
 
+def test_a_hostile_notebook_is_only_shown(visiting: Visiting, tmp_path: Path) -> None:
+    notebook = playing(visiting)
+    bad = "<img src=x onerror=top.reached=1>"
+    shown = [
+        {"output_type": "display_data", "data": data} for data in ({"image/png": 5}, {"text/html": None}, {bad: 1})
+    ]
+    outputs = [
+        None,
+        5,
+        {"output_type": "error", "ename": bad, "traceback": bad},
+        {"output_type": "stream", "text": {}},
+        *shown,
+    ]
+    cells = [
+        {"cell_type": "code", "source": bad, "outputs": outputs, "execution_count": bad, "metadata": []},
+        {"cell_type": bad, "source": None},
+        {"cell_type": "markdown", "source": [bad, "drawn"]},
+        None,
+    ]
+    path = tmp_path / "odd.ipynb"
+    path.write_text(json.dumps({"nbformat": 4, "cells": cells, "metadata": {"kernelspec": {"language": bad}}}))
+    notebook.page.locator("#pg-file").set_input_files(path)
+    notebook.shows(notebook.page.locator("#toasts"), f"is written in {bad[:40]}")
+    notebook.shows(notebook.cells.nth(0).locator(".pg-output"), bad)
+    notebook.shows(framed(notebook.cells.nth(2)).locator("body"), "drawn")
+    assert notebook.cells.count() == 4
+    with notebook.page.expect_download() as waiting:
+        notebook.press("export")
+    assert len(json.loads(waiting.value.path().read_text())["cells"]) == 4
+    notebook.press("add")
+    notebook.prints(notebook.run("6 * 7"), "42")
+    is_unharmed(notebook)
+
+
 def test_fifty_megabytes_of_output_leave_the_page_alive_and_small(visiting: Visiting) -> None:
     notebook = playing(visiting)
     notebook.run("x = 1")
@@ -224,6 +259,24 @@ while True:
     notebook.page.locator("#pg-stop").click()
     notebook.reaches(cell, "interrupted")
     assert time.monotonic() - begun < 2 * ANSWER_SECONDS
+    assert longest(notebook) < PAUSE_MILLISECONDS
+
+
+def test_long_names_and_large_values_cost_the_page_nothing(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    watch(notebook)
+    long = "'n' * 3_000_000"
+    failed = notebook.run(f"class E(Exception): pass\nE.__name__ = {long}\nraise E({long})", "raised")
+    notebook.shows(failed.locator("summary"), "nnn")
+    asks = notebook.start(f"input({long})")
+    asks.locator(".pg-input").press("Enter")
+    notebook.reaches(asks, "ok")
+    bundle = "{'application/json': {'n' * 100_000: [0] * 500_000}}"
+    large = notebook.run(f"from IPython.display import display\ndisplay({bundle}, raw=True)")
+    large.locator("summary").last.click()
+    notebook.shows(large, "499800 more")
+    assert len(notebook.page.locator(".pg-notebook").inner_text()) < 100_000
+    is_unharmed(notebook)
     assert longest(notebook) < PAUSE_MILLISECONDS
 
 

@@ -27,7 +27,12 @@ def test_a_plot_is_seen_and_its_sandbox_is_made_when_it_is_needed(visiting: Visi
     notebook = playing(visiting)
     state = notebook.page.locator("#pg-state")
     assert state.inner_text() == "no sandbox yet"
-    cell = notebook.run(PLOT)
+    examples = notebook.page.locator(".pg-examples")
+    examples.get_by_text("a plot").click()
+    cell = notebook.cells.nth(0)
+    cell.locator("textarea").press("Shift+Enter")
+    notebook.reaches(cell, "ok")
+    assert not examples.is_visible()
     picture = cell.locator("img.pg-image")
     picture.evaluate("each => each.decode()")
     assert colours_of(picture) > 20  # a line, smooth, and text: not a blank
@@ -241,6 +246,10 @@ def test_a_sandbox_that_there_is_can_be_looked_into_and_is_renewed(visiting: Vis
     notebook.prints(notebook.cells.nth(0), "from afar")  # what ran is there
     notebook.prints(notebook.run("x + 1"), "42")
     wait_until(lambda: api.get(f"/sandboxes/{made}").json()["deadline_at"] > time.time() + 1500)
+    with notebook.page.expect_download() as waiting:
+        notebook.press("history")
+    saved = nbformat.read(waiting.value.path(), as_version=4)
+    assert [each["source"] for each in saved["cells"]] == ["x = 41; print('from afar')", "x + 1"]
     notebook.write("a draft")
     notebook.page.reload()
     again = Notebook(notebook.page)
@@ -251,6 +260,21 @@ def test_a_sandbox_that_there_is_can_be_looked_into_and_is_renewed(visiting: Vis
     again.come_back()
     again.shows(again.page.locator("#pg-notice"), "paused")
     again.prints(again.run("x - 1"), "40")
+
+
+def test_a_sandbox_is_forked_with_its_files_and_left_for_a_new_one(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    notebook.run("open('/mnt/data/notes.txt', 'w').write('all of it')")
+    first = notebook.sandbox
+    notebook.press("fork-sandbox")
+    link = notebook.page.locator("#pg-notice a")
+    other = playing(visiting, str(link.get_attribute("href")).removeprefix("/ui/playground"))
+    other.prints(other.run("open('/mnt/data/notes.txt').read()"), "'all of it'")
+    assert other.sandbox != first
+    notebook.press("new")
+    notebook.page.locator("dialog button[value=yes]").click()
+    notebook.shows(notebook.page.locator("#pg-state"), "no sandbox yet")
+    notebook.shows(notebook.run("open('/mnt/data/notes.txt')", "raised"), "FileNotFoundError")
 
 
 def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:

@@ -99,7 +99,7 @@ export class Box {
 
   /** How it is now. */
   async look() {
-    if (document.hidden || !this.id || this.coming) return;
+    if (!this.id || this.coming || (document.hidden && !this.isBusy())) return;
     const asked = this.id;
     try {
       const info = await api(boxPath(asked, ""));

@@ -41,7 +41,9 @@ export class Sheet {
     cell.close();
     if (!this.cells.length) this.add();
     this.number();
-    this.cells[Math.min(place, this.cells.length - 1)].element.focus();
+    const next = this.cells[Math.min(place, this.cells.length - 1)];
+    this.choose(next);
+    next.element.focus();
   }
 
   move(cell, by) {

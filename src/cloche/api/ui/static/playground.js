@@ -2,6 +2,7 @@
 
 import { api, ask, confirmed, toast } from "./console.js";
 import { Box, spanText } from "./playground-box.js";
+import { examples } from "./playground-examples.js";
 import { fill, notebookOf, readNotebook, save } from "./playground-ipynb.js";
 import { bringBack, keep, recalled } from "./playground-keep.js";
 import { Notebook } from "./playground-notebook.js";
@@ -37,6 +38,7 @@ const playground = {
     const cell = sheet.chosen && !sheet.chosen.code.trim() ? sheet.chosen : sheet.add({ at: sheet.chosen });
     cell.editor.code = code;
     cell.editor.focus();
+    refresh();
     return cell;
   },
   run(code) {
@@ -44,6 +46,9 @@ const playground = {
     return sheet.run(playground.insertCell(code, sheet.language));
   },
 };
+
+const beginning = examples(notebook, (code) => playground.insertCell(code, "python"));
+part("keys").before(beginning.line);
 
 function sheetOf(language) {
   const { chosen, sheets } = notebook;
@@ -58,6 +63,7 @@ function sheetOf(language) {
 function refresh() {
   const sheet = notebook.chosen;
   if (!sheet) return;
+  beginning.look();
   const { last, problem } = sheet.marks;
   part("stop").disabled = !sheet.isBusy;
   part("undo").disabled = sheet.isBusy || !last;
