@@ -277,6 +277,18 @@ def test_a_sandbox_is_forked_with_its_files_and_left_for_a_new_one(visiting: Vis
     notebook.shows(notebook.run("open('/mnt/data/notes.txt')", "raised"), "FileNotFoundError")
 
 
+def test_a_clock_that_is_wrong_does_not_end_a_sandbox_that_is_used(visiting: Visiting, api: httpx.Client) -> None:
+    made = api.post("/sandboxes", json={"timeout_seconds": 300}).json()["id"]
+    page = visiting("/")
+    page.clock.install(time=time.time() - 5 * 3600)
+    page.goto(f"/ui/playground?sandbox={made}")
+    notebook = Notebook(page)
+    notebook.run("1")
+    page.clock.run_for(6000)
+    notebook.shows(page.locator("#pg-deadline"), "ends in 30 min")
+    assert api.get(f"/sandboxes/{made}").json()["deadline_at"] > time.time() + 1500
+
+
 def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:
     notebook = playing(visiting, "?sandbox=i00000000000000000000")
     notebook.shows(notebook.page.locator("#pg-notice"), "there is no sandbox")

@@ -1,7 +1,7 @@
 // The sandbox that the page works in: made when it is first needed, renewed while somebody works in it, looked at now
 // and then, so that the page says when it has ended and why.
 
-import { api, toast } from "./console.js";
+import { api, ask, toast } from "./console.js";
 import { boxPath } from "./panel-parts.js";
 
 const LOOK_MILLISECONDS = 5000;
@@ -11,7 +11,7 @@ const WORDS = { none: "no sandbox yet", starting: "starting…", running: "runni
 export class Box {
   /** `template()` is what a new one is made of; `isBusy()` says whether something runs in it; `adopt()` looks what is in it. */
   constructor({ template, seconds, isBusy, adopt }) {
-    Object.assign(this, { template, seconds, isBusy, adopt, info: null, last: null, coming: null, touchedAt: Date.now() });
+    Object.assign(this, { template, seconds, isBusy, adopt, info: null, last: null, coming: null, ahead: 0, touchedAt: Date.now() });
     this.state = "none";
     this.changed = new Set(); // called with its id, or null, whenever it is another one or has ended
     this.told = new Set(); // called whenever anything of it may have changed
@@ -40,7 +40,7 @@ export class Box {
     this.say("starting");
     try {
       if (paused) await this.resume(paused);
-      else this.begin(await api("/api/v1/sandboxes", { method: "POST", json: this.wish() }));
+      else this.begin(await this.inquire("/api/v1/sandboxes", { method: "POST", json: this.wish() }));
     } catch (error) {
       if (this.state === "starting") this.say(paused ? "paused" : "none");
       throw error;
@@ -50,7 +50,7 @@ export class Box {
 
   /** Contexts may have ended with the pause. */
   async resume(id) {
-    this.begin(await api(boxPath(id, "/resume"), { method: "POST", json: {} }));
+    this.begin(await this.inquire(boxPath(id, "/resume"), { method: "POST", json: {} }));
     await this.adopt();
   }
 
@@ -60,10 +60,18 @@ export class Box {
 
   /** One that there is. Raises ApiError if there is none of that id. */
   async attach(id) {
-    const info = await api(boxPath(id, ""));
+    const info = await this.inquire(boxPath(id, ""));
     if (info.state === "ended") return this.end(info);
     this.begin(info);
     if (info.state === "running") await this.adopt();
+  }
+
+  /** What the server says of a sandbox, and by which clock. */
+  async inquire(path, options) {
+    const answer = await ask(path, options);
+    const then = Date.parse(answer.headers.get("date"));
+    if (then) this.ahead = then - Date.now();
+    return answer.json();
   }
 
   begin(info) {
@@ -102,7 +110,7 @@ export class Box {
     if (!this.id || this.coming || (document.hidden && !this.isBusy())) return;
     const asked = this.id;
     try {
-      const info = await api(boxPath(asked, ""));
+      const info = await this.inquire(boxPath(asked, ""));
       if (this.id !== asked || this.coming) return;
       if (info.state === "ended") return this.end(info);
       this.take(info);
@@ -134,7 +142,7 @@ export class Box {
 
   secondsLeft() {
     const deadline = this.info?.deadline_at;
-    return deadline ? Math.max(0, deadline - Date.now() / 1000) : null;
+    return deadline ? Math.max(0, deadline - (Date.now() + this.ahead) / 1000) : null;
   }
 }
 

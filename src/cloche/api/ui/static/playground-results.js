@@ -15,7 +15,7 @@ const ORDER = [
   [/^text\/latex$/, framed("latex")],
   [/^image\/(?:png|jpeg|gif|webp)$/, image],
   [/^application\/pdf$/, download],
-  [/^application\/(?!vnd\.cloche\.)(?:[\w.-]+\+)?json$/, json],
+  [/^application\/(?!vnd\.cloche\.|vnd\.jupyter\.widget)(?:[\w.-]+\+)?json$/, json],
   [/^application\/javascript$/, framed("javascript")],
   [/^text\/plain$/, text],
 ];

@@ -35,7 +35,8 @@ const playground = {
   onRunEnded: (hear) => notebook.runListeners.add(hear),
   insertCell(code, language = notebook.chosen.language) {
     const sheet = sheetOf(language);
-    const cell = sheet.chosen && !sheet.chosen.code.trim() ? sheet.chosen : sheet.add({ at: sheet.chosen });
+    const free = sheet.chosen?.kind === "code" && !sheet.chosen.code.trim();
+    const cell = free ? sheet.chosen : sheet.add({ at: sheet.chosen });
     cell.editor.code = code;
     cell.editor.focus();
     refresh();
