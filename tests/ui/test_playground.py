@@ -260,6 +260,9 @@ def test_a_sandbox_that_there_is_can_be_looked_into_and_is_renewed(visiting: Vis
     again.come_back()
     again.shows(again.page.locator("#pg-notice"), "paused")
     again.prints(again.run("x - 1"), "40")
+    again.page.get_by_text("Log out").click()
+    again.page.wait_for_url("**/ui/login**")
+    assert again.page.evaluate("sessionStorage.getItem('cloche.playground.notebook')") is None  # it is for nobody else
 
 
 def test_a_sandbox_is_forked_with_its_files_and_left_for_a_new_one(visiting: Visiting) -> None:

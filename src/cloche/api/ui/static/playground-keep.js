@@ -5,8 +5,9 @@ import { fill, notebookOf, parsed } from "./playground-ipynb.js";
 const KEY = "cloche.playground.notebook";
 const LARGEST = 2_000_000; // characters; more is kept without its outputs
 
-export function keep(notebook) {
-  const about = (outputs) => JSON.stringify({ sandbox: notebook.box.id, chosen: notebook.sheets.indexOf(notebook.chosen), sheets: notebook.sheets.map((sheet) => kept(sheet, outputs)) });
+/** `owner` is whose it is: who logs in after them in this tab does not get it. */
+export function keep(notebook, owner) {
+  const about = (outputs) => JSON.stringify({ owner, sandbox: notebook.box.id, chosen: notebook.sheets.indexOf(notebook.chosen), sheets: notebook.sheets.map((sheet) => kept(sheet, outputs)) });
   try {
     const whole = about(true);
     sessionStorage.setItem(KEY, whole.length > LARGEST ? about(false) : whole);
@@ -20,13 +21,15 @@ function kept(sheet, outputs) {
 }
 
 /** {sandbox, chosen, sheets}, or null. */
-export function recalled() {
+export function recalled(owner) {
   try {
     const found = JSON.parse(sessionStorage.getItem(KEY));
-    return Array.isArray(found?.sheets) && found.sheets.length ? found : null;
+    if (found?.owner === owner && found.sheets.length) return found;
   } catch {
-    return null;
+    // it is not ours
   }
+  forgetKept();
+  return null;
 }
 
 export function forgetKept() {

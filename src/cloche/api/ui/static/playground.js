@@ -4,12 +4,13 @@ import { api, ask, confirmed, toast } from "./console.js";
 import { Box, spanText } from "./playground-box.js";
 import { examples } from "./playground-examples.js";
 import { fill, notebookOf, readNotebook, save } from "./playground-ipynb.js";
-import { bringBack, keep, recalled } from "./playground-keep.js";
+import { bringBack, forgetKept, keep, recalled } from "./playground-keep.js";
 import { Notebook } from "./playground-notebook.js";
 import { mountPanels } from "./playground-panels.js";
 import { boxPath, el } from "./panel-parts.js";
 
 const root = document.getElementById("playground");
+const { owner } = root.dataset;
 const part = (name) => document.getElementById(`pg-${name}`);
 
 const box = new Box({
@@ -243,12 +244,18 @@ function measureBar() {
 // -- the beginning
 
 async function begin() {
-  const found = recalled();
+  const found = recalled(owner);
   const asked = root.dataset.sandbox || found?.sandbox;
   const isSame = found && (!asked || asked === found.sandbox);
   if (isSame) bringBack(notebook, found);
   if (asked) await attach(asked);
   if (!notebook.sheets.length) notebook.add();
+}
+
+function keepWhileAway() {
+  let isLeaving = false;
+  document.querySelector("form[action='/ui/logout']")?.addEventListener("submit", () => (isLeaving = true));
+  addEventListener("pagehide", () => (isLeaving ? forgetKept() : keep(notebook, owner)));
 }
 
 async function attach(id) {
@@ -265,7 +272,7 @@ measureBar();
 box.told.add(showState);
 box.changed.add(sandboxChanged);
 setInterval(showDeadline, 1000);
-addEventListener("pagehide", () => keep(notebook));
+keepWhileAway();
 begin().finally(() => {
   mountPanels(document.getElementById("panels"), playground);
   showState();
