@@ -26,6 +26,7 @@ FRAME_POLICY = (
 _FRAME = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Output</title><style>{style}</style></head>'
 _FRAME_BODY = '<body><main id="shown"></main><script>{script}</script></body></html>'
 _ID_CHARACTERS = 64
+_LIFE_SECONDS = 1800.0  # of a sandbox that nobody works in any more
 
 
 class Playground:
@@ -44,11 +45,19 @@ class Playground:
             templates=names,
             languages=list(LANGUAGES),
             panels=PANELS,
+            modules=_modules(),
+            seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),
         )
 
     async def frame(self, request: Request, visitor: Visitor) -> Response:
         headers = {"content-security-policy": FRAME_POLICY, "x-frame-options": "SAMEORIGIN"}
         return Response(await asyncio.to_thread(_frame), media_type="text/html", headers=headers)
+
+
+@functools.cache
+def _modules() -> list[str]:
+    """What the page's script imports, so that the browser asks for all of it at once."""
+    return ["panel-parts.js", *sorted(path.name for path in PLACE.glob("playground-*.js"))]
 
 
 @functools.cache

@@ -2,6 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const STROKES = {
+  run: "M5 3l8 5-8 5z",
+  up: "M8 13V3.5M4 7l4-3.5L12 7",
+  down: "M8 3v9.5M4 9l4 3.5L12 9",
   folder: "M2 4.5h4l1.5 2H14v6.5H2z",
   file: "M4 2h5l3 3v9H4zM9 2v3h3",
   link: "M6.5 9.5l3-3M7 4.5l1.5-1.5a2.8 2.8 0 0 1 4 4L11 8.5M9 11.5L7.5 13a2.8 2.8 0 0 1-4-4L5 7.5",

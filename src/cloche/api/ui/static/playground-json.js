@@ -3,14 +3,15 @@
 import { el } from "./panel-parts.js";
 
 const SHOWN = 200; // children at once
-const TEXT = 2000;
+const TEXT = 2000; // characters
+const NAME = 200;
 
 export function tree(value, name = null, isOpen = true) {
   if (value === null || typeof value !== "object") return leaf(value, name);
-  const entries = Array.isArray(value) ? value.map((each, at) => [at, each]) : Object.entries(value);
-  const summary = el("summary", {}, ...label(name), el("span", { class: "pg-json-count" }, countText(value, entries.length)));
+  const keys = Array.isArray(value) ? null : Object.keys(value);
+  const summary = el("summary", {}, ...label(name), el("span", { class: "pg-json-count" }, keys ? `{${keys.length}}` : `[${value.length}]`));
   const branch = el("details", { class: "pg-json" }, summary);
-  const fill = () => branch.children.length === 1 && more(branch, entries, 0);
+  const fill = () => branch.children.length === 1 && more(branch, value, keys, 0);
   branch.addEventListener("toggle", fill);
   if (isOpen) {
     fill();
@@ -19,24 +20,25 @@ export function tree(value, name = null, isOpen = true) {
   return branch;
 }
 
-function countText(value, length) {
-  return Array.isArray(value) ? `[${length}]` : `{${length}}`;
-}
-
-function more(branch, entries, from) {
-  for (const [name, value] of entries.slice(from, from + SHOWN)) branch.append(tree(value, name, false));
-  const left = entries.length - from - SHOWN;
+/** `keys` are those of an object; an array has none, and may have millions of values. */
+function more(branch, value, keys, from) {
+  const count = keys ? keys.length : value.length;
+  for (let at = from; at < Math.min(from + SHOWN, count); at += 1) {
+    const name = keys ? keys[at] : at;
+    branch.append(tree(value[name], name, false));
+  }
+  const left = count - from - SHOWN;
   if (left <= 0) return;
   const next = el("button", { type: "button", class: "quiet" }, `${left} more`);
   next.addEventListener("click", () => {
     next.remove();
-    more(branch, entries, from + SHOWN);
+    more(branch, value, keys, from + SHOWN);
   });
   branch.append(next);
 }
 
 function label(name) {
-  return name === null ? [] : [el("span", { class: "pg-json-name" }, String(name)), ": "];
+  return name === null ? [] : [el("span", { class: "pg-json-name" }, String(name).slice(0, NAME)), ": "];
 }
 
 function leaf(value, name) {

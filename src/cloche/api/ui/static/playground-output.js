@@ -55,13 +55,9 @@ export class Output {
   raised(event) {
     const trace = new TextView("pg-trace");
     trace.write(event.traceback || `${event.name}: ${event.value}`);
-    const summary = el("summary", {}, el("strong", {}, event.name), event.value ? `: ${firstLines(event.value)}` : "");
+    const summary = el("summary", {}, el("strong", {}, bounded(event.name)), event.value ? `: ${bounded(event.value)}` : "");
     const element = el("details", { class: "pg-error" }, summary, trace.element);
     this.add({ kind: "error", view: { element, close() {} }, event });
-  }
-
-  truncated(event) {
-    this.say(`The limit of output is reached: ${event.dropped_bytes.toLocaleString("en")} bytes of ${event.stream} were left out.`);
   }
 
   say(text, kind = "") {
@@ -70,13 +66,20 @@ export class Output {
 
   ask(event) {
     this.unask();
-    const field = el("input", { type: event.secret ? "password" : "text", class: "pg-input", autocomplete: "off", spellcheck: "false", "aria-label": event.prompt || "The program waits for a line" });
-    const form = el("form", { class: "pg-question" }, el("span", { class: "pg-prompt" }, event.prompt), field, el("button", { type: "submit" }, "Send"));
+    const prompt = bounded(event.prompt);
+    const field = el("input", { type: event.secret ? "password" : "text", class: "pg-input", autocomplete: "off", spellcheck: "false", "aria-label": prompt || "The program waits for a line" });
+    const form = el("form", { class: "pg-question" }, el("span", { class: "pg-prompt" }, prompt), field, el("button", { type: "submit" }, "Send"));
     form.addEventListener("submit", (submitted) => {
       submitted.preventDefault();
       this.unask();
       this.write({ stream: "stdout", text: `${event.prompt}${event.secret ? "········" : field.value}\n` });
       this.answer(field.value);
+    });
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "d" || !event.ctrlKey || field.value) return;
+      event.preventDefault();
+      this.unask();
+      this.answer(null); // the end of the input, as in a terminal
     });
     this.question = form;
     this.element.append(form);
@@ -125,7 +128,7 @@ export class Output {
   }
 }
 
-const HANDLERS = { output: "write", display: "display", raised: "raised", truncated: "truncated", input: "ask" };
+const HANDLERS = { output: "write", display: "display", raised: "raised", input: "ask" };
 
 function replace(item) {
   item.isAsked = false;
@@ -137,7 +140,8 @@ function replace(item) {
   item.view = fresh;
 }
 
-function firstLines(text) {
+/** To lay out a text of megabytes would take the page's time. */
+function bounded(text) {
   return text.length > 600 ? `${text.slice(0, 600)}…` : text;
 }
 

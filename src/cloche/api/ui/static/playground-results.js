@@ -15,7 +15,7 @@ const ORDER = [
   [/^text\/latex$/, framed("latex")],
   [/^image\/(?:png|jpeg|gif|webp)$/, image],
   [/^application\/pdf$/, download],
-  [/^application\/(?!vnd\.cloche\.)(?:[\w.-]+\+)?json$/, json],
+  [/^application\/(?!vnd\.cloche\.|vnd\.jupyter\.widget)(?:[\w.-]+\+)?json$/, json],
   [/^application\/javascript$/, framed("javascript")],
   [/^text\/plain$/, text],
 ];
@@ -27,7 +27,7 @@ export function viewOf(bundle) {
     const mime = mimes.find((each) => pattern.test(each));
     if (mime !== undefined) return Object.assign(make(bundle[mime], mime), { mime });
   }
-  return { element: el("p", { class: "pg-note" }, `A result of a kind that is not shown: ${mimes.slice(0, 5).join(", ")}`), update: () => false, close() {} };
+  return { element: el("p", { class: "pg-note" }, `A result of a kind that is not shown: ${mimes.slice(0, 5).join(", ").slice(0, 200)}`), update: () => false, close() {} };
 }
 
 function framed(kind) {

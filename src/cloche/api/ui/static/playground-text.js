@@ -54,12 +54,13 @@ class Line {
     this.dirty = true;
   }
 
-  paint() {
+  /** `end` is what follows it: nothing, if it is the last one. */
+  paint(end) {
     this.dirty = false;
     this.node = this.node || document.createElement("span");
     const plain = this.runs.length === 1 && this.runs[0].style.key === "";
-    if (plain || !this.runs.length) this.node.textContent = `${plain ? this.runs[0].text : ""}\n`;
-    else this.node.replaceChildren(...this.runs.map(({ text, style }) => style.dress(text)), "\n");
+    if (plain || !this.runs.length) this.node.textContent = `${plain ? this.runs[0].text : ""}${end}`;
+    else this.node.replaceChildren(...this.runs.map(({ text, style }) => style.dress(text)), end);
     return this.node;
   }
 }
@@ -115,6 +116,7 @@ export class TextView {
 
   addLine() {
     if (this.lines.length > HEAD_LINES) this.tail += this.lines[this.lines.length - 1].length;
+    this.lines[this.lines.length - 1].dirty = true; // it is the last one no more
     this.lines.push(new Line());
     if (this.lines.length >= HEAD_LINES + 2 * TAIL_LINES) this.bound();
   }
@@ -186,10 +188,11 @@ export class TextView {
   paint() {
     const follows = this.element.scrollHeight - this.element.scrollTop - this.element.clientHeight < 40;
     const fresh = document.createDocumentFragment();
+    const last = this.lines[this.lines.length - 1];
     for (const line of this.lines) {
       if (!line.dirty) continue;
       const isNew = !line.node;
-      line.paint();
+      line.paint(line === last ? "" : "\n");
       if (isNew) fresh.append(line.node);
     }
     this.element.append(fresh);
