@@ -1,8 +1,9 @@
 // A look into a file. What it holds is hostile: text becomes text nodes, pictures come from blob URLs, and what a
 // browser would run is shown only in the frame that has no origin.
 
-import { boxPath, el, icon, messageOf, sizeText, textButton } from "./panel-parts.js";
+import { boxPath, el, icon, messageOf, shownName, sizeText, textButton } from "./panel-parts.js";
 import { delimited } from "./panel-files-table.js";
+import { viewOf } from "./playground-results.js";
 
 const TEXT_BYTES = 512 * 1024;
 const PICTURE_BYTES = 20 * 1024 * 1024;
@@ -14,11 +15,12 @@ const NO_PREVIEW = new Set(["pdf", "zip", "gz", "tar", "xz", "bz2", "7z", "whl",
 
 /** Opens a dialog with a look at the file, and gives it. */
 export function preview(playground, file) {
+  const name = shownName(file.name);
   const close = el("button", { type: "button", class: "panel-icon-button", "aria-label": "Close", title: "Close (Esc)", onclick: () => dialog.close() }, icon("close"));
   const actions = el("div", { class: "preview-actions" }, downloadLink(playground.sandbox, file, "Download"), close);
-  const head = el("header", {}, el("h2", { title: file.path }, file.name), el("span", { class: "preview-size" }, sizeText(file.size_bytes)), actions);
-  const body = el("div", { class: "preview-body", tabindex: "0", role: "region", "aria-label": `Content of ${file.name}` }, el("p", { class: "panel-hint" }, "Loading…"));
-  const dialog = el("dialog", { class: "panel-dialog preview", "aria-label": `Preview of ${file.name}` }, head, body);
+  const head = el("header", {}, el("h2", { title: shownName(file.path) }, el("bdi", {}, name)), el("span", { class: "preview-size" }, sizeText(file.size_bytes)), actions);
+  const body = el("div", { class: "preview-body", tabindex: "0", role: "region", "aria-label": `Content of ${name}` }, el("p", { class: "panel-hint" }, "Loading…"));
+  const dialog = el("dialog", { class: "panel-dialog preview", "aria-label": `Preview of ${name}` }, head, body);
   const leaving = new AbortController();
   dialog.addEventListener("close", () => {
     leaving.abort();
@@ -53,7 +55,7 @@ async function fill(body, actions, playground, file, signal) {
   if (text === null) return body.replaceChildren(el("p", { class: "panel-hint" }, "This is no text: download it to see it."));
   body.replaceChildren();
   if (ending === "csv" || ending === "tsv") body.append(...tableOf(text, ending === "tsv" ? "\t" : ",", read.whole));
-  else if (ending in FRAMED && playground.frame && read.whole) showBoth(body, actions, playground, text, FRAMED[ending]);
+  else if (ending in FRAMED && read.whole) showBoth(body, actions, text, FRAMED[ending], signal);
   else body.append(plain(text));
   if (!read.whole) body.prepend(el("p", { class: "panel-hint" }, `The first ${sizeText(TEXT_BYTES)} of ${sizeText(file.size_bytes)}.`));
 }
@@ -110,9 +112,11 @@ function tableOf(text, delimiter, whole) {
 }
 
 /** The rendered form in the frame, and a switch to its source. */
-function showBoth(body, actions, playground, text, mime) {
+function showBoth(body, actions, text, mime, signal) {
   const source = plain(text);
-  const shown = el("div", { class: "preview-frame" });
+  const view = viewOf({ [mime]: text });
+  const shown = el("div", { class: "preview-frame" }, view.element);
+  signal.addEventListener("abort", () => view.close());
   source.hidden = true;
   const turn = textButton("Source", () => {
     source.hidden = !source.hidden;
@@ -121,7 +125,6 @@ function showBoth(body, actions, playground, text, mime) {
   });
   actions.prepend(turn);
   body.append(shown, source);
-  playground.frame(shown, mime, text);
 }
 
 function showNotebook(body, actions, playground, read) {

@@ -61,6 +61,13 @@ export function sizeText(bytes) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu;
+
+/** A name from a sandbox, which may hold anything: what would not be seen, or would turn the text around, is written out. */
+export function shownName(name) {
+  return name.replace(UNSEEN, (each) => (each === "\n" ? "\\n" : `\\u${each.codePointAt(0).toString(16).padStart(4, "0")}`));
+}
+
 /** A moment for a narrow column: the time of day if it is today, else the day. */
 export function timeText(seconds, now = new Date()) {
   const when = new Date(seconds * 1000);
@@ -122,12 +129,23 @@ export function soon(work, milliseconds) {
   };
 }
 
+const RAN = "cloche:ran";
+
+/** Tells the other panels that something ran in the sandbox that is no cell of the notebook. */
+export function tellRan() {
+  document.dispatchEvent(new CustomEvent(RAN));
+}
+
+export function onRan(work) {
+  document.addEventListener(RAN, work);
+}
+
 /** Asks in a dialog of ours. With `value` for a line of text; resolves to it (or true), or null if it was refused. */
 export function ask(title, { detail = "", value, confirm = "OK", danger = false } = {}) {
   const input = value === undefined ? null : el("input", { class: "panel-input", value, "aria-label": title, autocomplete: "off", spellcheck: "false" });
   const yes = el("button", { type: "submit", class: danger ? "panel-button danger" : "panel-button primary", value: "yes" }, confirm);
   const no = el("button", { type: "submit", class: "panel-button", value: "no", formnovalidate: true }, "Cancel");
-  const form = el("form", { method: "dialog" }, el("h2", {}, title), detail && el("p", {}, detail), input, el("div", { class: "panel-dialog-buttons" }, no, yes));
+  const form = el("form", { method: "dialog" }, el("h2", {}, title), detail ? el("p", {}, detail) : null, input, el("div", { class: "panel-dialog-buttons" }, no, yes));
   const dialog = el("dialog", { class: "panel-dialog", "aria-label": title }, form);
   if (input) input.addEventListener("keydown", (event) => enterConfirms(event, yes));
   document.body.append(dialog);

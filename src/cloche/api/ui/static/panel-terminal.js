@@ -71,6 +71,7 @@ class TerminalPanel {
       await this.playground.ensure();
       const { Terminal } = await import("./terminal.js");
       const each = this.make(Terminal);
+      each.isWanted = !process; // who opens one types into it next
       if (process) await each.terminal.resume(process);
       else await each.terminal.start();
     } catch (error) {
@@ -114,7 +115,8 @@ class TerminalPanel {
     each.tab.dataset.state = state;
     this.keep();
     this.show();
-    if (state === "live" && each === this.chosen && this.element.contains(document.activeElement)) each.terminal.focus();
+    if (state === "live" && each === this.chosen && (each.isWanted || this.element.contains(document.activeElement))) each.terminal.focus();
+    if (state === "live") each.isWanted = false;
   }
 
   keep() {
@@ -149,7 +151,6 @@ class TerminalPanel {
     each.terminal.detach();
     this.drop(each);
     await this.add();
-    this.chosen?.terminal.focus();
   }
 
   say(text) {

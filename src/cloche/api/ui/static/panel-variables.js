@@ -1,6 +1,6 @@
 // What the names of the chosen context are bound to, as the server tells it between two runs.
 
-import { boxPath, el, iconButton, needStyles, sizeText, soon, textButton, whileVisible } from "./panel-parts.js";
+import { boxPath, el, iconButton, needStyles, onRan, sizeText, soon, textButton, whileVisible } from "./panel-parts.js";
 
 const SETTLE_MILLISECONDS = 150;
 const SLOW_MILLISECONDS = 1000;
@@ -39,7 +39,8 @@ class VariablesPanel {
   }
 
   listen() {
-    for (const listen of ["onSandboxChange", "onContextChange", "onRunEnded"]) this.playground[listen]?.(() => this.refreshSoon());
+    for (const listen of ["onSandboxChange", "onContextChange", "onRunEnded"]) this.playground[listen](() => this.refreshSoon());
+    onRan(() => this.refreshSoon());
     whileVisible(this.element, (shown) => {
       this.visible = shown;
       if (shown) this.refresh();

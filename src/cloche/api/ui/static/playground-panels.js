@@ -22,6 +22,7 @@ export function mountPanels(root, playground) {
   root.querySelector("[role=tablist]").addEventListener("keydown", (event) => step(event, tabs, choose));
   const kept = sessionStorage.getItem(CHOSEN);
   choose(tabs.find((tab) => tab.dataset.panel === kept) || tabs[0]);
+  load(tabs.find((tab) => tab.dataset.panel === "files"), playground); // it takes what is dropped anywhere on the page
 }
 
 export function step(event, tabs, choose) {
