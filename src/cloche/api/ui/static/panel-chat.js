@@ -4,7 +4,7 @@ import { ask } from "./console.js";
 import { Answer } from "./chat-answer.js";
 import { markdown } from "./chat-markdown.js";
 import { eventsOf } from "./chat-stream.js";
-import { el, icon, iconButton, needStyles, textButton } from "./panel-parts.js";
+import { boxPath, el, icon, iconButton, needStyles, textButton } from "./panel-parts.js";
 
 const ECHO = "cloche/echo";
 const CHOSEN = "cloche.chat.model";
@@ -37,7 +37,7 @@ class ChatPanel {
     this.field = el("textarea", { class: "chat-field", rows: "2", "aria-label": "Message", placeholder: "Ask about your data…", onkeydown: (event) => this.key(event) });
     this.send = el("button", { type: "submit", class: "panel-button primary", title: "Send (Enter)" }, icon("send"), "Send");
     this.stop = textButton("Stop", () => this.running?.abort(), { hidden: true });
-    const hint = el("span", { class: "panel-hint" }, el("kbd", {}, "Enter"), " sends, ", el("kbd", {}, "Shift"), "+", el("kbd", {}, "Enter"), " is a new line");
+    const hint = el("span", { class: "panel-hint" }, el("kbd", {}, "Shift"), "+", el("kbd", {}, "Enter"), " for a new line");
     this.form = el("form", { class: "chat-form", onsubmit: (event) => this.submit(event) }, this.field, el("div", { class: "chat-send" }, hint, this.stop, this.send));
     this.element.classList.add("panel", "panel-chat");
     this.element.replaceChildren(el("div", { class: "panel-bar" }, this.model, this.anew), this.log, this.form);
@@ -115,7 +115,7 @@ class ChatPanel {
       await this.answer(text, answer, leaving.signal);
     } catch (error) {
       if (leaving.signal.aborted) answer.note("Stopped.");
-      else answer.fail(error.message);
+      else answer.fail(await this.explained(error, answer.sandbox));
       if (!answer.id && !this.field.value) this.fill(text); // it was never asked: it can be sent again
     } finally {
       this.running = null;
@@ -134,6 +134,13 @@ class ChatPanel {
     }
     this.previous = { ...this.previous, ended: true };
     if (!answer.ended) throw new Error("the connection to the server was lost; what it ran before stays");
+  }
+
+  /** The gateway knows no container that has ended, nor why. */
+  async explained(error, sandbox) {
+    const info = error.status === 404 || error.status === 410 ? await this.playground.api(boxPath(sandbox, "")).catch(() => null) : null;
+    if (info?.state !== "ended") return error.message;
+    return `The sandbox has ended: ${info.end_reason || "its time was over"}. Send your message again when there is a new one.`;
   }
 
   request(text, sandbox) {

@@ -96,12 +96,16 @@ class FilesPanel {
       const files = await this.playground.api(boxPath(this.playground.sandbox, `/files/list?path=${encodeURIComponent(directory)}`));
       if (directory === this.directory) this.fill(files);
     } catch (error) {
+      this.told = null;
       this.body.replaceChildren();
       this.say(error.message, true);
     }
   }
 
   fill(files) {
+    const told = JSON.stringify([this.playground.sandbox, files]);
+    if (told === this.told) return; // somebody may be about to click there
+    this.told = told;
     this.files = files;
     const sorted = [...files].sort((one, other) => isDirectory(other) - isDirectory(one) || one.name.localeCompare(other.name));
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : null;

@@ -31,7 +31,7 @@ class TerminalPanel {
     this.places = el("div", { class: "terminal-places" });
     this.status = el("div", { class: "terminal-status", role: "status" });
     this.begin = el("div", { class: "terminal-empty" }, el("p", { class: "panel-hint" }, "A shell in the sandbox: the same files, the same processes."), textButton("Open a terminal", () => this.add(), { class: "panel-button primary" }));
-    const hint = el("p", { class: "terminal-keys" }, el("kbd", {}, "Shift"), "+", el("kbd", {}, "F6"), " leaves the terminal");
+    const hint = el("p", { class: "terminal-keys" }, el("kbd", {}, "Shift"), "+", el("kbd", {}, "F6"), " leaves it");
     this.foot = el("div", { class: "terminal-foot" }, this.status, hint, this.reader);
     this.element.classList.add("panel", "panel-terminal");
     this.element.replaceChildren(el("div", { class: "panel-bar" }, this.tabs, this.more, this.shut), this.begin, this.places, this.foot);
