@@ -28,9 +28,9 @@ def box(console: RunningServer) -> Iterator[cloche.Sandbox]:
         yield made
 
 
-def beside(visiting: Visiting, box: cloche.Sandbox | None, panel: str) -> Page:
+def beside(visiting: Visiting, box: cloche.Sandbox | None, panel: str, **look: bool) -> Page:
     """The playground on that sandbox, with that panel open."""
-    page = visiting("/playground" + (f"?sandbox={box.id}" if box is not None else ""))
+    page = visiting("/playground" + (f"?sandbox={box.id}" if box is not None else ""), **look)
     page.wait_for_selector("#playground[data-ready]")
     page.locator(f"#panel-tab-{panel}").click()
     page.wait_for_selector(f"#panel-{panel}.panel")
@@ -285,6 +285,9 @@ def test_a_chat_is_stopped_goes_on_and_begins_anew(visiting: Visiting, box: cloc
     shows(answer.locator(".chat-state"), "stopped")
     shows(say(page, code("print('free again')")).locator(".chat-said"), "free again")
     rests(page)
+    page.reload()
+    shows(page.locator(".chat-answer").first, "Stopped.")
+    shows(page.locator(".chat-answer").last.locator(".chat-outputs"), "free again")
     page.get_by_label("New conversation").click()
     assert page.locator(".chat-answer").count() == 0
     shows(page.locator(".chat-empty"), "cloche/echo")
@@ -330,3 +333,39 @@ def test_what_a_model_says_is_never_markup_and_never_too_much(visiting: Visiting
     assert {"ul", "ol", "li", "blockquote", "table"} <= set(made[2]["tags"]) and 'role="heading"' in made[2]["html"]
     assert "<li>one<ul><li>deep</li></ul></li>" in made[2]["html"]
     assert made[3]["tags"][:2] == ["pre", "code"] and "&lt;script&gt;" in made[3]["html"]
+
+
+# --- all of them
+
+
+@pytest.mark.parametrize("look", [{"phone": True}, {"dark": True}], ids=["phone", "dark"])
+def test_axe_finds_no_serious_fault_in_a_panel(visiting: Visiting, box: cloche.Sandbox, look: dict[str, bool]) -> None:
+    box.run("import sys; greeting = 'hello'; open('/mnt/data/a.csv', 'w').write('x,y\\n1,2\\n')")
+    page = beside(visiting, box, "files", **look)
+    file_named(page, "a.csv").wait_for()
+    faults = _faults(page, "#panels")
+    looking_into(page, "a.csv").locator("td").first.wait_for()
+    faults += _faults(page, "dialog")
+    page.keyboard.press("Escape")
+    page.locator("#panel-tab-variables").click()
+    page.locator("details[data-name=greeting] summary").click()
+    faults += _faults(page, "#panels")
+    page.locator("#panel-tab-terminal").click()
+    page.get_by_text("Open a terminal").click()
+    shows(page.locator(".xterm-rows"), "$")
+    faults += _faults(page, "#panels")
+    page.locator("#panel-tab-chat").click()
+    faults += _faults(page, "#panels")
+    say(page, "A [link](https://example.org/) beside text.\n\n" + code("print('long ' * 99)", "import nothing"))
+    shows(page.locator(".chat-said").last, "ModuleNotFoundError")
+    rests(page)
+    assert faults + _faults(page, "#panels") == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def _faults(page: Page, place: str) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context=place, options={"resultTypes": ["violations"]}).response["violations"]
+    grave = [each for each in found if each["impact"] in ("serious", "critical")]
+    return [f"{each['id']}: {node['html'][:200]}" for each in grave for node in each["nodes"]]

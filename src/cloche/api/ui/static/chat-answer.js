@@ -7,6 +7,7 @@ import { viewOf } from "./playground-results.js";
 import { TextView, painting } from "./playground-text.js";
 
 const FORMULA = /\$\$[\s\S]+?\$\$|\\\[[\s\S]+?\\\]|\\\([\s\S]+?\\\)|(?<![\\$\w])\$(?![\s$\d])[^$\n]{0,300}[^\s$\\]\$(?![\w$])/;
+const FILE_LINK = /!?\[([^\]\n]{1,500})\]\(<?sandbox:[^)\n]{1,2000}\)/g;
 const LONGEST_WITH_FORMULAS = 50_000; // characters
 const PICTURE = /^data:(image\/(?:png|jpeg|gif|webp|svg\+xml));base64,/;
 const MOST_FILES = 50;
@@ -43,6 +44,15 @@ export class Answer {
     if (!this.parts.has(at)) this.begin({ output_index: at, item });
     this.parts.get(at)?.finish(item);
     this.waiting.hidden = false; // it goes on, until it says that it has ended
+  }
+
+  /** One that was given before, as the server has kept it. */
+  replay(response) {
+    Object.assign(this, { id: response.id, isPast: true });
+    response.output.forEach((item, at) => this.finish({ output_index: at, item }));
+    if (response.error) this.fail(response.error.message);
+    else if (response.status !== "completed") this.note(incompleteText(response));
+    this.close();
   }
 
   /** There will be no more. */
@@ -85,7 +95,7 @@ const PARTS = {
 };
 
 function incompleteText(response) {
-  if (response.status === "cancelled") return "Stopped.";
+  if (response.status !== "incomplete") return "Stopped.";
   const reason = response.incomplete_details?.reason;
   return reason === "max_output_tokens" ? "It ends here: the model may not write more." : `It ends here: ${reason ?? "the model stopped"}.`;
 }
@@ -118,8 +128,9 @@ class Said {
     if (files.length) this.element.append(el("ul", { class: "chat-files", "aria-label": "Files" }, ...files));
   }
 
+  /** Links to files lead nowhere in the frame: the files are listed below it. */
   typeset() {
-    this.frame = viewOf({ "text/markdown": this.text });
+    this.frame = viewOf({ "text/markdown": this.text.replace(FILE_LINK, "$1") });
     this.shown.replaceChildren(this.frame.element);
   }
 
@@ -214,7 +225,7 @@ class Code {
     painting.ask(this);
     this.say({ completed: "done", incomplete: "stopped", failed: "failed" }[item.status] ?? item.status);
     if (item.outputs) this.replace(item.outputs);
-    tellRan();
+    if (!this.answer.isPast) tellRan();
   }
 
   /** The whole in place of what was streamed, in which pictures were missing. */

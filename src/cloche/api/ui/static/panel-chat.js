@@ -2,6 +2,7 @@
 
 import { ask } from "./console.js";
 import { Answer } from "./chat-answer.js";
+import { keepTurns, keptTurns } from "./chat-keep.js";
 import { markdown } from "./chat-markdown.js";
 import { eventsOf } from "./chat-stream.js";
 import { boxPath, el, icon, iconButton, needStyles, textButton } from "./panel-parts.js";
@@ -17,10 +18,10 @@ const INSTRUCTIONS =
   "and what you bind the user sees. Files are below /mnt/data; link those that you make as sandbox:/mnt/data/NAME. " +
   "Look at data before you answer questions about it. Be brief, and write Markdown.";
 
-export function mount(element, playground) {
+export async function mount(element, playground) {
   needStyles("panels.css");
   const panel = new ChatPanel(element, playground);
-  return panel.loadModels();
+  await Promise.all([panel.loadModels(), panel.recall()]);
 }
 
 class ChatPanel {
@@ -107,9 +108,8 @@ class ChatPanel {
 
   async turn(text) {
     const leaving = (this.running = new AbortController());
-    const question = el("div", { class: "chat-question chat-said" }, ...markdown(text, (path, label) => label));
     const answer = new Answer(this.playground, this.playground.sandbox);
-    this.add({ question, answer });
+    this.add(text, answer);
     this.busy(true);
     try {
       await this.answer(text, answer, leaving.signal);
@@ -121,6 +121,7 @@ class ChatPanel {
       this.running = null;
       answer.close();
       this.busy(false);
+      this.keep();
     }
   }
 
@@ -130,7 +131,7 @@ class ChatPanel {
     const response = await ask("/v1/responses", { method: "POST", json: this.request(text, answer.sandbox), signal });
     for await (const event of eventsOf(response)) {
       answer.handle(event);
-      if (answer.id && answer.id !== this.previous?.id) this.previous = { id: answer.id, before: this.previous, ended: false };
+      if (answer.id && answer.id !== this.previous?.id) this.goOn(answer.id);
     }
     this.previous = { ...this.previous, ended: true };
     if (!answer.ended) throw new Error("the connection to the server was lost; what it ran before stays");
@@ -156,6 +157,32 @@ class ChatPanel {
     };
   }
 
+  /** The next question is about this answer. */
+  goOn(id) {
+    this.previous = { id, before: this.previous, ended: false };
+    this.keep();
+  }
+
+  keep() {
+    keepTurns(this.turns.map(({ text, answer }) => ({ text, id: answer.id })));
+  }
+
+  /** Shows what this browser tab has asked before it was loaded again, as far as the server has it. */
+  async recall() {
+    const found = await Promise.all(keptTurns().map(async ({ text, id }) => ({ text, response: await this.kept(id) })));
+    for (const { text, response } of found.filter((each) => each.response)) {
+      const container = response.tools[0]?.container ?? "";
+      const answer = new Answer(this.playground, String(container).replace("cntr_", ""));
+      this.add(text, answer);
+      answer.replay(response);
+      this.goOn(response.id);
+    }
+  }
+
+  kept(id) {
+    return this.playground.api(`/v1/responses/${encodeURIComponent(id)}`).catch(() => null);
+  }
+
   /** An answer that was stopped ends a moment later, and only then can be gone on from. One that is not kept is left out. */
   async settled() {
     while (this.previous && !this.previous.ended) {
@@ -179,13 +206,14 @@ class ChatPanel {
 
   // -- what is shown
 
-  add(turn) {
-    this.turns.push(turn);
+  add(text, answer) {
+    const question = el("div", { class: "chat-question chat-said" }, ...markdown(text, (path, label) => label));
+    this.turns.push({ text, question, answer });
     if (this.turns.length > MOST_TURNS) this.drop(this.turns.shift());
     this.empty.hidden = true;
-    this.log.append(turn.question, turn.answer.element);
+    this.log.append(question, answer.element);
     this.growing.disconnect();
-    this.growing.observe(turn.answer.element);
+    this.growing.observe(answer.element);
     this.follows = true;
     this.follow();
   }
@@ -219,6 +247,7 @@ class ChatPanel {
     for (const turn of this.turns.splice(0)) this.drop(turn);
     this.log.replaceChildren(this.empty);
     this.previous = null;
+    this.keep();
     this.showEmpty();
     this.field.focus();
   }
