@@ -217,6 +217,9 @@ def test_a_flood_in_a_terminal_leaves_the_page_usable(visiting: Visiting, box: c
     assert page.evaluate("window.ticks") > 10  # it was never out of breath
     page.locator("#panel-tab-files").click()
     shows(page.locator("#panel-files"), "Nothing here yet")
+    page.locator("#panel-tab-terminal").click()
+    box.kill()
+    shows(page.locator(".terminal-status"), "sandbox killed")
 
 
 # --- chat
