@@ -19,7 +19,13 @@ PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAIAAAADCAIAAAA2iEnWAAAAEElEQVR4nGP4z8AARAwQCgAf7gP9i18U1AAAAABJRU5ErkJggg=="
 )
 SCRIPT = "try { parent.document.title = 'taken'; } catch { document.body.append('kept out'); }"
-HOSTILE_NAMES = ["<img src=x onerror=\"document.title='taken'\">.txt", "two\nlines.txt", "\u202egnp.exe", "n" * 250]
+HOSTILE_NAMES = [
+    "x.constructor",
+    "<img src=x onerror=\"document.title='taken'\">.txt",
+    "two\nlines.txt",
+    "\u202egnp.exe",
+    "n" * 250,
+]
 
 
 @pytest.fixture
@@ -136,8 +142,10 @@ def test_hostile_files_and_names_are_text_or_in_the_frame(visiting: Visiting, bo
     page = beside(visiting, box, "files")
     names = page.locator("#panel-files .files-name")
     shown = set(names.all_inner_texts()) if names.first.wait_for() is None else set()
-    assert {HOSTILE_NAMES[0], "two\\nlines.txt", "\\u202egnp.exe", "n" * 250} <= shown
+    assert {*HOSTILE_NAMES[:2], "two\\nlines.txt", "\\u202egnp.exe", "n" * 250} <= shown
     assert page.locator("#panel-files img").count() == 0
+    shows(looking_into(page, "x.constructor").locator("pre"), "harmless")
+    page.keyboard.press("Escape")
     for name in ("page.html", "drawing.svg"):
         dialog = looking_into(page, name)
         frame = dialog.locator("iframe")
@@ -191,6 +199,10 @@ def test_a_terminal_is_typed_into_resized_and_kept(visiting: Visiting, box: cloc
     page.keyboard.type("printf 'red \\033[38;5;196m%s\\033[0m\\n' $((6*7)); stty size\n")
     shows(screen, "red 42")
     assert screen.get_by_text("42", exact=True).evaluate("each => getComputedStyle(each).color") != "rgb(23, 32, 30)"
+    columns = page.locator("#panels").evaluate("each => each.clientWidth")
+    page.get_by_label("Wide panels").click()
+    assert page.locator("#panels").evaluate("each => each.clientWidth") > columns
+    page.locator(".xterm").click()
     rows = screen.locator("> div").count()
     page.set_viewport_size({"width": 1280, "height": 560})
     page.keyboard.type(f"until [ $(stty size | cut -d' ' -f1) -lt {rows} ]; do sleep 0.1; done; echo resi''zed\n")

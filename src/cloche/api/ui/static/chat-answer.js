@@ -27,14 +27,13 @@ export class Answer {
     else if (event.type === "response.output_item.done") this.finish(event);
     else if (event.type === "error") this.fail(event.error?.message ?? event.message);
     else if (event.type === "response.incomplete") this.note(incompleteText(event.response));
-    else if (event.type in DELTAS) this.parts.get(event.output_index)?.[DELTAS[event.type]]?.(event);
+    else if (Object.hasOwn(DELTAS, event.type)) this.parts.get(event.output_index)?.[DELTAS[event.type]]?.(event);
     if (ENDS.has(event.type)) this.ended = true;
   }
 
   begin({ output_index: at, item }) {
-    const make = PARTS[item.type];
-    if (!make) return;
-    const part = make(this);
+    if (!Object.hasOwn(PARTS, item.type)) return;
+    const part = PARTS[item.type](this);
     this.parts.set(at, part);
     this.waiting.before(part.element);
     this.waiting.hidden = true;

@@ -3,6 +3,7 @@
 
 import { boxPath, el, icon, messageOf, shownName, sizeText, textButton } from "./panel-parts.js";
 import { delimited } from "./panel-files-table.js";
+import { coloured } from "./playground-colours.js";
 import { viewOf } from "./playground-results.js";
 
 const TEXT_BYTES = 512 * 1024;
@@ -11,6 +12,7 @@ const NOTEBOOK_BYTES = 8 * 1024 * 1024;
 const MAX_CELLS = 200;
 const PICTURES = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", bmp: "image/bmp", avif: "image/avif" };
 const FRAMED = { html: "text/html", htm: "text/html", svg: "image/svg+xml", md: "text/markdown" };
+const LANGUAGES = { py: "python", js: "javascript", mjs: "javascript", ts: "typescript", sh: "bash" };
 const NO_PREVIEW = new Set(["pdf", "zip", "gz", "tar", "xz", "bz2", "7z", "whl", "parquet", "npy", "npz", "pkl", "xlsx", "docx", "pptx", "mp4", "mp3", "wav", "so", "pyc"]);
 
 /** Opens a dialog with a look at the file, and gives it. */
@@ -48,15 +50,15 @@ async function fill(body, actions, playground, file, signal) {
   const ending = file.name.includes(".") ? file.name.split(".").pop().toLowerCase() : "";
   const get = (limitBytes) => firstBytes(contentUrl(playground.sandbox, file.path), limitBytes, signal);
   if (NO_PREVIEW.has(ending)) return body.replaceChildren(el("p", { class: "panel-hint" }, `There is no preview of .${ending} files: download it to see it.`));
-  if (ending in PICTURES) return showPicture(body, await get(PICTURE_BYTES), PICTURES[ending], signal);
+  if (Object.hasOwn(PICTURES, ending)) return showPicture(body, await get(PICTURE_BYTES), PICTURES[ending], signal);
   if (ending === "ipynb") return showNotebook(body, actions, playground, await get(NOTEBOOK_BYTES));
   const read = await get(TEXT_BYTES);
   const text = textOf(read.bytes, read.whole);
   if (text === null) return body.replaceChildren(el("p", { class: "panel-hint" }, "This is no text: download it to see it."));
   body.replaceChildren();
   if (ending === "csv" || ending === "tsv") body.append(...tableOf(text, ending === "tsv" ? "\t" : ",", read.whole));
-  else if (ending in FRAMED && read.whole) showBoth(body, actions, text, FRAMED[ending], signal);
-  else body.append(plain(text));
+  else if (Object.hasOwn(FRAMED, ending) && read.whole) showBoth(body, actions, text, FRAMED[ending], signal);
+  else body.append(plain(text, Object.hasOwn(LANGUAGES, ending) ? LANGUAGES[ending] : ""));
   if (!read.whole) body.prepend(el("p", { class: "panel-hint" }, `The first ${sizeText(TEXT_BYTES)} of ${sizeText(file.size_bytes)}.`));
 }
 
@@ -89,8 +91,8 @@ function textOf(bytes, whole) {
   }
 }
 
-function plain(text) {
-  return el("pre", { class: "preview-text" }, text);
+function plain(text, language = "") {
+  return el("pre", { class: "preview-text" }, ...coloured(text, language));
 }
 
 async function showPicture(body, read, type, signal) {

@@ -15,6 +15,7 @@ const STROKES = {
   stop: "M4.5 4.5h7v7h-7z",
   send: "M2.5 8L13.5 3 10 13.5 7.5 9z",
   cell: "M2.5 3.5h11v9h-11zM5 6.5l2 1.5-2 1.5M8.5 10h2.5",
+  wider: "M5 4.5L1.5 8 5 11.5M1.5 8h5M11 4.5L14.5 8 11 11.5M14.5 8h-5",
 };
 
 /** An element. Attributes that begin with `on` are listeners, `class` and `data-*` as in HTML; children are text or nodes. */
