@@ -12,7 +12,8 @@ export class ApiError extends Error {
   }
 }
 
-function headersOf(more = {}) {
+// What a request of this page carries, where it is not made by `ask`.
+export function headersOf(more = {}) {
   const away = Math.floor((Date.now() - touchedAt) / 1000);
   return { "X-Cloche-Csrf": csrf, "X-Cloche-Away": String(away), ...more };
 }

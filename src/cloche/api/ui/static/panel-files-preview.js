@@ -1,8 +1,10 @@
 // A look into a file. What it holds is hostile: text becomes text nodes, pictures come from blob URLs, and what a
 // browser would run is shown only in the frame that has no origin.
 
-import { boxPath, el, icon, messageOf, sizeText, textButton } from "./panel-parts.js";
+import { boxPath, el, icon, messageOf, shownName, sizeText, textButton } from "./panel-parts.js";
 import { delimited } from "./panel-files-table.js";
+import { coloured } from "./playground-colours.js";
+import { viewOf } from "./playground-results.js";
 
 const TEXT_BYTES = 512 * 1024;
 const PICTURE_BYTES = 20 * 1024 * 1024;
@@ -10,15 +12,17 @@ const NOTEBOOK_BYTES = 8 * 1024 * 1024;
 const MAX_CELLS = 200;
 const PICTURES = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", bmp: "image/bmp", avif: "image/avif" };
 const FRAMED = { html: "text/html", htm: "text/html", svg: "image/svg+xml", md: "text/markdown" };
+const LANGUAGES = { py: "python", js: "javascript", mjs: "javascript", ts: "typescript", sh: "bash" };
 const NO_PREVIEW = new Set(["pdf", "zip", "gz", "tar", "xz", "bz2", "7z", "whl", "parquet", "npy", "npz", "pkl", "xlsx", "docx", "pptx", "mp4", "mp3", "wav", "so", "pyc"]);
 
 /** Opens a dialog with a look at the file, and gives it. */
 export function preview(playground, file) {
+  const name = shownName(file.name);
   const close = el("button", { type: "button", class: "panel-icon-button", "aria-label": "Close", title: "Close (Esc)", onclick: () => dialog.close() }, icon("close"));
   const actions = el("div", { class: "preview-actions" }, downloadLink(playground.sandbox, file, "Download"), close);
-  const head = el("header", {}, el("h2", { title: file.path }, file.name), el("span", { class: "preview-size" }, sizeText(file.size_bytes)), actions);
-  const body = el("div", { class: "preview-body", tabindex: "0", role: "region", "aria-label": `Content of ${file.name}` }, el("p", { class: "panel-hint" }, "Loading…"));
-  const dialog = el("dialog", { class: "panel-dialog preview", "aria-label": `Preview of ${file.name}` }, head, body);
+  const head = el("header", {}, el("h2", { title: shownName(file.path) }, el("bdi", {}, name)), el("span", { class: "preview-size" }, sizeText(file.size_bytes)), actions);
+  const body = el("div", { class: "preview-body", tabindex: "0", role: "region", "aria-label": `Content of ${name}` }, el("p", { class: "panel-hint" }, "Loading…"));
+  const dialog = el("dialog", { class: "panel-dialog preview", "aria-label": `Preview of ${name}` }, head, body);
   const leaving = new AbortController();
   dialog.addEventListener("close", () => {
     leaving.abort();
@@ -46,15 +50,15 @@ async function fill(body, actions, playground, file, signal) {
   const ending = file.name.includes(".") ? file.name.split(".").pop().toLowerCase() : "";
   const get = (limitBytes) => firstBytes(contentUrl(playground.sandbox, file.path), limitBytes, signal);
   if (NO_PREVIEW.has(ending)) return body.replaceChildren(el("p", { class: "panel-hint" }, `There is no preview of .${ending} files: download it to see it.`));
-  if (ending in PICTURES) return showPicture(body, await get(PICTURE_BYTES), PICTURES[ending], signal);
+  if (Object.hasOwn(PICTURES, ending)) return showPicture(body, await get(PICTURE_BYTES), PICTURES[ending], signal);
   if (ending === "ipynb") return showNotebook(body, actions, playground, await get(NOTEBOOK_BYTES));
   const read = await get(TEXT_BYTES);
   const text = textOf(read.bytes, read.whole);
   if (text === null) return body.replaceChildren(el("p", { class: "panel-hint" }, "This is no text: download it to see it."));
   body.replaceChildren();
   if (ending === "csv" || ending === "tsv") body.append(...tableOf(text, ending === "tsv" ? "\t" : ",", read.whole));
-  else if (ending in FRAMED && playground.frame && read.whole) showBoth(body, actions, playground, text, FRAMED[ending]);
-  else body.append(plain(text));
+  else if (Object.hasOwn(FRAMED, ending) && read.whole) showBoth(body, actions, text, FRAMED[ending], signal);
+  else body.append(plain(text, Object.hasOwn(LANGUAGES, ending) ? LANGUAGES[ending] : ""));
   if (!read.whole) body.prepend(el("p", { class: "panel-hint" }, `The first ${sizeText(TEXT_BYTES)} of ${sizeText(file.size_bytes)}.`));
 }
 
@@ -87,8 +91,8 @@ function textOf(bytes, whole) {
   }
 }
 
-function plain(text) {
-  return el("pre", { class: "preview-text" }, text);
+function plain(text, language = "") {
+  return el("pre", { class: "preview-text" }, ...coloured(text, language));
 }
 
 async function showPicture(body, read, type, signal) {
@@ -110,9 +114,11 @@ function tableOf(text, delimiter, whole) {
 }
 
 /** The rendered form in the frame, and a switch to its source. */
-function showBoth(body, actions, playground, text, mime) {
+function showBoth(body, actions, text, mime, signal) {
   const source = plain(text);
-  const shown = el("div", { class: "preview-frame" });
+  const view = viewOf({ [mime]: text });
+  const shown = el("div", { class: "preview-frame" }, view.element);
+  signal.addEventListener("abort", () => view.close());
   source.hidden = true;
   const turn = textButton("Source", () => {
     source.hidden = !source.hidden;
@@ -121,7 +127,6 @@ function showBoth(body, actions, playground, text, mime) {
   });
   actions.prepend(turn);
   body.append(shown, source);
-  playground.frame(shown, mime, text);
 }
 
 function showNotebook(body, actions, playground, read) {

@@ -1,11 +1,10 @@
 // Uploads into a sandbox: a few at a time, each with its progress, and an end that says what went wrong.
 
-import { boxPath, el, iconButton, messageOf, sizeText } from "./panel-parts.js";
-import { csrf } from "./console.js";
+import { headersOf } from "./console.js";
+import { boxPath, el, iconButton, messageOf, shownName, sizeText } from "./panel-parts.js";
 
 const AT_ONCE = 3;
 const MAX_FILES = 2000; // of one drop: a directory may hold any number
-const SHOWN_AFTER_MILLISECONDS = 4000;
 
 /** A list of uploads. `ended(paths)` is called when none is left, with the paths that arrived. */
 export class Uploads {
@@ -23,16 +22,16 @@ export class Uploads {
   async add(files, directory) {
     this.limitBytes ??= (await this.playground.api("/api/v1/info")).max_upload_bytes;
     const sandbox = await this.playground.ensure();
-    for (const { file, name } of files) this.waiting.push(this.row(file, name, join(directory, name), idOf(sandbox, this.playground)));
+    for (const { file, name } of files) this.waiting.push(this.row(file, name, join(directory, name), sandbox));
     this.next();
   }
 
   row(file, name, path, sandbox) {
-    const bar = el("progress", { max: 100, value: 0, "aria-label": `Upload of ${name}` });
+    const bar = el("progress", { max: 100, value: 0, "aria-label": `Upload of ${shownName(name)}` });
     const note = el("span", { class: "files-upload-note" }, sizeText(file.size));
     const upload = { file, name, path, sandbox, bar, note, cancelled: false };
-    const cancel = iconButton("close", `Cancel the upload of ${name}`, () => this.cancel(upload));
-    upload.item = el("li", {}, el("span", { class: "files-upload-name" }, name), bar, note, cancel);
+    const cancel = iconButton("close", `Cancel the upload of ${shownName(name)}`, () => this.cancel(upload));
+    upload.item = el("li", {}, el("span", { class: "files-upload-name" }, shownName(name)), bar, note, cancel);
     this.element.append(upload.item);
     return upload;
   }
@@ -54,7 +53,7 @@ export class Uploads {
     try {
       await put(upload);
       this.arrived.push(upload.path);
-      finish(upload);
+      upload.item.remove();
     } catch (error) {
       fail(upload, error.message);
     }
@@ -67,16 +66,12 @@ export class Uploads {
   }
 }
 
-function idOf(sandbox, playground) {
-  return typeof sandbox === "string" ? sandbox : playground.sandbox;
-}
-
 /** XMLHttpRequest, since fetch does not tell how much it has sent. */
 function put(upload) {
   const request = (upload.request = new XMLHttpRequest());
   request.open("PUT", `/ui${boxPath(upload.sandbox, `/files/content?path=${encodeURIComponent(upload.path)}`)}`);
-  request.setRequestHeader("X-Cloche-Csrf", csrf());
-  request.setRequestHeader("Content-Type", "application/octet-stream");
+  const headers = headersOf({ "Content-Type": "application/octet-stream" });
+  for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
   request.upload.addEventListener("progress", (event) => {
     if (event.total) upload.bar.value = (100 * event.loaded) / event.total;
   });
@@ -86,13 +81,6 @@ function put(upload) {
     request.addEventListener("abort", () => reject(new Error("cancelled")));
     request.send(upload.file);
   });
-}
-
-function finish(upload) {
-  upload.bar.value = 100;
-  upload.item.classList.add("done");
-  upload.note.textContent = "uploaded";
-  setTimeout(() => upload.item.remove(), SHOWN_AFTER_MILLISECONDS);
 }
 
 function fail(upload, message) {

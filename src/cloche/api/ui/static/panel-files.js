@@ -1,7 +1,7 @@
 // The files of the sandbox: a list with a path to go back by, uploads, a look into them.
 
 import { toast } from "./console.js";
-import { ask, boxPath, el, icon, iconButton, needStyles, sizeText, soon, timeElement, whileVisible } from "./panel-parts.js";
+import { ask, boxPath, el, icon, iconButton, needStyles, onRan, shownName, sizeText, soon, timeElement, whileVisible } from "./panel-parts.js";
 import { contentUrl, preview } from "./panel-files-preview.js";
 import { Uploads, droppedFiles, join } from "./panel-files-upload.js";
 
@@ -55,6 +55,7 @@ class FilesPanel {
   listen() {
     this.playground.onSandboxChange(() => this.changeSandbox());
     this.playground.onRunEnded(() => this.refreshSoon());
+    onRan(() => this.refreshSoon());
     whileVisible(this.element, (shown) => this.show(shown));
     for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
       document.addEventListener(kind, (event) => this.drag(kind, event));
@@ -95,12 +96,16 @@ class FilesPanel {
       const files = await this.playground.api(boxPath(this.playground.sandbox, `/files/list?path=${encodeURIComponent(directory)}`));
       if (directory === this.directory) this.fill(files);
     } catch (error) {
+      this.told = null;
       this.body.replaceChildren();
       this.say(error.message, true);
     }
   }
 
   fill(files) {
+    const told = JSON.stringify([this.playground.sandbox, files]);
+    if (told === this.told) return; // somebody may be about to click there
+    this.told = told;
     this.files = files;
     const sorted = [...files].sort((one, other) => isDirectory(other) - isDirectory(one) || one.name.localeCompare(other.name));
     const focused = this.body.contains(document.activeElement) ? document.activeElement.dataset.key : null;
@@ -112,21 +117,21 @@ class FilesPanel {
   }
 
   row(file) {
-    const open = el("button", { type: "button", class: "files-name", title: file.path, "data-key": file.path, onclick: () => this.open(file) });
-    open.append(icon(iconOf(file)), el("span", {}, file.name));
+    const open = el("button", { type: "button", class: "files-name", title: shownName(file.path), "data-key": file.path, onclick: () => this.open(file) });
+    open.append(icon(iconOf(file)), el("bdi", {}, shownName(file.name)));
     const size = isDirectory(file) ? "" : sizeText(file.size_bytes);
     const actions = el("div", { class: "files-actions" });
     if (!isDirectory(file)) actions.append(this.download(file));
     actions.append(
-      iconButton("rename", `Rename ${file.name}`, () => this.rename(file)),
-      iconButton("remove", `Delete ${file.name}`, () => this.remove(file)),
+      iconButton("rename", `Rename ${shownName(file.name)}`, () => this.rename(file)),
+      iconButton("remove", `Delete ${shownName(file.name)}`, () => this.remove(file)),
     );
     return el("tr", {}, el("td", {}, open), el("td", { class: "number" }, size), el("td", {}, timeElement(file.modified_at)), el("td", {}, actions));
   }
 
   download(file) {
     const href = contentUrl(this.playground.sandbox, file.path);
-    const label = `Download ${file.name}`;
+    const label = `Download ${shownName(file.name)}`;
     return el("a", { class: "panel-icon-button", href, download: file.name, title: label, "aria-label": label }, icon("download"));
   }
 
@@ -149,7 +154,7 @@ class FilesPanel {
   }
 
   step(name, path, here) {
-    const button = el("button", { type: "button", title: path, "aria-current": here ? "location" : null, onclick: () => this.go(path) }, name);
+    const button = el("button", { type: "button", title: shownName(path), "aria-current": here ? "location" : null, onclick: () => this.go(path) }, el("bdi", {}, shownName(name)));
     return el("li", {}, button);
   }
 
@@ -165,27 +170,27 @@ class FilesPanel {
       await this.playground.ensure();
       await this.playground.api(boxPath(this.playground.sandbox, path), { method: "POST", json });
     } catch (error) {
-      toast(error.message, "error");
+      toast(error.message, "bad");
     }
     await this.refresh();
   }
 
   async makeDirectory() {
-    const name = await ask("New directory", { value: "", detail: `in ${this.directory}`, confirm: "Make" });
+    const name = await ask("New directory", { value: "", detail: `in ${shownName(this.directory)}`, confirm: "Make" });
     if (name) await this.change("/files/make_dir", { path: join(this.directory, name) });
   }
 
   async rename(file) {
-    const name = await ask(`Rename ${file.name}`, { value: file.name, confirm: "Rename" });
+    const name = await ask(`Rename ${shownName(file.name)}`, { value: file.name, confirm: "Rename" });
     if (!name || name === file.name) return;
-    if (this.files.some((each) => each.name === name)) return toast(`There is a ${name} here already: choose another name, or delete that first.`, "error");
+    if (this.files.some((each) => each.name === name)) return toast(`There is a ${name} here already: choose another name, or delete that first.`, "bad");
     const to = name.startsWith("/") ? name : join(this.directory, name);
     await this.change("/files/move", { path: file.path, to });
   }
 
   async remove(file) {
     const detail = isDirectory(file) && !file.target ? "With everything that is in it. This cannot be undone." : "This cannot be undone.";
-    if (await ask(`Delete ${file.name}?`, { detail, confirm: "Delete", danger: true })) await this.change("/files/remove", { path: file.path });
+    if (await ask(`Delete ${shownName(file.name)}?`, { detail, confirm: "Delete", danger: true })) await this.change("/files/remove", { path: file.path });
   }
 
   // -- uploads
@@ -198,16 +203,16 @@ class FilesPanel {
 
   async upload(files) {
     const taken = files.filter(({ name }) => this.files.some((each) => each.name === name.split("/")[0]));
-    if (taken.length && !(await ask(question(taken), { detail: `in ${this.directory}`, confirm: "Replace" }))) return;
+    if (taken.length && !(await ask(question(taken), { detail: `in ${shownName(this.directory)}`, confirm: "Replace" }))) return;
     try {
       await this.uploads.add(files, this.directory);
     } catch (error) {
-      toast(error.message, "error");
+      toast(error.message, "bad");
     }
   }
 
   uploaded(paths) {
-    toast(paths.length === 1 ? `Uploaded ${paths[0]}` : `Uploaded ${paths.length} files into ${this.directory}`);
+    toast(paths.length === 1 ? `Uploaded ${shownName(paths[0])}` : `Uploaded ${paths.length} files into ${this.directory}`);
     this.refresh();
   }
 
@@ -216,22 +221,24 @@ class FilesPanel {
     event.preventDefault(); // or the browser would open the file in place of the page
     const over = kind === "dragover" || kind === "dragenter" || (kind === "dragleave" && event.relatedTarget !== null);
     this.overlay.hidden = !over;
-    this.overlay.querySelector(".files-drop-where").textContent = `Drop to upload into ${this.directory}`;
+    this.overlay.querySelector(".files-drop-where").textContent = `Drop to upload into ${shownName(this.directory)}`;
     if (kind === "drop") this.dropped(event.dataTransfer);
   }
 
   async dropped(transfer) {
     try {
       const files = await droppedFiles(transfer);
-      if (files.length) await this.upload(files);
+      if (!files.length) return;
+      document.getElementById(this.element.getAttribute("aria-labelledby")).click(); // or nobody would see how far it is
+      await this.upload(files);
     } catch (error) {
-      toast(error.message, "error");
+      toast(error.message, "bad");
     }
   }
 }
 
 function question(taken) {
-  return taken.length === 1 ? `Replace ${taken[0].name.split("/")[0]}?` : `Replace ${taken.length} files?`;
+  return taken.length === 1 ? `Replace ${shownName(taken[0].name.split("/")[0])}?` : `Replace ${taken.length} files?`;
 }
 
 function isDirectory(file) {

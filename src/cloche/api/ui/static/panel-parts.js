@@ -18,6 +18,7 @@ const STROKES = {
   stop: "M4.5 4.5h7v7h-7z",
   send: "M2.5 8L13.5 3 10 13.5 7.5 9z",
   cell: "M2.5 3.5h11v9h-11zM5 6.5l2 1.5-2 1.5M8.5 10h2.5",
+  wider: "M5 4.5L1.5 8 5 11.5M1.5 8h5M11 4.5L14.5 8 11 11.5M14.5 8h-5",
 };
 
 /** An element. Attributes that begin with `on` are listeners, `class` and `data-*` as in HTML; children are text or nodes. */
@@ -62,6 +63,13 @@ export function sizeText(bytes) {
     unit += 1;
   }
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
+}
+
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}]/gu;
+
+/** A name from a sandbox, which may hold anything: what would not be seen, or would turn the text around, is written out. */
+export function shownName(name) {
+  return name.replace(UNSEEN, (each) => (each === "\n" ? "\\n" : `\\u${each.codePointAt(0).toString(16).padStart(4, "0")}`));
 }
 
 /** A moment for a narrow column: the time of day if it is today, else the day. */
@@ -125,12 +133,23 @@ export function soon(work, milliseconds) {
   };
 }
 
+const RAN = "cloche:ran";
+
+/** Tells the other panels that something ran in the sandbox that is no cell of the notebook. */
+export function tellRan() {
+  document.dispatchEvent(new CustomEvent(RAN));
+}
+
+export function onRan(work) {
+  document.addEventListener(RAN, work);
+}
+
 /** Asks in a dialog of ours. With `value` for a line of text; resolves to it (or true), or null if it was refused. */
 export function ask(title, { detail = "", value, confirm = "OK", danger = false } = {}) {
   const input = value === undefined ? null : el("input", { class: "panel-input", value, "aria-label": title, autocomplete: "off", spellcheck: "false" });
   const yes = el("button", { type: "submit", class: danger ? "panel-button danger" : "panel-button primary", value: "yes" }, confirm);
   const no = el("button", { type: "submit", class: "panel-button", value: "no", formnovalidate: true }, "Cancel");
-  const form = el("form", { method: "dialog" }, el("h2", {}, title), detail && el("p", {}, detail), input, el("div", { class: "panel-dialog-buttons" }, no, yes));
+  const form = el("form", { method: "dialog" }, el("h2", {}, title), detail ? el("p", {}, detail) : null, input, el("div", { class: "panel-dialog-buttons" }, no, yes));
   const dialog = el("dialog", { class: "panel-dialog", "aria-label": title }, form);
   if (input) input.addEventListener("keydown", (event) => enterConfirms(event, yes));
   document.body.append(dialog);

@@ -31,7 +31,7 @@ class TerminalPanel {
     this.places = el("div", { class: "terminal-places" });
     this.status = el("div", { class: "terminal-status", role: "status" });
     this.begin = el("div", { class: "terminal-empty" }, el("p", { class: "panel-hint" }, "A shell in the sandbox: the same files, the same processes."), textButton("Open a terminal", () => this.add(), { class: "panel-button primary" }));
-    const hint = el("p", { class: "terminal-keys" }, el("kbd", {}, "Shift"), "+", el("kbd", {}, "F6"), " leaves the terminal");
+    const hint = el("p", { class: "terminal-keys" }, el("kbd", {}, "Shift"), "+", el("kbd", {}, "F6"), " leaves it");
     this.foot = el("div", { class: "terminal-foot" }, this.status, hint, this.reader);
     this.element.classList.add("panel", "panel-terminal");
     this.element.replaceChildren(el("div", { class: "panel-bar" }, this.tabs, this.more, this.shut), this.begin, this.places, this.foot);
@@ -71,6 +71,7 @@ class TerminalPanel {
       await this.playground.ensure();
       const { Terminal } = await import("./terminal.js");
       const each = this.make(Terminal);
+      each.isWanted = !process; // who opens one types into it next
       if (process) await each.terminal.resume(process);
       else await each.terminal.start();
     } catch (error) {
@@ -114,7 +115,8 @@ class TerminalPanel {
     each.tab.dataset.state = state;
     this.keep();
     this.show();
-    if (state === "live" && each === this.chosen && this.element.contains(document.activeElement)) each.terminal.focus();
+    if (state === "live" && each === this.chosen && (each.isWanted || this.element.contains(document.activeElement))) each.terminal.focus();
+    if (state === "live") each.isWanted = false;
   }
 
   keep() {
@@ -149,7 +151,6 @@ class TerminalPanel {
     each.terminal.detach();
     this.drop(each);
     await this.add();
-    this.chosen?.terminal.focus();
   }
 
   say(text) {

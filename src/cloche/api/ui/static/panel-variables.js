@@ -1,6 +1,6 @@
 // What the names of the chosen context are bound to, as the server tells it between two runs.
 
-import { boxPath, el, iconButton, needStyles, sizeText, soon, textButton, whileVisible } from "./panel-parts.js";
+import { boxPath, el, iconButton, needStyles, onRan, sizeText, soon, textButton, whileVisible } from "./panel-parts.js";
 
 const SETTLE_MILLISECONDS = 150;
 const SLOW_MILLISECONDS = 1000;
@@ -39,7 +39,8 @@ class VariablesPanel {
   }
 
   listen() {
-    for (const listen of ["onSandboxChange", "onContextChange", "onRunEnded"]) this.playground[listen]?.(() => this.refreshSoon());
+    for (const listen of ["onSandboxChange", "onContextChange", "onRunEnded"]) this.playground[listen](() => this.refreshSoon());
+    onRan(() => this.refreshSoon());
     whileVisible(this.element, (shown) => {
       this.visible = shown;
       if (shown) this.refresh();
@@ -62,13 +63,18 @@ class VariablesPanel {
     }
   }
 
+  /** What is the same stays as it is: somebody may be about to click there. */
   take(variables, more) {
+    const told = JSON.stringify(variables);
+    if (told === this.told && more === this.more && this.list.childElementCount) return this.say(this.words);
+    this.told = told;
     this.variables = variables;
     this.more = more;
     this.fill();
   }
 
   fail(message) {
+    this.told = null;
     this.list.replaceChildren();
     this.say(message, true);
   }
@@ -76,10 +82,17 @@ class VariablesPanel {
   fill() {
     const open = new Set([...this.list.querySelectorAll("details[open]")].map((each) => each.dataset.name));
     const found = this.variables.filter((each) => this.wanted(each));
+    const focused = document.activeElement.closest?.(".variables details")?.dataset.name;
     this.list.replaceChildren(...found.map((each) => this.row(each, open.has(each.name))));
-    if (this.more) this.say(`${this.more} more are not listed.`);
-    else if (found.length) this.say("");
-    else this.say(this.variables.length ? "No name is like that." : "Names that your code binds are shown here after each run.");
+    if (focused) [...this.list.querySelectorAll("details")].find((each) => each.dataset.name === focused)?.firstElementChild.focus();
+    this.words = this.summary(found.length);
+    this.say(this.words);
+  }
+
+  summary(count) {
+    if (this.more) return `${this.more} more are not listed.`;
+    if (count) return "";
+    return this.variables.length ? "No name is like that." : "Names that your code binds are shown here after each run.";
   }
 
   wanted(variable) {

@@ -12,16 +12,32 @@
 //   run(code)          runs code in a new cell of the chosen context; a promise of its outcome
 
 import { toast } from "./console.js";
+import { iconButton } from "./panel-parts.js";
 
 const CHOSEN = "cloche.playground.panel";
+const WIDE = "cloche.playground.wide";
 
 export function mountPanels(root, playground) {
   const tabs = [...root.querySelectorAll("[role=tab]")];
   const choose = (tab) => show(tabs, tab, playground);
   for (const tab of tabs) tab.addEventListener("click", () => choose(tab));
   root.querySelector("[role=tablist]").addEventListener("keydown", (event) => step(event, tabs, choose));
+  root.append(widener(root.parentElement));
   const kept = sessionStorage.getItem(CHOSEN);
   choose(tabs.find((tab) => tab.dataset.panel === kept) || tabs[0]);
+  load(tabs.find((tab) => tab.dataset.panel === "files"), playground); // it takes what is dropped anywhere on the page
+}
+
+/** A switch that gives the panels more of the page than the notebook: a terminal of forty columns is hard to work in. */
+function widener(body) {
+  const button = iconButton("wider", "Wide panels", () => set(button.getAttribute("aria-pressed") !== "true"), { class: "panel-icon-button pg-widen" });
+  const set = (wide) => {
+    button.setAttribute("aria-pressed", String(wide));
+    body.classList.toggle("pg-wide", wide);
+    localStorage.setItem(WIDE, wide ? "yes" : "");
+  };
+  set(localStorage.getItem(WIDE) === "yes");
+  return button;
 }
 
 export function step(event, tabs, choose) {

@@ -15,16 +15,14 @@ function sheetElement() {
   return element;
 }
 
-function setAttribute(name, value) {
+/** The text of a line is in spans, which xterm makes with the window's document whichever it was given. */
+HTMLSpanElement.prototype.setAttribute = function setAttribute(name, value) {
   if (name === "style") this.style.cssText = value;
   else Element.prototype.setAttribute.call(this, name, value);
-}
+};
 
 function createElement(tag, options) {
-  if (tag === "style") return sheetElement();
-  const element = Document.prototype.createElement.call(document, tag, options);
-  if (tag === "span") element.setAttribute = setAttribute;
-  return element;
+  return tag === "style" ? sheetElement() : Document.prototype.createElement.call(document, tag, options);
 }
 
 /** The page's document, but for what it makes. xterm takes it as `documentOverride`. */

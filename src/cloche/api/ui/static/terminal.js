@@ -100,7 +100,9 @@ export class Terminal {
     this.say({ type: "resize", rows: this.xterm.rows, columns: this.xterm.cols });
   }
 
+  /** The first reason is the reason: a line that is used for a moment longer complains about that. */
   end(message) {
+    if (this.over) return;
     this.over = true;
     this.told("ended", message);
   }
@@ -144,7 +146,7 @@ export class Terminal {
   }
 
   say(message) {
-    this.line?.send(JSON.stringify(message));
+    if (!this.over) this.line?.send(JSON.stringify(message));
   }
 
   type(bytes) {
