@@ -37,22 +37,22 @@ def heard(process: subprocess.Popen[bytes]) -> dict[str, object]:
     return found
 
 
-def began(house: House, *options: str) -> subprocess.Popen[bytes]:
-    """One that has a sandbox."""
-    process = started(house, *options)
+def begin(process: subprocess.Popen[bytes]) -> None:
+    """Until it has a sandbox."""
     say(process, HELLO)
     assert heard(process)["id"] == 1
     say(process, {"jsonrpc": "2.0", "method": "notifications/initialized"})
     code = {"name": "run_code", "arguments": {"code": "1+1"}}
     say(process, {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": code})
     assert '"text": "2"' in json.dumps(heard(process))
-    return process
 
 
 def test_a_client_that_vanishes_leaves_no_sandbox(house: House):
     """Whether it closes our stdin, ends us, or kills us."""
     before = house.sandboxes()
-    closing, ended, killed = [began(house) for _ in range(3)]
+    closing, ended, killed = all_three = [started(house) for _ in range(3)]
+    for each in all_three:
+        begin(each)
     assert len(house.sandboxes() - before) == 3
     assert closing.stdin is not None
     closing.stdin.close()

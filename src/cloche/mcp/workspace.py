@@ -121,11 +121,11 @@ class Workspace:
         """A new sandbox instead of the current one, which ends if it was made here. Raises what making it does."""
         async with self._lock:
             before = self._box
+            box = await self._create(template or self._template)
+            self._attached = ""
+            self._use(box)
             if before is not None and before.id in self._made:
                 await self._end(before)
-            self._attached = ""
-            box = await self._create(template or self._template)
-            self._use(box)
             return box
 
     async def fork(self) -> seam.Sandbox:
