@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
 from tests.conftest import serving, wait_until, with_template
 from tests.mcp.conftest import House, Raw, over_http
 
-from cloche.model import Template
+from cloche.api.auth import Gatekeeper
+from cloche.config import Config
+from cloche.mcp.door import Mcp
+from cloche.model import Principal, Template
 
 Making = Callable[..., Raw]
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run_code", "arguments": {"code": "1"}}}
@@ -80,6 +85,16 @@ def test_a_foreign_sandbox_cannot_be_used(raw: Making, house: House):
     assert all(each["result"]["isError"] for each in answers)
     told = [each["result"]["content"][0]["text"] for each in answers]
     assert told[0].replace(theirs, "") == told[1].replace("i" + "0" * 20, "")
+
+
+async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
+    app = Mcp(None, gatekeeper, config)  # type: ignore[arg-type]  # it does not come so far
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        answer = await http.post("/mcp", json=CALL)
+    assert answer.status_code == 503
+    assert 'pip install "cloche[mcp]"' in answer.json()["error"]["message"]
 
 
 def test_web_pages_of_other_sites_are_refused(raw: Making, house: House):

@@ -70,12 +70,15 @@ class Report:
 
     def __init__(self, told: Told):
         self._told = told
+        self._wanted = told.wants_progress
         self._waiting = ""
         self._count = 0
         self._news = asyncio.Event()
         self._sending = asyncio.create_task(self._send_all())
 
     def put(self, text: str) -> None:
+        if not self._wanted:
+            return
         self._waiting = (self._waiting + sayable(text[-MESSAGE_CHARS:]))[-MESSAGE_CHARS:]
         self._news.set()
 

@@ -73,7 +73,7 @@ class Mcp:
     async def _get(self, request: Request) -> ASGIApp:
         principal = self._admit(request)
         sessions = await self._open()
-        return self._session(request, sessions, principal).listen(request)
+        return self._session(request, sessions, principal).listen()
 
     async def _delete(self, request: Request) -> Response:
         principal = self._admit(request)
@@ -82,10 +82,9 @@ class Mcp:
         return Response(status_code=204)
 
     def _admit(self, request: Request) -> Principal:
-        """Raises Unauthenticated, Forbidden, and what says that the extra is not installed."""
+        """Raises Unauthenticated, Forbidden."""
         principal = self._gatekeeper.admit(request)
         self._check_origin(request)
-        extra.check_installed()
         return principal
 
     def _check_origin(self, request: Request) -> None:
@@ -109,11 +108,17 @@ class Mcp:
         return sessions.get(id, principal.owner)
 
     async def _open(self) -> Sessions:
-        """Not on the loop: the import takes most of a second. Raises ShuttingDown."""
+        """Not on the loop: the import takes most of a second.
+
+        Raises ShuttingDown, and Unavailable that says what is not installed.
+        """
+        if self._closed:
+            raise errors.ShuttingDown("the server is about to stop")
+        if self._sessions is not None:
+            return self._sessions
         async with self._loading:
-            if self._closed:
-                raise errors.ShuttingDown("the server is about to stop")
             if self._sessions is None:
+                extra.check_installed()
                 module = await asyncio.to_thread(importlib.import_module, "cloche.mcp.sessions")
                 self._sessions = module.Sessions(self._engine, self._config)
             return self._sessions

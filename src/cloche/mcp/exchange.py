@@ -6,11 +6,11 @@ This module imports `mcp`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from mcp.server.runner import modern_error_data
+from mcp.server.runner import ServerRunner, modern_error_data
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.transport_context import TransportContext
@@ -24,6 +24,7 @@ from cloche.mcp import toolbox, wire
 from cloche.mcp.call import MOST_BYTES
 from cloche.mcp.server import LINKS_SINCE
 from cloche.mcp.wire import Message
+from cloche.mcp.workspace import Workspace
 
 if TYPE_CHECKING:
     from cloche.mcp.sessions import Session
@@ -33,7 +34,7 @@ MOST_EVENT_BYTES = 700_000  # of pictures in an answer over a stream: clients ta
 MOST_WAITING = 64  # notices that nobody has read yet
 PING = b": ping\n\n"
 TRANSPORT = TransportContext(kind="streamable-http", can_send_request=False)
-JSON_HEADERS = (b"content-type", b"application/json")
+JSON_HEADER = (b"content-type", b"application/json")
 STREAM_HEADERS = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache, no-transform"),
                   (b"x-accel-buffering", b"no"))  # fmt: skip
 
@@ -49,7 +50,9 @@ class Notice:
     def __init__(self) -> None:
         self.cancel_requested = anyio.Event()
 
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> dict[str, Any]:  # fmt: skip  # noqa: E501
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
@@ -76,8 +79,6 @@ class Exchange:
 
     def __init__(self, session: Session, request: Request, message: Message):
         assert message.id is not None
-        self.headers: dict[str, str] = {}
-        self.opens: Callable[[], None] | None = None  # what is done when it succeeds
         self._session = session
         self._message = message
         self._id = message.id
@@ -128,7 +129,7 @@ class Exchange:
             working.cancel()
             await asyncio.wait((working, leaving))
             del self._session.calls[self._id]
-            self._session.used.set()
+            self._session.used()
         await self._finish(_said(working, self._id), send)
 
     def _stir(self, task: asyncio.Task[Any]) -> None:
@@ -160,32 +161,22 @@ class Exchange:
     async def _begin(self, send: Send) -> None:
         if not self._begun:
             self._begun = True
-            await self._start(send, STREAM_HEADERS)
-
-    async def _start(self, send: Send, headers: tuple[tuple[bytes, bytes], ...]) -> None:
-        own = [(name.encode(), value.encode()) for name, value in self.headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *own]})
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
 
     async def _finish(self, body: bytes, send: Send) -> None:
         await self._send_waiting(send)
         if self._begun:
             body = wire.event(body)
         else:
-            await self._start(send, (JSON_HEADERS, (b"content-length", str(len(body)).encode())))
+            headers = [JSON_HEADER, (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _answer(self) -> bytes:
         message, session = self._message, self._session
         if message.method == "tools/call" and session.runner.connection.initialize_accepted:
             return await self._call(message.params or {})
-        try:
-            result = await session.runner.on_request(Asked(self, self._id), str(message.method), message.params)
-        except Exception as error:  # noqa: BLE001 - the dialect's edge
-            said = modern_error_data(error)
-            return wire.failure(self._id, said.code, said.message, said.data)
-        if self.opens is not None:
-            self.opens()
-        return wire.answer(self._id, result)
+        return (await answer_of(session.runner, Asked(self, self._id), message))[1]
 
     async def _call(self, params: dict[str, Any]) -> bytes:
         """By no way through the package: what it would check is ours already."""
@@ -197,6 +188,17 @@ class Exchange:
         except errors.InvalidRequest as error:
             return wire.failure(self._id, INVALID_PARAMS, str(error), {"code": error.code})
         return wire.answer(self._id, done.encode())
+
+
+async def answer_of(runner: ServerRunner[Workspace], context: Notice, message: Message) -> tuple[bool, bytes]:
+    """What the package answers, and whether that is no error."""
+    assert message.id is not None
+    try:
+        result = await runner.on_request(context, str(message.method), message.params)
+    except Exception as error:  # noqa: BLE001 - the dialect's edge
+        said = modern_error_data(error)
+        return False, wire.failure(message.id, said.code, said.message, said.data)
+    return True, wire.answer(message.id, result)
 
 
 def _said(working: asyncio.Task[bytes], id: wire.Id) -> bytes:

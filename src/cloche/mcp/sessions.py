@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.mcp import toolbox, wire
 from cloche.mcp.door import SESSION
-from cloche.mcp.exchange import Exchange, Notice
+from cloche.mcp.exchange import Exchange, Notice, answer_of
 from cloche.mcp.place import NearPlace
 from cloche.mcp.server import options_of, server_of
 from cloche.mcp.wire import Id, Message
@@ -35,6 +36,7 @@ from cloche.model import Principal, SandboxSpec
 from cloche.telemetry import log
 
 MOST_CALLS = 64  # of one session at once
+MOST_NEWS = 100  # that wait for a client which lost its stream
 PING_SECONDS = 15.0
 PING = b": ping\n\n"
 VERSION = "mcp-protocol-version"
@@ -50,11 +52,13 @@ class News:
         self._listener = 0
         self.ended = asyncio.Event()
 
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> dict[str, Any]:  # fmt: skip  # noqa: E501
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
+    ) -> dict[str, Any]:
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        if self._listener:
+        if self._listener and len(self._waiting) < MOST_NEWS:
             self._waiting[wire.notification(method, None if params is None else dict(params))] = None
             self._came.set()
 
@@ -84,7 +88,7 @@ class Session:
         self.runner = runner
         self.news = news
         self.calls: dict[Id, asyncio.Task[bytes]] = {}
-        self.used = asyncio.Event()  # since it was last looked at
+        self.used_at = time.monotonic()
         self.listeners = 0
 
     @property
@@ -95,9 +99,12 @@ class Session:
     def version(self) -> str:
         return self.runner.connection.protocol_version
 
+    def used(self) -> None:
+        self.used_at = time.monotonic()
+
     async def take(self, request: Request, message: Message) -> ASGIApp:
         """Answers. Raises InvalidRequest, QuotaExceeded."""
-        self.used.set()
+        self.used()
         if message.method is None:
             return Response(status_code=202)
         if message.id is None:
@@ -120,8 +127,8 @@ class Session:
         if task is not None:
             task.cancel()
 
-    def listen(self, request: Request) -> ASGIApp:
-        self.used.set()
+    def listen(self) -> ASGIApp:
+        self.used()
         return Stream(
             self._events(),
             media_type="text/event-stream",
@@ -142,7 +149,7 @@ class Session:
                 yield event
         finally:
             self.listeners -= 1
-            self.used.set()
+            self.used()
 
     async def aclose(self) -> None:
         """What is being answered is cancelled, and its sandboxes end. Harmless when closed."""
@@ -184,7 +191,7 @@ class Sessions:
         words = "state is kept in sessions here: use initialize, of a version that has sessions"
         return Response(wire.failure(message.id, wire.UNSUPPORTED_VERSION, words, data), 400, media_type=wire.JSON)
 
-    async def begin(self, request: Request, principal: Principal, message: Message) -> ASGIApp:
+    async def begin(self, request: Request, principal: Principal, message: Message) -> Response:
         """Raises QuotaExceeded, InvalidRequest."""
         if message.id is None:
             raise errors.InvalidRequest("initialize needs an id")
@@ -195,11 +202,10 @@ class Sessions:
                 retry_after_seconds=60.0,
             )
         session = self._new(principal, _query(request))
-        exchange = await session.take(request, message)
-        assert isinstance(exchange, Exchange)
-        exchange.headers[SESSION] = session.id
-        exchange.opens = lambda: self._keep(session)
-        return exchange
+        begun, body = await answer_of(session.runner, Notice(), message)  # at once: it waits for nothing
+        if begun:
+            self._keep(session)
+        return Response(body, headers={SESSION: session.id} if begun else None, media_type=wire.JSON)
 
     def _new(self, principal: Principal, asked: Mapping[str, str]) -> Session:
         spec = SandboxSpec(
@@ -223,14 +229,9 @@ class Sessions:
         log.info("mcp.began", owner=session.owner, sessions=len(self._all))
 
     async def _end_when_idle(self, session: Session) -> None:
-        while True:
-            session.used.clear()
-            try:
-                async with asyncio.timeout(self._config.mcp.idle_seconds):
-                    await session.used.wait()
-            except TimeoutError:
-                if not session.busy:
-                    break
+        idle = self._config.mcp.idle_seconds
+        while (left := session.used_at + idle - time.monotonic()) > 0 or session.busy:
+            await asyncio.sleep(left if left > 0 else idle)
         await self.end(session)
 
     async def end(self, session: Session) -> None:
