@@ -24,6 +24,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.health import Health
 from cloche.engine.trail import NONE
 from cloche.gateway.gateway import Gateway
+from cloche.mcp.door import Mcp
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys
 
@@ -64,11 +65,13 @@ class Server:
         }
         house = House(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
         self.ui = Ui(house, behind)
+        self.mcp = Mcp(engine, gatekeeper, config)
         self._prefixes: dict[str, ASGIApp] = {
             "e2b": self._e2b,
             **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
             "librechat": LibreChat(engine, gateway.shelf, gatekeeper, config, secret),
+            "mcp": self.mcp,
             "health": self.system,
             "ready": self.system,
             "metrics": self.system,

@@ -24,6 +24,7 @@ from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
 from cloche.kept_config import History as History
 from cloche.kept_config import Kept as Kept
 from cloche.librechat_config import LibreChat
+from cloche.mcp_config import Mcp
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 from cloche.network_config import Network, Packages
 from cloche.quotas_config import QuotaDefaults
@@ -167,6 +168,7 @@ class Config(Struct):
     packages: Packages = Packages()
     runs: Runs = Runs()
     librechat: LibreChat = LibreChat()
+    mcp: Mcp = Mcp()
     upstream: tuple[Upstream, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))

@@ -55,7 +55,19 @@ class Belongings:
         self._openai()
         self._opensandbox()
         self._librechat()
+        self._mcp()
         return self
+
+    # -- MCP
+
+    def _mcp(self) -> None:
+        """A session with a sandbox."""
+        about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
+        begun = self.wire.ask("POST", "/mcp", {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": about})
+        self.ids["mcp_session"] = begun.header("mcp-session-id")
+        call = {"name": "run_code", "arguments": {"code": f"open('f.txt', 'w').write({self.mark!r})"}}
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        self.wire.made("POST", "/mcp", asked, {"mcp-session-id": self.ids["mcp_session"]})
 
     # -- our own dialect
 

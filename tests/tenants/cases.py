@@ -291,6 +291,32 @@ CASES["e2b"].update(
     }
 )
 
+_THEIR_SESSION = (("mcp-session-id", "<mcp_session>"),)
+_OWN_SESSION = (("mcp-session-id", "<own mcp_session>"),)
+
+
+def _tool(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": arguments}}
+
+
+CASES["mcp"] = {
+    f"{method} /mcp{end}": cases
+    for end in ("", "/")
+    for method, cases in {
+        "GET": [Case(headers=_THEIR_SESSION)],
+        "DELETE": [Case(headers=_THEIR_SESSION)],
+        "POST": [
+            Case(_tool("run_code", code="import os; print(os.listdir('/mnt/data'))"), headers=_THEIR_SESSION),
+            *(Case(_tool("use_sandbox", sandbox=f"<{kind}>"), headers=_OWN_SESSION) for kind in SANDBOXES),
+            *(Case(_tool("end_sandbox", sandbox=f"<{kind}>"), headers=_OWN_SESSION) for kind in SANDBOXES),
+            *(Case(_tool("new_sandbox", template=f"<{kind}>"), headers=_OWN_SESSION) for kind in TEMPLATES),
+            *(Case(_tool("remove_snapshot", snapshot=f"<{kind}>"), headers=_OWN_SESSION) for kind in SNAPSHOTS),
+            Case(_tool("run_code", code="1", context="<context>"), headers=_OWN_SESSION),
+            Case(_tool("read_process", process="<process>"), headers=_OWN_SESSION),
+        ],
+    }.items()
+}
+
 LISTS = frozenset(
     each.strip()
     for each in """

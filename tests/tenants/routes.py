@@ -73,6 +73,6 @@ def _routers(thing: Any, plane: str, seen: set[int]) -> Iterator[tuple[str, Rout
     elif isinstance(thing, (list, tuple)):
         for each in thing:
             yield from _routers(each, plane, seen)
-    elif type(thing).__module__.startswith(("cloche.api", "cloche.app")) and hasattr(thing, "__dict__"):
+    elif type(thing).__module__.startswith(("cloche.api", "cloche.app", "cloche.mcp")) and hasattr(thing, "__dict__"):
         for name, each in vars(thing).items():
-            yield from _routers(each, "e2b" if name == "_e2b" else plane, seen)
+            yield from _routers(each, {"_e2b": "e2b", "mcp": "mcp"}.get(name, plane), seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloche.bench import crowds, over_http
+from cloche.bench import crowds, mcp_calls, over_http
 from cloche.bench.rows import Part, Row
 
 _GROWN = tuple(
@@ -47,6 +47,23 @@ HTTP_PARTS: Sequence[Part] = (
         title="round trips through HTTP",
         measure=over_http.round_trips,
         rows=(Row(key="http_warm", title="warm round trip, `1+1`"),),
+    ),
+    Part(
+        title="tools of MCP",
+        measure=mcp_calls.calls,
+        rows=(
+            Row(key="mcp_call", title="MCP over HTTP: `run_code` of `1+1`, the official client"),
+            Row(
+                key="mcp_call_adds",
+                title="what that adds to a warm round trip, in warm round trips",
+                unit="×",
+                bar=5,
+                limit=True,
+            ),
+            Row(key="mcp_bare", title="MCP over HTTP: the same, a bare client"),
+            Row(key="mcp_bare_adds", title="what that adds, in the same", unit="×", bar=5, limit=True),
+            Row(key="mcp_http", title="the warm round trip, in turns with these"),
+        ),
     ),
     Part(
         title="executions through HTTP",

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -40,15 +40,17 @@ class Client:
         self._http = http.client.HTTPConnection(*address, timeout=ANSWER_SECONDS)
         self._raw = RawConnection(address, key)
         self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self.answered = http.client.HTTPMessage()  # the headers of the last answer
 
     def close(self) -> None:
         self._http.close()
         self._raw.close()
 
-    def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
         """Raises WrongAnswer."""
-        self._http.request(method, path, body, self._headers)
+        self._http.request(method, path, body, {**self._headers, **headers} if headers else self._headers)
         answer = self._http.getresponse()
+        self.answered = answer.headers
         found = answer.read()
         expect(answer.status < 300, (answer.status, found[:200]))
         return found
@@ -105,6 +107,8 @@ class Served:
             raise RuntimeError("the server ended before it was ready")
         self._address = ("127.0.0.1", int(url.rpartition(":")[2]))
         self._pool = pool
+        self.url = url
+        self.headers = {"authorization": f"Bearer {self._key}"}
 
     def __enter__(self) -> Served:
         return self

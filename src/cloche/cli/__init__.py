@@ -27,6 +27,7 @@ COMMANDS = {
     "run": "Run Python code in a fresh sandbox.",
     "attach": "Show a run that was detached, from any event on.",
     "chat": "Chat with a model that can run code, in the terminal.",
+    "mcp": "Serve an agent that starts us, over stdin and stdout (MCP).",
     "shell": "Open a prompt, Python or bash, in a sandbox.",
     "ps": "List the sandboxes of the running server.",
     "kill": "End sandboxes of the running server.",

@@ -81,6 +81,7 @@ async def hosted(
         if private is None:
             await stack.enter_async_context(collecting(engine))
         stack.push_async_callback(gateway.stop)
+        stack.push_async_callback(app.mcp.aclose)
         await gateway.start()
         for listener in listeners:
             await listener.start()

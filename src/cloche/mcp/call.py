@@ -7,22 +7,29 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
+from cloche.mcp.content import Content, sayable
 from cloche.mcp.shapes import Arguments, Given, structured
 from cloche.mcp.workspace import Workspace
 
 BREATH_SECONDS = 0.1  # between two notifications of progress
 MESSAGE_CHARS = 2_000  # of one
-
-Content = dict[str, Any]  # a content block, as MCP writes it
+MOST_BYTES = 8 << 20  # of pictures and documents in one answer
 
 
 class Told(Protocol):
     """How a client hears of things while its call is answered."""
 
-    wants_progress: bool
+    @property
+    def wants_progress(self) -> bool: ...
+    @property
+    def knows_links(self) -> bool:
+        """Whether its protocol has links to resources."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Of pictures and documents that an answer can carry, by the way it goes now."""
 
     async def progress(self, count: int, message: str) -> None: ...
-    async def log(self, level: str, text: str) -> None: ...
     async def resources_changed(self) -> None: ...
 
 
@@ -63,13 +70,16 @@ class Report:
 
     def __init__(self, told: Told):
         self._told = told
+        self._wanted = told.wants_progress
         self._waiting = ""
         self._count = 0
         self._news = asyncio.Event()
         self._sending = asyncio.create_task(self._send_all())
 
     def put(self, text: str) -> None:
-        self._waiting = (self._waiting + text)[-MESSAGE_CHARS:]
+        if not self._wanted:
+            return
+        self._waiting = (self._waiting + sayable(text[-MESSAGE_CHARS:]))[-MESSAGE_CHARS:]
         self._news.set()
 
     async def _send_all(self) -> None:
@@ -105,7 +115,3 @@ class Tool(NamedTuple):
     reads_only: bool = False
     destroys: bool = False
     repeats: bool = False  # whether doing it twice is the same as once
-
-
-def text(words: str) -> Content:
-    return {"type": "text", "text": words}

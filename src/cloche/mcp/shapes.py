@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
 
 from cloche import errors
+from cloche.mcp.content import sayable
 
 A = TypeVar("A", bound="Arguments")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(.*)")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a tool takes. Nothing else is taken: a misspelt argument must not be ignored."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
 class Given(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a tool gives as structured content."""
 
@@ -47,4 +50,17 @@ def arguments_of(kind: type[A], given: dict[str, Any] | None) -> A:
 def structured(given: Given) -> dict[str, Any]:
     """As plain JSON values."""
     found: dict[str, Any] = msgspec.to_builtins(given)
+    try:
+        msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        return sayable_values(found)  # type: ignore[no-any-return]
     return found
+
+
+def sayable_values(value: Any) -> Any:
+    """The same without halves of surrogates, which a program can have anywhere."""
+    if isinstance(value, str):
+        return sayable(value)
+    if isinstance(value, dict):
+        return {sayable_values(name): sayable_values(each) for name, each in value.items()}
+    return [sayable_values(each) for each in value] if isinstance(value, list) else value

@@ -8,6 +8,7 @@ import contextlib
 from cloche import errors
 from cloche.mcp.place import Place
 from cloche.mcp.processes import Backgrounds
+from cloche.mcp.watches import Heard, Watches
 from cloche.sdk import seam
 from cloche.telemetry import log
 
@@ -15,11 +16,12 @@ MOST_SANDBOXES = 8  # that one session may have at once
 
 
 class Workspace:
-    def __init__(self, place: Place, template: str = "python", attached: str = ""):
-        """`attached`: the id of a sandbox that is there already, and stays."""
+    def __init__(self, place: Place, template: str = "python", attached: str = "", tools: frozenset[str] = frozenset()):
+        """`attached`: the id of a sandbox that is there already, and stays. `tools`: the names of those it may use."""
         self.place = place
+        self.tools = tools
         self.processes = Backgrounds()
-        self.log_level = ""  # what the client asked to be told of, if it did
+        self.watches = Watches()
         self._template = template
         self._attached = attached
         self._box: seam.Sandbox | None = None
@@ -74,6 +76,7 @@ class Workspace:
         self._box = box
         self._languages.clear()
         self.processes.clear()
+        self.watches.close()
 
     def lost(self, id: str) -> None:
         """That sandbox has ended: the next call makes a new one."""
@@ -83,6 +86,20 @@ class Workspace:
             self._attached = ""
             self._languages.clear()
             self.processes.clear()
+            self.watches.close()
+
+    async def has_lost_its_sandbox(self) -> bool:
+        """Whether the current one has ended. The next call makes a new one then."""
+        box = self._box
+        if box is None:
+            return False
+        try:
+            ended = box.ended or (await box.describe()).state == "ended"
+        except (errors.Gone, errors.NotFound):
+            ended = True
+        if ended:
+            self.lost(box.id)
+        return ended
 
     async def find(self, id: str) -> seam.Sandbox:
         """Any sandbox of the same owner. Raises SandboxNotFound, Gone."""
@@ -104,11 +121,11 @@ class Workspace:
         """A new sandbox instead of the current one, which ends if it was made here. Raises what making it does."""
         async with self._lock:
             before = self._box
+            box = await self._create(template or self._template)
+            self._attached = ""
+            self._use(box)
             if before is not None and before.id in self._made:
                 await self._end(before)
-            self._attached = ""
-            box = await self._create(template or self._template)
-            self._use(box)
             return box
 
     async def fork(self) -> seam.Sandbox:
@@ -150,10 +167,15 @@ class Workspace:
         self._languages[language] = made.id
         return made
 
+    async def watch(self, uri: str, heard: Heard) -> None:
+        """Raises as `Watches.add` does."""
+        await self.watches.add(await self.box(), uri, heard)
+
     async def aclose(self) -> None:
         """Ends what was made here. Harmless when closed."""
         self._closed = True
         self.processes.clear()
+        self.watches.close()
         made, self._made, self._box = [*self._made.values()], {}, None
         for done in await asyncio.gather(*map(self.place.end, made), return_exceptions=True):
             if isinstance(done, BaseException):
