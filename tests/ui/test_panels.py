@@ -210,7 +210,7 @@ def test_a_terminal_is_typed_into_resized_and_kept(visiting: Visiting, box: cloc
 
     page.keyboard.type("kept=yes\n")
     page.reload()
-    page.wait_for_selector("#panel-terminal .xterm-rows")
+    page.wait_for_selector(".terminal-tabs [data-state=live]")
     page.locator(".xterm").click()
     page.keyboard.type("echo $kept''terday; exit 3\n")
     shows(screen, "yesterday")
