@@ -366,9 +366,16 @@ def test_a_file_of_a_sandbox_that_somebody_opens_as_a_page_can_do_nothing(admin:
     path = f"/api/v1/sandboxes/{id}/files/content?path=/mnt/data/page.html"
     assert admin.say("PUT", path, b"<script>top.location = '/ui/keys'</script>").status in (200, 201, 204)
     answer = admin.say("GET", path)
-    assert answer.status == 200
-    assert answer.header("content-security-policy").startswith("sandbox")
-    assert answer.header("x-content-type-options") == "nosniff"
+    made = admin.say("POST", "/v1/containers", {"name": "c"}).json()["id"]
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="p.html"\r\n\r\n<script></script>\r\n--x--\r\n'
+    )
+    put = admin.say("POST", f"/v1/containers/{made}/files", form, content_type="multipart/form-data; boundary=x")
+    other = admin.say("GET", f"/v1/containers/{made}/files/{put.json()['id']}/content")
+    for each in (answer, other):
+        assert (each.status, each.header("x-content-type-options")) == (200, "nosniff")
+        assert each.header("content-security-policy") == "sandbox; default-src 'none'; frame-ancestors 'self'"
+    assert admin.say("DELETE", f"/v1/containers/{made}").status == 200
     assert admin.say("DELETE", f"/api/v1/sandboxes/{id}").status in (200, 204)
 
 
