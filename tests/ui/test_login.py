@@ -259,6 +259,19 @@ def test_strangers_see_no_name_of_anything(console: RunningServer) -> None:
     assert stranger.ask("GET", "/ui/login/state").json() == {"logged_in": False}
 
 
+def test_a_page_whose_session_has_ended_leads_to_the_login_and_back(console: RunningServer) -> None:
+    """When htmx asks for a part of it."""
+    places = {"/ui/requests?owner=a": "/ui/requests%3Fowner%3Da", "/evil": "/ui/", "": "/ui/", "/ui/x%[": "/ui/"}
+    for page, wanted in places.items():
+        sent = {"hx-request": "true", "hx-current-url": f"{console.url}{page}#x"}
+        answer = Stranger(console).ask("GET", "/ui/usage", headers=sent)
+        assert (answer.status, answer.header("hx-redirect")) == (401, f"/ui/login?next={wanted}")
+    strange = Stranger(console).ask(
+        "GET", "/ui/usage", headers={"hx-request": "true", "hx-current-url": "http://[/ui/"}
+    )
+    assert (strange.status, strange.header("hx-redirect")) == (401, "/ui/login?next=/ui/")
+
+
 def test_two_cookies_of_one_name_are_none(console: RunningServer, admin: Insider) -> None:
     """Whoever has another port, or a name below ours, can add one of theirs, but cannot see ours."""
     for cookies in (f"cloche_session=theirs; {admin.cookie}", f"{admin.cookie}; cloche_session=theirs"):
