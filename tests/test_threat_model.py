@@ -23,6 +23,11 @@ def test_every_test_that_is_named_exists():
     assert missing == []
 
 
+def test_so_does_every_one_that_is_named_with_its_place():
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE))
+    assert [each for each in sorted(named) if f"def {each[1]}(" not in (REPOSITORY / each[0]).read_text("utf-8")] == []
+
+
 def test_every_file_and_directory_of_tests_that_is_named_exists():
     files = set(re.findall(r"`(test_\w+\.py)`", PAGE))
     assert [name for name in files if not (REPOSITORY / "tests/escape" / name).exists()] == []

@@ -259,6 +259,19 @@ def test_strangers_see_no_name_of_anything(console: RunningServer) -> None:
     assert stranger.ask("GET", "/ui/login/state").json() == {"logged_in": False}
 
 
+def test_a_page_whose_session_has_ended_leads_to_the_login_and_back(console: RunningServer) -> None:
+    """When htmx asks for a part of it."""
+    places = {"/ui/requests?owner=a": "/ui/requests%3Fowner%3Da", "/evil": "/ui/", "": "/ui/", "/ui/x%[": "/ui/"}
+    for page, wanted in places.items():
+        sent = {"hx-request": "true", "hx-current-url": f"{console.url}{page}#x"}
+        answer = Stranger(console).ask("GET", "/ui/usage", headers=sent)
+        assert (answer.status, answer.header("hx-redirect")) == (401, f"/ui/login?next={wanted}")
+    strange = Stranger(console).ask(
+        "GET", "/ui/usage", headers={"hx-request": "true", "hx-current-url": "http://[/ui/"}
+    )
+    assert (strange.status, strange.header("hx-redirect")) == (401, "/ui/login?next=/ui/")
+
+
 def test_two_cookies_of_one_name_are_none(console: RunningServer, admin: Insider) -> None:
     """Whoever has another port, or a name below ours, can add one of theirs, but cannot see ours."""
     for cookies in (f"cloche_session=theirs; {admin.cookie}", f"{admin.cookie}; cloche_session=theirs"):
@@ -366,9 +379,16 @@ def test_a_file_of_a_sandbox_that_somebody_opens_as_a_page_can_do_nothing(admin:
     path = f"/api/v1/sandboxes/{id}/files/content?path=/mnt/data/page.html"
     assert admin.say("PUT", path, b"<script>top.location = '/ui/keys'</script>").status in (200, 201, 204)
     answer = admin.say("GET", path)
-    assert answer.status == 200
-    assert answer.header("content-security-policy").startswith("sandbox")
-    assert answer.header("x-content-type-options") == "nosniff"
+    made = admin.say("POST", "/v1/containers", {"name": "c"}).json()["id"]
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="p.html"\r\n\r\n<script></script>\r\n--x--\r\n'
+    )
+    put = admin.say("POST", f"/v1/containers/{made}/files", form, content_type="multipart/form-data; boundary=x")
+    other = admin.say("GET", f"/v1/containers/{made}/files/{put.json()['id']}/content")
+    for each in (answer, other):
+        assert (each.status, each.header("x-content-type-options")) == (200, "nosniff")
+        assert each.header("content-security-policy") == "sandbox; default-src 'none'; frame-ancestors 'self'"
+    assert admin.say("DELETE", f"/v1/containers/{made}").status == 200
     assert admin.say("DELETE", f"/api/v1/sandboxes/{id}").status in (200, 204)
 
 

@@ -22,7 +22,7 @@ from cloche import errors
 from cloche.api.http import Edge, Handler, request_id, status_of, what_is_missing
 from cloche.api.ui.hardening import Hardened
 from cloche.api.ui.house import House, Page, Visitor
-from cloche.api.ui.login import Login
+from cloche.api.ui.login import Login, place_at
 from cloche.api.ui.porch import Porch
 from cloche.api.ui.statics import PREFIX as STATIC
 from cloche.protocol import told
@@ -134,7 +134,8 @@ def login_of(request: Request) -> str:
 
 def _for_htmx(error: errors.ClocheError, status: int, request: Request) -> Response:
     if status == 401:
-        return Response(status_code=401, headers={"hx-redirect": "/ui/login"})
+        page = place_at(request.headers.get("hx-current-url", ""))
+        return Response(status_code=401, headers={"hx-redirect": f"/ui/login?next={quote(page)}"})
     return _for_scripts(error, status, request)
 
 

@@ -28,15 +28,16 @@ def policy(host: str) -> str:
 
 
 class Hardened:
-    """A `send` that adds these headers where an answer does not bring its own."""
+    """A `send` that adds these headers where an answer does not bring its own. Of an inert one, the policy is ours."""
 
     def __init__(self, scope: Scope, send: Send):
         self._send = send
+        self._is_inert = False
         self._policy = policy(Headers(scope=scope).get("host", ""))
 
     def make_inert(self) -> None:
         """From here on the answer is no page."""
-        self._policy = INERT
+        self._is_inert, self._policy = True, INERT
 
     async def __call__(self, message: Message) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -44,6 +45,8 @@ class Hardened:
         await self._send(message)
 
     def _harden(self, headers: MutableHeaders) -> None:
+        if self._is_inert:
+            headers["content-security-policy"] = self._policy
         headers.setdefault("content-security-policy", self._policy)
         headers.setdefault("x-content-type-options", "nosniff")
         headers.setdefault("referrer-policy", "same-origin")  # with `no-referrer`, a form's Origin would be `null`

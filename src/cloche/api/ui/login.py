@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -112,6 +112,14 @@ class Login:
 def place_in(wanted: str) -> str:
     """A page of the console to go on to; the first one for whatever is none."""
     return wanted if len(wanted) < 1000 and _INSIDE.fullmatch(wanted) and not _UP.search(wanted) else "/ui/"
+
+
+def place_at(address: str) -> str:
+    """As `place_in`, of a whole address."""
+    try:
+        return place_in(urlsplit(address)._replace(scheme="", netloc="", fragment="").geturl())
+    except ValueError:  # brackets without an address between them
+        return place_in("")
 
 
 def _fields(body: bytes) -> dict[str, str]:
