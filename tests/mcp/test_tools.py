@@ -225,6 +225,7 @@ async def test_failures_are_told_apart_and_output_is_bounded(connecting: Connect
     async with connecting() as client:
         await the_program_failed_is_data_and_we_failed_is_an_error(client)
         await output_without_end_is_bounded(client)
+        await an_answer_over_a_stream_fits_into_one_event(client)
         await client.call_tool("new_sandbox", {})
         await hostile_output_is_still_valid_json(client)
 
@@ -294,6 +295,24 @@ async def output_without_end_is_bounded(client: Client) -> None:
     for result in (ran, listed):
         assert len(result.model_dump_json()) < 500_000
         assert "characters are left out here" in words(result)
+
+
+async def an_answer_over_a_stream_fits_into_one_event(client: Client) -> None:
+    """However large it is, and whatever it is made of: the official client takes a mebibyte."""
+    code = r"""
+import numpy, matplotlib.pyplot as plt
+print(chr(1) * 100_000, flush=True)
+for _ in range(30): display(chr(1) * 60_000)
+for _ in range(3): plt.figure(figsize=(9, 9)); plt.imshow(numpy.random.rand(900, 900, 3)); plt.show()
+raise ValueError(chr(0x10000) * 50_000)
+"""
+
+    async def on_progress(count: float, total: float | None, message: str | None) -> None:
+        pass
+
+    ran = await client.call_tool("run_code", {"code": code}, progress_callback=on_progress)
+    assert ran.structured_content["error"]["name"] == "ValueError"
+    assert any("left out here" in each.text for each in ran.content if each.type == "text")
 
 
 async def hostile_output_is_still_valid_json(client: Client) -> None:
