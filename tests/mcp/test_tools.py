@@ -167,21 +167,27 @@ async def snapshots(driven: Driven) -> None:
     await driven("remove_snapshot", snapshot=made["id"])
 
 
-async def test_pictures_and_tables_are_content(connecting: Connecting):
+async def test_pictures_tables_progress_and_cancellation(connecting: Connecting):
     async with connecting() as client:
-        drawn = await client.call_tool(
-            "run_code", {"code": "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()"}
-        )
-        table = await client.call_tool(
-            "run_code", {"code": "import pandas; pandas.DataFrame({'n': [1, 2]}, index=['a', 'b|c'])"}
-        )
+        await pictures_and_tables_are_content(client)
+        await what_a_program_says_is_told_as_progress(client)
+        await a_cancelled_call_interrupts_its_program(client)
+
+
+async def pictures_and_tables_are_content(client: Client) -> None:
+    drawn = await client.call_tool(
+        "run_code", {"code": "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()"}
+    )
+    table = await client.call_tool(
+        "run_code", {"code": "import pandas; pandas.DataFrame({'n': [1, 2]}, index=['a', 'b|c'])"}
+    )
     picture = next(each for each in drawn.content if each.type == "image")
     assert base64.b64decode(picture.data).startswith(b"\x89PNG")
     assert words(table).splitlines() == ["|  | n |", "| --- | --- |", "| a | 1 |", "| b\\|c | 2 |"]
     assert table.structured_content["results"][0]["table"] == {"columns": ["n"], "rows": [[1], [2]]}
 
 
-async def test_what_a_program_says_is_told_as_progress(connecting: Connecting):
+async def what_a_program_says_is_told_as_progress(client: Client) -> None:
     told: list[str] = []
     first = asyncio.Event()
 
@@ -190,25 +196,23 @@ async def test_what_a_program_says_is_told_as_progress(connecting: Connecting):
         first.set()
 
     code = "print('first', flush=True)\nimport os, time\nwhile not os.path.exists('go'): time.sleep(.01)\nprint('last')"
-    async with connecting() as client:
-        running = asyncio.create_task(client.call_tool("run_code", {"code": code}, progress_callback=on_progress))
-        await asyncio.wait_for(first.wait(), 60)
-        assert not running.done()  # it was told while the program ran
-        await client.call_tool("write_file", {"path": "go", "text": ""})
-        assert words(await running) == "first\nlast\n"
+    running = asyncio.create_task(client.call_tool("run_code", {"code": code}, progress_callback=on_progress))
+    await asyncio.wait_for(first.wait(), 60)
+    assert not running.done()  # it was told while the program ran
+    await client.call_tool("write_file", {"path": "go", "text": ""})
+    assert words(await running) == "first\nlast\n"
     assert "".join(told) == "first\nlast\n"
 
 
-async def test_a_cancelled_call_interrupts_its_program(connecting: Connecting):
+async def a_cancelled_call_interrupts_its_program(client: Client) -> None:
     code = "open('on', 'w').close()\nimport time\ntry:\n    time.sleep(100)\nfinally:\n    open('off', 'w').close()"
-    async with connecting() as client:
-        await client.call_tool("run_code", {"code": "kept = 1"})
-        running = asyncio.create_task(client.call_tool("run_code", {"code": code}))
-        await until_there(client, "on")
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await until_there(client, "off")
-        assert words(await client.call_tool("run_code", {"code": "kept"})) == "1"
+    await client.call_tool("run_code", {"code": "kept = 1"})
+    running = asyncio.create_task(client.call_tool("run_code", {"code": code}))
+    await until_there(client, "on")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await until_there(client, "off")
+    assert words(await client.call_tool("run_code", {"code": "kept"})) == "1"
 
 
 async def until_there(client: Client, name: str) -> None:
@@ -217,27 +221,35 @@ async def until_there(client: Client, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_program_failed_is_data_and_we_failed_is_an_error(connecting: Connecting):
+async def test_failures_are_told_apart_and_output_is_bounded(connecting: Connecting):
     async with connecting() as client:
-        raised = await client.call_tool("run_code", {"code": "1/0"})
-        assert not raised.is_error and raised.structured_content["error"]["name"] == "ZeroDivisionError"
-        late = await client.call_tool("run_code", {"code": "while True: pass", "timeout_seconds": 0.5})
-        assert not late.is_error and late.structured_content["outcome"] == "timed_out"
-        for name, arguments, said in (
-            ("run_code", {"cod": "1"}, "there is no argument 'cod'; there are: code, "),
-            ("run_code", {}, "missing required field `code`"),
-            ("run_code", {"code": 7}, "$.code"),
-            ("run_code", {"code": "1", "context": "none"}, "context_not_found"),
-            ("read_file", {"path": "/mnt/data/none"}, "file_not_found"),
-            ("upload_file", {"path": "a", "base64": "%"}, "base64 is no Base64"),
-            ("install_packages", {"packages": ["--index-url=http://evil"]}, "$.packages"),
-            ("kill_process", {"process": "none"}, "process_not_found"),
-            ("use_sandbox", {"sandbox": "i" + "0" * 20}, "sandbox_not_found"),
-        ):
-            failed = await client.call_tool(name, arguments)
-            assert failed.is_error and said in words(failed), words(failed)
-        with pytest.raises(MCPError, match="there is no tool 'nothing'; there are: "):
-            await client.call_tool("nothing", {})
+        await the_program_failed_is_data_and_we_failed_is_an_error(client)
+        await output_without_end_is_bounded(client)
+        await an_answer_over_a_stream_fits_into_one_event(client)
+        await client.call_tool("new_sandbox", {})
+        await hostile_output_is_still_valid_json(client)
+
+
+async def the_program_failed_is_data_and_we_failed_is_an_error(client: Client) -> None:
+    raised = await client.call_tool("run_code", {"code": "1/0"})
+    assert not raised.is_error and raised.structured_content["error"]["name"] == "ZeroDivisionError"
+    late = await client.call_tool("run_code", {"code": "while True: pass", "timeout_seconds": 0.5})
+    assert not late.is_error and late.structured_content["outcome"] == "timed_out"
+    for name, arguments, said in (
+        ("run_code", {"cod": "1"}, "there is no argument 'cod'; there are: code, "),
+        ("run_code", {}, "missing required field `code`"),
+        ("run_code", {"code": 7}, "$.code"),
+        ("run_code", {"code": "1", "context": "none"}, "context_not_found"),
+        ("read_file", {"path": "/mnt/data/none"}, "file_not_found"),
+        ("upload_file", {"path": "a", "base64": "%"}, "base64 is no Base64"),
+        ("install_packages", {"packages": ["--index-url=http://evil"]}, "$.packages"),
+        ("kill_process", {"process": "none"}, "process_not_found"),
+        ("use_sandbox", {"sandbox": "i" + "0" * 20}, "sandbox_not_found"),
+    ):
+        failed = await client.call_tool(name, arguments)
+        assert failed.is_error and said in words(failed), words(failed)
+    with pytest.raises(MCPError, match="there is no tool 'nothing'; there are: "):
+        await client.call_tool("nothing", {})
 
 
 async def test_a_call_adds_less_than_five_warm_executions(house: House):
@@ -275,18 +287,35 @@ async def test_a_session_whose_sandbox_is_gone_says_so_and_goes_on(house: House,
         assert words(await client.call_tool("run_code", {"code": "1+1"})) == "2"
 
 
-async def test_output_without_end_is_bounded(connecting: Connecting):
+async def output_without_end_is_bounded(client: Client) -> None:
     code = "for _ in range(200): print('x' * 100_000)\n'y' * 10_000_000"
-    async with connecting() as client:
-        ran = await client.call_tool("run_code", {"code": code})
-        listed = await client.call_tool("run_command", {"command": "head -c 20000000 /dev/zero | tr '\\0' z"})
+    ran = await client.call_tool("run_code", {"code": code})
+    listed = await client.call_tool("run_command", {"command": "head -c 20000000 /dev/zero | tr '\\0' z"})
     assert ran.structured_content["outcome"] == "ok"
     for result in (ran, listed):
         assert len(result.model_dump_json()) < 500_000
         assert "characters are left out here" in words(result)
 
 
-async def test_hostile_output_is_still_valid_json(connecting: Connecting):
+async def an_answer_over_a_stream_fits_into_one_event(client: Client) -> None:
+    """However large it is, and whatever it is made of: the official client takes a mebibyte."""
+    code = r"""
+import numpy, matplotlib.pyplot as plt
+print(chr(1) * 100_000, flush=True)
+for _ in range(30): display(chr(1) * 60_000)
+for _ in range(3): plt.figure(figsize=(9, 9)); plt.imshow(numpy.random.rand(900, 900, 3)); plt.show()
+raise ValueError(chr(0x10000) * 50_000)
+"""
+
+    async def on_progress(count: float, total: float | None, message: str | None) -> None:
+        pass
+
+    ran = await client.call_tool("run_code", {"code": code}, progress_callback=on_progress)
+    assert ran.structured_content["error"]["name"] == "ValueError"
+    assert any("left out here" in each.text for each in ran.content if each.type == "text")
+
+
+async def hostile_output_is_still_valid_json(client: Client) -> None:
     code = r"""
 import os, sys
 os.write(1, bytes(range(256)) + b'\xed\xa0\x80')
@@ -300,13 +329,12 @@ raise_later = type('\udcff', (Exception,), {})
 display(Odd())
 raise raise_later('\udcff')
 """
-    async with connecting() as client:
-        ran = await client.call_tool("run_code", {"code": code})
-        assert not ran.is_error and ran.structured_content["outcome"] == "raised"
-        listed = await client.call_tool("list_files", {})
-        assert len(listed.structured_content["files"]) == 2
-        resources = (await client.list_resources()).resources
-        odd = next(each for each in resources if "odd" in each.name)
-        assert (await client.read_resource(str(odd.uri))).contents[0].text == ""
-        wrong = await client.call_tool("read_file", {"path": "\x00\x1b"})
-        assert wrong.is_error
+    ran = await client.call_tool("run_code", {"code": code})
+    assert not ran.is_error and ran.structured_content["outcome"] == "raised"
+    listed = await client.call_tool("list_files", {})
+    assert len(listed.structured_content["files"]) == 2
+    resources = (await client.list_resources()).resources
+    odd = next(each for each in resources if "odd" in each.name)
+    assert (await client.read_resource(str(odd.uri))).contents[0].text == ""
+    wrong = await client.call_tool("read_file", {"path": "\x00\x1b"})
+    assert wrong.is_error

@@ -13,7 +13,7 @@ from cloche.mcp.workspace import Workspace
 
 BREATH_SECONDS = 0.1  # between two notifications of progress
 MESSAGE_CHARS = 2_000  # of one
-MOST_BYTES = 8 << 20  # of pictures and documents in one answer
+MOST_BYTES = 16 << 20  # of one answer, half of it for pictures and documents
 
 
 class Told(Protocol):
@@ -27,7 +27,7 @@ class Told(Protocol):
 
     @property
     def most_bytes(self) -> int:
-        """Of pictures and documents that an answer can carry, by the way it goes now."""
+        """That an answer can have, by the way it goes now."""
 
     async def progress(self, count: int, message: str) -> None: ...
     async def resources_changed(self) -> None: ...

@@ -16,9 +16,13 @@ from cloche.mcp.uris import uri_of
 from cloche.model import FileInfo, Outcome
 
 MOST_CHARS = 50_000  # of one text
+MOST_WORDS = 200_000  # of all texts of an answer
+LEAST_CHARS = 200  # of one text, however long those before it were
+COST = 20  # bytes of an answer for each character: six where it is escaped, twice, and half of it is for pictures
 MOST_BLOCKS = 40  # of one answer
 MOST_LINKS = 20
 MOST_EMBEDDED_CHARS = 200_000
+MOST_PATH_CHARS = 1000  # of a file that is named
 PICTURES = {"png": "image/png", "jpeg": "image/jpeg"}
 MORE_PICTURES = frozenset({"image/gif", "image/webp"})
 DOCUMENTS = {"svg": "image/svg+xml", "html": "text/html"}
@@ -78,17 +82,34 @@ def mime_of(path: str) -> str | None:
     return guess_type(path.rpartition("/")[2])[0]
 
 
-class Room:
-    """How many bytes of pictures and documents still go into an answer."""
+class Words:
+    """How many characters of texts still go into an answer of so many bytes."""
 
     def __init__(self, most_bytes: int):
-        self._left = most_bytes
+        self.left = min(MOST_WORDS, most_bytes // COST)
+
+    def take(self, words: str, most: int = MOST_CHARS) -> str:
+        """As much of it as there is room for."""
+        found = shortened(words, max(min(most, self.left), LEAST_CHARS))
+        self.left -= len(found)
+        return found
+
+
+class Room(Words):
+    """The same, and how many bytes of pictures and documents."""
+
+    def __init__(self, most_bytes: int):
+        super().__init__(most_bytes)
+        self._left = most_bytes // 2
+
+    def text(self, words: str) -> Content:
+        return {"type": "text", "text": self.take(words)}
 
     def takes(self, block: Content, size: int, what: str) -> Content:
         """The block, or a word about it where there is no room."""
         cost = size * 4 // 3
         if cost > self._left:
-            return text(f"[{what} of {size} bytes is left out here: save it to a file below /mnt/data instead]")
+            return self.text(f"[{what} of {size} bytes is left out here: save it to a file below /mnt/data instead]")
         self._left -= cost
         return block
 
@@ -97,16 +118,16 @@ def blocks_of(run: Run, most_bytes: int, *, links: bool) -> list[Content]:
     """`links`: whether the client knows links to resources."""
     room, blocks = Room(most_bytes), []
     if run.stdout:
-        blocks.append(text(run.stdout))
+        blocks.append(room.text(run.stdout))
     for result in run.results:
         if len(blocks) >= MOST_BLOCKS:
             blocks.append(text(f"[{len(run.results)} results; those after these are left out]"))
             break
         blocks += _shown(result, room)
     if run.stderr:
-        blocks.append(text(f"stderr:\n{run.stderr}"))
+        blocks.append(room.text(f"stderr:\n{run.stderr}"))
     if run.error is not None:
-        blocks.append(text(str(run.error)))
+        blocks.append(room.text(str(run.error)))
     ending = ending_of(run.outcome, run.reason, raised=run.error is not None)
     if ending:
         blocks.append(text(ending))
@@ -115,6 +136,7 @@ def blocks_of(run: Run, most_bytes: int, *, links: bool) -> list[Content]:
 
 
 def files_of(files: list[FileInfo], *, links: bool) -> list[Content]:
+    files = [each for each in files if len(each.path) <= MOST_PATH_CHARS]
     if not files:
         return []
     if links and len(files) <= MOST_LINKS:
@@ -137,7 +159,7 @@ def _shown(result: Result, room: Room) -> Iterator[Content]:
     yield from pictures
     words = _words(result)
     if words is not None and not (pictures and not result.is_main_result):  # a figure's words say nothing
-        yield text(words)
+        yield room.text(words)
     if not pictures:
         yield from _documents(result, room, has_words=words is not None)
 

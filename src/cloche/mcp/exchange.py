@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cloche.mcp.sessions import Session
 
 QUIET_SECONDS = 15.0  # without an answer, after which the stream begins: what is between us may give up else
-MOST_EVENT_BYTES = 700_000  # of pictures in an answer over a stream: clients take a mebibyte in one event
+MOST_EVENT_BYTES = 900_000  # of an answer over a stream: clients take a mebibyte in one event
 MOST_WAITING = 64  # notices that nobody has read yet
 PING = b": ping\n\n"
 TRANSPORT = TransportContext(kind="streamable-http", can_send_request=False)

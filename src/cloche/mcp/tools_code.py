@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cloche.events import Folding, Output, Result, Run
+from cloche.events import Error, Folding, Output, Result, Run
 from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import blocks_of, shortened, text
+from cloche.mcp.content import MOST_PATH_CHARS, Words, blocks_of, shortened, text
 from cloche.mcp.shapes import Arguments, Given
 from cloche.mcp.uris import uri_of
 from cloche.model import FileInfo
@@ -17,8 +17,8 @@ from cloche.sdk import seam
 
 TABLE_ROWS = 100
 TABLE_COLUMNS = 100
-TABLE_CHARS = 200_000
-MOST_FILES = 100
+MOST_FORMATS = 20
+MOST_FILES = 50
 MOST_RESULTS = 40
 MOST_VARIABLES = 300
 
@@ -79,8 +79,9 @@ async def run_code(call: Call, asked: RunCode) -> Answer:
     run = await (_reported if call.told.wants_progress else _awaited)(call, context, asked)
     if run.files:
         await call.told.resources_changed()
-    blocks = blocks_of(run, call.told.most_bytes, links=call.told.knows_links)
-    return Answer(*blocks, given=_ran(run, box.id, context.id))
+    most_bytes = call.told.most_bytes
+    blocks = blocks_of(run, most_bytes, links=call.told.knows_links)
+    return Answer(*blocks, given=_ran(run, box.id, context.id, Words(most_bytes)))
 
 
 async def _awaited(call: Call, context: seam.Context, asked: RunCode) -> Run:
@@ -102,44 +103,49 @@ async def _reported(call: Call, context: seam.Context, asked: RunCode) -> Run:
     return folding.run()
 
 
-def _ran(run: Run, sandbox: str, context: str) -> Ran:
+def _ran(run: Run, sandbox: str, context: str, room: Words) -> Ran:
     error = run.error
     return Ran(
         outcome=run.outcome,
         sandbox=sandbox,
         context=context,
-        stdout=shortened(run.stdout),
-        stderr=shortened(run.stderr),
-        text=None if run.text is None else shortened(run.text),
-        error=None if error is None else _failure(error.name, error.value, error.traceback),
-        results=[_shown(each) for each in run.results[:MOST_RESULTS]],
-        files=[file_of(each) for each in run.files[:MOST_FILES]],
+        error=None if error is None else _failure(error, room),
+        stdout=room.take(run.stdout),
+        stderr=room.take(run.stderr),
+        text=None if run.text is None else room.take(run.text),
+        results=[_shown(each, room) for each in run.results[:MOST_RESULTS]],
+        files=[file_of(each) for each in run.files[:MOST_FILES] if len(each.path) <= MOST_PATH_CHARS],
         reason=run.reason,
         seconds=round(run.usage.wall_seconds, 4),
     )
 
 
-def _failure(name: str, value: str, traceback: str) -> Failure:
-    return Failure(name=shortened(name, 1000), value=shortened(value), traceback=shortened(traceback))
+def _failure(error: Error, room: Words) -> Failure:
+    traceback = room.take(error.traceback, 20_000)
+    return Failure(name=room.take(error.name, 1000), value=room.take(error.value, 10_000), traceback=traceback)
 
 
 def file_of(info: FileInfo) -> File:
     return File(path=info.path, uri=uri_of(info.path), size_bytes=info.size_bytes)
 
 
-def _shown(result: Result) -> Shown:
-    words = None if result.text is None else shortened(result.text)
-    return Shown(formats=[shortened(each, 100) for each in result.formats()], text=words, table=_table(result.data))
+def _shown(result: Result, room: Words) -> Shown:
+    words = None if result.text is None else room.take(result.text)
+    formats = [shortened(each, 100) for each in result.formats()[:MOST_FORMATS]]
+    return Shown(formats=formats, text=words, table=_table(result.data, room))
 
 
-def _table(data: Any) -> Table | None:
+def _table(data: Any, room: Words) -> Table | None:
     """The first rows of a DataFrame's data, as the guest says them: its columns may be of any kind and length."""
     if not isinstance(data, dict) or not all(isinstance(each, list) for each in data.values()):
         return None
     columns = {str(name)[:1000]: values for name, values in list(data.items())[:TABLE_COLUMNS]}
     rows = [list(row) for row in zip(*(each[:TABLE_ROWS] for each in columns.values()), strict=False)]
-    found = Table(columns=list(columns), rows=rows)
-    return found if sum(len(str(row)) for row in rows) <= TABLE_CHARS else None
+    size = sum(map(len, columns)) + sum(len(str(row)) for row in rows)
+    if size > room.left:
+        return None
+    room.left -= size
+    return Table(columns=list(columns), rows=rows)
 
 
 # -- contexts

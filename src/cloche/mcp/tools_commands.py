@@ -12,7 +12,7 @@ from cloche.engine.process import ProcessResult
 from cloche.engine.program import Exited
 from cloche.events import Output
 from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import Content, ending_of, shortened, text
+from cloche.mcp.content import Content, Room, Words, ending_of, shortened, text
 from cloche.mcp.processes import Background
 from cloche.mcp.shapes import Arguments, Given
 from cloche.mcp.tools_code import Nothing, Seconds
@@ -52,7 +52,7 @@ async def run_command(call: Call, asked: RunCommand) -> Answer:
     how = {"cwd": asked.cwd, "env": asked.env, "timeout_seconds": seconds}
     done = await ran(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]
     await call.told.resources_changed()
-    return Answer(*_blocks(done), given=_given(done))
+    return Answer(*_blocks(call, done), given=_given(call, done))
 
 
 async def ran(
@@ -116,22 +116,24 @@ class _Kept:
         return "".join(self._head) + self._tail
 
 
-def _blocks(done: ProcessResult) -> list[Content]:
-    blocks = [text(done.stdout)] if done.stdout else []
-    if done.stderr:
-        blocks.append(text(f"stderr:\n{done.stderr}"))
+def _blocks(call: Call, done: ProcessResult) -> list[Content]:
+    room = Room(call.told.most_bytes)
+    blocks = [room.text(f"stderr:\n{done.stderr}")] if done.stderr else []
+    if done.stdout:
+        blocks.insert(0, room.text(done.stdout))
     ending = ending_of(done.outcome, done.reason, raised=False)
     if ending or done.exit_code or not blocks:
         blocks.append(text(ending or f"[exit code {done.exit_code}]"))
     return blocks
 
 
-def _given(done: ProcessResult) -> CommandGiven:
+def _given(call: Call, done: ProcessResult) -> CommandGiven:
+    room = Words(call.told.most_bytes)
     return CommandGiven(
         exit_code=done.exit_code,
         outcome=done.outcome,
-        stdout=shortened(done.stdout),
-        stderr=shortened(done.stderr),
+        stderr=room.take(done.stderr, room.left // 2),
+        stdout=room.take(done.stdout),
         reason=done.reason,
     )
 
@@ -157,7 +159,7 @@ async def install_packages(call: Call, asked: InstallPackages) -> Answer:
     box = await call.workspace.box()
     done = await ran(call, box, [*MANAGERS[asked.manager], *asked.packages], timeout_seconds=DEFAULT_SECONDS)
     words = "installed" if done.exit_code == 0 else f"{asked.manager} failed"
-    return Answer(text(f"{words}: {', '.join(asked.packages)}"), *_blocks(done), given=_given(done))
+    return Answer(text(f"{words}: {', '.join(asked.packages)}"), *_blocks(call, done), given=_given(call, done))
 
 
 # -- in the background

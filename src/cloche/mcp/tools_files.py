@@ -12,7 +12,7 @@ from msgspec import Meta
 from cloche import errors
 from cloche.mcp.call import Answer, Call, Tool
 from cloche.mcp.content import Content, embedded, link, mime_of, picture, sayable, text
-from cloche.mcp.reading import MOST_BYTES, contents
+from cloche.mcp.reading import contents
 from cloche.mcp.shapes import Arguments, Given
 from cloche.mcp.tools_code import Done, File, file_of
 from cloche.mcp.uris import uri_of
@@ -97,7 +97,7 @@ async def read_file(call: Call, asked: ReadFile) -> Answer:
     """Text as text, pictures as pictures, all else as a resource."""
     files = (await call.workspace.box()).files
     info = await files.stat(asked.path)
-    data = await contents(files, info.path, min(MOST_BYTES, call.told.most_bytes))
+    data = await contents(files, info.path, _most(call))
     mime = mime_of(info.path) or ""
     if mime in PICTURES:
         return Answer(picture(data, mime), given=ReadGiven(file=file_of(info), mime=mime))
@@ -109,6 +109,11 @@ async def read_file(call: Call, asked: ReadFile) -> Answer:
     part = lines[asked.offset :][: asked.lines]
     given = ReadGiven(file=file_of(info), mime=mime or "text/plain", lines=len(lines))
     return Answer(text("".join(part)), given=given)
+
+
+def _most(call: Call) -> int:
+    """Bytes, of which Base64 makes a third more."""
+    return call.told.most_bytes // 2
 
 
 def decoded(data: bytes) -> str | None:
@@ -144,7 +149,7 @@ def _named(call: Call, info: FileInfo) -> Content:
 async def download_file(call: Call, asked: OnePath) -> Answer:
     files = (await call.workspace.box()).files
     info = await files.stat(asked.path)
-    data = await contents(files, info.path, min(MOST_BYTES, call.told.most_bytes))
+    data = await contents(files, info.path, _most(call))
     mime = mime_of(info.path) or "application/octet-stream"
     return Answer(embedded(uri_of(info.path), mime, data), given=ReadGiven(file=file_of(info), mime=mime))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 UNSUPPORTED_VERSION = -32022
 CANCELLED = -32800
 MAX_VALUES = 200_000
+LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 JSON = "application/json"
 
 Id = int | str
@@ -83,9 +83,10 @@ def notification(method: str, params: dict[str, Any] | None) -> bytes:
 
 
 def event(message: bytes) -> bytes:
-    """As one server-sent event. In ASCII: some clients split lines wherever Unicode has one."""
+    """As one server-sent event. Some clients split lines wherever Unicode has one."""
     if not message.isascii():
-        message = json.dumps(json.loads(message), separators=(",", ":")).encode()
+        for line_end, escaped in LINE_ENDS.items():
+            message = message.replace(line_end, escaped)
     return b"event: message\ndata: " + message + b"\n\n"
 
 
