@@ -7,8 +7,10 @@ import time
 
 from playwright.sync_api import Locator, Page, expect
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import Visiting
+from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
 from tests.ui.wire import Insider, Stranger, new_key
+
+expect.set_options(timeout=PATIENCE_MILLISECONDS)
 
 
 def whoami(server: RunningServer, key: str) -> int:
@@ -92,10 +94,10 @@ def test_who_rotates_the_key_of_their_session_has_the_new_one_before_they_are_lo
     assert "logged in with this key" in dialog.inner_text()
     dialog.get_by_role("button", name="Rotate").click()
     new = shown_key(page)
-    page.wait_for_url("**/ui/login")
+    page.wait_for_url(re.compile(r"/ui/login\?next="))
     page.get_by_label("API key").fill(new)
     page.keyboard.press("Enter")
-    page.wait_for_url("**/ui/")
+    page.wait_for_url(re.compile(r"/ui/keys\?owner=turner$"))
 
 
 def test_quotas_are_set_and_reset_for_owners_and_keys(visiting: Visiting, console: RunningServer) -> None:
