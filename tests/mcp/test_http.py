@@ -28,7 +28,7 @@ CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "r
 def strict(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """A server whose sessions soon end, and are few."""
     place = with_template(tmp_path_factory.mktemp("strict") / "data", template)
-    env = {"CLOCHE_MCP_IDLE_SECONDS": "1.5", "CLOCHE_MCP_SESSIONS_PER_OWNER": "2"}
+    env = {"CLOCHE_MCP_IDLE_SECONDS": "4", "CLOCHE_MCP_SESSIONS_PER_OWNER": "2"}
     with serving(place, env=env) as running:
         yield House(running, place)
 

@@ -181,6 +181,8 @@ async def pictures_and_tables_are_content(client: Client) -> None:
     table = await client.call_tool(
         "run_code", {"code": "import pandas; pandas.DataFrame({'n': [1, 2]}, index=['a', 'b|c'])"}
     )
+    bold = await client.call_tool("run_code", {"code": "from IPython.display import HTML; HTML('<b>bold</b>')"})
+    assert next(each.resource.text for each in bold.content if each.type == "resource") == "<b>bold</b>"
     picture = next(each for each in drawn.content if each.type == "image")
     assert base64.b64decode(picture.data).startswith(b"\x89PNG")
     assert words(table).splitlines() == ["|  | n |", "| --- | --- |", "| a | 1 |", "| b\\|c | 2 |"]

@@ -55,6 +55,10 @@ OpenAI's SDKs (the code interpreter, containers, files; the model cloche/echo an
 
     export OPENAI_API_KEY={key} OPENAI_BASE_URL={url}/v1
 
+Agents that speak MCP, such as Claude Code (others: docs/dialects/mcp.md):
+
+    claude mcp add --transport http cloche {url}/mcp --header "Authorization: Bearer {key}"
+
 LiteLLM's interceptor, as its sandbox provider:
 
     export OPEN_SANDBOX_API_KEY={key} OPEN_SANDBOX_API_BASE={url}/opensandbox/v1

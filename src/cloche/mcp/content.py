@@ -6,7 +6,9 @@ All of it is the program's own words, so all of it is bounded, and all of it can
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from mimetypes import guess_type
 from typing import Any
 
@@ -23,6 +25,7 @@ MOST_BLOCKS = 40  # of one answer
 MOST_LINKS = 20
 MOST_EMBEDDED_CHARS = 200_000
 MOST_PATH_CHARS = 1000  # of a file that is named
+ESCAPED = 4  # bytes of a character of a document, at most, nearly always
 PICTURES = {"png": "image/png", "jpeg": "image/jpeg"}
 MORE_PICTURES = frozenset({"image/gif", "image/webp"})
 DOCUMENTS = {"svg": "image/svg+xml", "html": "text/html"}
@@ -105,13 +108,13 @@ class Room(Words):
     def text(self, words: str) -> Content:
         return {"type": "text", "text": self.take(words)}
 
-    def takes(self, block: Content, size: int, what: str) -> Content:
-        """The block, or a word about it where there is no room."""
+    def takes(self, size: int, what: str, make: Callable[[], Content]) -> Content:
+        """What is made, or a word about it where there is no room."""
         cost = size * 4 // 3
         if cost > self._left:
             return self.text(f"[{what} of {size} bytes is left out here: save it to a file below /mnt/data instead]")
         self._left -= cost
-        return block
+        return make()
 
 
 def blocks_of(run: Run, most_bytes: int, *, links: bool) -> list[Content]:
@@ -161,34 +164,34 @@ def _shown(result: Result, room: Room) -> Iterator[Content]:
     if words is not None and not (pictures and not result.is_main_result):  # a figure's words say nothing
         yield room.text(words)
     if not pictures:
-        yield from _documents(result, room, has_words=words is not None)
+        yield from _documents(result, room)
 
 
 def _pictures(result: Result, room: Room) -> Iterator[Content]:
     for name, mime in PICTURES.items():
         data = getattr(result, name)
         if isinstance(data, bytes):
-            yield room.takes(picture(data, mime), len(data), "a picture")
+            yield room.takes(len(data), "a picture", partial(picture, data, mime))
             return
     for mime, data in result.extra.items():
         if mime in MORE_PICTURES and isinstance(data, bytes):
-            yield room.takes(picture(data, mime), len(data), "a picture")
+            yield room.takes(len(data), "a picture", partial(picture, data, mime))
 
 
 def _words(result: Result) -> str | None:
     table = markdown_of(result.html) if result.html else None
     found = table or result.markdown or result.latex or result.text
     if found is None and result.json is not None:
-        return str(result.json)
+        return json.dumps(result.json, ensure_ascii=False)
     return found
 
 
-def _documents(result: Result, room: Room, *, has_words: bool) -> Iterator[Content]:
+def _documents(result: Result, room: Room) -> Iterator[Content]:
     if isinstance(result.pdf, bytes):
-        block = embedded("sandbox://result/document.pdf", "application/pdf", result.pdf)
-        yield room.takes(block, len(result.pdf), "a PDF")
+        make = partial(embedded, "sandbox://result/document.pdf", "application/pdf", result.pdf)
+        yield room.takes(len(result.pdf), "a PDF", make)
     for name, mime in DOCUMENTS.items():
         words = getattr(result, name)
-        table = name == "html" and has_words  # it is said already, in a form that is shorter
-        if isinstance(words, str) and not table and len(words) <= MOST_EMBEDDED_CHARS:
-            yield room.takes(embedded(f"sandbox://result/shown.{name}", mime, words), len(words), f"some {name}")
+        if isinstance(words, str) and "<table" not in words and len(words) <= MOST_EMBEDDED_CHARS:  # it was said
+            make = partial(embedded, f"sandbox://result/shown.{name}", mime, words)
+            yield room.takes(len(words) * ESCAPED, f"some {name}", make)

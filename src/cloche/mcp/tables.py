@@ -1,13 +1,22 @@
-"""A table as Jupyter shows it, in Markdown: what a model reads best. HTML of a program's own is hostile input."""
+"""A table as Jupyter shows it, in Markdown: what a model reads best.
+
+HTML of a program's own is hostile input, so nothing here takes longer than looking through it once.
+"""
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
+import re
+from html import unescape
 
 MOST_ROWS = 60
 MOST_COLUMNS = 40
 MOST_CELL_CHARS = 200
+MOST_MARKUP_CHARS = 2000  # of a cell
 MOST_HTML_CHARS = 500_000
+
+_PART = re.compile(r"<(/?)(table|tr|td|th)\b([^<>]{0,300})>", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*>")
+_SPAN = re.compile(r"\b(rowspan|colspan)\s*=\s*[\"']?(\d{1,5})", re.IGNORECASE)
 
 
 def markdown_of(html: str) -> str | None:
@@ -15,8 +24,7 @@ def markdown_of(html: str) -> str | None:
     if "<table" not in html or len(html) > MOST_HTML_CHARS:
         return None
     reading = _Reading()
-    reading.feed(html)
-    rows = [row for row in reading.rows if row]
+    rows = [row for row in reading.rows_of(html) if row]
     if not rows:
         return None
     width = max(map(len, rows))
@@ -29,66 +37,54 @@ def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-class _Reading(HTMLParser):
+class _Reading:
     """Collects cells. One that spans several rows or columns is said once, and blank after that."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.full = False  # whether there was more than is taken
-        self._texts: list[str] | None = None  # of the cell that is open
+        self.full = False  # whether there were more rows than are taken
+        self._rows: list[list[str]] = []
         self._spans: dict[int, int] = {}  # by column: for how many more rows it is taken
-        self._columns = 1  # that the cell takes
-        self._down = 1  # rows
-        self._done = False
+        self._cell: re.Match[str] | None = None  # that is open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._done:
-            return
-        if tag == "tr":
-            self._open_row()
-        elif tag in ("td", "th") and self.rows and not self.full:
-            self._close_cell()
-            given = dict(attrs)
-            self._columns, self._down = _span(given.get("colspan")), _span(given.get("rowspan"))
-            self._texts = []
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th", "tr"):
-            self._close_cell()
-        elif tag == "table":
-            self._close_cell()
-            self._done = True
-
-    def handle_data(self, data: str) -> None:
-        if self._texts is not None:
-            self._texts.append(data)
-
-    def _open_row(self) -> None:
-        self._close_cell()
-        if len(self.rows) >= MOST_ROWS:
-            self.full = True
+    def rows_of(self, html: str) -> list[list[str]]:
+        for part in _PART.finditer(html, html.index("<table")):
+            end, name = part[1], part[2].lower()
+            self._close_cell(html, part.start())
+            if name == "table" and (end or self._rows):
+                break  # it ends, or there is another one in it
+            if name == "tr" and not end:
+                if len(self._rows) >= MOST_ROWS:
+                    self.full = True
+                    break
+                self._rows.append([])
+                self._skip_taken()
+            elif name in ("td", "th") and not end and self._rows:
+                self._cell = part
         else:
-            self.rows.append([])
-            self._skip_taken()
+            self._close_cell(html, len(html))
+        return self._rows
 
-    def _close_cell(self) -> None:
-        if self._texts is None:
+    def _close_cell(self, html: str, end: int) -> None:
+        if self._cell is None:
             return
-        text = " ".join("".join(self._texts).split()).replace("|", "\\|")
-        self._texts, row = None, self.rows[-1]
-        for at in range(self._columns):
+        cell, self._cell = self._cell, None
+        if len(self._rows[-1]) >= MOST_COLUMNS:
+            return
+        spans = {name.lower(): max(min(int(count), MOST_COLUMNS), 1) for name, count in _SPAN.findall(cell[3])}
+        words = _words(html[cell.end() : min(end, cell.end() + MOST_MARKUP_CHARS)])
+        row = self._rows[-1]
+        for at in range(spans.get("colspan", 1)):
             if len(row) < MOST_COLUMNS:
-                self._spans[len(row)] = self._down - 1
-                row.append("" if at else text[:MOST_CELL_CHARS])
+                self._spans[len(row)] = spans.get("rowspan", 1) - 1
+                row.append("" if at else words)
         self._skip_taken()
 
     def _skip_taken(self) -> None:
-        row = self.rows[-1]
+        row = self._rows[-1]
         while self._spans.get(len(row), 0) > 0 and len(row) < MOST_COLUMNS:
             self._spans[len(row)] -= 1
             row.append("")
 
 
-def _span(text: str | None) -> int:
-    return min(int(text), MOST_COLUMNS) or 1 if text and text.isascii() and text.isdigit() and len(text) < 6 else 1
+def _words(markup: str) -> str:
+    return " ".join(unescape(_TAG.sub("", markup)).split())[:MOST_CELL_CHARS].replace("|", "\\|")
