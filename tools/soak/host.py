@@ -17,6 +17,7 @@ import msgspec
 
 from cloche.templates import Catalogue, catalogue, ensure
 
+HISTORY_BYTES = 128 << 10
 STOP_SECONDS = 60.0
 START_SECONDS = 120.0
 
@@ -52,6 +53,9 @@ class Host:
         command = [Path(sys.executable).with_name("cloche"), "serve", "--port", str(self._port)]
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("CLOCHE_", "CODEAPI_"))}
         environ |= {"CLOCHE_DATA_DIR": str(self.data_dir), "CLOCHE_API_KEY": self.admin}
+        # What ran in a sandbox is kept in memory, up to a bound. It is small here, so that it is reached in the first
+        # minutes: memory that grows after that is a leak.
+        environ["CLOCHE_HISTORY_SANDBOX_BYTES"] = str(HISTORY_BYTES)
         with open(self.log, "a") as log:
             self._process = subprocess.Popen(
                 command, env=environ, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.data_dir.parent

@@ -53,6 +53,10 @@ class ReadyCell:
         await self.cell.aclose()
 
 
+# Of one that was killed: init is seen to end first, or its first kernel, which then says what it could not do.
+DIED = (errors.Gone, errors.FileError)
+
+
 async def prepare(
     nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False, mounts: Mounts | None = None
 ) -> ReadyCell:
@@ -63,19 +67,19 @@ async def prepare(
     """
     try:
         return await _prepared(nursery, spec, limits, door, mounts)
-    except (errors.NurseryFailed, errors.Gone) as error:
+    except (errors.NurseryFailed, *DIED) as error:
         if mounts is not None:
             raise _not_ready(error) from None
         log.warning("cell.died", template=nursery.template.ref, reason=error.code)
     try:
         return await _prepared(nursery, spec, limits, door, mounts)
-    except errors.Gone as error:
+    except DIED as error:
         raise _not_ready(error) from None
 
 
 def _not_ready(error: errors.ClocheError) -> errors.ClocheError:
     """There was no sandbox yet that could be gone."""
-    if not isinstance(error, errors.Gone):
+    if not isinstance(error, DIED):
         return error
     return errors.Unavailable(f"a new sandbox died before it was ready: {error}")
 
@@ -87,13 +91,21 @@ async def _prepared(
     guest = Guest(cell)
     try:
         cell.set_limits(limits)
-        kernel = await take_first_kernel(guest, cell.first_kernel)
+        kernel = await _first_kernel(guest, cell)
         listener = await make_listener(guest) if door else None
     except BaseException:
         guest.close()
         await cell.aclose()
         raise
     return ReadyCell(cell, guest, kernel, limits, listener)
+
+
+async def _first_kernel(guest: Guest, cell: Cell) -> Kernel:
+    """Raises one of DIED where it ended before it was ready."""
+    try:
+        return await take_first_kernel(guest, cell.first_kernel)
+    except errors.Unavailable as error:
+        raise errors.SandboxLost(str(error)) from None
 
 
 class Pool:

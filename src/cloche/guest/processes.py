@@ -369,14 +369,20 @@ def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
 def _pass_through(token: str, enter):
     """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
     channel = kernel.get_ready(*_KERNEL_FDS, token)
-    with socket.socket(fileno=_DOOR) as door:
-        door.send(b"%d" % os.getpid())
-        _, doors, _, _ = socket.recv_fds(door, 1, 16)
-    if not doors:
-        os._exit(1)  # init could not raise them, and has said so
-    enter(doors)
+    enter(_doors(os.getpid()))
     syscalls.close_from(_DOOR)
     return channel
+
+
+def _doors(pid: int) -> list:
+    """What init sends to let us in. Ends us where there will be none: init could not raise the walls, or was killed."""
+    try:
+        with socket.socket(fileno=_DOOR) as door:
+            door.send(b"%d" % pid)
+            doors = socket.recv_fds(door, 1, 16)[1]
+    except ConnectionError:
+        os._exit(1)
+    return doors or os._exit(1)
 
 
 def _run_kernel(token: str) -> None:
