@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import math
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.engine.history import Transcript
+from cloche.engine.history import Archive, Transcript
 from cloche.events import Cleared, Display, Ended, Event, Output, Raised, Started
 from cloche.model import Usage
 from cloche.notebook import Cell, encode, notebook
@@ -188,3 +189,17 @@ ANY_EVENT = st.one_of(
 @given(st.lists(ANY_EVENT, max_size=8), ANY_TEXT)
 def test_whatever_a_program_shows_the_notebook_is_valid(events: list[Event], code: str):
     checked(encode(notebook([recorded(*events, code=code)])))
+
+
+def test_all_histories_together_have_a_bound_and_whoever_grows_has_an_even_share():
+    archive = Archive(100_000)
+    quiet, loud = Transcript(80_000, archive), Transcript(80_000, archive)
+    recorded(out("x" * 10_000), transcript=quiet)
+    for _ in range(40):
+        recorded(out("y" * 10_000), transcript=loud)
+        assert archive.bytes <= 100_000
+    assert len(quiet.cells()) == 1 and quiet.cells()[0].outputs
+    assert len(loud.cells()) > 0 and archive.bytes > 50_000
+    del quiet, loud
+    gc.collect()
+    assert (archive.bytes, archive.transcripts) == (0, 0)

@@ -27,7 +27,9 @@ class History(Struct):
     """What is kept in memory of the cells that ran, with their outputs."""
 
     sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
+    bytes: int = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
 
     def __post_init__(self) -> None:
-        if self.sandbox_bytes < 0:
-            raise errors.InvalidRequest(f"history.sandbox_bytes must be 0 or more, not {self.sandbox_bytes}")
+        for name in ("sandbox_bytes", "bytes"):
+            if getattr(self, name) < 0:
+                raise errors.InvalidRequest(f"history.{name} must be 0 or more, not {getattr(self, name)}")

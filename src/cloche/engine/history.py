@@ -26,18 +26,41 @@ MAX_COPIES = 4096  # of contexts, of which is remembered what they are copies of
 CELL_BYTES = 1024  # what one costs beside its code and outputs
 
 
+class Archive:
+    """What the histories of all sandboxes take together: while that is too much, whoever grows has an even share."""
+
+    def __init__(self, max_bytes: int = 1 << 62):
+        self.bytes = 0
+        self.transcripts = 0
+        self._max_bytes = max_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes > self._max_bytes
+
+    @property
+    def share_bytes(self) -> int:
+        return self._max_bytes // max(self.transcripts, 1)
+
+
 class Transcript:
     """The history of one sandbox. It takes `max_bytes` of memory at most, a single cell's outputs half of that."""
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES):
+    def __init__(self, max_bytes: int = DEFAULT_BYTES, archive: Archive | None = None):
         self.max_bytes = max_bytes
         self.dropped = 0
+        self._archive = archive or Archive()
+        self._archive.transcripts += 1
         self._bytes = 0
         self._cells: deque[Recording] = deque()
         self._with_outputs: deque[Recording] = deque()
         self._named: dict[tuple[str, str], list[_Shown]] = {}
         self._begun = 0
         self._origins: dict[str, tuple[str, int]] = {}  # of a context: another, and how many had begun by then
+
+    def __del__(self) -> None:
+        self._archive.transcripts -= 1
+        self._archive.bytes -= self._bytes
 
     def recording(self, context: str, language: str, code: str) -> Recording:
         """For an execution, which is in the history from its begin on."""
@@ -79,8 +102,11 @@ class Transcript:
     def count(self, size: int) -> None:
         """More memory is used, or less."""
         self._bytes += size
+        self._archive.bytes += size
         if size > 0 and self._bytes > self.max_bytes:
-            self._make_room()
+            self._make_room(self.max_bytes)
+        if size > 0 and self._archive.is_full:
+            self._make_room(self._archive.share_bytes)
 
     def name(self, context: str, id: str, shown: _Shown) -> None:
         self._named.setdefault((context, id), []).append(shown)
@@ -96,14 +122,14 @@ class Transcript:
             if not left:
                 del self._named[context, shown.event.id]
 
-    def _make_room(self) -> None:
-        while self._bytes > self.max_bytes and self._with_outputs:
+    def _make_room(self, most: int) -> None:
+        while self._bytes > most and self._with_outputs:
             self._with_outputs.popleft().drop_outputs()
-        while self._bytes > self.max_bytes and self._cells:
+        while self._bytes > most and self._cells:
             oldest = self._cells.popleft()
             oldest.drop_outputs()
             self.dropped += 1
-            self._bytes -= CELL_BYTES + sys.getsizeof(oldest.code)
+            self.count(-CELL_BYTES - sys.getsizeof(oldest.code))
 
 
 class Kept(Protocol):

@@ -15,7 +15,7 @@ from cloche.engine.acting import acting
 from cloche.engine.admission import Turns
 from cloche.engine.charge import Charge
 from cloche.engine.gate import Place
-from cloche.engine.history import Transcript
+from cloche.engine.history import Archive, Transcript
 from cloche.engine.housing import Housing, default_limits
 from cloche.engine.images import Images
 from cloche.engine.instance import Instance
@@ -68,6 +68,7 @@ class Making:
         self._quotas = quotas
         self._tally = tally
         self._keeper = keeper
+        self._archive = Archive(config.history.bytes)
 
     async def create(
         self,
@@ -180,7 +181,7 @@ class Making:
                 tally=self._tally if spec.owner else Tally(),
                 on_change=lambda changed: self._on_change(changed, place),
                 on_due=self._keeper.on_due,
-                transcript=Transcript(self._config.history.sandbox_bytes),
+                transcript=Transcript(self._config.history.sandbox_bytes, self._archive),
                 charge=charge,
                 turns=Turns(self._housing.admission.executions, spec.owner),
             )
