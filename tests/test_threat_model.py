@@ -23,6 +23,13 @@ def test_every_test_that_is_named_exists():
     assert missing == []
 
 
+def test_every_test_of_another_place_that_is_named_exists():
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", PAGE))
+    assert len(named) > 20
+    texts = {file: (REPOSITORY / file).read_text("utf-8") for file, _ in named}
+    assert [f"{file}::{name}" for file, name in sorted(named) if f"def {name}(" not in texts[file]] == []
+
+
 def test_every_file_and_directory_of_tests_that_is_named_exists():
     files = set(re.findall(r"`(test_\w+\.py)`", PAGE))
     assert [name for name in files if not (REPOSITORY / "tests/escape" / name).exists()] == []
