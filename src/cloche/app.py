@@ -56,7 +56,8 @@ class Server:
             "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=acting() or NONE
         )
         keys.refreshed = self._traffic.keep
-        erasing = Erasing(engine, gateway, keys, self._traffic)
+        self.mcp = Mcp(engine, gatekeeper, config)
+        erasing = Erasing(engine, gateway, keys, self._traffic, self.mcp.end_all)
         self._e2b = E2b(engine, gatekeeper, config, secret)
         behind: dict[str, ASGIApp] = {
             "api": NativeApi(engine, gatekeeper, config),
@@ -65,7 +66,6 @@ class Server:
         }
         house = House(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
         self.ui = Ui(house, behind)
-        self.mcp = Mcp(engine, gatekeeper, config)
         self._prefixes: dict[str, ASGIApp] = {
             "e2b": self._e2b,
             **behind,

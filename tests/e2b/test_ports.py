@@ -104,6 +104,13 @@ def test_a_program_never_sees_what_opens_its_sandbox(server, box):
     assert not any(value and value in seen for value in secret.values())
 
 
+def test_a_program_sees_the_cookies_of_a_browser_but_for_the_consoles(server, box):
+    cookies = "a=1; __Host-cloche_session=SECRET; b=2; cloche_session=SECRET; cloche_sessions=3"
+    seen = httpx.get(server.url, headers={**routed(box), "Cookie": cookies}).text
+    assert "SECRET" not in seen
+    assert "a=1; b=2; cloche_sessions=3" in seen
+
+
 def test_a_port_is_reached_by_host_name(server, box):
     host = f"3000-{box.sandbox_id}.sandboxes.test"
     answer = httpx.get(f"{server.url}/by/name", headers={"Host": host})

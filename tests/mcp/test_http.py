@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.conftest import serving, wait_until, with_template
-from tests.mcp.conftest import House, Raw, over_http
+from tests.mcp.conftest import VERSION, House, Raw, over_http
 
 from cloche.api.auth import Gatekeeper
 from cloche.config import Config
@@ -219,3 +219,27 @@ def test_a_server_that_stops_ends_its_sessions(strict: House):
         assert running.process.wait(30) == 0
         listening.join(10)
         assert answers[-1] == "ended"
+
+
+def test_what_a_client_says_of_itself_is_bounded(raw: Making):
+    """A session keeps it for as long as it lasts."""
+    client = {"name": "x" * 100_000, "version": "1"}
+    params = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": client}
+    hello = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+    stranger, known = raw(), raw()
+    assert known.initialize().status_code == 200
+    for client_of in (stranger, known):
+        refused = client_of.post(hello)
+        assert refused.status_code == 413
+        assert "mcp-session-id" not in refused.headers
+
+
+def test_an_owner_who_is_erased_has_no_session_any_more(raw: Making, house: House):
+    client = raw(house.new_owner("erased"))
+    client.initialize()
+    assert client.call("run_code", code="1").status_code == 200
+    house.ask("DELETE", "/admin/owners/erased")
+    again = raw(house.new_owner("erased"))
+    again.headers["mcp-session-id"] = client.headers.pop("mcp-session-id")
+    assert again.call("run_code", code="1").status_code == 404
+    del again.headers["mcp-session-id"]

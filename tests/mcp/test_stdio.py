@@ -111,3 +111,17 @@ def test_nobody_else_imports_it():
     program = "import sys, cloche, cloche.app, cloche.cli.serve, cloche.cli.mcp; print('mcp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "False\n", done.stderr
+
+
+async def test_an_agent_beside_a_server_has_no_rights_of_its_operator(house: House):
+    """It came by the control socket, where whoever runs the server may see everything."""
+    key = house.new_owner("somebody")
+    theirs = house.ask("POST", "/api/v1/sandboxes", {}, key=key)["id"]
+    kept = house.ask("POST", f"/api/v1/sandboxes/{theirs}/snapshots", {}, key=key)["id"]
+    async with over_stdio(house)() as client:
+        for tool, asked in (("use_sandbox", {"sandbox": theirs}), ("remove_snapshot", {"snapshot": kept})):
+            answer = await client.call_tool(tool, asked)
+            assert answer.is_error
+            assert "not_found" in words(answer)
+        assert words(await client.call_tool("run_code", {"code": "6 * 7"})) == "42"
+    house.ask("DELETE", f"/api/v1/sandboxes/{theirs}", key=key)

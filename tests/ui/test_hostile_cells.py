@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.conftest import wait_until
 from tests.ui.conftest import Visiting
 from tests.ui.notebooks import Notebook, framed, playing
@@ -76,7 +78,7 @@ def is_unharmed(notebook: Notebook, asked: float = ANSWER_SECONDS) -> None:
     """The page is where it was, logged in, and answers in time."""
     page = notebook.page
     before, begun = notebook.cells.count(), time.monotonic()
-    page.locator("#pg-add").press("Enter")  # Chromium gives a click right after scrolling to a frame that was there
+    page.locator("#pg-add").press("Enter")  # not by a place on the screen: outputs that come into sight move it
     assert notebook.cells.count() == before + 1
     assert time.monotonic() - begun < asked
     assert re.search(r"/ui/playground\?sandbox=", page.url)
@@ -122,6 +124,27 @@ def test_a_script_in_html_can_reach_nothing_of_the_page(visiting: Visiting) -> N
     assert found == dict.fromkeys(TRIES, "refused")
     assert dialogs == []
     assert len(notebook.page.context.pages) == 1
+    is_unharmed(notebook)
+
+
+# What a sandbox without a network wants to have outside could be in the address, or in a name at a relay.
+CALLING = """<p id="told"></p><script>
+const line = new RTCPeerConnection({iceServers: [{urls: 'stun:127.0.0.1:%(port)d'}]});
+line.createDataChannel('out');
+line.onicegatheringstatechange = () => { document.getElementById('told').textContent = line.iceGatheringState; };
+line.createOffer().then((offer) => line.setLocalDescription(offer));
+</script>"""
+
+
+def test_nothing_is_told_to_anybody_through_the_viewers_browser(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
+        outside.bind(("127.0.0.1", 0))
+        outside.setblocking(False)
+        cell = show(notebook, "text/html", CALLING % {"port": outside.getsockname()[1]})
+        notebook.shows(framed(cell).locator("#told"), "complete")  # it has asked whomever it may
+        with pytest.raises(BlockingIOError):
+            outside.recv(1)
     is_unharmed(notebook)
 
 

@@ -111,7 +111,10 @@ def test_a_cookie_is_for_the_console_alone_and_for_tls_where_that_is_spoken(cons
     }  # fmt: skip
     https = {"origin": f"https://{stranger.place}"}
     behind_tls = stranger.send("/ui/login", {"key": console.key}, https).header("set-cookie")
-    assert "secure" in {each.strip().lower() for each in behind_tls.split(";")}
+    assert behind_tls.startswith("__Host-cloche_session=")  # which no site of a neighbour, a sandbox's say, can plant
+    assert {each.strip().lower() for each in behind_tls.split(";")[1:]} == {
+        "httponly", f"max-age={int(LONGEST_SECONDS)}", "path=/", "samesite=strict", "secure",
+    }  # fmt: skip
 
 
 def test_a_second_login_of_a_browser_ends_its_first_session(console: RunningServer) -> None:
@@ -200,7 +203,7 @@ def test_a_session_ends_with_its_key(console: RunningServer, admin: Insider) -> 
 
 def test_what_a_session_has_open_ends_with_it_and_with_its_key(console: RunningServer, admin: Insider) -> None:
     """A run of a minute, which is followed, in another window."""
-    for ends in ("logout", "revoked"):
+    for ends in ("logout", "another login", "revoked"):
         key = new_key(console, "follower")
         follower = Insider(console, key["key"])
         id = follower.say("POST", "/api/v1/sandboxes", {}).json()["id"]
@@ -210,6 +213,8 @@ def test_what_a_session_has_open_ends_with_it_and_with_its_key(console: RunningS
             assert begun.wait(30)
             if ends == "logout":
                 assert follower.send("/ui/logout", {"csrf": follower.csrf}, {"cookie": follower.cookie}).status == 303
+            elif ends == "another login":
+                assert follower.send("/ui/login", {"key": key["key"]}, {"cookie": follower.cookie}).status == 303
             else:
                 assert admin.say("DELETE", f"/admin/keys/{key['id']}").status == 204
             assert followed.result(30)
@@ -259,6 +264,8 @@ def test_strangers_see_no_name_of_anything(console: RunningServer) -> None:
     absent = stranger.ask("GET", "/ui/no-such-page", headers=HTML)
     assert (absent.status, "Sandboxes" in absent.text) == (404, False)
     assert stranger.ask("GET", "/ui/login/state").json() == {"logged_in": False}
+    for name in ("x" * 300 + ".js", "../app.txt", "%2e%2e/app.txt", "v-1/../../x.js", "/etc/os-release.txt", "a%00.js"):
+        assert stranger.ask("GET", f"/ui/static/{name}").status == 404
 
 
 def test_a_page_whose_session_has_ended_leads_to_the_login_and_back(console: RunningServer) -> None:
@@ -279,6 +286,26 @@ def test_two_cookies_of_one_name_are_none(console: RunningServer, admin: Insider
     for cookies in (f"cloche_session=theirs; {admin.cookie}", f"{admin.cookie}; cloche_session=theirs"):
         assert admin.say("GET", "/api/v1/whoami", cookie=cookies).status == 401
     assert admin.say("GET", "/api/v1/whoami", cookie=f"other=1; {admin.cookie}; more=2").status == 200
+
+
+def test_a_cookie_that_a_neighbour_planted_neither_logs_in_nor_out(template: Template, tmp_path: Path) -> None:
+    """A page of a sandbox, at a name below the console's, has a session of its own: whoever sent it wants it used."""
+    place = with_template(tmp_path / "data", template)
+    with serving(place, "--public-url", "https://console.example") as running:
+        stranger, planted = Stranger(running), Insider(running).cookie
+        public = {"host": "console.example"}
+        entered = stranger.send("/ui/login", {"key": running.key}, {**public, "origin": "https://console.example"})
+        own = entered.header("set-cookie").partition(";")[0]
+
+        def state(*cookies: str, **more: str) -> object:
+            headers = {"cookie": "; ".join(cookies), **more}
+            return stranger.ask("GET", "/ui/login/state", headers=headers).json()["logged_in"]
+
+        assert state(own, **public)
+        assert state(planted, own, **public)
+        assert not state(planted, **public)
+        assert state(planted)  # by the address at which it is plain
+        assert not state(own, own.replace("=", "=x"), **public)
 
 
 # --- other sites

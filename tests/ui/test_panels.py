@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import RunningServer
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
+from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
+from tests.ui.wire import new_key
 
 import cloche
 
@@ -314,6 +315,20 @@ def test_a_chat_is_stopped_goes_on_and_begins_anew(visiting: Visiting, box: cloc
     page.locator("#pg-state[data-state=ended]").wait_for()
     page.locator(".chat-field").press("Enter")
     shows(page.locator(".chat-said").last, "1")
+
+
+def test_who_logs_in_after_somebody_sees_nothing_of_their_chat(visiting: Visiting, console: RunningServer) -> None:
+    page = beside(visiting, None, "chat")
+    shows(say(page, "a question that is nobody else's").locator(".chat-said"), "a question")
+    rests(page)
+    log_in(page.context, console, new_key(console, "later")["key"])
+    page.goto("/ui/playground")
+    page.wait_for_selector("#playground[data-ready]")
+    if not page.locator("#panel-chat.panel").is_visible():
+        page.locator("#panel-tab-chat").click()
+    shows(page.locator(".chat-empty"), "cloche/echo")
+    assert page.locator(".chat-answer").count() == 0
+    assert "nobody else's" not in page.evaluate("JSON.stringify(sessionStorage)")
 
 
 def test_what_a_model_says_is_never_markup_and_never_too_much(visiting: Visiting) -> None:

@@ -13,6 +13,9 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
 from tests.ui.notebooks import Notebook, colours_of, framed, playing
+from tests.ui.wire import new_key
+
+import cloche
 
 FIRST_LOAD_BYTES = 300_000
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 3, 2]); plt.title('A line')\nplt.show()"
@@ -296,6 +299,18 @@ def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:
     notebook = playing(visiting, "?sandbox=i00000000000000000000")
     notebook.shows(notebook.page.locator("#pg-notice"), "there is no sandbox")
     assert notebook.cells.count() == 1
+
+
+def test_whoever_is_led_into_somebody_elses_sandbox_is_told_so(visiting: Visiting, console: RunningServer) -> None:
+    """An admin follows a link. What they paste there is the other's."""
+    key = new_key(console, "mallory")["key"]
+    with cloche.Sandbox(url=console.url, api_key=key) as theirs:
+        notice = playing(visiting, f"?sandbox={theirs.id}").page.locator("#pg-notice")
+        notice.get_by_text("belongs to mallory").wait_for()
+    with cloche.Sandbox(url=console.url, api_key=console.key) as own:
+        notebook = playing(visiting, f"?sandbox={own.id}")
+        notebook.shows(notebook.page.locator("#pg-state"), "running")
+        assert notebook.page.locator("#pg-notice").is_hidden()
 
 
 def test_it_is_used_by_keyboard(visiting: Visiting) -> None:

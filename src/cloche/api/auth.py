@@ -15,6 +15,8 @@ from cloche.engine.acting import act_for
 from cloche.model import Principal
 
 OWN_HEADERS = ("x-api-key", "api-key", "open-sandbox-api-key")
+# What a browser holds that is logged in at the console; the first by TLS, where no neighbour's site can plant one.
+SESSION_COOKIES = ("__Host-cloche_session", "cloche_session")
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -35,7 +36,17 @@ class Erased(Struct):
 
 
 class Erasing:
-    def __init__(self, engine: Engine, gateway: Gateway, keys: StoredKeys, traffic: Traffic):
+    """`end_sessions` ends what a dialect keeps for an owner between requests."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gateway: Gateway,
+        keys: StoredKeys,
+        traffic: Traffic,
+        end_sessions: Callable[[str], Awaitable[None]],
+    ):
+        self._end_sessions = end_sessions
         self._engine = engine
         self._gateway = gateway
         self._keys = keys
@@ -70,6 +81,7 @@ class Erasing:
     async def _erase(self, owner: str, forget: bool) -> Erased:
         await self._keys.revoke_all(owner)
         await self._traffic.cut_off(owner)
+        await self._end_sessions(owner)
         await self._gateway.errands.cancel(owner)
         await self._engine.housing.admission.shut_out.end_work(owner)
         ended = await end_all(self._engine, owner)

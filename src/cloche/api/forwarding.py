@@ -7,7 +7,7 @@ from urllib.parse import quote, unquote
 
 from starlette.types import Scope
 
-from cloche.api.auth import OWN_HEADERS, key_of
+from cloche.api.auth import OWN_HEADERS, SESSION_COOKIES, key_of
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -32,7 +32,8 @@ class Outward:
 
     def headers(self, scope: Scope) -> RawHeaders:
         """With who asked for it, and under which name; `state["host"]` is what the program is told for a Host."""
-        own = [pair for pair in scope["headers"] if pair[0] not in self._withheld and not self._has_key(*pair)]
+        given = (_without_session(*pair) for pair in scope["headers"] if pair[0] not in self._withheld)
+        own = [pair for pair in given if not self._has_key(*pair)]
         client = (scope.get("client") or ("", 0))[0]
         host = next((value for name, value in own if name == b"host"), b"")
         mask = scope["state"].get("host")
@@ -47,6 +48,14 @@ class Outward:
 
     def _has_key(self, name: bytes, value: bytes) -> bool:
         return name in _KEY_HEADERS and self._is_key(key_of({name.decode(): value.decode("latin-1")}))
+
+
+def _without_session(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """The header; of a browser's cookies without those that are the console's."""
+    if name != b"cookie" or not any(each.encode() in value for each in SESSION_COOKIES):
+        return name, value
+    pairs = [pair.strip() for pair in value.split(b";")]
+    return name, b"; ".join(pair for pair in pairs if pair.partition(b"=")[0].decode("latin-1") not in SESSION_COOKIES)
 
 
 def target_of(scope: Scope) -> str:

@@ -11,6 +11,7 @@ PAYER = "payer"  # in a request's state: owner and id of the key for whom a requ
 TOKEN = "jwt:"
 HOST = "host_owner"  # the owner of the sandbox that it visits
 SESSION = "session"  # what is a secret of the session at the console that it belongs to
+BEHIND = "behind"  # the dialect that a page of the console asks
 OPERATOR = "operator"  # whether it is an admin's at the console, who may see what is others'
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.types import Scope
 
+from cloche.api.whose import BEHIND
 from cloche.engine.acting import acting
 from cloche.engine.trail import NONE, Trail
 from cloche.model import Principal
@@ -35,6 +36,7 @@ class Witness:
 
     def ended(self, dialect: str, scope: Scope, route: str, status: int) -> None:
         """A request was answered, by that route's template. Never waits."""
+        dialect = scope["state"].get(BEHIND, dialect)
         if scope["state"].get("answered_inside"):
             return
         method = scope.get("method", "WEBSOCKET")
@@ -43,7 +45,7 @@ class Witness:
             self._trail.note("request.refused", _owner(scope), outcome=str(status), about=about, who=acting() or NONE)
         elif status < 400 and (what := _deed(dialect, method, route, _is_admin(scope))) is not None:
             whose, who = _named(scope) or _owner(scope), _known(scope, acting())
-            self._trail.note(what, whose, id=_id(scope), about=f"{method} {route}", who=who)
+            self._trail.note(what, whose, id=id_of(scope), about=f"{method} {route}", who=who)
 
 
 def _deed(dialect: str, method: str, route: str, admin: bool) -> str | None:
@@ -72,7 +74,7 @@ def _is_admin(scope: Scope) -> bool:
     return isinstance(principal, Principal) and principal.role == "admin"
 
 
-def _id(scope: Scope) -> str:
+def id_of(scope: Scope) -> str:
     """The first thing that the path names, but for owners. What is no id of ours is not repeated."""
     first = next((each for name, each in scope.get("path_params", {}).items() if name != OWNER), "")
     return first if isinstance(first, str) and _ID.fullmatch(first) else ""

@@ -100,7 +100,8 @@ async def _remote(stack: contextlib.AsyncExitStack, url: str, key: str, spec: Sa
     from cloche.mcp.place import RemotePlace
     from cloche.sdk.remote_server import Server
 
-    return RemotePlace(await stack.enter_async_context(contextlib.aclosing(Server(url, key))), spec)
+    server = Server(url, key, own_only=True)  # an agent is nobody's operator, whatever it was told to do
+    return RemotePlace(await stack.enter_async_context(contextlib.aclosing(server)), spec)
 
 
 async def _own(stack: contextlib.AsyncExitStack, config: Config, ask: Ask, spec: SandboxSpec) -> Place:

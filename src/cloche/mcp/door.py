@@ -19,13 +19,14 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.mcp import extra
 from cloche.mcp.wire import Dialect, Message, message_of
-from cloche.model import MIB, Principal
+from cloche.model import KIB, MIB, Principal
 
 if TYPE_CHECKING:
     from cloche.mcp.sessions import Session, Sessions
 
 PATH = "/mcp"
 MAX_BODY_BYTES = 32 * MIB
+MAX_HELLO_BYTES = 64 * KIB  # of `initialize`: a session keeps what its client says of itself
 SESSION = "mcp-session-id"
 METHODS = "GET, POST, DELETE"
 
@@ -59,9 +60,17 @@ class Mcp:
         if self._sessions is not None:
             await self._sessions.aclose()
 
+    async def end_all(self, owner: str) -> None:
+        """Ends the sessions of that owner, and what they have."""
+        if self._sessions is not None:
+            await self._sessions.end_all(owner)
+
     async def _post(self, request: Request) -> ASGIApp:
         principal = self._admit(request)
-        message = message_of(await whole_body(request, MAX_BODY_BYTES))
+        body = await whole_body(request, MAX_BODY_BYTES)
+        message = message_of(body)
+        if message.method == "initialize" and len(body) > MAX_HELLO_BYTES:
+            raise errors.TooLarge(f"what a client says of itself has {MAX_HELLO_BYTES} bytes at most, not {len(body)}")
         sessions = await self._open()
         refusal = sessions.refusal(request, message)
         if refusal is not None:

@@ -246,6 +246,9 @@ class Sessions:
         await session.aclose()
         log.info("mcp.ended", owner=session.owner, sessions=len(self._all))
 
+    async def end_all(self, owner: str) -> None:
+        await asyncio.gather(*(self.end(each) for each in list(self._all.values()) if each.owner == owner))
+
     async def aclose(self) -> None:
         await asyncio.gather(*map(self.end, list(self._all.values())))
 

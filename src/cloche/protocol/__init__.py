@@ -4,3 +4,4 @@ JSON throughout. Bytes are base64, and `binary` beside them names which values t
 """
 
 PREFIX = "/api/v1"
+OWN_ONLY = "x-cloche-own-only"  # a header: whoever asks wants no more than what is theirs, also where they may

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from cloche import errors
 from cloche.events import Event
-from cloche.protocol import PREFIX, told
+from cloche.protocol import OWN_ONLY, PREFIX, told
 
 E = TypeVar("E", bound=Event)
 
@@ -80,11 +80,16 @@ class _Straight(sockets.connect):
 
 
 class Server:
-    """Every method raises Unavailable, which says where it tried, and what the server answered as an error."""
+    """Every method raises Unavailable, which says where it tried, and what the server answered as an error.
 
-    def __init__(self, url: str, api_key: str):
+    With `own_only` what is others' is not found, also where this is the operator's way in: its control socket.
+    """
+
+    def __init__(self, url: str, api_key: str, *, own_only: bool = False):
         self._address = Address(url)
         self._headers = {"x-api-key": api_key} if api_key else {}
+        if own_only:
+            self._headers[OWN_ONLY] = "true"
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(

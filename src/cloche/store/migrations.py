@@ -321,4 +321,8 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX usage_by_minute ON usage (minute);
     """,
+    """
+    CREATE INDEX steps_of_owners ON steps (owner, started_at, id) WHERE kind = 'request';
+    CREATE INDEX sandboxes_of_owners_ended ON sandboxes (owner, ended_at) WHERE ended_at IS NOT NULL;
+    """,
 )

@@ -33,7 +33,8 @@ _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _FIND = f"{_GET} WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
 _ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
     AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
-_RECENT = f"{_GET} WHERE ended_at IS NOT NULL AND (?1 IS NULL OR owner = ?1) ORDER BY ended_at DESC LIMIT ?2"
+_RECENT = f"{_GET} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
+_RECENT_OF = f"{_GET} WHERE owner = ? AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
 _JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "volumes", "revival")
 
 
@@ -82,7 +83,8 @@ class SqliteRecords:
         return [_record(row) for row in await self._do(lambda db: db.execute(_ENDED, asked).fetchall())]
 
     async def recent(self, owner: str | None, limit: int) -> Sequence[SandboxRecord]:
-        return [_record(row) for row in await self._do(lambda db: db.execute(_RECENT, (owner, limit)).fetchall())]
+        query, asked = (_RECENT, (limit,)) if owner is None else (_RECENT_OF, (owner, limit))
+        return [_record(row) for row in await self._do(lambda db: db.execute(query, asked).fetchall())]
 
     async def keep(self, record: SandboxRecord) -> None:
         await self._do(lambda db: _write_one(db, record))

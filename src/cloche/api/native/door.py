@@ -19,7 +19,7 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Principal
-from cloche.protocol import told
+from cloche.protocol import OWN_ONLY, told
 
 T = TypeVar("T")
 
@@ -55,6 +55,8 @@ class Door:
         So is an admin who logged in at the console. Raises as `admit` does.
         """
         principal = self.admit(connection)
+        if connection.headers.get(OWN_ONLY):
+            return False
         at_console = connection.scope["state"].get(OPERATOR, False)
         return principal.role == "admin" and (at_console or not principal.key_id)
 

@@ -23,8 +23,10 @@ from cloche.api.http import Edge, Handler, request_id, status_of, what_is_missin
 from cloche.api.ui.hardening import Hardened
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.login import Login, place_at
+from cloche.api.ui.looks import Looks
 from cloche.api.ui.porch import Porch
 from cloche.api.ui.statics import PREFIX as STATIC
+from cloche.api.whose import BEHIND
 from cloche.protocol import told
 
 # Each has `pages(house) -> list[Page]`.
@@ -45,6 +47,7 @@ class Ui:
         self.house = house
         self.porch = Porch(house)
         self.login = Login(house, self.porch)
+        self._looks = Looks(house.engine.trail.note)
         self._behind = dict(behind)
         routes = [
             Route("/ui/login", Edge(self, self.login.show), methods=["GET"]),
@@ -64,10 +67,11 @@ class Ui:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         hardened = Hardened(scope, send)
         path: str = scope["path"]
-        app = self._behind.get(path.removeprefix("/ui/").partition("/")[0])
-        if app is not None:
+        dialect = path.removeprefix("/ui/").partition("/")[0]
+        if dialect in self._behind:
             hardened.make_inert()
-            await self._pass_on(app, scope, receive, hardened)
+            scope["state"][BEHIND] = dialect
+            await self._pass_on(self._behind[dialect], scope, receive, hardened)
         elif scope["type"] == "http":
             await self._answer(scope, receive, hardened)
         else:
@@ -103,7 +107,9 @@ class Ui:
             request, visitor = await self.porch.admit(request)
             if page.admin and not visitor.is_admin:
                 raise errors.Forbidden("this page is for admins: log in with a key that has the role admin")
-            return await page.handler(request, visitor)
+            response = await page.handler(request, visitor)
+            self._looks.note(request, visitor, page)
+            return response
 
         return answer
 

@@ -28,7 +28,7 @@ SINCE = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "all": None}
 TIMES = {"1h": "the last hour", "24h": "the last day", "7d": "the last week", "all": "all that is kept"}
 FAMILIES = (
     "sandbox", "execution", "command", "terminal", "files", "port", "snapshot", "volume", "build", "template", "key",
-    "quota", "admin", "gateway", "librechat", "request", "owner", "audit",
+    "quota", "admin", "console", "gateway", "librechat", "request", "owner", "audit",
 )  # fmt: skip
 
 

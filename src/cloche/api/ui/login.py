@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.api.http import status_of, whole_body
 from cloche.api.system import json_reply
 from cloche.api.ui.house import House
-from cloche.api.ui.porch import Porch, cookie_of
+from cloche.api.ui.porch import Porch
 from cloche.api.ui.sessions import LINK_SECONDS
 from cloche.api.ui.throttle import Throttle
 from cloche.model import KIB, Principal
@@ -85,7 +85,7 @@ class Login:
 
     def _welcome(self, request: Request, token: str, place: str) -> Response:
         response = RedirectResponse(place, 303)
-        self._porch.sessions.close(cookie_of(request))  # another one that this browser had
+        self._porch.end_other(request)
         self._porch.give(response, token, request)
         visitor = self._porch.sessions.find(token)
         assert visitor is not None

@@ -1,7 +1,8 @@
 """The playground: a notebook on a live sandbox, and the frame in which it shows what programs drew.
 
 The frame is an opaque origin without network. All that it needs comes to it by postMessage, libraries too: so its
-policy names no address at all, and nothing that runs in it can make a request.
+policy names no address at all, and nothing that runs in it can make a request. WebRTC heeds no such policy: where a
+browser knows it, `Connection-Allowlist` stops that, too.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class Playground:
         )
 
     async def frame(self, request: Request, visitor: Visitor) -> Response:
-        headers = {"content-security-policy": FRAME_POLICY, "x-frame-options": "SAMEORIGIN"}
+        headers = {
+            "content-security-policy": FRAME_POLICY,
+            "connection-allowlist": "()",
+            "x-frame-options": "SAMEORIGIN",
+        }
         return Response(await asyncio.to_thread(_frame), media_type="text/html", headers=headers)
 
 

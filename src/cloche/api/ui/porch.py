@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from urllib.parse import parse_qs
+from collections.abc import Sequence
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from cloche import errors
-from cloche.api.auth import refuse_web_pages
+from cloche.api.auth import SESSION_COOKIES, refuse_web_pages
 from cloche.api.http import whole_body
 from cloche.api.ui.house import House, Visitor
 from cloche.api.ui.origin import HEADER, SAFE, check_origin, check_reading, check_token
@@ -19,7 +20,7 @@ from cloche.api.whose import OPERATOR, SESSION
 from cloche.engine.acting import act_for
 from cloche.model import KIB
 
-COOKIE = "cloche_session"
+TLS_COOKIE, COOKIE = SESSION_COOKIES
 AWAY = "x-cloche-away"  # for how many seconds nobody has touched the page that asks
 MAX_FORM_BYTES = 256 * KIB
 FORM = "application/x-www-form-urlencoded"
@@ -69,7 +70,7 @@ class Porch:
         if self._house.gatekeeper.keyless:
             refuse_web_pages(connection)  # type: ignore[arg-type]  # it looks at headers only
             return Visitor(self._house.gatekeeper.anybody, self._token)
-        found = self.sessions.find(cookie_of(connection), away=_is_away(connection))
+        found = self.sessions.find(self._token_of(connection), away=_is_away(connection))
         if found is None:
             raise errors.Unauthenticated("this needs a login: open /ui/login")
         return found
@@ -90,29 +91,48 @@ class Porch:
     def give(self, response: Response, token: str, request: Request) -> None:
         """The browser is logged in from here on. It asks by TLS if it did so now."""
         secure = request.headers.get("origin", "").startswith("https://") or request.url.scheme == "https"
+        name, path = (TLS_COOKIE, "/") if secure else (COOKIE, "/ui")  # that name must be for all paths
         response.set_cookie(
-            COOKIE, token, max_age=int(LONGEST_SECONDS), path="/ui", secure=secure, httponly=True, samesite="strict"
+            name, token, max_age=int(LONGEST_SECONDS), path=path, secure=secure, httponly=True, samesite="strict"
         )
 
     def take(self, response: Response, request: Request) -> None:
         """The browser is logged out."""
-        self.sessions.close(cookie_of(request))
+        self.sessions.close(self._token_of(request))
+        response.delete_cookie(TLS_COOKIE, path="/", secure=True, httponly=True, samesite="strict")
         response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
+
+    def end_other(self, request: Request) -> None:
+        """Ends the session that this browser had, with what is being answered to it: a terminal in another window."""
+        token = self._token_of(request)
+        visitor = self.sessions.find(token, away=True)
+        if visitor is not None:
+            self.sessions.close(token)
+            self._house.traffic.leave(visitor.csrf)
+
+    def _token_of(self, connection: HTTPConnection) -> str:
+        """What the browser holds. Where people are known to come by TLS, a plain cookie is not one that was given."""
+        public, host = urlsplit(self._public_url), connection.headers.get("host", "")
+        by_tls = public.scheme == "https" and public.netloc.lower() == host.lower()
+        return cookie_of(connection, (TLS_COOKIE,) if by_tls else (TLS_COOKIE, COOKIE))
 
     def _note(self, scope: Scope, visitor: Visitor) -> None:
         scope.setdefault("state", {}).update({"principal": visitor.principal, SESSION: visitor.csrf})
         act_for(visitor.principal)
 
 
-def cookie_of(connection: HTTPConnection) -> str:
-    """What the browser holds; empty where it holds several: then a neighbour's site has added one of its own."""
-    found = []
-    for header in connection.headers.getlist("cookie"):
-        for pair in header.split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == COOKIE:
-                found.append(value)
-    return found[0] if len(found) == 1 else ""
+def cookie_of(connection: HTTPConnection, names: Sequence[str]) -> str:
+    """What the browser holds under the first of these names that it has; empty where it holds several of that name.
+
+    Then a neighbour's site has added one of its own.
+    """
+    pairs = [pair for header in connection.headers.getlist("cookie") for pair in header.split(";")]
+    for wanted in names:
+        split = (pair.strip().partition("=") for pair in pairs)
+        found = [value for name, _, value in split if name == wanted]
+        if found:
+            return found[0] if len(found) == 1 else ""
+    return ""
 
 
 def _is_away(connection: HTTPConnection) -> bool:

@@ -33,6 +33,8 @@ TYPES = {
     ".txt": "text/plain; charset=utf-8",
     ".html": "text/html; charset=utf-8",
 }
+MAX_NAME = 200  # characters: more than a file system takes raises what is no answer
+NO_FILE = "there is no such file of the console"
 PACKED = frozenset({".png", ".woff2", ".ico"})  # compressed as they are
 
 
@@ -92,8 +94,10 @@ class Statics:
 
 def _found(name: str) -> Path:
     path = PLACE / name
-    if "\0" in name or path.suffix not in TYPES or not path.resolve().is_relative_to(PLACE) or not path.is_file():
-        raise errors.NotFound("there is no such file of the console")
+    if len(name) > MAX_NAME or "\0" in name or path.suffix not in TYPES or not path.resolve().is_relative_to(PLACE):
+        raise errors.NotFound(NO_FILE)
+    if not path.is_file():
+        raise errors.NotFound(NO_FILE)
     return path
 
 

@@ -5,18 +5,20 @@ const KEPT = "cloche.chat.turns";
 const MOST = 30;
 const LONGEST = 20_000; // characters of a question
 
-/** `turns` are `{text, id}`, the oldest first. */
-export function keepTurns(turns) {
+/** `turns` are `{text, id}`, the oldest first. `owner` is whose they are: who logs in after them does not get them. */
+export function keepTurns(turns, owner) {
   const kept = turns.filter(({ id }) => id).slice(-MOST);
-  sessionStorage.setItem(KEPT, JSON.stringify(kept.map(({ text, id }) => ({ text: text.slice(0, LONGEST), id }))));
+  sessionStorage.setItem(KEPT, JSON.stringify({ owner, turns: kept.map(({ text, id }) => ({ text: text.slice(0, LONGEST), id })) }));
 }
 
 /** What this tab remembers is its own, and may be anything. */
-export function keptTurns() {
+export function keptTurns(owner) {
   try {
-    const found = JSON.parse(sessionStorage.getItem(KEPT) ?? "[]");
-    return found.filter((each) => typeof each.text === "string" && typeof each.id === "string").slice(-MOST);
+    const found = JSON.parse(sessionStorage.getItem(KEPT));
+    if (found.owner === owner) return found.turns.filter((each) => typeof each.text === "string" && typeof each.id === "string").slice(-MOST);
   } catch {
-    return [];
+    // there is nothing, or it is not ours
   }
+  sessionStorage.removeItem(KEPT);
+  return [];
 }

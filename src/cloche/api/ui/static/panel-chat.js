@@ -7,6 +7,7 @@ import { markdown } from "./chat-markdown.js";
 import { eventsOf } from "./chat-stream.js";
 import { boxPath, el, icon, iconButton, needStyles, textButton } from "./panel-parts.js";
 
+const { owner: OWNER } = document.getElementById("playground").dataset;
 const ECHO = "cloche/echo";
 const CHOSEN = "cloche.chat.model";
 const MOST_TURNS = 100; // that are shown: the model still knows those before
@@ -164,12 +165,12 @@ class ChatPanel {
   }
 
   keep() {
-    keepTurns(this.turns.map(({ text, answer }) => ({ text, id: answer.id })));
+    keepTurns(this.turns.map(({ text, answer }) => ({ text, id: answer.id })), OWNER);
   }
 
   /** Shows what this browser tab has asked before it was loaded again, as far as the server has it. */
   async recall() {
-    const found = await Promise.all(keptTurns().map(async ({ text, id }) => ({ text, response: await this.kept(id) })));
+    const found = await Promise.all(keptTurns(OWNER).map(async ({ text, id }) => ({ text, response: await this.kept(id) })));
     for (const { text, response } of found.filter((each) => each.response)) {
       const container = response.tools[0]?.container ?? "";
       const answer = new Answer(this.playground, String(container).replace("cntr_", ""));

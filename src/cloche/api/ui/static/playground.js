@@ -110,6 +110,7 @@ function sandboxChanged(id) {
   else url.searchParams.delete("sandbox");
   history.replaceState(null, "", url);
   if (id) part("notice").hidden = true;
+  if (id && box.info.owner !== owner) notify(`This sandbox belongs to ${box.info.owner}, who sees what you run, write and say in it.`);
   if (box.state === "ended") tellEnd(box.last);
 }
 
