@@ -37,7 +37,7 @@ def test_a_plot_is_seen_and_its_sandbox_is_made_when_it_is_needed(visiting: Visi
     picture.evaluate("each => each.decode()")
     assert colours_of(picture) > 20  # a line, smooth, and text: not a blank
     notebook.shows(state, "running")
-    notebook.shows(notebook.page.locator("#pg-deadline"), "ends in 30 min")
+    notebook.shows(notebook.page.locator("#pg-deadline"), "ends in 30m")
     assert api.get(f"/sandboxes/{notebook.sandbox}").json()["metadata"] == {"made_in": "playground"}
 
 
@@ -288,7 +288,7 @@ def test_a_clock_that_is_wrong_does_not_end_a_sandbox_that_is_used(visiting: Vis
     notebook = Notebook(page)
     notebook.run("1")
     page.clock.run_for(6000)
-    notebook.shows(page.locator("#pg-deadline"), "ends in 30 min")
+    notebook.shows(page.locator("#pg-deadline"), "ends in 30m")
     assert api.get(f"/sandboxes/{made}").json()["deadline_at"] > time.time() + 1500
 
 

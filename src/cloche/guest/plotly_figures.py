@@ -1,4 +1,4 @@
-"""Plotly's figures in cells: as in a kernel of Jupyter's, data that whoever shows the cell draws; and a word for models.
+"""Plotly's figures in cells: as in Jupyter, data that whoever shows the cell draws; and a word for models.
 
 Left to itself, plotly takes our shell for an unknown one and adds its whole library, 5 MB, to each first figure; and it
 refuses to show any without `nbformat`, of which it uses nothing but the version.

@@ -62,6 +62,7 @@ class Ui:
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.house.statics.ready()
         hardened = Hardened(scope, send)
         path: str = scope["path"]
         app = self._behind.get(path.removeprefix("/ui/").partition("/")[0])

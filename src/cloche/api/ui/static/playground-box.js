@@ -146,9 +146,9 @@ export class Box {
   }
 }
 
-/** "29 min", "45 s", "3 h 20 min". */
+/** "29m", "45s", "3h 20m": as in lists of sandboxes, but calmer. */
 export function spanText(seconds) {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 90) return `${Math.round(seconds)}s`;
   const minutes = Math.round(seconds / 60);
-  return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 90 ? `${minutes}m` : `${Math.floor(minutes / 60)}h ${minutes % 60}m`;
 }
