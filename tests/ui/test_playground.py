@@ -292,6 +292,18 @@ def test_a_clock_that_is_wrong_does_not_end_a_sandbox_that_is_used(visiting: Vis
     assert api.get(f"/sandboxes/{made}").json()["deadline_at"] > time.time() + 1500
 
 
+def test_a_server_that_cannot_be_reached_is_told_until_it_can(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    notebook.run("x = 1")
+    notebook.page.route("**/ui/api/v1/**", lambda route: route.abort())
+    notebook.come_back()
+    notebook.shows(notebook.page.locator("#pg-state"), "no connection")
+    notebook.page.unroute("**/ui/api/v1/**")
+    notebook.come_back()
+    notebook.shows(notebook.page.locator("#pg-state"), "running")
+    notebook.prints(notebook.run("print(x + 1)"), "2")
+
+
 def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:
     notebook = playing(visiting, "?sandbox=i00000000000000000000")
     notebook.shows(notebook.page.locator("#pg-notice"), "there is no sandbox")

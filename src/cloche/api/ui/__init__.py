@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -130,12 +130,22 @@ def login_of(request: Request) -> str:
     """The login page, from which one comes back."""
     wanted = request.scope["path"] if request.method == "GET" else "/ui/"
     query = request.scope.get("query_string", b"").decode("latin-1")
-    return "/ui/login?next=" + quote(f"{wanted}?{query}" if query and wanted != "/ui/" else wanted, safe="/")
+    return login_for(f"{wanted}?{query}" if query and wanted != "/ui/" else wanted)
+
+
+def login_for(place: str) -> str:
+    return "/ui/login?next=" + quote(place, safe="/")
+
+
+def _page_of_htmx(request: Request) -> str:
+    """The page, a part of which was asked for."""
+    page = urlsplit(request.headers.get("hx-current-url", ""))
+    return f"{page.path}?{page.query}" if page.query else page.path
 
 
 def _for_htmx(error: errors.ClocheError, status: int, request: Request) -> Response:
     if status == 401:
-        return Response(status_code=401, headers={"hx-redirect": "/ui/login"})
+        return Response(status_code=401, headers={"hx-redirect": login_for(_page_of_htmx(request))})
     return _for_scripts(error, status, request)
 
 
