@@ -369,3 +369,7 @@ def test_an_admin_opens_anybodys_sandbox_in_the_playground(someone: Someone, vis
     page.get_by_role("link", name="Open in the playground").click()
     notebook = Notebook(page)
     notebook.prints(notebook.run("print(6 * 7)"), "42")
+    page.locator("#panel-tab-chat").click()
+    page.locator("#panel-chat textarea").fill("```python\n1\n```")
+    page.locator("#panel-chat textarea").press("Enter")
+    notebook.shows(page.locator("#panel-chat"), "This sandbox is another owner's")
