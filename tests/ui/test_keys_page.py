@@ -92,10 +92,10 @@ def test_who_rotates_the_key_of_their_session_has_the_new_one_before_they_are_lo
     assert "logged in with this key" in dialog.inner_text()
     dialog.get_by_role("button", name="Rotate").click()
     new = shown_key(page)
-    page.wait_for_url("**/ui/login")
+    page.wait_for_url("**/ui/login?next=/ui/keys%3Fowner%3Dturner")
     page.get_by_label("API key").fill(new)
     page.keyboard.press("Enter")
-    page.wait_for_url("**/ui/")
+    page.wait_for_url("**/ui/keys?owner=turner")
 
 
 def test_quotas_are_set_and_reset_for_owners_and_keys(visiting: Visiting, console: RunningServer) -> None:
