@@ -52,6 +52,8 @@ async def test_the_official_client_drives_every_tool(house: House, behind: str):
         listed = (await client.list_tools()).tools
     assert driven.called == {each.name for each in listed}
     assert all(each.input_schema["type"] == "object" and each.description for each in listed)
+    shapes = [shape for each in listed for shape in each.input_schema.get("properties", {}).values()]
+    assert all(part.keys() & {"type", "$ref"} for shape in shapes for part in shape.get("anyOf", [shape]))
 
 
 async def code(driven: Driven) -> None:
@@ -238,6 +240,7 @@ async def the_program_failed_is_data_and_we_failed_is_an_error(client: Client) -
         ("run_code", {"cod": "1"}, "there is no argument 'cod'; there are: code, "),
         ("run_code", {}, "missing required field `code`"),
         ("run_code", {"code": 7}, "$.code"),
+        ("run_code", {"code": "1", "language": "cobol"}, "language cannot be 'cobol'; it is one of: bash, "),
         ("run_code", {"code": "1", "context": "none"}, "context_not_found"),
         ("read_file", {"path": "/mnt/data/none"}, "file_not_found"),
         ("upload_file", {"path": "a", "base64": "%"}, "base64 is no Base64"),

@@ -158,6 +158,7 @@ def test_places_are_reached_by_two_keys_and_the_content_by_one_link(visiting: Vi
 
 def test_the_theme_is_chosen_and_kept(visiting: Visiting) -> None:
     page = visiting("/usage")
+    expect(page.locator("nav [aria-current=page]").first).to_have_text("Keys and usage")
 
     def background() -> str:
         return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))

@@ -100,7 +100,29 @@ def test_who_logs_in_with_a_key_comes_to_the_page_they_wanted_and_out_again(
 
 def test_who_is_logged_in_is_led_past_the_login_page(visiting: Visiting, console: RunningServer) -> None:
     page = visiting("/login?next=/ui/usage")
-    assert page.url == f"{console.url}/ui/usage"
+    page.wait_for_url(f"{console.url}/ui/usage")
+
+
+def test_a_link_counts_although_somebody_is_logged_in(visiting: Visiting, console: RunningServer) -> None:
+    page = visiting("/keys", key=new_key(console, "modest")["key"])
+    assert "modest" in page.locator(".who").inner_text()
+    link = new_link(console)
+    page.goto(link)
+    page.wait_for_url(f"{console.url}/ui/")
+    assert page.locator(".who").inner_text().split()[-2:] == ["local", "admin"]
+
+
+def test_a_session_that_ended_says_so_and_is_taken_up_where_it_was(
+    visiting: Visiting, console: RunningServer, admin: Insider
+) -> None:
+    first, second = new_key(console, "returning"), new_key(console, "returning")
+    page = visiting("/sandboxes?state=running", key=first["key"])
+    assert admin.say("DELETE", f"/admin/keys/{first['id']}").status in (200, 204)
+    page.wait_for_url("**/ui/login?next=/ui/sandboxes%3Fstate%3Drunning")  # it asks by itself
+    assert "has ended" in page.get_by_role("status").first.inner_text()
+    page.get_by_label("API key").fill(second["key"])
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/ui/sandboxes?state=running")
 
 
 def test_a_cookie_is_for_the_console_alone_and_for_tls_where_that_is_spoken(console: RunningServer) -> None:

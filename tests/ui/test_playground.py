@@ -40,7 +40,7 @@ def test_a_plot_is_seen_and_its_sandbox_is_made_when_it_is_needed(visiting: Visi
     picture.evaluate("each => each.decode()")
     assert colours_of(picture) > 20  # a line, smooth, and text: not a blank
     notebook.shows(state, "running")
-    notebook.shows(notebook.page.locator("#pg-deadline"), "ends in 30 min")
+    notebook.shows(notebook.page.locator("#pg-deadline"), "ends in 30m")
     assert api.get(f"/sandboxes/{notebook.sandbox}").json()["metadata"] == {"made_in": "playground"}
 
 
@@ -291,8 +291,20 @@ def test_a_clock_that_is_wrong_does_not_end_a_sandbox_that_is_used(visiting: Vis
     notebook = Notebook(page)
     notebook.run("1")
     page.clock.run_for(6000)
-    notebook.shows(page.locator("#pg-deadline"), "ends in 30 min")
+    notebook.shows(page.locator("#pg-deadline"), "ends in 30m")
     assert api.get(f"/sandboxes/{made}").json()["deadline_at"] > time.time() + 1500
+
+
+def test_a_server_that_cannot_be_reached_is_told_until_it_can(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    notebook.run("x = 1")
+    notebook.page.route("**/ui/api/v1/**", lambda route: route.abort())
+    notebook.come_back()
+    notebook.shows(notebook.page.locator("#pg-state"), "no connection")
+    notebook.page.unroute("**/ui/api/v1/**")
+    notebook.come_back()
+    notebook.shows(notebook.page.locator("#pg-state"), "running")
+    notebook.prints(notebook.run("print(x + 1)"), "2")
 
 
 def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:

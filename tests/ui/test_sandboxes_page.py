@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
+from tests.ui.notebooks import Notebook
 
 from cloche.api.ui.sandbox_endings import why
 from cloche.api.ui.sandbox_list import PAGE_ROWS, Asked, asked_of
@@ -251,7 +252,7 @@ def test_what_is_typed_narrows_the_list_and_stays_in_the_address(someone: Someon
     row(page, other).wait_for(state="detached")
     assert row(page, one).is_visible() and "text=run%3Dalp" in page.url
     page.locator("input[type=search]").fill("nothing is like this")
-    page.get_by_text("No sandbox is like that.").wait_for()
+    page.get_by_text("No sandbox fits.").wait_for()
     page.goto("/ui/sandboxes?sort=age&reverse=1")
     assert [each.get_attribute("data-id") for each in page.locator("tbody tr").all()] == [one, other]
 
@@ -350,3 +351,25 @@ MEASURE = """async () => {
   const loaded = performance.getEntriesByType("resource").filter((each) => each.name.endsWith("/ui/sandboxes"));
   return [took, Math.max(...loaded.map((each) => each.encodedBodySize))];
 }"""
+
+
+def test_what_can_be_done_is_in_sight_however_long_names_are(someone: Someone, visiting: Visiting) -> None:
+    mine = someone("an-owner-with-quite-a-long-name-of-its-own")
+    id = mine.make()
+    page = visiting("/sandboxes?owner=an-owner-with-quite-a-long-name-of-its-own")
+    kill = row(page, id).get_by_role("button", name=f"Kill {id}").bounding_box()
+    table = page.locator(".table").bounding_box()
+    assert kill is not None and table is not None
+    assert kill["x"] + kill["width"] <= table["x"] + table["width"] <= 1280
+
+
+def test_an_admin_opens_anybodys_sandbox_in_the_playground(someone: Someone, visiting: Visiting) -> None:
+    id = someone("played-with").make()
+    page = visiting(f"/sandboxes/{id}")
+    page.get_by_role("link", name="Open in the playground").click()
+    notebook = Notebook(page)
+    notebook.prints(notebook.run("print(6 * 7)"), "42")
+    page.locator("#panel-tab-chat").click()
+    page.locator("#panel-chat textarea").fill("```python\n1\n```")
+    page.locator("#panel-chat textarea").press("Enter")
+    notebook.shows(page.locator("#panel-chat"), "This sandbox is another owner's")

@@ -159,7 +159,9 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
     app.system.accepting = True
     _settle()
     log.info("server.ready", url=url)
-    click.echo(f"ready {url}\nconsole {app.ui.login.new_link()}")
+    link = app.ui.login.new_link()
+    hint = "  (good once, for 15 minutes; `cloche ui` prints another)" if "#" in link else ""
+    click.echo(f"ready {url}\nconsole {link}{hint}")
     await stop.wait()
     app.system.accepting = False
     for task in watching:

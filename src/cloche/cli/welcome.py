@@ -67,6 +67,10 @@ LibreChat, in its environment:
 
     LIBRECHAT_CODE_BASEURL={with_key}/librechat/v1
 
+Agents that speak MCP, here Claude Code:
+
+    claude mcp add --transport http cloche {url}/mcp --header "Authorization: Bearer {key}"
+
 Cloche's own library and command line:
 
     export CLOCHE_API_KEY={key} CLOCHE_URL={url}

@@ -14,7 +14,7 @@ def main(token: str) -> None:
     installed = Installed()
     installed.follow()  # before IPython is imported: it may have been replaced, too
     installed.begin()
-    from cloche.guest import figures, kernel, pictures
+    from cloche.guest import figures, kernel, pictures, plotly_figures
     from cloche.guest.shell import Shell
 
     for fd in _FDS:
@@ -23,5 +23,6 @@ def main(token: str) -> None:
     shell.installed = installed
     figures.follow()
     pictures.follow()
+    plotly_figures.follow()
     kernel.prepared[:] = [kernel.Kernel(shell)]
     kernel.main(*_FDS, token)

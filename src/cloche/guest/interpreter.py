@@ -20,7 +20,7 @@ import threading
 import warnings
 from typing import Any
 
-from cloche.guest import imports, kernel, pictures
+from cloche.guest import imports, kernel, pictures, plotly_figures
 
 # As they are before a kernel is made: this module is imported first.
 _BUILTINS = {name: getattr(builtins, name, None) for name in ("input", "exit", "quit")}
@@ -100,9 +100,10 @@ def _follow_installed(dont_write_bytecode: bool) -> None:
 
 
 def _restore_drawing() -> None:
-    """Matplotlib's backend is that of the environment again, and pictures are shown as PIL does it."""
+    """Matplotlib's backend is that of the environment again, and pictures are shown as PIL and plotly do it."""
     imports.forget()
     pictures.leave()
+    plotly_figures.leave()
     matplotlib: Any = sys.modules.get("matplotlib")
     if matplotlib is None:
         return

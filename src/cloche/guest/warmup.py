@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from cloche.guest import charts, figures, pictures, threads, wire
+from cloche.guest import charts, figures, pictures, plotly_figures, threads, wire
 from cloche.guest import kernel as kernels
 from cloche.guest.channel import Channel
 from cloche.guest.kernel import Kernel
@@ -58,6 +58,7 @@ def prepare(imports: list) -> None:
         importlib.import_module(name)
     figures.follow()
     pictures.follow()
+    plotly_figures.follow()
     if "matplotlib" in sys.modules and charts.available():
         importlib.import_module("e2b_charts")
     threads.find()

@@ -36,7 +36,8 @@ RESOURCE_NOT_FOUND = -32002
 INSTRUCTIONS = (
     "A code interpreter: a sealed Linux sandbox of your own, made at the first call, which keeps variables and files "
     "until the session ends. run_code runs Python, JavaScript, TypeScript or bash; files live below /mnt/data. There "
-    "is no network unless the operator allows it; install_packages installs packages where that is allowed."
+    "is no network unless the operator allows it; install_packages installs packages where that is allowed, and "
+    "`pip list` says what is there."
 )
 
 

@@ -13,6 +13,7 @@ from cloche.mcp.content import sayable
 A = TypeVar("A", bound="Arguments")
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(.*)")
+_NO_CHOICE = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
@@ -32,7 +33,20 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     top: dict[str, Any] = others.pop(kind.__name__)
     top.pop("title", None)
     top.pop("description", None)  # the tool's own says it
-    return {**top, "$defs": others} if others else top
+    found: dict[str, Any] = _typed({**top, "$defs": others} if others else top)
+    return found
+
+
+def _typed(shape: Any) -> Any:
+    """The same with a type for choices, too: some models' APIs refuse tools of which any part has none."""
+    if isinstance(shape, list):
+        return [_typed(each) for each in shape]
+    if not isinstance(shape, dict):
+        return shape
+    made = {name: _typed(each) for name, each in shape.items()}
+    choices = made.get("enum")
+    untyped = isinstance(choices, list) and "type" not in made and all(isinstance(each, str) for each in choices)
+    return {"type": "string", **made} if untyped else made
 
 
 def arguments_of(kind: type[A], given: dict[str, Any] | None) -> A:
@@ -40,11 +54,18 @@ def arguments_of(kind: type[A], given: dict[str, Any] | None) -> A:
     try:
         return msgspec.convert(given or {}, kind)
     except msgspec.ValidationError as error:
-        match = _UNKNOWN.match(str(error))
-        if match is None:
-            raise errors.InvalidRequest(f"wrong arguments: {error}") from None
+        raise errors.InvalidRequest(_complaint(kind, str(error))) from None
+
+
+def _complaint(kind: type[Arguments], said: str) -> str:
+    if match := _UNKNOWN.match(said):
         known = ", ".join(kind.__struct_fields__) or "none"
-        raise errors.InvalidRequest(f"there is no argument {match[1][:100]!r}; there are: {known}") from None
+        return f"there is no argument {match[1][:100]!r}; there are: {known}"
+    if match := _NO_CHOICE.match(said):
+        shape = schema_of(kind)["properties"][match[2]]
+        choices = [one for each in (shape, *shape.get("anyOf", ())) for one in each.get("enum", ())]
+        return f"{match[2]} cannot be {match[1][:100]}; it is one of: {', '.join(choices)}"
+    return f"wrong arguments: {said}"
 
 
 def structured(given: Given) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
@@ -65,6 +65,7 @@ class Ui:
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.house.statics.ready()
         hardened = Hardened(scope, send)
         path: str = scope["path"]
         dialect = path.removeprefix("/ui/").partition("/")[0]
@@ -135,13 +136,17 @@ def login_of(request: Request) -> str:
     """The login page, from which one comes back."""
     wanted = request.scope["path"] if request.method == "GET" else "/ui/"
     query = request.scope.get("query_string", b"").decode("latin-1")
-    return "/ui/login?next=" + quote(f"{wanted}?{query}" if query and wanted != "/ui/" else wanted, safe="/")
+    return login_for(f"{wanted}?{query}" if query and wanted != "/ui/" else wanted)
+
+
+def login_for(place: str) -> str:
+    return "/ui/login?next=" + quote(place, safe="/")
 
 
 def _for_htmx(error: errors.ClocheError, status: int, request: Request) -> Response:
     if status == 401:
         page = place_at(request.headers.get("hx-current-url", ""))
-        return Response(status_code=401, headers={"hx-redirect": f"/ui/login?next={quote(page)}"})
+        return Response(status_code=401, headers={"hx-redirect": login_for(page)})
     return _for_scripts(error, status, request)
 
 

@@ -64,6 +64,10 @@ class Place(NamedTuple):
     name: str
     key: str  # after `g`, on the keyboard
     admin: bool = False
+    more: tuple[str, ...] = ()  # pages that are parts of it
+
+    def has(self, path: str) -> bool:
+        return any(path == each or path.startswith(f"{each}/") for each in (self.path, *self.more))
 
 
 NAVIGATION = (
@@ -72,7 +76,7 @@ NAVIGATION = (
     Place("/requests", "Requests", "r"),
     Place("/templates", "Templates", "t"),
     Place("/network", "Network", "n"),
-    Place("/keys", "Keys and usage", "k"),
+    Place("/keys", "Keys and usage", "k", more=("/usage", "/audit")),
     Place("/health", "Health", "h"),
 )
 

@@ -31,9 +31,12 @@ class Login:
         self._throttle = Throttle()
 
     async def show(self, request: Request) -> Response:
-        if self._porch.known(request) is not None:
+        """Also for who is logged in: a link that they follow counts. Its script goes on where there is none."""
+        known = self._porch.known(request) is not None
+        if known and self._house.gatekeeper.keyless:
             return RedirectResponse(place_in(request.query_params.get("next", "")), 303)
-        return self._form(request, request.query_params.get("next", ""))
+        ended = bool(cookie_of(request)) and not known
+        return self._form(request, request.query_params.get("next", ""), ended=ended)
 
     async def enter(self, request: Request) -> Response:
         """With `key`, or `link`, in a form's fields."""
@@ -100,10 +103,11 @@ class Login:
             response.headers["retry-after"] = str(int(error.retry_after_seconds))
         return response
 
-    def _form(self, request: Request, place: str, problem: str = "", status: int = 200) -> Response:
-        return self._house.render(
-            request, None, "login.html", status_code=status, next=place_in(place), problem=problem
-        )
+    def _form(
+        self, request: Request, place: str, problem: str = "", status: int = 200, *, ended: bool = False
+    ) -> Response:
+        values = {"next": place_in(place), "problem": problem, "ended": ended}
+        return self._house.render(request, None, "login.html", status_code=status, **values)
 
     def _note(self, what: str, principal: Principal) -> None:
         self._house.engine.trail.note(what, principal.owner, id=principal.key_id, who=principal)
@@ -133,6 +137,6 @@ def _fields(body: bytes) -> dict[str, str]:
 def _unknown(fields: dict[str, str]) -> errors.Unauthenticated:
     if fields.get("link"):
         return errors.Unauthenticated(
-            "This link was used already, or is too old. `cloche ui` on the server makes a new one; a key works, too."
+            "This link was used already, or is too old. Ask for a new one, or log in with a key."
         )
-    return errors.Unauthenticated("This key is not known here. `cloche key list` shows those that are.")
+    return errors.Unauthenticated("This key is not known here, or was revoked, or has expired.")

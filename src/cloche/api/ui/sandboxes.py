@@ -84,7 +84,7 @@ class Sandboxes:
         return self._render(request, visitor, "sandbox_audit.html", {"lines": lines[::-1]})
 
     def _render(self, request: Request, visitor: Visitor, name: str, values: dict[str, Any]) -> Response:
-        return self._house.render(request, visitor, name, words=words, now=time.time(), uses=_uses(visitor), **values)
+        return self._house.render(request, visitor, name, words=words, now=time.time(), **values)
 
     # -- what is done
 
@@ -147,11 +147,6 @@ class Sandboxes:
         own = record.owner == visitor.owner
         by = KILLED_BY_OWNER if own else f"killed by an admin ({visitor.owner})"
         await self._engine.kill(record.id, record.owner, f"{by}, in the console")
-
-
-def _uses(visitor: Visitor) -> str | None:
-    """Whose sandboxes they can work in, as the playground does: `/api/v1` has others' for the operator alone."""
-    return None if visitor.is_admin and not visitor.principal.key_id else visitor.owner
 
 
 def _said(text: str) -> Response:

@@ -7,7 +7,6 @@ for good; a page in an opaque origin (`/ui/frame`) may use them, too.
 from __future__ import annotations
 
 import asyncio
-import functools
 import gzip
 import hashlib
 from pathlib import Path
@@ -49,19 +48,16 @@ class Kept(NamedTuple):
 class Statics:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int], Kept] = {}  # by name and time of change: those that there are
+        self.version = ""
+
+    async def ready(self) -> None:
+        """To be awaited before anything else: from here on the version is known."""
+        if not self.version:
+            self.version = await asyncio.to_thread(_version)
 
     def url(self, name: str) -> str:
         """Where a page finds that file."""
         return f"{PREFIX}v-{self.version}/{name}"
-
-    @functools.cached_property
-    def version(self) -> str:
-        """Another one whenever any file is another one."""
-        digest = hashlib.sha256()
-        for path in sorted(PLACE.rglob("*")):
-            if path.is_file():
-                digest.update(f"{path.relative_to(PLACE)}\0".encode() + path.read_bytes() + b"\0")
-        return digest.hexdigest()[:12]
 
     async def answer(self, request: Request) -> Response:
         """Raises NotFound."""
@@ -90,6 +86,15 @@ class Statics:
         if key not in self._kept:
             self._kept[key] = await asyncio.to_thread(_kept, path)
         return self._kept[key]
+
+
+def _version() -> str:
+    """Another one whenever any file is another one. It reads them all: 7 MB."""
+    digest = hashlib.sha256()
+    for path in sorted(PLACE.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(PLACE)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def _found(name: str) -> Path:

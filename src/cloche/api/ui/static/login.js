@@ -14,4 +14,5 @@ if (secret) {
   form.submit();
 } else if (!document.querySelector("[role=alert]")) {
   goOnIfLoggedIn();
+  document.addEventListener("visibilitychange", goOnIfLoggedIn); // somebody may have logged in beside it
 }

@@ -138,9 +138,10 @@ class ChatPanel {
     if (!answer.ended) throw new Error("the connection to the server was lost; what it ran before stays");
   }
 
-  /** The gateway knows no container that has ended, nor why. */
+  /** The gateway knows no container that has ended, nor why; and none of others, where an admin may work by hand. */
   async explained(error, sandbox) {
     const info = error.status === 404 || error.status === 410 ? await this.playground.api(boxPath(sandbox, "")).catch(() => null) : null;
+    if (info && info.state !== "ended" && error.message.startsWith("Container ")) return "This sandbox is another owner's: the chat works in your own only.";
     if (info?.state !== "ended") return error.message;
     return `The sandbox has ended: ${info.end_reason || "its time was over"}. Send your message again when there is a new one.`;
   }

@@ -92,7 +92,7 @@ class VariablesPanel {
   summary(count) {
     if (this.more) return `${this.more} more are not listed.`;
     if (count) return "";
-    return this.variables.length ? "No name is like that." : "Names that your code binds are shown here after each run.";
+    return this.variables.length ? "No name fits." : "Names that your code binds are shown here after each run.";
   }
 
   wanted(variable) {

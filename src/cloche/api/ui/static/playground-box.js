@@ -11,7 +11,7 @@ const WORDS = { none: "no sandbox yet", starting: "starting…", running: "runni
 export class Box {
   /** `template()` is what a new one is made of; `isBusy()` says whether something runs in it; `adopt()` looks what is in it. */
   constructor({ template, seconds, isBusy, adopt }) {
-    Object.assign(this, { template, seconds, isBusy, adopt, info: null, last: null, coming: null, ahead: 0, touchedAt: Date.now() });
+    Object.assign(this, { template, seconds, isBusy, adopt, info: null, last: null, coming: null, ahead: 0, isLost: false, touchedAt: Date.now() });
     this.state = "none";
     this.changed = new Set(); // called with its id, or null, whenever it is another one or has ended
     this.told = new Set(); // called whenever anything of it may have changed
@@ -25,7 +25,7 @@ export class Box {
   }
 
   get stateText() {
-    return WORDS[this.state];
+    return this.isLost ? "no connection" : WORDS[this.state];
   }
 
   /** Its id; it is made, or resumed, if need be. Raises ApiError. */
@@ -91,8 +91,8 @@ export class Box {
     for (const tell of this.changed) tell(null);
   }
 
-  say(state) {
-    this.state = state;
+  say(state, isLost = false) {
+    Object.assign(this, { state, isLost });
     for (const tell of this.told) tell();
   }
 
@@ -117,7 +117,8 @@ export class Box {
       if (this.isBusy() || Date.now() - this.touchedAt < IDLE_MILLISECONDS) await this.renew();
     } catch (error) {
       if (error.status === 404 && this.id === asked) this.end({ id: asked, end_reason: "the server does not know it any more" });
-      else if (error.status !== 0) toast(error.message, "bad");
+      else if (error.status === 0) this.say(this.state, true);
+      else toast(error.message, "bad");
     }
   }
 
@@ -146,9 +147,9 @@ export class Box {
   }
 }
 
-/** "29 min", "45 s", "3 h 20 min". */
+/** "29m", "45s", "3h 20m": as in lists of sandboxes, but calmer. */
 export function spanText(seconds) {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 90) return `${Math.round(seconds)}s`;
   const minutes = Math.round(seconds / 60);
-  return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 90 ? `${minutes}m` : `${Math.floor(minutes / 60)}h ${minutes % 60}m`;
 }

@@ -77,8 +77,8 @@ function refresh() {
 function showState() {
   const state = part("state");
   if (state.textContent !== box.stateText) state.textContent = box.stateText;
-  state.dataset.state = box.state;
-  state.title = box.id ? `${box.id}, of ${box.info.template}` : "One is made when the first cell runs";
+  state.dataset.state = box.isLost ? "lost" : box.state;
+  state.title = box.isLost ? "The server cannot be reached. It is tried again" : box.id ? `${box.id}, of ${box.info.template}` : "One is made when the first cell runs";
   part("new").hidden = !box.id;
   part("template").disabled = Boolean(box.id) || box.state === "starting";
   if (box.state === "paused") notify("This sandbox is paused. It is resumed when you run something.", { action: "Resume it", act: () => box.ensure() });
@@ -89,7 +89,7 @@ function showState() {
 
 function showDeadline() {
   const left = box.secondsLeft();
-  const text = left === null || box.state !== "running" ? "" : `ends in ${spanText(left)}`;
+  const text = left === null || box.state !== "running" || box.isLost ? "" : `ends in ${spanText(left)}`;
   if (part("deadline").textContent !== text) part("deadline").textContent = text;
 }
 
