@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request

@@ -35,7 +35,7 @@ class Login:
         known = self._porch.known(request) is not None
         if known and self._house.gatekeeper.keyless:
             return RedirectResponse(place_in(request.query_params.get("next", "")), 303)
-        ended = bool(cookie_of(request)) and not known
+        ended = bool(self._porch.token_of(request)) and not known
         return self._form(request, request.query_params.get("next", ""), ended=ended)
 
     async def enter(self, request: Request) -> Response:

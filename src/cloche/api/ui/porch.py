@@ -70,7 +70,7 @@ class Porch:
         if self._house.gatekeeper.keyless:
             refuse_web_pages(connection)  # type: ignore[arg-type]  # it looks at headers only
             return Visitor(self._house.gatekeeper.anybody, self._token)
-        found = self.sessions.find(self._token_of(connection), away=_is_away(connection))
+        found = self.sessions.find(self.token_of(connection), away=_is_away(connection))
         if found is None:
             raise errors.Unauthenticated("this needs a login: open /ui/login")
         return found
@@ -98,19 +98,19 @@ class Porch:
 
     def take(self, response: Response, request: Request) -> None:
         """The browser is logged out."""
-        self.sessions.close(self._token_of(request))
+        self.sessions.close(self.token_of(request))
         response.delete_cookie(TLS_COOKIE, path="/", secure=True, httponly=True, samesite="strict")
         response.delete_cookie(COOKIE, path="/ui", httponly=True, samesite="strict")
 
     def end_other(self, request: Request) -> None:
         """Ends the session that this browser had, with what is being answered to it: a terminal in another window."""
-        token = self._token_of(request)
+        token = self.token_of(request)
         visitor = self.sessions.find(token, away=True)
         if visitor is not None:
             self.sessions.close(token)
             self._house.traffic.leave(visitor.csrf)
 
-    def _token_of(self, connection: HTTPConnection) -> str:
+    def token_of(self, connection: HTTPConnection) -> str:
         """What the browser holds. Where people are known to come by TLS, a plain cookie is not one that was given."""
         public, host = urlsplit(self._public_url), connection.headers.get("host", "")
         by_tls = public.scheme == "https" and public.netloc.lower() == host.lower()
