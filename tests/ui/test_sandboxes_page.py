@@ -274,7 +274,7 @@ def test_a_list_that_cannot_be_refreshed_says_that_it_is_old(someone: Someone, v
 
 def test_what_cannot_be_asked_for_is_refused_in_words(visiting: Visiting) -> None:
     page = visiting("/sandboxes?sort=colour")
-    assert "sandboxes cannot be sorted by 'colour'" in page.locator("main").inner_text()
+    assert "Sandboxes cannot be sorted by 'colour'" in page.locator("main").inner_text()
 
 
 @pytest.mark.parametrize(
