@@ -46,6 +46,7 @@ TINY = Counts(
 )
 
 
+@pytest.mark.long
 def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
     with_peer = not ipykernel_peer.missing()
     try:
@@ -124,6 +125,7 @@ def test_every_comparison_names_a_row_that_exists():
     assert {key for row in ROWS.values() for key in (*row.against, *filter(None, [row.also]))} <= set(ROWS)
 
 
+@pytest.mark.long
 def test_every_row_through_a_server_is_measured(data_dir: str, template: Template):
     with ServerLab(Config(data_dir=data_dir), TINY) as lab:
         for part in SERVER_PARTS:

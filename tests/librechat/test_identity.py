@@ -264,20 +264,20 @@ def test_a_user_with_a_token_runs_code_and_so_does_a_key_in_a_url(librechat_serv
 
 
 @pytest.mark.parametrize(
-    ("headers", "status", "error"),
+    ("headers", "status", "error"),  # headers as they are made now: a token is valid for minutes
     [
-        ({}, 401, "Bearer token is required"),
-        ({"x-api-key": "wrong"}, 401, "Invalid bearer token"),
-        (bearer("u2", SIGNING_KEY, exp=1), 401, "Invalid bearer token"),
-        (bearer("u2", pem(SIGNING_KEY).encode()), 401, "Invalid bearer token"),
-        ({"authorization": f"Bearer {'x' * 20_000}.{'y' * 20_000}.z"}, 401, "Invalid bearer token"),
-        ({**bearer("u2", SIGNING_KEY), "x-api-key": "another"}, 400, "Ambiguous authentication headers"),
-        ({**bearer("u2", SIGNING_KEY), "x-codeapi-expected-profile": "x"}, 400, "execution_profile_mismatch"),
+        (dict, 401, "Bearer token is required"),
+        (lambda: {"x-api-key": "wrong"}, 401, "Invalid bearer token"),
+        (lambda: bearer("u2", SIGNING_KEY, exp=1), 401, "Invalid bearer token"),
+        (lambda: bearer("u2", pem(SIGNING_KEY).encode()), 401, "Invalid bearer token"),
+        (lambda: {"authorization": f"Bearer {'x' * 20_000}.{'y' * 20_000}.z"}, 401, "Invalid bearer token"),
+        (lambda: {**bearer("u2", SIGNING_KEY), "x-api-key": "another"}, 400, "Ambiguous authentication headers"),
+        (lambda: {**bearer("u2", SIGNING_KEY), "x-codeapi-expected-profile": "x"}, 400, "execution_profile_mismatch"),
     ],
     ids=["nothing", "a wrong key", "expired", "forged", "huge", "two", "another profile"],
 )
 def test_nobody_else_runs_any_whatever_key_is_in_the_body(librechat_server, headers, status, error):
-    answer = run(librechat_server, headers, LIBRECHAT_CODE_API_KEY=librechat_server.key, apiKey=librechat_server.key)
+    answer = run(librechat_server, headers(), LIBRECHAT_CODE_API_KEY=librechat_server.key, apiKey=librechat_server.key)
     assert (answer.status_code, answer.json()["error"]) == (status, error)
     assert answer.json()["message"]
 

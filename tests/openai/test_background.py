@@ -183,6 +183,7 @@ def test_only_so_many_run_at_once(stranger: openai.OpenAI, upstream: ScriptedUps
     assert ended(stranger, background(stranger, "1").id).status == "completed"
 
 
+@pytest.mark.long
 def test_a_server_that_ends_leaves_none_in_progress(own_data_dir: Path):
     left = ""
     for end in (signal.SIGTERM, signal.SIGKILL, None):
