@@ -360,7 +360,7 @@ def has_left(request: Request) -> bool:
         saying.send(None)  # type: ignore[attr-defined]  # servers give coroutines
     except StopIteration as said:
         return bool(said.value["type"] == "http.disconnect")
-    saying.close()  # type: ignore[attr-defined]
+    saying.close()  # type: ignore[attr-defined]  # as above
     return False
 
 

@@ -74,7 +74,7 @@ def structured(given: Given) -> dict[str, Any]:
     try:
         msgspec.json.encode(found)
     except UnicodeEncodeError:
-        return sayable_values(found)  # type: ignore[no-any-return]
+        return sayable_values(found)  # type: ignore[no-any-return]  # a dict, as it was
     return found
 
 

@@ -50,7 +50,7 @@ async def run_command(call: Call, asked: RunCommand) -> Answer:
     box = await call.workspace.box()
     seconds = asked.timeout_seconds or DEFAULT_SECONDS
     how = {"cwd": asked.cwd, "env": asked.env, "timeout_seconds": seconds}
-    done = await ran(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]
+    done = await ran(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]  # of mixed values
     await call.told.resources_changed()
     return Answer(*_blocks(call, done), given=_given(call, done))
 
