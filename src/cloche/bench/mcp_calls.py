@@ -48,7 +48,7 @@ async def _measure(lab: HttpLab, client: Client) -> None:
         }
         for once in ways.values():
             await once()  # each of them gets its sandbox
-        for count in shares(lab.counts.warm, ROUNDS):
+        for count in shares(lab.counts.warm, min(ROUNDS, lab.counts.warm)):
             seconds = {key: await _timed(lab, key, once, count) for key, once in ways.items()}
             for key in ("mcp_bare", "mcp_call"):
                 lab.book.add(f"{key}_adds", (seconds[key] - seconds["mcp_http"]) / seconds["mcp_http"])
