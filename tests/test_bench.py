@@ -97,6 +97,15 @@ def test_a_wrong_answer_is_a_failure_and_no_sample():
     assert table.cells(ROWS["warm"], book)[2:6] == ["1", "0.0%", "–", "–"]
 
 
+def test_a_failure_in_a_task_of_a_client_is_one_of_its_row_and_a_mistake_of_ours_ends_the_run():
+    book = Book()
+    with book.attempt("mcp_call"):
+        raise ExceptionGroup("a client's tasks", [ExceptionGroup("a session's", [WrongAnswer("3")])])
+    assert book["mcp_call"].failures == ["WrongAnswer: 3"]
+    with pytest.raises(ExceptionGroup), book.attempt("mcp_call"):
+        raise ExceptionGroup("a client's tasks", [WrongAnswer("3"), KeyError("text")])
+
+
 def test_two_series_that_take_turns_are_complete():
     assert [sum(shares(200, parts)) for parts in (1, 7, 30, 200)] == [200] * 4
     assert list(shares(2, 4)) == [0, 1, 0, 1]

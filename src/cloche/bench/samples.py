@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty
 
@@ -14,6 +14,9 @@ QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 class WrongAnswer(Exception):
     """What was measured did not do what it should have done: its time means nothing."""
+
+
+FAILURES = (errors.ClocheError, WrongAnswer, Empty, TimeoutError, RuntimeError, OSError)
 
 
 class Samples:
@@ -54,9 +57,21 @@ class Book:
         """What fails within counts as a failed attempt of each of those rows; the run goes on."""
         try:
             yield
-        except (errors.ClocheError, WrongAnswer, Empty, TimeoutError, RuntimeError, OSError) as error:
-            for key in keys:
-                self[key].failures.append(f"{type(error).__name__}: {error}")
+        except FAILURES as error:
+            self._fail(keys, error)
+        except ExceptionGroup as group:  # of a client with tasks of its own, as MCP's official one
+            failed, others = group.split(FAILURES)
+            if failed is None or others is not None:
+                raise
+            self._fail(keys, _innermost(failed))
+
+    def _fail(self, keys: Sequence[str], error: Exception) -> None:
+        for key in keys:
+            self[key].failures.append(f"{type(error).__name__}: {error}")
+
+
+def _innermost(error: Exception) -> Exception:
+    return _innermost(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 def expect(condition: bool, found: object) -> None:
