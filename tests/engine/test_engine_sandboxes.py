@@ -183,6 +183,25 @@ async def test_the_pool_refills_and_replaces_what_died(own_config: Config, openi
         await until(lambda: pool.ready == 2)
 
 
+async def test_a_cell_that_died_while_it_waited_is_not_handed_out_though_nobody_has_noticed(
+    own_config: Config, opening
+):
+    async with opening(own_config) as engine:
+        await engine.housing.warm()
+        (pool,) = engine.housing._pools.values()
+        await until(lambda: pool.ready == 2)
+        dead = list(pool._ready)
+        for each in dead:
+            os.kill(_init_pid_of(each.cell), signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(each.cell.alive for each in dead) and time.monotonic() < deadline:
+            time.sleep(0.001)  # the event loop stands still, as on a host that has no time for it
+        assert pool.ready == 2
+        taken = await pool.take()
+        assert taken not in dead and taken.alive
+        await taken.aclose()
+
+
 def _init_pid_of(cell) -> int:
     return _init_pid(type("Box", (), {"_cell": cell})())
 

@@ -87,6 +87,11 @@ class Guest:
     def alive(self) -> bool:
         return not self._channel.closed
 
+    def is_there(self) -> bool:
+        """As `alive`, and hears first what the event loop has not come to yet: init may have died long ago."""
+        self._channel.pump()
+        return self.alive
+
     async def request(self, verb: str, body: bytes = b"", **fields: object) -> Reply:
         """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone."""
         while self._shut and verb not in AT_REST and not self._channel.closed:

@@ -172,7 +172,7 @@ class Pool:
         while self._ready:
             cell = self._ready.popleft()
             cell.guest.on_lost = None
-            if cell.alive:
+            if cell.guest.is_there() and cell.alive:
                 self.refill()
                 return cell
             self._discard(cell)
