@@ -26,6 +26,7 @@ from cloche.engine.sandbox import Sandbox
 from cloche.engine.tally import Tally
 from cloche.engine.trail import Trail
 from cloche.engine.volumes import Volumes
+from cloche.isolation.base import Mounts
 from cloche.model import Limits, SandboxSpec, Snapshot, Template
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import log
@@ -179,7 +180,7 @@ class Making:
                 network=network,
                 max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
                 tally=self._tally if spec.owner else Tally(),
-                on_change=lambda changed: self._on_change(changed, place),
+                on_change=lambda changed: self._on_change(changed, place, mounts),
                 on_due=self._keeper.on_due,
                 transcript=Transcript(self._config.history.sandbox_bytes, self._archive),
                 charge=charge,
@@ -190,10 +191,12 @@ class Making:
             raise
         return sandbox, stale
 
-    def _on_change(self, sandbox: Sandbox, place: Place) -> None:
+    def _on_change(self, sandbox: Sandbox, place: Place, mounts: Mounts | None) -> None:
         self._keeper.on_change(sandbox)
         if sandbox.destroying is not None:
             sandbox.destroying.add_done_callback(place.leave)
+            if mounts is not None:
+                mounts.leave()
 
     def _check(self, spec: SandboxSpec) -> None:
         if self.closing:

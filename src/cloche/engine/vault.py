@@ -10,6 +10,7 @@ import msgspec
 from cloche.engine.images import Images
 from cloche.engine.nursery import LiveNursery
 from cloche.engine.pool import ReadyCell, prepare
+from cloche.engine.queue import Bell
 from cloche.isolation.base import CellSpec, Mounts, Volume
 from cloche.model import MIB, Limits
 from cloche.store.volumes import VolumeRecord
@@ -30,6 +31,8 @@ class Vault:
         self.saved_image = record.image
         self.saving = asyncio.Lock()
         self._writers: set[object] = set()
+        self._leaving: set[object] = set()
+        self._moved = Bell()
         self._nursery = nursery
         self._cell: ReadyCell | None = None
         self._making = asyncio.Lock()
@@ -56,25 +59,44 @@ class Vault:
                 self._cell = None
             if self._cell is None:
                 spec = CellSpec(space_bytes=self.limits.space_bytes)
-                mounts = Mounts({PLACE: self.volume}, lambda: None)
+                mounts = Mounts({PLACE: self.volume}, lambda: None, lambda: None)
                 self._cell = await prepare(self._nursery, spec, self.limits, mounts=mounts)
             return self._cell
 
     def take(self, holder: object, *, writes: bool) -> None:
         self.holders.add(holder)
+        self._moved.ring()
         if writes:
             self._writers.add(holder)
             self.changed = True
+
+    def leave(self, holder: object) -> None:
+        """It uses it no more, and lets go of it soon. Harmless when it has."""
+        if holder in self.holders:
+            self._leaving.add(holder)
+
+    async def left(self) -> None:
+        """Returns when nobody has it, or somebody who does not leave."""
+        while self.holders and self.holders <= self._leaving:
+            await self._moved.heard()
 
     def let_go(self, holder: object) -> bool:
         """Whether that was the last one. Harmless when it has let go already."""
         if holder not in self.holders:
             return False
         self.holders.discard(holder)
+        self._leaving.discard(holder)
+        self._moved.ring()
         if holder in self._writers:
             self._writers.discard(holder)
             self.changed = True
         return not self.holders
+
+    def disown(self) -> None:
+        """Nobody has it from now on, whatever they think."""
+        self.holders.clear()
+        self._leaving.clear()
+        self._moved.ring()
 
     @property
     def lost(self) -> bool:

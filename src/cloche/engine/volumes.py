@@ -28,6 +28,7 @@ from cloche.volumes_config import VolumeLimits
 LINGER_SECONDS = 5.0  # after its last use, in which the next one finds it as it is
 SAVE_SECONDS = 60.0  # between images of one that is in use
 SAVE_SHARE = 20  # and so many times as long as the last one took
+LEAVE_SECONDS = 20.0  # that sandboxes which have ended may take to be gone: a hundredth of one, on an idle host
 MAX_MOUNTS = 8
 TEMPLATE = "python"  # of the cell that has a volume which is first used without a sandbox
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -79,8 +80,12 @@ class Volumes:
         return found
 
     async def remove(self, ref: str, owner: str) -> None:
-        """With all its files. Raises VolumeNotFound; VolumeConflict while somebody has it."""
+        """With all its files. Raises VolumeNotFound; VolumeConflict while somebody has it.
+
+        Sandboxes that have ended are waited for: nobody could kill them to be rid of them.
+        """
         id = (await self.get(ref, owner)).id
+        await self._left(id)
         async with self._lock(id):
             vault = self._vaults.get(id)
             if vault is not None and vault.holders:
@@ -115,13 +120,17 @@ class Volumes:
             for vault in held:
                 self._let_go(vault, holder)
 
+        def leave() -> None:
+            for vault in held:
+                vault.leave(holder)
+
         try:
             for record in records.values():
                 held.append(await self._hold(record, holder, template, writes=True))
         except BaseException:
             let_go()
             raise
-        return Mounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go)
+        return Mounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go, leave)
 
     @contextlib.asynccontextmanager
     async def files(self, record: VolumeRecord, *, writes: bool) -> AsyncIterator[Files]:
@@ -139,7 +148,7 @@ class Volumes:
         """Lets go of those of that owner, whoever has them, and saves none."""
         for vault in [each for each in self._vaults.values() if each.record.owner == owner]:
             async with self._lock(vault.record.id):
-                vault.holders.clear()
+                vault.disown()
                 await self._drop(vault)
 
     async def aclose(self) -> None:
@@ -149,13 +158,20 @@ class Volumes:
             async with lock:  # for whoever opens one just now
                 pass
         for vault in list(self._vaults.values()):
-            vault.holders.clear()
+            vault.disown()
             await self._retire(vault)
             if vault.record.id in self._vaults:  # it could not be saved, and nothing is left to wait for
                 await self._drop(vault)
         await asyncio.gather(*self._background, return_exceptions=True)
 
     # -- inside
+
+    async def _left(self, id: str) -> None:
+        vault = self._vaults.get(id)
+        if vault is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await vault.left()
 
     def _lock(self, id: str) -> asyncio.Lock:
         return self._changing.setdefault(id, asyncio.Lock())

@@ -100,6 +100,7 @@ class Mounts(NamedTuple):
 
     volumes: dict[str, Volume]  # by path
     let_go: Callable[[], None]  # called when the cell is gone; may be called again
+    leave: Callable[[], None]  # called when its end has begun; may be called again, also when it is gone
 
     @property
     def bytes(self) -> int:
