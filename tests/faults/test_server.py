@@ -123,8 +123,8 @@ def test_a_server_killed_under_load_keeps_what_it_promised(template: Template, t
         server.process.kill()
         server.process.wait()
         load.join()
-        assert_gone(left)
     assert_kept(place, load)
+    assert_gone(left)  # not before: programs of paused sandboxes, held by a freezer of v1, wait for the next start
 
 
 def test_a_server_that_is_told_to_stop_under_load_stops_and_everybody_is_told(template: Template, tmp_path: Path):
