@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from e2b_code_interpreter import AsyncSandbox
+from openai import AsyncOpenAI
+from tests.conftest import serving, wait_until
+from tests.faults.conftest import CALM, new_init
 
+import cloche
 from cloche import errors
 
 TOOLS = Path(__file__).parent.parent / "tools"
 sys.path.insert(0, str(TOOLS))
-from soak.book import Book, Lost, Wrong  # noqa: E402
+from soak.book import Book, Lost, Wrong, kind_of  # noqa: E402
 from soak.census import Census, Memory, Sample  # noqa: E402
 from soak.deck import Deck  # noqa: E402
 from soak.report import Report, leaks, trend  # noqa: E402
+from soak.theirs import OPENSANDBOX  # noqa: E402
+from soak.visit import Visit  # noqa: E402
+
+Use = Callable[[], Awaitable[object]]
 
 IDLE = Census(
     processes=12,
@@ -64,6 +75,46 @@ def test_whoever_is_told_to_come_back_is_counted_and_no_failure():
     book = Book()
     book.failed("text", time.monotonic(), errors.Busy("later", retry_after_seconds=1))
     assert book.refused == {"text": 1} and not book.failures
+
+
+async def _ours(visit: Visit) -> Use:
+    box = await cloche.AsyncSandbox(**visit.server)
+    return lambda: box.run("1")
+
+
+async def _e2b(visit: Visit) -> Use:
+    box = await AsyncSandbox.create(**visit.e2b)
+    return lambda: box.run_code("1")
+
+
+async def _openai(visit: Visit) -> Use:
+    client = AsyncOpenAI(base_url=f"{visit.url}/v1", api_key=visit.key, max_retries=0)
+    made = await client.containers.create(name="x")
+    return lambda: client.containers.files.create(made.id, file=("a", b"a"))
+
+
+async def _opensandbox(visit: Visit) -> Use:
+    client = visit.http("/opensandbox/v1", "OPEN-SANDBOX-API-KEY")
+    made = (await client.post("/sandboxes", json=OPENSANDBOX)).raise_for_status().json()
+    door = (await client.get(f"/sandboxes/{made['id']}/endpoints/44772")).raise_for_status().json()
+    asked = {"url": f"http://{door['endpoint']}/code", "headers": door["headers"], "json": {"code": "1"}}
+
+    async def use() -> None:
+        (await client.post(**asked)).raise_for_status()
+
+    return use
+
+
+@pytest.mark.parametrize("make", [_ours, _e2b, _openai, _opensandbox])
+async def test_a_sandbox_that_was_lost_is_gone_in_the_words_of_every_client(own_data_dir: Path, make):
+    with serving(own_data_dir, env={**CALM, "CLOCHE_POOL_READY": "0"}) as server:
+        with new_init(server) as found:
+            use = await make(Visit(server.url, server.key, random.Random()))
+        found[0].send(signal.SIGKILL)
+        wait_until(lambda: not found[0].alive)
+        with pytest.raises(Exception) as raised:
+            await use()
+    assert kind_of(raised.value) == "gone", raised.value
 
 
 @pytest.mark.parametrize("name", [each for each in Census._fields if each not in ("rows", "history_rows")])

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import cloche
 
+EXPIRED = "Container is expired."  # so OpenAI's API says of a container that has ended by itself: with status 400
+
 
 class Wrong(Exception):
     """An answer that no fault explains: not the value that was asked for, or none at all."""
@@ -110,6 +112,8 @@ def _kind_of_theirs(error: BaseException) -> str:
     if status == 429 or "RateLimitException" in names:
         return "refused"
     if status in (404, 410) or names & {"NotFoundException", "SandboxNotFoundException", "TimeoutException"}:
+        return "gone"
+    if status == 400 and EXPIRED in str(error):
         return "gone"
     if status == 503:
         return "refused" if "retry-after" in getattr(getattr(error, "response", None), "headers", {}) else "unavailable"
