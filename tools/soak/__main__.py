@@ -6,22 +6,26 @@ import argparse
 import asyncio
 import contextlib
 import os
+import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import httpx2
+from e2b_code_interpreter import AsyncSandbox
 
 import cloche
+from cloche.engine.housing import KEEP_OTHER_SECONDS
 from soak import census
 from soak.book import Book, Failure
 from soak.census import Census
 from soak.host import Host
 from soak.load import Load
 from soak.report import Report, leaks
+from soak.visit import Visit
 
-SETTLE_SECONDS = 45.0
+SETTLE_SECONDS = KEEP_OTHER_SECONDS + 15.0  # cells of unusual sandboxes are kept for so long, with their nursery
 OWNERS = 4
 POOL_AT_MOST = 16
 
@@ -86,7 +90,7 @@ async def _soaked(host: Host, given: argparse.Namespace) -> Report:
 async def _settled(host: Host, before: Census | None) -> Census:
     """A census after all is removed: once nothing is over `before`, or after some time as it is."""
     await _remove_everything(host)
-    await _empty_pool(host)
+    await _empty_pools(host)
     until = time.monotonic() + (SETTLE_SECONDS if before else 10.0)
     while True:
         await asyncio.sleep(2)
@@ -95,12 +99,18 @@ async def _settled(host: Host, before: Census | None) -> Census:
             return now
 
 
-async def _empty_pool(host: Host) -> None:
-    """Its cells may be of a nursery that is dead, and which is not all gone before they are."""
-    server = {"url": host.url, "api_key": host.owners[0].key}
-    boxes = [await cloche.AsyncSandbox(timeout=60, **server) for _ in range(POOL_AT_MOST)]
+async def _empty_pools(host: Host) -> None:
+    """Their cells may be of a nursery that is dead, and which is not all gone before they are.
+
+    There are two: in sandboxes of E2B's clients kernels run as root.
+    """
+    server = Visit(host.url, host.owners[0].key, random.Random())
+    boxes = [await cloche.AsyncSandbox(timeout=60, **server.server) for _ in range(POOL_AT_MOST)]
+    theirs = [await AsyncSandbox.create(timeout=60, **server.e2b) for _ in range(POOL_AT_MOST)]
     for box in boxes:
         await box.close()
+    for each in theirs:
+        await each.kill()
 
 
 async def _remove_everything(host: Host) -> None:
