@@ -5,14 +5,19 @@ To be sure that it is the middle, a process is stopped first: what is asked of i
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
+from openai import BadRequestError, OpenAI
 from tests.conftest import serving, wait_until
 from tests.faults.conftest import CALM, Neighbour, in_background, inits, kernel_of, new_init, zygotes
+from tests.faults.test_store import locked
 
 import cloche
 
@@ -84,6 +89,24 @@ def test_an_init_killed_at_rest_and_while_code_runs(running, mine, neighbour: Ne
     with pytest.raises(cloche.errors.SandboxLost):
         idle.files.list("/mnt/data")
     neighbour.assert_unharmed()
+
+
+def test_an_init_killed_before_an_upload_to_a_container_is_kept(running, place: Path):
+    """What is told to be uploaded can be read after the container's end. What could not be kept is not told so."""
+    openai = OpenAI(base_url=f"{running.url}/v1", api_key=running.key, max_retries=0)
+    with new_init(running) as found:
+        id = openai.containers.create(name="x").id
+    box = cloche.Sandbox.connect(id.removeprefix("cntr_"), url=running.url, api_key=running.key)
+    with locked(place / "store.sqlite3"):  # what is known of the file is written after the file, and before its copy
+        uploading = in_background(lambda: openai.containers.files.create(id, file=("a.txt", b"a")))
+        wait_until(lambda: box.files.exists("/mnt/data/a.txt"))
+        found[0].send(signal.SIGKILL)
+        wait_until(lambda: not found[0].alive)
+        assert not uploading.done()
+    with pytest.raises(BadRequestError, match="expired"):
+        uploading.result(60)
+    with contextlib.closing(sqlite3.connect(place / "store.sqlite3")) as db:
+        assert db.execute("SELECT COUNT(*) FROM container_files WHERE sandbox = ?", [box.id]).fetchone() == (0,)
 
 
 @pytest.mark.parametrize("moment", OF_KERNEL)

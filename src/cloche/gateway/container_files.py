@@ -132,11 +132,15 @@ class ContainerFiles:
             del self._reserved[sandbox]
 
     async def upload(self, container: Container, path: str, chunks: AsyncIterable[bytes]) -> ContainerFile:
-        """A user's file. Raises what writing raises."""
+        """A user's file. Raises what writing raises; Gone where the container ends before it is kept."""
         info = await container.sandbox.files.write(path, chunks)
         row = _row(container, info, source="user")
         await self._rows.put(row)
-        await self._keep(container.sandbox, row, info)
+        try:
+            await self._keep(container.sandbox, row, info)
+        except errors.Gone:
+            await self._rows.remove([row])
+            raise
         return row
 
     async def place(self, container: Container, path: str, attachment: Attachment) -> ContainerFile:
@@ -191,7 +195,7 @@ class ContainerFiles:
     # -- what is cited
 
     async def cite(self, container: Container, path: str) -> ContainerFile | None:
-        """The file at that path, which is kept from now on; None if there is no such file."""
+        """The file at that path, which is kept from now on; None if there is no such file. Raises Gone."""
         info = await regular_file(container.sandbox, path)
         if info is None:
             rows = await self._rows.of_sandbox(container.owner, container.sandbox.id)
@@ -276,7 +280,7 @@ class ContainerFiles:
         return task
 
     async def _keep(self, sandbox: Sandbox, row: ContainerFile, info: FileInfo) -> bool:
-        """Whether there is room for it."""
+        """Whether there is room for it. Raises Gone."""
         size = info.size_bytes
         if row.kept and not _changed(row, info):
             return True
@@ -287,7 +291,7 @@ class ContainerFiles:
             held.callback(self._room.release, sandbox, size)
             try:
                 file = await sandbox.files.open(row.path)
-            except (errors.FileError, errors.NotFound, errors.Gone, errors.SandboxPaused):
+            except (errors.FileError, errors.NotFound, errors.SandboxPaused):
                 return True  # a program was faster
             held.callback(file.close)
             copying = self._in_background(self._copy(file, row, held.pop_all()))
