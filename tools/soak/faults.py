@@ -35,7 +35,8 @@ def zygotes(pid: int) -> list[int]:
 
 def inits(pid: int) -> list[int]:
     """The first process of each cell, the newest cell first."""
-    cells = [each for each in descendants(pid) if len(_pids(each)[0]) == 4 and _pids(each)[0][-1] == 1]
+    numbers = {each: _pids(each)[0] for each in descendants(pid)}  # asked once: it may be gone a moment later
+    cells = [each for each, inside in numbers.items() if len(inside) == 4 and inside[-1] == 1]
     return sorted(cells, key=_started, reverse=True)
 
 
