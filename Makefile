@@ -8,6 +8,12 @@ PYTEST_FLAGS ?=
 WORKERS ?= 3
 # To collect all others only to leave them out takes ten seconds.
 ALONE := $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+# With AGAIN=1, what fails is tried once more, without neighbours.
+AGAIN ?=
+LAST_FAILED := --last-failed --last-failed-no-failures none
+# Status 1 says that all have run, and that pytest remembers which have failed. With any other (a crash, a test that
+# cannot be imported) nobody knows what has not run: then nothing is forgiven.
+tested = $(BIN)/pytest $(1) $(PYTEST_FLAGS) || { test $$? = 1 && test -n "$(AGAIN)" && $(BIN)/pytest $(LAST_FAILED) $(PYTEST_FLAGS); }
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -55,22 +61,21 @@ format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 
 .PHONY: test
-test: setup ## Run all tests (the first run builds the built-in template)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not alone and not long" $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "alone and not long" $(ALONE) $(PYTEST_FLAGS)
-
-.PHONY: test-again
-test-again: setup ## Try what failed once more, without neighbours, then what `test` did not come to
-	$(BIN)/pytest --last-failed --last-failed-no-failures none $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "alone and not long" $(ALONE) $(PYTEST_FLAGS)
+test: setup ## Run all tests but those that take long (the first run builds the built-in template)
+	$(call tested,-n $(WORKERS) --dist worksteal -m "not alone and not long")
+	$(call tested,-m "alone and not long" $(ALONE))
 
 .PHONY: test-all
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
 
 .PHONY: test-long
 test-long: setup
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "long and not alone" $(PYTEST_FLAGS)
-	$(BIN)/pytest -m "long and alone" $(ALONE) $(PYTEST_FLAGS)
+	$(call tested,-n $(WORKERS) --dist worksteal -m "long and not alone")
+	$(call tested,-m "long and alone" $(ALONE))
+
+.PHONY: test-again
+test-again: setup ## Try what failed last, without neighbours
+	$(BIN)/pytest $(LAST_FAILED) $(PYTEST_FLAGS)
 
 .PHONY: test-clients
 test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)
