@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from cloche.guest import enclosure, init, running, sessions, warmup, wire
+from cloche.guest import enclosure, heap, init, running, sessions, warmup, wire
 from cloche.guest.rehearsal import rehearse
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.guest.volumes import Volumes
@@ -79,6 +79,7 @@ class Zygote:
         mappings.join_libraries()
         hugepages.collapse_anonymous()
         self._renew_network()
+        heap.fill_pools()
 
     def serve(self) -> None:
         """Until the host closes the channel. Sandboxes live on when we end."""
