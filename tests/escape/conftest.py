@@ -22,11 +22,17 @@ from cloche.sdk.assembly import assemble
 
 TIGHT = Limits(memory_bytes=192 * MIB, space_bytes=32 * MIB, processes=64, open_files=256, output_bytes=4 * MIB)
 ATTACK_SECONDS = 30.0
-NEIGHBOUR = "import os; state = {'beats': 0}; open('mine.txt', 'w').write('mine'); home = os.getpid()"
+NEIGHBOUR = """
+import os
+state = {'beats': 0}
+open('mine.txt', 'w').write('mine')
+home = os.getpid()
+known = set(map(int, filter(str.isdigit, os.listdir("/proc"))))
+"""
 HEARTBEAT = """
 import os
 state["beats"] += 1
-others = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid not in (1, home)]
+others = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if pid not in known]
 print(state["beats"], os.getpid() == home, others, sorted(os.listdir("/mnt/data")))
 """
 
@@ -69,6 +75,7 @@ class Neighbour:
         self._beats = 0
 
     async def settle(self) -> None:
+        await self.sandbox.commands.run("python3 -c ''")  # for the first of these a seed comes, and stays
         await self.sandbox.context().execute(NEIGHBOUR).result()
 
     async def notices_nothing(self) -> None:

@@ -136,15 +136,32 @@ def parts(server: RunningServer) -> set[Part]:
 
 
 def inits(server: RunningServer) -> set[Part]:
-    """Pids 1 of sandboxes, also of those that wait in the pool."""
+    """Pids 1 of sandboxes, also of those that wait in the pool; not embryos, which are no sandbox's yet."""
     depth = max(len(each.inside) for each in parts(server))
-    return {each for each in parts(server) if len(each.inside) == depth and each.inside[-1] == 1}
+    deepest = {each for each in parts(server) if len(each.inside) == depth and each.inside[-1] == 1}
+    return {each for each in deepest if _user_namespace(each.pid) != _user_namespace(_parent(each.pid))}
+
+
+def cradles(server: RunningServer) -> set[Part]:
+    """The parents of inits. Where one has died, that is what held it, a pid 1."""
+    return _parents(inits(server))
 
 
 def zygotes(server: RunningServer) -> set[Part]:
-    """The parents of inits. Where one has died, that is what held it, a pid 1."""
-    found = {part for each in inits(server) if (part := _part(_parent(each.pid))) is not None}
+    """The parents of cradles."""
+    return _parents(cradles(server))
+
+
+def _parents(of: set[Part]) -> set[Part]:
+    found = {part for each in of if (part := _part(_parent(each.pid))) is not None}
     return {each for each in found if each.inside[-1] != 1}
+
+
+def _user_namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/user")
+    except OSError:
+        return ""
 
 
 def kernel_of(server: RunningServer, box: cloche.Sandbox) -> Part:

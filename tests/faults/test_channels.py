@@ -1,7 +1,7 @@
 """Inits and zygotes that break the rules of their channels, or do not read what is sent to them.
 
-Both are ours, but not trusted: a template's package ran in the zygote, and an init is a fork of it. Here such a package
-replaces what they do. What kernels can send is in `escape/test_frames.py`, and what zygotes announce in
+Both are ours, but not trusted: a template's package ran in the zygote, and what it does when an interpreter starts runs
+before inits are forked. Here such a package replaces what they do. What kernels can send is in `escape/test_frames.py`, and what zygotes announce in
 `escape/test_nursery.py`.
 """
 
@@ -75,7 +75,7 @@ async def test_an_init_that_answers_with(nursery_of, neighbour: Sandbox, monkeyp
     """Whoever asked is told that something is wrong, within the time that any init has."""
     monkeypatch.setattr(guest, "HUNG_SECONDS", 1.0)
     before = memory()
-    async with asyncio.timeout(60), nursery_of(ANSWER.format(INITS[lie])) as engine:
+    async with asyncio.timeout(60), nursery_of("", ANSWER.format(INITS[lie])) as engine:
         box = await engine.create(SandboxSpec(owner="me"))
         asking = asyncio.create_task(box.files.list("/"))
         await assert_unharmed(neighbour)
@@ -97,7 +97,7 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
 ):
     monkeypatch.setattr(guest, "HUNG_SECONDS", 2.0)
     deaf = "import cloche.guest.init as i, time\ni.Init._serve_host = lambda self: time.sleep(600)"
-    async with asyncio.timeout(60), nursery_of(deaf) as engine:
+    async with asyncio.timeout(60), nursery_of("", deaf) as engine:
         box = await engine.create(SandboxSpec(owner="me"))
         before = memory()
         content = b"x" * 200_000

@@ -33,10 +33,18 @@ def zygotes(pid: int) -> list[int]:
     return found
 
 
+def cradles(pid: int) -> list[int]:
+    """The children of zygotes from which inits are forked."""
+    parents = set(zygotes(pid))
+    known = {each: _pids(each) for each in descendants(pid)}
+    return [each for each, (inside, parent) in known.items() if parent in parents and len(inside) == 3]
+
+
 def inits(pid: int) -> list[int]:
-    """The first process of each cell, the newest cell first."""
-    numbers = {each: _pids(each)[0] for each in descendants(pid)}  # asked once: it may be gone a moment later
-    cells = [each for each, inside in numbers.items() if len(inside) == 4 and inside[-1] == 1]
+    """The first process of each cell, the newest cell first. An embryo is in the user namespace of its parent."""
+    known = {each: _pids(each) for each in descendants(pid)}  # asked once: it may be gone a moment later
+    first = [(each, parent) for each, (inside, parent) in known.items() if len(inside) == 4 and inside[-1] == 1]
+    cells = [each for each, parent in first if _namespace(each, "user") != _namespace(parent, "user")]
     return sorted(cells, key=_started, reverse=True)
 
 
@@ -44,14 +52,14 @@ def kernel_named(pid: int, name: str) -> tuple[int, int]:
     """(kernel, init) of the program that calls itself that. Raises LookupError."""
     for each in descendants(pid):
         if _comm(each) == name:
-            inside = _pid_namespace(each)
-            return each, next((init for init in inits(pid) if _pid_namespace(init) == inside), each)
+            inside = _namespace(each, "pid")
+            return each, next((init for init in inits(pid) if _namespace(init, "pid") == inside), each)
     raise LookupError(name)
 
 
-def _pid_namespace(pid: int) -> str:
+def _namespace(pid: int, kind: str) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
     except OSError:
         return ""
 
@@ -103,6 +111,15 @@ async def zygote_dies(host: Host, book: Book) -> None:
     fault.over()
 
 
+async def cradle_dies(host: Host, book: Book) -> None:
+    """As with the zygote, which ends when it notices."""
+    fault = book.fault("cradle killed", "unavailable")
+    for pid in cradles(host.pid):
+        killed(pid)
+    await asyncio.sleep(5)
+    fault.over()
+
+
 async def newest_cell_dies(host: Host, book: Book) -> None:
     """It waits in the pool, or was just handed out: then one sandbox is lost."""
     fault = book.fault("newest cell killed", "gone", "unavailable", victims=1)
@@ -147,5 +164,5 @@ async def half_open(host: Host, book: Book) -> None:
     fault.over()
 
 
-WORLD = {zygote_dies: 2, newest_cell_dies: 4, store_locked: 2, half_open: 2}
+WORLD = {zygote_dies: 2, cradle_dies: 1, newest_cell_dies: 4, store_locked: 2, half_open: 2}
 """How often, beside each other. The server's own death is the conductor's."""

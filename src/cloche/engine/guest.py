@@ -49,6 +49,8 @@ HUNG_SECONDS = (
     120.0  # init answers each request in turn, in a moment, but shares its CPUs with up to 256 busy processes
 )
 MAX_MESSAGE = 4096
+MAX_SEEDS = 100  # of one sandbox
+SEED_SECONDS = 1.0  # from one to the next
 
 
 class Reply(NamedTuple):
@@ -80,6 +82,9 @@ class Guest:
         self._heard = 0  # frames of init
         self._watch: asyncio.TimerHandle | None = None
         self._error: Callable[[], errors.ClocheError] = self._lost
+        self._has_seed = False
+        self._seeds = 0
+        self._next_seed_at = 0.0
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
 
@@ -135,6 +140,27 @@ class Guest:
         """A request whose answer nobody waits for."""
         self._send(verb, b"", fields)
 
+    def give_seed(self) -> None:
+        """Before something is asked for that is to find everything imported: init can fork it then. See `guest.seed`.
+
+        There can be none: whoever is asked for it starts an interpreter of its own, and needs longer.
+        """
+        if self._has_seed or self._channel.closed:
+            return
+        self._has_seed = True
+        sown = self.cell.make_seed() if self._may_sow() else None
+        self._channel.send({"do": "seed"}, fds=() if sown is None else (sown.fileno(),))
+        if sown is not None:
+            sown.close()
+
+    def _may_sow(self) -> bool:
+        """A program of root's could kill seeds as fast as they come."""
+        now = self._loop.time()
+        if now < self._next_seed_at or self._seeds >= MAX_SEEDS:
+            return False
+        self._seeds, self._next_seed_at = self._seeds + 1, now + SEED_SECONDS
+        return True
+
     def subscribe(self, event: str, subject: object, on_event: OnEvent) -> None:
         """Calls `on_event(header)` for each such event about that subject, also for one that came a moment before."""
         self._subscribers[event, subject] = on_event
@@ -186,6 +212,11 @@ class Guest:
         event = header.get("ev")
         if event == "fatal":
             self._channel.close(clean(str(header.get("message")), MAX_MESSAGE))
+            return
+        if event in ("seed_wanted", "seed_lost"):
+            self._has_seed = False
+            if event == "seed_wanted":
+                self.give_seed()
             return
         subject = header.get(SUBJECTS.get(event, "")) if isinstance(event, str) else None
         if isinstance(event, str) and isinstance(subject, (str, int)):

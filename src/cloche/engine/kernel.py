@@ -354,6 +354,8 @@ async def start_kernel(
     guest: Guest, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
 ) -> Kernel:
     """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
+    if language == "python":
+        guest.give_seed()
     try:
         reply = await guest.request("kernel_start", kernel=id, language=language, user=user, cwd=cwd, env=env)
         if not is_kernel(reply):

@@ -25,6 +25,14 @@ class Defaults:
         self.data_bytes = None
         self.open_files = None
 
+    def limits(self) -> dict:
+        """What a program may use, for who starts it in our place."""
+        return {"processes": self.processes, "data_bytes": self.data_bytes, "open_files": self.open_files}
+
+    def take_limits(self, limits: dict) -> None:
+        self.processes, self.data_bytes = limits["processes"], limits["data_bytes"]
+        self.open_files = limits["open_files"]
+
     def environment(self, user: str, extra: dict) -> dict:
         home = self.place(identity.HOMES.get(user, "/"))
         return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, **extra}

@@ -23,7 +23,7 @@ import struct
 import termios
 
 from cloche.guest import identity, wire
-from cloche.guest.reception import Reception, Refused, caller, forget_init, fork, request
+from cloche.guest.reception import Reception, Refused, caller, forget_init, fork, forking, request
 from cloche.guest.sessions import signal_session
 
 PLACE = "/run/cloche-sudo"
@@ -37,7 +37,8 @@ _SECURE = ("PATH", "LD_LIBRARY_PATH")  # whatever the caller has: programs find 
 
 def reception(processes, watch_fd) -> Reception:
     """The socket, not open yet. `processes` starts programs."""
-    return Reception(PLACE, watch_fd, lambda fd: _attend(fd, processes), most=MAX_ATTENDANTS, full=_FULL)
+    start = forking(lambda fd: _attend(fd, processes))
+    return Reception(PLACE, watch_fd, start, most=MAX_ATTENDANTS, full=_FULL)
 
 
 def _attend(fd: int, processes) -> None:

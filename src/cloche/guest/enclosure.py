@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 
 from cloche.guest.identity import UIDS
 from cloche.linux import capabilities, landlock, mounts, namespaces, seccomp, syscalls
@@ -121,14 +122,12 @@ class Enclosure:
         walls._space = {(0, 0): walls._rights}
         return walls
 
-    def raise_walls(self, spec: dict, outputs: list, ask_for_maps) -> list:
+    def raise_walls(self, spec: dict, ask_for_maps) -> list:
         """Puts the walls up around this process; gives what `enter` takes: the namespaces made, Landlock's rules.
 
-        `ask_for_maps()` returns once the zygote has written this process's id maps; `outputs` are kernel 0's pipes.
+        `ask_for_maps()` returns once the zygote has written this process's id maps.
         """
-        syscalls.unshare(self._own_namespaces)  # the network namespace we have from the zygote, which has left it to us
-        for fd in outputs:  # so that `> /dev/stderr` works: it opens the pipe again, as its user
-            os.fchown(fd, *[self._outside(spec, UIDS[spec["user"]])] * 2)
+        syscalls.unshare(self._own_namespaces)  # the network namespace we have from the cradle, which has left it to us
         self._mount_space(spec)
         volumes = spec.get("volumes", ())
         if volumes:
@@ -148,6 +147,12 @@ class Enclosure:
         self._set_ceilings(sysctl)
         self._cut_rights(spec["open_files"], rules)
         return doors + rules
+
+    def give_outputs(self, spec: dict, outputs: list) -> None:
+        """Before the walls: makes a first kernel's pipes its user's own, who opens them again by `> /dev/stderr`."""
+        owner = self._outside(spec, UIDS[spec["user"]])
+        for fd in outputs:
+            os.fchown(fd, owner, owner)
 
     def enter(self, spec: dict, doors: list) -> None:
         """Takes a process that was forked before the walls stood behind them, to be like init itself from then on."""
@@ -269,6 +274,16 @@ def _masks(boot_id: str) -> syscalls.Prepared:
     for name in filter(_is_there, _MASKED_DIRECTORIES):
         masks.mount("/opt/cloche/empty", f"/proc/{name}", "", mounts.MS_BIND)
     return masks
+
+
+def wait_at(door: socket.socket) -> list:
+    """What init sends to let us in. Ends us where there will be none: init could not raise the walls, or was killed."""
+    try:
+        door.send(b"%d" % os.getpid())
+        doors = socket.recv_fds(door, 1, 16)[1]
+    except ConnectionError:
+        os._exit(1)
+    return doors or os._exit(1)
 
 
 def _is_there(name: str) -> bool:

@@ -10,7 +10,8 @@ import errno
 import fcntl
 import os
 
-from cloche.guest import archiving, failures, kernel, unpacking
+from cloche.guest import archiving, failures, unpacking
+from cloche.guest.installed import directory_for_packages
 from cloche.linux import syscalls
 
 # What lasts of a sandbox. Not shared memory, and not /run: both are of programs that run.
@@ -43,7 +44,7 @@ class Images:
         """A child of init has ended, whosever it was."""
         name, restored = self._forks.pop(pid, (None, False))
         if name is not None:
-            packages = restored and os.path.isdir(_installed())
+            packages = restored and os.path.isdir(directory_for_packages())  # a kernel from before has others
             self._event({"ev": "image_ended", "image": name, "err": _failure(status), "packages": packages})
 
     def _save(self, header: dict, _: bytes) -> tuple:
@@ -92,11 +93,6 @@ class Images:
         """Without walls, only those that are a sandbox's own: the others are the host's."""
         own = self._defaults.places
         return {name: self._defaults.place(path) for name, path in _PLACES.items() if not own or path in own}
-
-
-def _installed() -> str:
-    """Where programs install packages. A kernel that was there before them has imported others."""
-    return kernel.prepared[0].installed.directory
 
 
 def _pipe() -> tuple:

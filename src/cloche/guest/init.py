@@ -5,10 +5,10 @@ One thread, one poll loop. It stays small: what it touches is paid for by every 
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import os
 import select
 import socket
+from typing import Any
 
 from cloche.guest import (
     branches,
@@ -21,6 +21,7 @@ from cloche.guest import (
     memory,
     ports,
     processes,
+    seed,
     sessions,
     stillness,
     trust,
@@ -29,93 +30,88 @@ from cloche.guest import (
     wire,
 )
 from cloche.guest.defaults import Defaults
-from cloche.linux import namespaces, syscalls
+from cloche.guest.programs import ignore_own_signals, leave_parent
+from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
 # What bad input, or a disk or memory that is full, can raise from a verb: an answer, and nothing that ends a sandbox.
 _REFUSALS = (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, wire.WireError)
 
 
-def _on_child(*_) -> None:
-    """A handler must be set for the wake-up descriptor to be written to."""
+def main(served: Init, walls, zygote: socket.socket) -> None:
+    """In a fork of the cradle: waits to be told of a sandbox, or that there is none, and is its init. Never returns."""
+    try:
+        leave_parent([zygote.fileno()])
+        order, _, fds = wire.Reader(zygote).next() or os._exit(0)
+        _be_init(served, walls, order["spec"], fds, zygote)
+    finally:
+        os._exit(1)
 
 
-def main(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
-    """Never returns. Without `walls` there are none: see `cloche.isolation.plain`.
-
-    `fds`: init's channel, kernel 0's channel, stdout and stderr, then the entrances of our cgroups.
-    """
-    channel, first_kernel, entrances = socket.socket(fileno=fds[0]), fds[1:4], fds[4:]
+def _be_init(served: Init, walls, spec: dict, fds: list, zygote: socket.socket) -> None:
+    """`fds`: our channel, the door to which the first kernel comes, entrances of our cgroups, mounts of volumes."""
+    _take_trees(spec, fds)
+    channel, door, entrances = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]), fds[2:]
     try:
         for entrance in entrances:
             os.write(entrance, b"0")
-        trees = [tree for _, tree in spec.get("volumes", ())]
-        _leave_zygote([*fds[:4], door.fileno(), *trees])
-        served.take(spec, bool(walls))
-        if walls:
-            _go_behind(walls, served, spec, first_kernel, door)
-        else:
-            syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
-            served.start_first_kernel(spec, first_kernel)
-        door.close()
+            os.close(entrance)
+        served.take(spec, True)
+        walls.prepare_for(spec)
+        doors = walls.raise_walls(spec, lambda: _ask_for_maps(zygote))
+        zygote.close()
+        served.let_in(door, doors)
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
         _last_words(channel, error)
     served.end(1)
 
 
-def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket, pid: int) -> None:
-    """The sandbox's other process. Never returns. It gets ready while init, which is `pid` here, raises the walls.
+def main_without_walls(served: Init, spec: dict, fds: list) -> None:
+    """In a fork of the zygote: see `cloche.isolation.plain`. Never returns.
 
-    It runs none of its user's code until it has gone behind them: all that it waits for is the way in.
+    `fds`: init's channel, kernel 0's channel, stdout and stderr.
+    """
+    channel = socket.socket(fileno=fds[0])
+    try:
+        leave_parent(fds)
+        served.take(spec, False)
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
+        served.start_first_kernel(spec, fds[1:4])
+        served.serve(channel)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _last_words(channel, error)
+    served.end(1)
+
+
+def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
+    """The sandbox's other process, a fork of the zygote. Never returns. It gets ready while init raises the walls.
+
+    It runs none of its user's code until it has gone behind them: all that it waits for is the way in. `fds`: its
+    channel, stdout and stderr, the entrances of its cgroups.
     """
     try:
-        for entrance in fds[4:]:
+        for entrance in fds[3:]:
             os.write(entrance, b"0")
-        _write_maps(door, pid, spec)
+        walls.give_outputs(spec, fds[1:3])
         served.take(spec, True)
-        served.be_first_kernel(spec, fds[1:4], door.fileno(), walls)
+        served.be_first_kernel(spec, fds[:3], door.fileno(), walls)
     finally:  # the host may have given up the sandbox, and its cgroups: we must not go on as a second zygote
         os._exit(1)
 
 
-def _write_maps(door: socket.socket, pid: int, spec: dict) -> None:
-    """In the first kernel, as soon as init has made its user namespace. Not if it ended before."""
-    if door.recv(1):
-        namespaces.write_maps(pid, spec["uids"], spec["gids"])
-        door.send(b"m")
+def _take_trees(spec: dict, fds: list) -> None:
+    """The last descriptors are a sandbox's volumes, in the order of their paths; the spec has them from now on."""
+    paths = spec.get("volumes")
+    if paths:
+        spec["volumes"] = list(zip(paths, fds[-len(paths) :], strict=True))
+        del fds[-len(paths) :]
 
 
-def _go_behind(walls, served: Init, spec: dict, first_kernel: list, door: socket.socket) -> None:
-    """Raises the walls around us, and lets the first kernel, which the zygote has forked beside us, in."""
-    doors = walls.raise_walls(spec, first_kernel[1:], lambda: _ask_for_maps(door))
-    pid = door.recv(16)
-    if not pid:
-        raise RuntimeError("the first kernel died before it was let in")
-    socket.send_fds(door, [b"d"], doors)
-    served.know_first_kernel(int(pid))
-    for fd in (*doors, *first_kernel):
-        os.close(fd)
-
-
-def _leave_zygote(keep: list) -> None:
-    """Nothing of the zygote's but these descriptors comes with us."""
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    lowest = 3
-    for fd in sorted(keep):
-        if fd > lowest:
-            syscalls.close_range(lowest, fd - 1)
-        lowest = fd + 1
-    syscalls.close_from(lowest)
-    os.setsid()
-
-
-def _ask_for_maps(door: socket.socket) -> None:
-    door.send(b"u")
-    if not door.recv(1):
-        raise RuntimeError("the first kernel ended before it had written the id maps")
+def _ask_for_maps(zygote: socket.socket) -> None:
+    zygote.send(b"u")
+    if not zygote.recv(1):
+        raise RuntimeError("the id maps were not written")
 
 
 def _last_words(channel: socket.socket, error: BaseException) -> None:
@@ -126,21 +122,26 @@ def _last_words(channel: socket.socket, error: BaseException) -> None:
 
 
 class Init:
-    """Made once in the zygote, so that a sandbox inherits it ready; `serve` is where a sandbox's own life begins."""
+    """Made once, so that a sandbox inherits it ready; `serve` is where a sandbox's own life begins.
 
-    def __init__(self, single: bool, program: bytes, env: dict):
+    With `walls` it is forked from the cradle, and has nothing imported; without, from the zygote.
+    """
+
+    def __init__(self, single: bool, program: bytes, env: dict, *, walls: bool):
         self._poll = select.poll()
         self._on_ready: dict = {}
         defaults = Defaults()
         identities = identity.Identities(single, program)
         self._defaults = defaults
         self.adopt_environment = lambda: defaults.adopt(env)
-        self._processes = processes.Processes(identities, defaults, self._event, self._reap)
+        self.processes = self._processes = processes.Processes(identities, defaults, self._event, self._reap)
+        self._seed: Any = seed.Seed(self._watch_fd, self._event, self._bury) if walls else seed.Itself(self._processes)
+        self._processes.warm = self._seed
         self._files = files.Files(identities, defaults, self._watch_fd)
         self._watches = watches.Watches(identities, defaults, self._watch_fd, self._event)
         self._images = images.Images(self._processes, identities, defaults, self._event)
         self._elevation = elevation.reception(self._processes, self._watch_fd)
-        self._python = warm_python.reception(self._processes, self._watch_fd)
+        self._python = warm_python.reception(self._processes, self._seed, self._watch_fd)
         self._memory = memory.Watchman(self._processes, self._event)
         self._verbs = {
             "configure": self._configure,
@@ -148,7 +149,7 @@ class Init:
             "port_list": ports.listening,
             "door_open": door.open_door,
             "trust": trust.trust,
-            "usage": lambda header, body: memory.usage(),
+            "usage": self._memory.usage,
             **self._processes.verbs(),
             **branches.Branches(self._processes, identities, self._watch_fd, self._event).verbs(),
             **self._files.verbs(),
@@ -169,8 +170,22 @@ class Init:
     def be_first_kernel(self, spec: dict, fds: list, door: int, walls) -> None:
         self._processes.be_first_kernel(spec["token"], tuple(fds), door, lambda doors: walls.enter(spec, doors))
 
-    def know_first_kernel(self, pid: int) -> None:
-        self._processes.know_first_kernel(pid)
+    def let_in(self, door: socket.socket, doors: list) -> None:
+        """Opens the door to the first kernel, whenever it comes: what it needs lies there. Others can follow."""
+        self._seed.doors = doors
+        try:
+            socket.send_fds(door, [b"d"], doors)
+        except ConnectionError:
+            raise RuntimeError("the first kernel died before it was let in") from None
+        self._watch_fd(door.fileno(), select.POLLIN, lambda: self._meet_first_kernel(door))
+
+    def _meet_first_kernel(self, door: socket.socket) -> None:
+        self._watch_fd(door.fileno(), 0, None)
+        with door:
+            pid = door.recv(16)
+        if not pid:
+            raise RuntimeError("the first kernel died before it was let in")
+        self._processes.know_first_kernel(int(pid))
 
     def serve(self, channel: socket.socket) -> None:
         """Never returns."""
@@ -181,16 +196,14 @@ class Init:
             for fd, _ in self._poll.poll(self._memory.pause_seconds(_IDLE_SECONDS) * 1000):
                 if fd in self._on_ready:
                     self._on_ready[fd]()
+            self._seed.tell_ends()
             self._memory.look()
 
     def listen(self, channel: socket.socket) -> None:
         self._channel = channel
         self._reader = wire.Reader(channel)
-        self._wakeup, wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        _signal.signal(_signal.SIGCHLD, _on_child)
-        for ignored in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE):
-            _signal.signal(ignored, _signal.SIG_IGN)
-        _signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        self._wakeup = sessions.listen_for_children()
+        ignore_own_signals()
         self._watch_fd(self._wakeup, select.POLLIN, self._reap)
         self._watch_fd(self._channel.fileno(), select.POLLIN, self._serve_host)
 
@@ -198,8 +211,7 @@ class Init:
         """Undoes `listen`, but for the signals."""
         self._watch_fd(self._wakeup, 0, None)
         self._watch_fd(self._channel.fileno(), 0, None)
-        os.close(_signal.set_wakeup_fd(-1))
-        os.close(self._wakeup)
+        sessions.stop_listening(self._wakeup)
 
     def _watch_fd(self, fd: int, events: int, callback) -> None:
         """Calls `callback()` when `fd` is ready; `events` 0 forgets it."""
@@ -217,9 +229,12 @@ class Init:
         if not self._reader.pump():
             self.end(0)
         for header, body, fds in self._reader.take():
+            if header["do"] == "seed":
+                self._seed.take(fds)
             for fd in fds:
                 os.close(fd)
-            self._answer(header, body)
+            if header["do"] != "seed":
+                self._answer(header, body)
 
     def end(self, status: int) -> None:
         """The host is gone, or has closed us. With pid 1 goes everything; without walls we must see to it."""
@@ -242,7 +257,7 @@ class Init:
 
     def _configure(self, header: dict, _: bytes) -> dict:
         self._processes.configure(header)
-        self._memory.limit_bytes = header.get("watch_memory_bytes")
+        self._memory.limit(header.get("watch_memory_bytes"), self._processes.kernel("0"))
         if header.get("sudo") and os.getpid() == 1:  # without walls there is nobody else to become
             self._elevation.open()
         return {}
@@ -253,9 +268,13 @@ class Init:
         except BlockingIOError:
             pass
         for pid, status, usage in sessions.reap():
-            self._elevation.ended(pid, status)
-            self._python.ended(pid, status)
-            self._images.ended(pid, status)
-            self._processes.ended(pid, status, usage)
-            self._processes.credit(sessions.ended(pid), usage)
+            self._bury(pid, status, usage)
         sessions.forget_empty()
+
+    def _bury(self, pid: int, status: int, usage) -> None:
+        """A process has ended that init has started, or the seed for it; or one that was left to init."""
+        self._elevation.ended(pid, status)
+        self._python.ended(pid, status)
+        self._images.ended(pid, status)
+        self._processes.ended(pid, status, usage)
+        self._processes.credit(sessions.ended(pid), usage)

@@ -18,13 +18,17 @@ _LOADERS = (
 )
 
 
+def directory_for_packages() -> str:
+    """Where programs install to; none without walls, where there is no such place."""
+    base = os.environ.get("PYTHONUSERBASE", "")
+    return f"{base}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages" if base else ""
+
+
 class Installed:
     """Made once in the zygote. `follow` is for kernels only."""
 
     def __init__(self) -> None:
-        base = os.environ.get("PYTHONUSERBASE", "")  # none: without walls there is no such place
-        series = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-        self.directory = f"{base}/lib/{series}/site-packages" if base else ""
+        self.directory = directory_for_packages()
         self._changed_at = 0.0
         self._read: set = set()  # `.pth` files
         self._told: set = set()

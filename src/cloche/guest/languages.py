@@ -1,11 +1,11 @@
-"""The languages of kernels, and how a fresh fork of init becomes the kernel of one."""
+"""The languages of kernels, and how a fresh fork becomes the kernel of one."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from cloche.guest import bash_kernel, kernel
+from cloche.guest import bash_kernel
 
 _NODE_KERNEL = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node", "kernel.js")
 _NODE_OPTIONS = (
@@ -36,7 +36,7 @@ def starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     Raises Unavailable where there can be no such kernel.
     """
     if language == "python":
-        return lambda: _become_python(fds, token), None
+        return lambda: _exec_python(fds, token), None
     if language == "bash":
         if not bash_kernel.find_bash():
             raise Unavailable(_NO_BASH)
@@ -47,13 +47,20 @@ def starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     raise Unavailable(f"there is no language {language!r}: a kernel can be python, javascript, typescript or bash")
 
 
-def _become_python(fds: tuple, token: str) -> None:
-    """A fork has what was imported before it. Where programs have installed another version, it starts afresh."""
+def become_python(fds: tuple, token: str) -> None:
+    """In a fork that has everything imported. Where programs have installed another version, it starts afresh."""
+    from cloche.guest import kernel
+
     if kernel.prepared[0].installed.hidden():
-        for fd in fds:
-            os.set_inheritable(fd, True)
-        os.execv(sys.executable, [sys.executable, "-I", "-c", _FRESH, token])
+        _exec_python(fds, token)
     kernel.main(fds[0], fds[1], fds[2], token)
+
+
+def _exec_python(fds: tuple, token: str) -> None:
+    """Imports everything itself, which takes seconds."""
+    for fd in fds:
+        os.set_inheritable(fd, True)
+    os.execv(sys.executable, [sys.executable, "-I", "-c", _FRESH, token])
 
 
 def _make_room(defaults) -> None:

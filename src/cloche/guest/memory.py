@@ -16,6 +16,13 @@ class Watchman:
         self._processes = processes
         self._event = event
         self._next_look = 0.0
+        self._fresh_bytes = 0
+
+    def limit(self, limit_bytes, fresh_kernel) -> None:
+        """From now on all together may have so much. `fresh_kernel` is one that has run nothing yet, or None."""
+        self.limit_bytes = limit_bytes
+        if limit_bytes and fresh_kernel is not None and not self._fresh_bytes:
+            self._fresh_bytes = _anonymous_bytes(fresh_kernel.pid)
 
     def pause_seconds(self, otherwise: float) -> float:
         return _PERIOD_SECONDS if self.limit_bytes and not self.resting else otherwise
@@ -27,7 +34,7 @@ class Watchman:
         self._next_look = time.monotonic() + _PERIOD_SECONDS
         if _most() + _space_used() <= self.limit_bytes:
             return
-        held = _held()
+        held = _held(self._fresh_bytes)
         if sum(held.values()) + _space_used() > self.limit_bytes and held:
             largest = max(held, key=held.__getitem__)
             kernel = self._processes.kernel_of(largest)
@@ -35,17 +42,16 @@ class Watchman:
                 self._event({"ev": "over_memory", "kernel": kernel})
             os.kill(largest, signal.SIGKILL)
 
-
-def usage() -> dict:
-    """What all of the sandbox uses, as far as can be told from inside; nothing where others are to be seen as well."""
-    if os.getpid() != 1:
-        return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
-    pids = _pids()
-    return {
-        "memory_bytes": sum(_held().values()),
-        "space_bytes": _space_used(),
-        "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
-    }
+    def usage(self, *_) -> dict:
+        """What all of the sandbox uses, as far as can be told from inside; nothing where others are seen as well."""
+        if os.getpid() != 1:
+            return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
+        pids = _pids()
+        return {
+            "memory_bytes": sum(_held(self._fresh_bytes).values()),
+            "space_bytes": _space_used(),
+            "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
+        }
 
 
 def _cpu_ticks(pid: int) -> int:
@@ -67,25 +73,25 @@ def _most() -> int:
     return sum(_pages(pid)[0] for pid in _pids() if pid != 1) * os.sysconf("SC_PAGESIZE")
 
 
-def _held() -> dict:
-    """By its pid, what each process but init has."""
-    inits_share = _rollup(os.getpid()).get("Pss_Anon", 0)  # of what is the zygote's, and little more
-    return {pid: _own_bytes(pid, inits_share) for pid in _pids() if pid != 1}
+def _held(fresh_bytes: int) -> dict:
+    """By its pid, what each process but init has. `fresh_bytes`: what a kernel has of the zygote's."""
+    return {pid: _own_bytes(pid, fresh_bytes) for pid in _pids() if pid != 1}
 
 
-def _own_bytes(pid: int, inits_share: int) -> int:
+def _own_bytes(pid: int, fresh_bytes: int) -> int:
     """What is that process's own, and its share of what it has together with its copies; the zygote's does not count.
 
     Where only its size is told, each of several copies counts in full.
     """
     try:
         rows = _rollup(pid)
-    except PermissionError:  # of another uid, or behind other rules of Landlock's
-        return max(_anonymous_bytes(pid) - _anonymous_bytes(1), 0)
+    except PermissionError:  # of another uid, or behind other rules of Landlock's, as kernels are
+        return max(_anonymous_bytes(pid) - fresh_bytes, 0)
     except OSError:
         return 0
     own = sum(size for name, size in rows.items() if name.startswith("Private_"))
-    return max(own, rows.get("Pss_Anon", 0) - inits_share) + rows.get("Swap", 0)
+    shared = min(rows.get("Pss_Anon", 0), _anonymous_bytes(pid) - fresh_bytes)
+    return max(own, shared) + rows.get("Swap", 0)
 
 
 def _rollup(pid: int) -> dict:
@@ -95,7 +101,7 @@ def _rollup(pid: int) -> dict:
 
 
 def _anonymous_bytes(pid: int) -> int:
-    """All that is not a file's; in a kernel about as much of it is the zygote's as in init."""
+    """All that is not a file's."""
     resident, of_files = _pages(pid)
     return (resident - of_files) * os.sysconf("SC_PAGESIZE")
 

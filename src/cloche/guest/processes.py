@@ -1,4 +1,7 @@
-"""Kernels, commands and terminals: everything that init forks."""
+"""Kernels, commands and terminals: everything that init forks, and what it has forked by a seed.
+
+Init has nothing imported: what only a process can do that has (see `seed.py`) is imported there when it is done.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ import socket
 import struct
 import termios
 import time
+from typing import Any
 
-from cloche.guest import identity, kernel, languages, script, sessions
+from cloche.guest import enclosure, identity, languages, script, sessions
 from cloche.guest.defaults import Defaults
 from cloche.guest.limits import limit_process
-from cloche.guest.programs import OWN_SIGNALS, default_signals, enter, exec_program
+from cloche.guest.programs import OWN_SIGNALS, NoRoom, NoSeed, default_signals, enter, exec_program
 from cloche.linux import syscalls
 
 _KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `_take_descriptors`
@@ -30,10 +34,6 @@ class ProcessNotFound(LookupError):
 
 class KernelNotFound(LookupError):
     code = "context_not_found"
-
-
-class NoRoom(ValueError):
-    code = "invalid_request"
 
 
 class Child:
@@ -61,11 +61,15 @@ class Child:
 
 
 class Processes:
+    """`warm`: who forks what is to find everything imported, a `seed.Seed`."""
+
     def __init__(self, identities: identity.Identities, defaults: Defaults, event, reap):
         self._identities = identities
         self._defaults = defaults
         self._event = event
-        self._reap = reap
+        self.reap = reap
+        self.warm: Any = None
+        self.kernels: Any = None  # the module of that name, where it is imported: to look for it copies fifty pages
         self._kernels: dict = {}
         self._commands: dict = {}
 
@@ -97,13 +101,52 @@ class Processes:
         token, language = secrets.token_hex(8), header.get("language") or "python"
         become_kernel, make_room = languages.starter(language, _KERNEL_FDS, token, self._defaults)
         ours, theirs = self.make_wires(user)
-        pid = self.fork(*theirs, *ours)
-        if pid == 0:
-            self._in_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
+        order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}
+        pid = self._fork_warm(order, b"", theirs, (*theirs, *ours)) if language == "python" else None
+        if pid is None:
+            pid = self.fork(*theirs, *ours)
+            if pid == 0:
+                self._in_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
         for fd in theirs:
             os.close(fd)
         self._kernels[name] = Child(name, pid, f"{language} kernel", user, cwd)
         return {"pid": pid, "token": token}, b"", ours
+
+    def _fork_warm(self, order: dict, body: bytes, fds: tuple, held: tuple) -> int | None:
+        """A fork in which everything is imported, with these descriptors; None if there is nobody to fork it.
+
+        Raises NoRoom, and closes `held`.
+        """
+        if not self.warm.is_there:
+            return None
+        try:
+            return self.warm.fork({**order, **self._defaults.limits()}, body, fds)
+        except NoSeed:
+            return None
+        except NoRoom:
+            for fd in held:
+                os.close(fd)
+            raise
+
+    def fork_to_attend(self, connection: int) -> int:
+        """A fork in which everything is imported, for who has connected: see `warm_python`. Raises NoSeed, NoRoom."""
+        return int(self.warm.fork({"kind": "attend", **self._defaults.limits()}, b"", (connection,)))
+
+    def become(self, order: dict, body: bytes, fds: list) -> None:
+        """In a fork in which everything is imported: becomes what was ordered. Never returns."""
+        self._defaults.take_limits(order)
+        if order["kind"] == "attend":
+            from cloche.guest import warm_python
+
+            warm_python.attend(fds[0], self)
+        elif order["kind"] == "kernel":
+            work, outputs, stdin = languages.become_python, (_KERNEL_FDS, order["token"]), None
+            self._in_child(order["user"], order["cwd"], order["env"], tuple(fds), stdin, lambda: work(*outputs))
+        else:
+            outputs, stdin = tuple(fds[:2]), fds[2] if len(fds) > 2 else None
+            run, terminal = lambda: script.run(order["script"], body), bool(order["terminal"])
+            self._in_child(order["user"], order["cwd"], order["env"], outputs, stdin, run, terminal)
+        os._exit(127)
 
     def make_wires(self, user: str) -> tuple:
         """Channel, stdout and stderr of a kernel of that user's: the host's ends, and the kernel's."""
@@ -117,14 +160,15 @@ class Processes:
         pid = syscalls.fork_bare()
         if pid == 0:
             user, cwd, env = self._defaults.first_place()
-            self._in_child(user, cwd, env, fds, None, lambda: _run_kernel(token))
+            self._in_child(user, cwd, env, fds, None, lambda: languages.become_python(_KERNEL_FDS, token))
         self.know_first_kernel(pid)
 
     def be_first_kernel(self, token: str, fds: tuple, door: int, enter) -> None:
         """In a process that the zygote has forked beside init: waits at the door, then is the first kernel."""
         user, cwd, env = self._defaults.first_place()
         channels: list = []
-        first = lambda: channels.append(_pass_through(token, enter))  # noqa: E731
+        kernel = self.kernels
+        first = lambda: channels.append(_pass_through(kernel, token, enter))  # noqa: E731
         self._in_child(user, cwd, env, (*fds, door), None, lambda: kernel.serve(*channels), first=first)
 
     def know_first_kernel(self, pid: int) -> None:
@@ -163,37 +207,51 @@ class Processes:
 
     def start_command(self, header: dict, body: bytes) -> tuple:
         name, user = header["process"], header.get("user") or self._defaults.user
-        argv, work = _work(header, body)
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         env = self._defaults.environment(user, header.get("env", {}))
         self._identities.uid(user)
         if not header.get("make_cwd", True):
             self._check_directory(user, cwd)
+        order = header.get("script")
+        argv = _words(header)
+        work = (lambda: script.run_afresh(order, body)) if order else (lambda: exec_program(argv, env))
+        warm = {"kind": "script", "script": order, "user": user, "cwd": cwd, "env": env} if order else None
         start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
-        pid, fds = start(header, user, cwd, env, lambda: work(env))
+        pid, fds = start(header, user, cwd, env, Start(work, warm, body))
         self._commands[name] = Child(name, pid, header.get("command") or " ".join(argv), user, cwd)
         return {"pid": pid}, b"", fds
 
-    def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, work) -> tuple:
+    def _launch(
+        self, user: str, cwd: str, env: dict, outputs: tuple, stdin: int | None, held: tuple, start, terminal=False
+    ) -> int:
+        """Forks a command, with everything imported if it is such a one. Closes `held` if it cannot."""
+        if start.warm is not None:
+            fds = outputs if stdin is None else (*outputs, stdin)
+            pid = self._fork_warm({**start.warm, "terminal": terminal}, start.body, fds, held)
+            if pid is not None:
+                return pid
+        pid = self.fork(*held)
+        if pid == 0:
+            self._in_child(user, cwd, env, outputs, stdin, start.work, terminal)
+        return pid
+
+    def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, start: Start) -> tuple:
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self._give(user, out[1], err[1])
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
-        pid = self.fork(*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
-        if pid == 0:
-            self._in_child(user, cwd, env, (out[1], err[1]), stdin_read, work)
+        held = (*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
+        pid = self._launch(user, cwd, env, (out[1], err[1]), stdin_read, held, start)
         for fd in (out[1], err[1], stdin_read):
             if fd is not None:
                 os.close(fd)
         return pid, (out[0], err[0]) if stdin_write is None else (out[0], err[0], stdin_write)
 
-    def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, work) -> tuple:
+    def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, start: Start) -> tuple:
         rows, columns = header["pty"]
         master, slave = self.open_terminal(user)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env.setdefault("TERM", "xterm-256color")
-        pid = self.fork(master, slave)
-        if pid == 0:
-            self._in_child(user, cwd, env, (slave, slave), slave, work, terminal=True)
+        pid = self._launch(user, cwd, env, (slave, slave), slave, (master, slave), start, terminal=True)
         os.close(slave)
         return pid, (master,)
 
@@ -246,7 +304,7 @@ class Processes:
             for fd in held:
                 os.close(fd)
             if isinstance(error, BlockingIOError):
-                raise NoRoom("the sandbox has as many processes as it may have: end some first") from None
+                raise NoRoom from None
             raise
         finally:
             if pid:
@@ -258,7 +316,7 @@ class Processes:
             try:
                 return syscalls.fork_bare()
             except BlockingIOError:
-                self._reap()
+                self.reap()
                 time.sleep(_FORK_PAUSE_SECONDS)
         return syscalls.fork_bare()
 
@@ -344,13 +402,20 @@ class Processes:
                 child.peak_bytes = max(child.peak_bytes, usage.ru_maxrss * 1024)
 
 
-def _work(header: dict, body: bytes) -> tuple:
-    """The words of a command, and what a fork does to be it, given its environment."""
+class Start:
+    """How a command begins: what a fork of init does to be it, or what is ordered of one with everything imported."""
+
+    def __init__(self, work, warm: dict | None, body: bytes):
+        self.work = work
+        self.warm = warm
+        self.body = body
+
+
+def _words(header: dict) -> list:
     order = header.get("script")
     if order:
-        return ["python3", order["name"], *order.get("argv", ())], lambda env: script.run(order, body)
-    argv = header.get("argv") or ["/bin/bash", "-c", header["command"]]
-    return argv, lambda env: exec_program(argv, env)
+        return ["python3", order["name"], *order.get("argv", ())]
+    return header.get("argv") or ["/bin/bash", "-c", header["command"]]
 
 
 def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
@@ -366,24 +431,11 @@ def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
     syscalls.close_from(len(wanted))
 
 
-def _pass_through(token: str, enter):
+def _pass_through(kernel: Any, token: str, enter):
     """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
     channel = kernel.get_ready(*_KERNEL_FDS, token)
-    enter(_doors(os.getpid()))
+    with socket.socket(fileno=_DOOR) as door:
+        doors = enclosure.wait_at(door)
+    enter(doors)
     syscalls.close_from(_DOOR)
     return channel
-
-
-def _doors(pid: int) -> list:
-    """What init sends to let us in. Ends us where there will be none: init could not raise the walls, or was killed."""
-    try:
-        with socket.socket(fileno=_DOOR) as door:
-            door.send(b"%d" % pid)
-            doors = socket.recv_fds(door, 1, 16)[1]
-    except ConnectionError:
-        os._exit(1)
-    return doors or os._exit(1)
-
-
-def _run_kernel(token: str) -> None:
-    kernel.main(*_KERNEL_FDS, token)

@@ -1,11 +1,45 @@
-"""What a fresh fork of init does on its way to being a program."""
+"""What a fresh fork does on its way to being a program."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import os
 
+from cloche.linux import syscalls
+
 OWN_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)  # init ignores these, and a program must not
+
+
+def leave_parent(keep: list) -> None:
+    """Nothing of the parent's but these descriptors comes with us."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    close_others(keep)
+    os.setsid()
+
+
+def close_others(keep: list) -> None:
+    """Every descriptor but the first three and these."""
+    lowest = 3
+    for fd in sorted(keep):
+        if fd > lowest:
+            syscalls.close_range(lowest, fd - 1)
+        lowest = fd + 1
+    syscalls.close_from(lowest)
+
+
+class NoSeed(Exception):
+    """Nobody is there to fork what is to find everything imported: see `seed.py`."""
+
+
+class NoRoom(ValueError):
+    """The sandbox has as many processes as it may have."""
+
+    code = "invalid_request"
+
+    def __str__(self) -> str:
+        return "the sandbox has as many processes as it may have: end some first"
 
 
 def exec_program(argv: list, env: dict) -> None:
@@ -24,6 +58,12 @@ def enter(cwd: str) -> None:
     except FileNotFoundError:
         os.makedirs(cwd, exist_ok=True)
         os.chdir(cwd)
+
+
+def ignore_own_signals() -> None:
+    """In what runs as long as the sandbox: they are for its programs."""
+    for ignored in (*OWN_SIGNALS, _signal.SIGPIPE):
+        _signal.signal(ignored, _signal.SIG_IGN)
 
 
 def default_signals() -> None:

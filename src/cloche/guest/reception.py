@@ -29,19 +29,21 @@ class Refused(Exception):
 class Reception:
     """One socket, and the forks that attend to those who came through it: at most `most` of them at a time.
 
-    `attend(fd)`, in a fork, never returns. With `keeps`, init keeps its side of a connection as long as its fork lives,
-    never reads from it, calls `keeps(pid)` when the client is gone, and tells the client how the fork ended.
+    `start(fd)` forks one for a connection and gives its pid; it raises Refused. With `keeps`, init keeps its side of a
+    connection as long as its fork lives, never reads from it, calls `keeps(pid)` when the client is gone, and tells the
+    client how the fork ended. `prepare(reception)` comes before anybody is let in: False if they have to wait.
     """
 
-    def __init__(self, place: str | bytes, watch_fd, attend, *, most: int, full: str, keeps=None):
+    def __init__(self, place: str | bytes, watch_fd, start, *, most: int, full: str, keeps=None, prepare=None):
         self._place = place
         self._watch_fd = watch_fd
-        self._attend = attend
+        self._start = start
         self._most = most
         self._full = full
         self._keeps = keeps
+        self._prepare = prepare
         self._listener: socket.socket | None = None
-        self._rests = False
+        self._rests: set = set()  # why nobody is let in just now
         self._forks: dict = {}  # pid -> the connection that is kept, or None
 
     def open(self) -> None:
@@ -54,16 +56,18 @@ class Reception:
             self._listener.listen(_BACKLOG)
             self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)
 
-    def rest(self) -> None:
+    def rest(self, why: str) -> None:
         """Who comes now waits until `go_on`. Harmless when it is not open, or rests already."""
-        if self._listener is not None and not self._rests:
-            self._rests = True
-            self._watch_fd(self._listener.fileno(), 0, None)
+        if self._listener is not None:
+            if not self._rests:
+                self._watch_fd(self._listener.fileno(), 0, None)
+            self._rests.add(why)
 
-    def go_on(self) -> None:
-        if self._rests:
-            self._rests = False
-            self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)  # type: ignore[union-attr]
+    def go_on(self, why: str) -> None:
+        if why in self._rests:
+            self._rests.remove(why)
+            if not self._rests:
+                self._watch_fd(self._listener.fileno(), select.POLLIN, self._accept)  # type: ignore[union-attr]
 
     def ended(self, pid: int, status: int) -> None:
         """A child of init has ended, whosever it was."""
@@ -76,6 +80,8 @@ class Reception:
 
     def _accept(self) -> None:
         """One at a time: whoever connects without end waits between our other work."""
+        if self._prepare is not None and not self._prepare(self):
+            return
         try:
             connection, _ = self._listener.accept()  # type: ignore[union-attr]  # it is open, or nobody comes
         except OSError:
@@ -83,13 +89,11 @@ class Reception:
         try:
             if len(self._forks) >= self._most:
                 raise Refused(self._full)
-            pid = fork()
+            pid = self._start(connection.fileno())
         except Refused as error:
             _say(connection, {"error": str(error)})
             connection.close()
             return
-        if pid == 0:
-            self._attend(connection.fileno())
         self._know(pid, connection)
 
     def _know(self, pid: int, connection: socket.socket) -> None:
@@ -116,6 +120,18 @@ def _say(connection: socket.socket, header: dict) -> None:
     connection.setblocking(False)
     with contextlib.suppress(OSError):
         wire.send(connection, header)
+
+
+def forking(attend):
+    """For a `Reception`: has a fork of init attend to a connection. `attend(fd)` never returns."""
+
+    def start(fd: int) -> int:
+        pid = fork()
+        if pid == 0:
+            attend(fd)
+        return pid
+
+    return start
 
 
 def fork() -> int:

@@ -1,4 +1,4 @@
-"""What every sandbox does first, done in the zygote beforehand, as far as it has no effect there.
+"""What every sandbox does first, done beforehand where it is forked from, as far as it has no effect there.
 
 The first calls of a function look up symbols, build wrappers and specialise bytecode: writes, each of which would be a
 page copied in every sandbox. After some rounds these have settled.
@@ -11,7 +11,7 @@ import os
 import resource
 import socket
 
-from cloche.guest import init, kernel, wire
+from cloche.guest import init, wire
 from cloche.guest.channel import Channel
 from cloche.guest.enclosure import WRITABLE, Enclosure
 from cloche.guest.interrupts import Interrupts
@@ -19,52 +19,66 @@ from cloche.linux import landlock, namespaces, syscalls
 
 _ROUNDS = 20  # CPython looks again at code that has run eight times
 _UNUSED_FD = 1 << 20
-_SPEC = {"user": "user", "space_bytes": 0, "inodes": 0, "token": "0" * 16}
+_TOKEN = "0" * 16
+_SPEC = {"user": "user", "space_bytes": 0, "inodes": 0}
 
 
-def rehearse(env: dict) -> None:
-    """Run in a nursery, whose network and host name are its own."""
+def rehearse_init(env: dict) -> None:
+    """Run in a cradle, whose network and host name are its own."""
     idle, walls = syscalls.Prepared(), Enclosure.of_nothing()
     idle.prctl(syscalls.PR_GET_DUMPABLE)
     rules = landlock.Wall(WRITABLE) if landlock.abi() else None
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     spec = {**_SPEC, "open_files": files[1]}
-    served = init.Init(True, b"", env)
+    served = init.Init(True, b"", env, walls=True)
     served.adopt_environment()
     for _ in range(_ROUNDS):
         idle.make()
         namespaces.raise_loopback()
-        _raise(walls, spec)
+        for fd in walls.raise_walls(spec, lambda: None):
+            os.close(fd)
         syscalls.set_hostname("nursery")
         syscalls.close_range(_UNUSED_FD, _UNUSED_FD)
         syscalls.prctl(syscalls.PR_GET_DUMPABLE)
         _pass_descriptors()
-        _talk(served, spec)
-        kernel.diverge()
+        _be_init(served, spec)
         if rules:
             rules.build().close()
     resource.setrlimit(resource.RLIMIT_NOFILE, files)
 
 
-def _raise(walls: Enclosure, spec: dict) -> None:
-    pipe = os.pipe2(os.O_CLOEXEC)
-    for fd in (*walls.raise_walls(spec, list(pipe), lambda: None), *pipe):
-        os.close(fd)
+def rehearse_kernel() -> None:
+    """Run in a zygote."""
+    from cloche.guest import kernel
+
+    for _ in range(_ROUNDS):
+        syscalls.close_range(_UNUSED_FD, _UNUSED_FD)
+        syscalls.prctl(syscalls.PR_GET_DUMPABLE)
+        _pass_descriptors()
+        _be_kernel()
+        kernel.diverge()
 
 
-def _talk(served: init.Init, spec: dict) -> None:
-    """The start of init's and of a kernel's channel."""
+def _be_init(served: init.Init, spec: dict) -> None:
+    """The start of init's channel."""
     ours, theirs = socket.socketpair()
-    out, err = os.pipe2(os.O_CLOEXEC)
     numbers = (_signal.SIGCHLD, _signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGPIPE)
     saved = [_signal.getsignal(number) for number in numbers]
     served.take(spec, True)
-    served.know_first_kernel(1)
+    served.processes.know_first_kernel(1)
     served.listen(ours)
     served.fall_silent()
     for number, handler in zip(numbers, saved, strict=True):
         _signal.signal(number, handler)
-    channel = Channel(theirs.detach(), out, err, spec["token"], Interrupts())
+    ours.close()
+    theirs.close()
+
+
+def _be_kernel() -> None:
+    """The start of a kernel's channel."""
+    ours, theirs = socket.socketpair()
+    out, err = os.pipe2(os.O_CLOEXEC)
+    channel = Channel(theirs.detach(), out, err, _TOKEN, Interrupts())
     channel.send({"ev": "ready"})
     channel.close()
     ours.close()

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
-
-from cloche.guest import interpreter, running, threads
 
 # Our package is named by its place: without walls there is another of that name, which needs more than there is.
 _FRESH = """
@@ -27,16 +26,20 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def run(order: dict, source: bytes) -> NoReturn:
-    """In a fresh fork that is its user's already."""
+    """In a fork in which everything is imported, and that is its user's already."""
+    from cloche.guest import interpreter, running, threads
+
     others = interpreter.other_modules(running.working_directory())
     if others:
-        _exec_afresh({**order, "others": list(others)}, source)
+        run_afresh(order, source, others)
     interpreter.start()
     threads.restore_for(source)
     running.run_source(order, source)
 
 
-def _exec_afresh(order: dict, source: bytes) -> NoReturn:
+def run_afresh(order: dict, source: bytes, others: Iterable = ()) -> NoReturn:
+    """In an interpreter of its own. `others`: modules that the program shall find elsewhere than we do."""
+    order = {**order, "others": list(others)}
     fd = os.memfd_create("program", 0)
     with open(fd, "wb", closefd=False) as file:
         file.write(json.dumps(order).encode() + b"\n" + source)

@@ -14,6 +14,24 @@ _parents: dict = {}  # session that somebody asked init for (see `warm_python`) 
 _leaderless: set = set()  # of these, whose leader has ended
 
 
+def listen_for_children() -> int:
+    """A descriptor that can be read when a child has ended. Children set their own signals."""
+    ended, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, _on_child)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    return ended
+
+
+def stop_listening(ended: int) -> None:
+    """Undoes `listen_for_children`, but for the handler."""
+    os.close(signal.set_wakeup_fd(-1))
+    os.close(ended)
+
+
+def _on_child(*_) -> None:
+    """A handler must be set for the wake-up descriptor to be written to."""
+
+
 def reap() -> Iterator[tuple]:
     """Collects children that have ended: (pid, wait status, resource usage) of each. Does not wait."""
     while True:

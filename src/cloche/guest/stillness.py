@@ -13,6 +13,7 @@ import time
 
 _SECONDS = 2.0  # for all to stand still; less than the host waits
 _LOOK_SECONDS = 0.0005
+_STILLNESS = "all stand still"
 _STILL = (b"T", b"t", b"Z", b"X")
 
 
@@ -31,7 +32,7 @@ class Stillness:
         """Starts nobody from now on. With `stop` it stops them, too: `still` tells if it could; else all run on."""
         self._watchman.resting = True
         for reception in self._receptions:
-            reception.rest()
+            reception.rest(_STILLNESS)
         still = not header.get("stop") or self._stop_all()
         if not still:
             self._release({}, b"")
@@ -41,7 +42,7 @@ class Stillness:
         """Who was stopped last goes on first: a shell that waits for its children would else find them stopped."""
         self._watchman.resting = False
         for reception in self._receptions:
-            reception.go_on()
+            reception.go_on(_STILLNESS)
         while self._stopped:
             _signal(self._stopped.pop(), signal.SIGCONT)
         return {}

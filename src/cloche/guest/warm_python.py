@@ -1,4 +1,4 @@
-"""What `python3` asks for: a fork of init, in which everything is imported, that becomes the caller's program.
+"""What `python3` asks for: a fork in which everything is imported, that becomes the caller's program.
 
 The `python3` on the PATH is a client (see `python_client.py`) of a socket that init has in every sandbox. The fork
 takes the caller's descriptors, arguments, environment, working directory, limits and so on, and runs the program as an
@@ -6,9 +6,8 @@ interpreter would that has just started. Where it would not be the same, it says
 
 It does not widen what a program may do: the fork is the user that the caller is, behind the same filter, and has the
 limits that every program has, or lower ones, if the caller has. It is that user before it reads what the caller says.
-But its memory is a copy of init's, in which may lie what the host has asked init for before: see docs/design.md, "What
-init remembers". Init keeps its side of the connection: when the client is gone, the program is killed, and when the
-program has ended, the client is told.
+Its memory is a copy of the seed's: see docs/design.md, "What the seed remembers". Init keeps its side of the
+connection: when the client is gone, the program is killed, and when the program has ended, the client is told.
 
   client -> fork   {"kind":"file|command|module|stdin","uid":n,"rest":n,"words":n,"env":n,"numbers":[fd,..],
                     "unbuffered":0|1,"dont_write_bytecode":0|1}
@@ -24,7 +23,8 @@ import fcntl
 import os
 import socket
 
-from cloche.guest import command_line, identity, likeness, wire
+from cloche.guest import identity, likeness, wire
+from cloche.guest.programs import NoRoom, NoSeed
 from cloche.guest.python_client import ADDRESS, MAX_EXTRA_FILES
 from cloche.guest.reception import CONNECTION, Reception, Refused, caller, forget_init, request
 from cloche.guest.sessions import signal_session
@@ -32,26 +32,46 @@ from cloche.linux import syscalls
 
 MAX_PROGRAMS = 64
 _FULL = f"{MAX_PROGRAMS} programs of Python run already"
+_NO_SEED = "there is no seed yet"
 _KILL = 9
 _MAX_BODY_BYTES = 4 << 20  # twice the kernel's limit of arguments and environment: some of the words come twice
 _KINDS = ("file", "command", "module", "stdin")
 _MAX_NUMBER = 1 << 16
 
 
-def reception(processes, watch_fd) -> Reception:
-    """The socket, not open yet. `processes` knows what programs may use."""
+def reception(processes, seed, watch_fd) -> Reception:
+    """The socket, not open yet. `processes` knows what programs may use; of `seed` they are forks."""
     return Reception(
         ADDRESS,
         watch_fd,
-        lambda fd: _attend(fd, processes),
+        lambda fd: _start(fd, processes),
         most=MAX_PROGRAMS,
         full=_FULL,
         keeps=lambda pid: signal_session(pid, _KILL),
+        prepare=lambda reception: _prepare(reception, seed),
     )
 
 
-def _attend(fd: int, processes) -> None:
-    """In a fork of init. Never returns."""
+def _prepare(reception: Reception, seed) -> bool:
+    """Whoever comes first waits until there is a seed, or until it is known that there will be none."""
+    if seed.is_there or not seed.may_come:
+        return True
+    reception.rest(_NO_SEED)
+    seed.ask_for(lambda: reception.go_on(_NO_SEED))
+    return False
+
+
+def _start(fd: int, processes) -> int:
+    try:
+        return processes.fork_to_attend(fd)
+    except (NoSeed, NoRoom) as error:
+        raise Refused(f"the program cannot be forked: {error}") from None
+
+
+def attend(fd: int, processes) -> None:
+    """In a fork in which everything is imported. Never returns."""
+    from cloche.guest import command_line
+
     try:
         connection = forget_init(fd)
         try:
@@ -72,6 +92,8 @@ def _receive(connection: socket.socket, processes) -> Order:
     pid, uid = caller(connection)
     processes.become_user(identity.name_of(uid))
     head, body, fds = request(connection, wire.Reader(connection, max_body=_MAX_BODY_BYTES))
+    from cloche.guest import command_line
+
     order = Order(head, body, fds, uid)
     likeness.take_after(pid, order.env, processes.inherited_environment())
     os.fchdir(order.directory)

@@ -9,11 +9,13 @@ There are three kinds of channel, each a UNIX stream socket pair.
 NURSERY (host <-> zygote)
   zygote -> host  {"ev":"ready","seconds":s}                           imports are done
                   {"ev":"failed","message":..}                         they were not; the zygote ends
-  host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, cgroup entrances..]
+  host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, cgroup entrances..,
+                                                          mounts of volumes..]
                   Kernel 0 starts by itself as soon as the walls stand; spec.token is its token.
   zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd, kernel 0's stdout, its stderr]
                   {"ev":"kernel_exited","cell":name,..}                as init says it of other kernels
                   {"ev":"spawn_failed","cell":name,"message":..}
+  host -> zygote  {"do":"seed","cell":name,"spec":{..}}   fds=[its socket, cgroup entrances..]; see guest/seed.py
 
 INIT (host <-> pid 1 of a sandbox)
   init -> host    {"ev":"fatal","message":..}       the walls could not be put up; it ends
@@ -25,6 +27,9 @@ INIT (host <-> pid 1 of a sandbox)
                   {"ev":"process_exited","process":p,"status":wait status}
                   {"ev":"changes","watch":w,"changes":[[kind, path],..],"missed":true if some could not be seen}
                   {"ev":"over_memory","kernel":k}   best effort without cgroups: init ended that kernel
+                  {"ev":"seed_wanted"}              a program asks for what is to be forked from a seed
+                  {"ev":"seed_lost"}
+  host -> init    {"do":"seed"}                     fds=[a socket] of a seed to be; none if there is none. No answer
   Verbs:
     configure       env (base for all that starts later), cwd, user, sudo (see elevation.py); and
                     where the host has no cgroups for it: processes, data_bytes (per process),

@@ -1,23 +1,24 @@
-"""The zygote: one process with everything imported, from which sandboxes are forked.
+"""The zygote: one process with everything imported, from which kernels are forked; and `cradle.py`, for their inits.
 
 It runs as root of the nursery's user namespace. It has no threads and no event loop: both would not survive a fork.
+What is imported here is in every cradle, too: all else comes after the cradle was forked.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import select
-import signal
 import socket
 import sys
 import time
+from typing import Any
 
-from cloche.guest import enclosure, heap, init, running, sessions, warmup, wire
-from cloche.guest.rehearsal import rehearse
+from cloche.guest import enclosure, init, seed, sessions, wire
+from cloche.guest.cradle import Cradle, Embryo, settle
+from cloche.guest.rehearsal import rehearse_kernel
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.guest.volumes import Volumes
-from cloche.linux import hugepages, mappings, namespaces, syscalls
+from cloche.linux import namespaces, syscalls
 
 _WALLS = (
     namespaces.NEWNS
@@ -28,8 +29,6 @@ _WALLS = (
     | namespaces.NEWUSER
 )
 
-_LULL_MILLISECONDS = 5
-
 
 def main(channel_fd: int) -> None:
     """Never returns. The host's first frame says what to import."""
@@ -38,10 +37,10 @@ def main(channel_fd: int) -> None:
     order, program, _ = reader.next() or sys.exit(0)
     began = time.monotonic()
     try:
-        zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
         os.environ.update(order["env"])
+        zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
         asked = UvWarmup(order["env"]) if order["walls"] else None
-        warmup.prepare(order["imports"])
+        zygote.prepare(order["imports"])
         if asked is not None:
             asked.finish()
         zygote.settle()
@@ -57,51 +56,54 @@ class Zygote:
         self._channel = channel
         self._reader = reader
         self._walls = enclosure.Enclosure(order["single"], program) if order["walls"] else None
-        self._env = order["env"]
-        self._init = init.Init(order["single"], program, order["env"])
+        self._init = init.Init(order["single"], program, order["env"], walls=order["walls"])
+        self._cells: dict = {}  # pid of an init -> the name of its cell
+        self._pids: dict = {}  # name of a cell -> its pid namespace
+        self._cradle = Cradle(self._init, self._walls, self._forget_cell) if self._walls else None
         self._poll = select.poll()
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
-        self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._volumes = Volumes(order["single"], self._own_pids) if self._walls else None
-        self._network_is_fresh = False
-        self._pause_milliseconds: int | None = None  # after which a new network is made, if nothing else is to do
         self._kernels: dict = {}  # pid of a first kernel -> its cell
+        self._asking: dict = {}  # descriptor -> the embryo that will ask for its id maps there
+
+    def prepare(self, imports: list) -> None:
+        """Imports what a template asks for, and warms up. Raises what the template's code raises."""
+        # `interpreter`, which `command_line` needs, keeps what an interpreter has before a kernel is made.
+        from cloche.guest import command_line, kernel, running, warmup  # noqa: F401
+
+        warmup.prepare(imports)
+        running.know_ourselves()
+        self._init.processes.kernels = kernel
 
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
         self._init.adopt_environment()
-        running.know_ourselves()
-        if self._walls:
-            rehearse(self._env)
-        gc.collect()
-        gc.disable()
-        gc.freeze()
-        mappings.join_libraries()
-        hugepages.collapse_anonymous()
-        self._renew_network()
-        heap.fill_pools()
+        if self._cradle is not None:
+            rehearse_kernel()
+        settle()
+        if self._cradle is not None:
+            self._cradle.wait()
 
     def serve(self) -> None:
         """Until the host closes the channel. Sandboxes live on when we end."""
-        ended = self._listen_for_children()
+        ended = sessions.listen_for_children()
         self._poll.register(self._channel, select.POLLIN)
         self._poll.register(ended, select.POLLIN)
+        if self._cradle is not None:
+            self._poll.register(self._cradle, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
-            if not ready:
-                self._use_lull()
+            ready = [fd for fd, _ in self._poll.poll()]
+            for fd in ready:
+                if fd in self._asking:
+                    self._poll.unregister(fd)
+                    self._asking.pop(fd).write_maps()
             if self._channel.fileno() in ready:
                 self._serve_host()
+            if self._cradle is not None and self._cradle.fileno() in ready:
+                self._hear_cradle()
             if ended in ready:
                 os.read(ended, 4096)
             self._reap()
-
-    def _listen_for_children(self) -> int:
-        """A descriptor that can be read when a child has ended. Children set their own signals."""
-        ended, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        return ended
 
     def _reap(self) -> None:
         """Collects children that ended. The host watches inits by pidfd; of first kernels it has to be told."""
@@ -117,6 +119,8 @@ class Zygote:
         for header, _, fds in self._reader.take():
             if header["do"] == "spawn":
                 self._spawn(header, fds)
+            elif header["do"] == "seed":
+                self._sow(header, fds)
             elif header["do"] == "raw":
                 wire.send(self._channel, {"ev": "raw", "seconds": self._raw_cost()})
             elif header["do"] == "volume":
@@ -135,64 +139,77 @@ class Zygote:
 
     def _spawn(self, header: dict, fds: list) -> None:
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        fds[2:2] = [out, err]
-        trees = _take_trees(header["spec"], fds)
-        if self._walls:
-            self._walls.prepare_for(header["spec"])
+        fork = self._fork_cell if self._cradle is not None else self._fork_without_walls
         try:
-            if not self._network_is_fresh:
-                self._renew_network()
-            self._network_is_fresh = False
-            self._fork_cell(header, fds, (out_read, err_read))
+            fork(header, fds, (out, err), (out_read, err_read))
         except OSError as error:
             wire.send(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
-        for fd in (*fds, *trees, out_read, err_read):
+        for fd in (*fds, out, err, out_read, err_read):
             os.close(fd)
 
-    def _renew_network(self) -> None:
-        """Moves this process, which has no use for a network, into a new one. The next sandbox gets it by the fork."""
-        if self._walls:
-            namespaces.make_network()
-        self._network_is_fresh = True
+    def _fork_cell(self, header: dict, fds: list, outputs: tuple, ours: tuple) -> None:
+        """Has init forked; forks, while init raises the walls, its first kernel, which waits at a door to be let in.
 
-    def _leave_network(self) -> None:
-        """Leaves the network to the sandbox that was forked into it, before the first kernel, which enters it later."""
-        if self._walls:
-            syscalls.setns(self._own_network, namespaces.NEWNET)
-        self._pause_milliseconds = _LULL_MILLISECONDS
-
-    def _use_lull(self) -> None:
-        """To make a network takes as long as half a fork, so it is made when the last sandbox is ready."""
-        self._pause_milliseconds = None
-        try:
-            self._renew_network()
-        except OSError:
-            pass  # the next spawn tries again, and says why it cannot
-
-    def _fork_cell(self, header: dict, fds: list, outputs: tuple) -> None:
-        """Forks init, and then, while init raises the walls, its first kernel, which waits at a door to be let in.
-
-        The kernel writes init's id maps, too: it has our rights until it goes through that door, and we are busy with
-        other cells. The host hears of it in between, so that what it does then does not hold up the kernel, which
-        comes last. Should the kernel's fork fail, init finds its door closed, and says so.
+        Should the kernel's fork fail, init finds its door closed, and says so.
         """
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            pid = self._fork_into_new_pids()
-            if pid == 0:
-                init.main(self._init, self._walls, header["spec"], fds, ours)
-            self._announce(header["cell"], pid, outputs)
-            self._leave_network()
-            if self._walls:
-                kernel = syscalls.fork_bare()  # into the same pid namespace
-                if kernel == 0:
-                    init.be_first_kernel(self._init, self._walls, header["spec"], fds, theirs, pid)
-                self._kernels[kernel] = header["cell"]
+        name, spec, (channel, kernel_channel, *others) = header["cell"], header["spec"], fds
+        entrances = others[: len(others) - len(spec.get("volumes", ()))]
+        door, theirs = socket.socketpair()
+        with door, theirs:
+            embryo = self._grow([channel, door.fileno(), *others], spec)
+            self._cells[embryo.pid], self._pids[name] = name, embryo.pid_namespace
+            wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
+            os.close(embryo.pidfd)
+            kernel = _fork_into(embryo.pid_namespace)
+            if kernel == 0:
+                door.close()
+                init.be_first_kernel(self._init, self._walls, spec, [kernel_channel, *outputs, *entrances], theirs)
+            self._kernels[kernel] = name
 
-    def _announce(self, cell: str, pid: int, outputs: tuple) -> None:
+    def _grow(self, fds: list, spec: dict) -> Embryo:
+        """One that has died while it waited is no fault of who comes next."""
+        cradle: Any = self._cradle
+        while True:
+            embryo: Embryo = cradle.take()
+            try:
+                embryo.become(spec, fds)
+                self._asking[embryo.fileno()] = embryo
+                self._poll.register(embryo, select.POLLIN)
+                return embryo
+            except ConnectionError:
+                embryo.discard()
+
+    def _hear_cradle(self) -> None:
+        try:
+            self._cradle.hear()  # type: ignore[union-attr]  # it is registered
+        except OSError:
+            pass  # it could not make one beforehand: whoever needs it asks again, and is told why
+
+    def _forget_cell(self, pid: int) -> None:
+        name = self._cells.pop(pid, None)
+        if name is not None:
+            os.close(self._pids.pop(name))
+
+    def _fork_without_walls(self, header: dict, fds: list, outputs: tuple, ours: tuple) -> None:
+        pid = syscalls.fork_bare()
+        if pid == 0:
+            init.main_without_walls(self._init, header["spec"], [*fds[:2], *outputs])
         pidfd = os.pidfd_open(pid)
-        wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(pidfd, *outputs))
+        wire.send(self._channel, {"ev": "spawned", "cell": header["cell"]}, fds=(pidfd, *ours))
         os.close(pidfd)
+
+    def _sow(self, header: dict, fds: list) -> None:
+        """Forks a seed for a cell: see `seed.py`. Where it cannot be, init finds its socket closed."""
+        sock, entrances = socket.socket(fileno=fds[0]), fds[1:]
+        with sock:
+            try:
+                if header["cell"] in self._pids and _fork_into(self._pids[header["cell"]]) == 0:
+                    self._init.take(header["spec"], True)
+                    seed.main(self._init.processes, self._walls, header["spec"], sock, entrances)
+            except OSError:
+                pass
+        for fd in entrances:
+            os.close(fd)
 
     def _fork_into_new_pids(self) -> int:
         if self._walls:
@@ -218,12 +235,7 @@ class Zygote:
         return cost
 
 
-def _take_trees(spec: dict, fds: list) -> list:
-    """The last descriptors are a sandbox's volumes, in the order of their paths; the spec has them from now on."""
-    paths = spec.get("volumes")
-    if not paths:
-        return []
-    trees = fds[-len(paths) :]
-    del fds[-len(paths) :]
-    spec["volumes"] = list(zip(paths, trees, strict=True))
-    return trees
+def _fork_into(pids: int) -> int:
+    """A fork into that pid namespace."""
+    syscalls.setns(pids, namespaces.NEWPID)
+    return syscalls.fork_bare()

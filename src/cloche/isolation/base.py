@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from cloche.model import Limits, Struct, Template, User
 
+Socket = socket.socket  # a cell has one by the module's name
+
 
 class CellSpec(Struct):
     """What a cell is built with and cannot change later. Two equal specs may share a pool."""
@@ -71,6 +73,12 @@ class Cell(Protocol):
 
     def thaw(self) -> None:
         """Lets them go on. Cheap. Nothing if they were not stopped, or the cell has ended."""
+
+    def make_seed(self) -> Socket | None:
+        """What init is to be given: a process with everything imported will be at its other end, or it is closed.
+
+        None where init needs none, or the cell has ended.
+        """
 
     @property
     def alive(self) -> bool: ...

@@ -56,12 +56,14 @@ class ProcessCell:
         on_closed: Callable[[], None],
         volume_bytes: int = 0,
         follow_death: Callable[[], Callable[[], None]] | None = None,
+        sow: Callable[[Group | None], socket.socket] | None = None,
     ):
         """`volume_bytes`: of its volumes. What it writes there is its memory, as what it writes to its own space is.
 
         `follow_death` is called when it is killed, and what it gives if it is not dead long after that.
         """
         self._follow_death = follow_death
+        self._sow = sow
         self._volume_bytes = volume_bytes
         self.name = name
         self.socket = sock
@@ -84,6 +86,9 @@ class ProcessCell:
     def tell(self, event: Header) -> None:
         """What the nursery has heard about this cell."""
         self._on_event(event)
+
+    def make_seed(self) -> socket.socket | None:
+        return None if self._sow is None or self._closed else self._sow(self._group)
 
     @property
     def alive(self) -> bool:

@@ -177,10 +177,29 @@ class ZygoteNursery:
         closed = functools.partial(self._cell_closed, name, on_closed)
         volume_bytes = 0 if trees is None else trees.bytes
         cell = ProcessCell(
-            name, wires.init, wires.first_kernel(outputs), pidfd, group, closed, volume_bytes, self._follow_death
+            name,
+            wires.init,
+            wires.first_kernel(outputs),
+            pidfd,
+            group,
+            closed,
+            volume_bytes,
+            self._follow_death,
+            functools.partial(self._sow, name, inside),
         )
         self._live[name] = cell
         return cell
+
+    def _sow(self, name: str, inside: dict[str, Any], group: Group | None) -> socket.socket:
+        """Has a seed forked for a cell. If that cannot be, what init is given is at its end."""
+        ours, theirs = socket.socketpair()
+        entrances = group.entrances() if group is not None else []
+        if self._channel is not None:
+            order = {"do": "seed", "cell": name, "spec": inside}
+            self._channel.send(order, fds=(theirs.fileno(), *entrances))
+        close_all(entrances)
+        theirs.close()
+        return ours
 
     def _give_up_if_hung(self, heard: int) -> None:
         """A zygote that has said nothing since is replaced by whoever needs one next. Its cells live on."""

@@ -122,6 +122,9 @@ class PlainCell:
     def listen(self, on_event: Callable[[Header], None]) -> None:
         """Init sees everything here."""
 
+    def make_seed(self) -> None:
+        """Init has everything imported itself."""
+
     def set_limits(self, limits: Limits) -> None:
         self._cell.set_limits(limits)
 

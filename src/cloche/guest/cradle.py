@@ -1,0 +1,218 @@
+"""The cradle: the process from which the inits of sandboxes are forked. It has nothing imported but what init needs.
+
+The zygote forks it before a template's code has run. To fork a process of a few megabytes takes a fraction of what a
+fork of the zygote takes, in time and in every sandbox's memory, and init is no place for a template's code.
+
+An init is forked as an embryo: pid 1 of a new pid namespace, in a network of its own, that knows of no sandbox yet. As
+networks take long to be made, one embryo is made in a lull, for the next sandbox.
+
+ZYGOTE <-> CRADLE
+  cradle -> zygote  {"embryo":pid}              fds=[its socket, its pid namespace, pidfd]
+                    {"error":..,"errno":n}      there is none, and why
+                    {"ended":pid}
+  zygote -> cradle  {"next":"now"|"soon"}       one is needed, or was taken
+ZYGOTE <-> EMBRYO
+  zygote -> embryo  {"spec":{..}}               fds=[init's channel, its door, cgroup entrances.., mounts of volumes..]
+  embryo -> zygote  a byte                      it has made its user namespace
+  zygote -> embryo  a byte                      its id maps are written
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+
+from cloche.guest import heap, init, sessions, wire
+from cloche.guest.programs import close_others
+from cloche.guest.rehearsal import rehearse_init
+from cloche.linux import hugepages, mappings, namespaces, syscalls
+
+_LULL_MILLISECONDS = 5
+
+
+class Embryo:
+    """An init that knows of no sandbox yet, as the zygote has it."""
+
+    def __init__(self, pid: int, sock: int, pid_namespace: int, pidfd: int):
+        self.pid = pid
+        self.pid_namespace = pid_namespace  # nobody but init itself could open that later
+        self.pidfd = pidfd
+        self._sock = socket.socket(fileno=sock)
+        self._spec: dict = {}
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def become(self, spec: dict, fds: list) -> None:
+        """It raises its walls, and is that sandbox's. Raises OSError if it has ended."""
+        self._spec = spec
+        wire.send(self._sock, {"spec": spec}, fds=tuple(fds))
+
+    def write_maps(self) -> None:
+        """When it has asked for that, or has ended before; it is none of our business from then on."""
+        with self._sock:
+            try:
+                if self._sock.recv(1):
+                    namespaces.write_maps(self.pid, self._spec["uids"], self._spec["gids"])
+                    self._sock.send(b"m")
+            except OSError:
+                pass  # whatever it is, init hears no answer, and says so
+
+    def discard(self) -> None:
+        self._sock.close()
+        os.close(self.pid_namespace)
+        os.close(self.pidfd)
+
+
+class Cradle:
+    """The zygote's side. `ended(pid)` hears which inits have ended."""
+
+    def __init__(self, served: init.Init, walls, ended):
+        self._ended = ended
+        self._embryo: Embryo | None = None
+        self._sock, theirs = socket.socketpair()
+        self._reader = wire.Reader(self._sock)
+        zygote = os.getpid()
+        if syscalls.fork_bare() == 0:
+            _live(theirs, served, walls, zygote)
+        theirs.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def wait(self) -> None:
+        """Until it has its first embryo. Raises OSError."""
+        while self._embryo is None:
+            self.hear()
+
+    def take(self) -> Embryo:
+        """The next one. Raises OSError."""
+        if self._embryo is None:
+            self._tell({"next": "now"})
+            self.wait()
+        self._tell({"next": "soon"})
+        embryo, self._embryo = self._embryo, None
+        return embryo  # type: ignore[return-value]  # that is what was waited for
+
+    def _tell(self, header: dict) -> None:
+        """Without a cradle there can be no sandbox: we end, and the host makes another nursery."""
+        try:
+            wire.send(self._sock, header)
+        except ConnectionError:
+            os._exit(1)
+
+    def hear(self) -> None:
+        """Reads once. Ends us as above. Raises OSError if no embryo could be made."""
+        if not self._reader.pump():
+            os._exit(1)
+        failure = None
+        for header, _, fds in self._reader.take():
+            if "embryo" in header:
+                if self._embryo is not None:
+                    self._embryo.discard()
+                self._embryo = Embryo(header["embryo"], *fds)
+            elif "ended" in header:
+                self._ended(header["ended"])
+            else:
+                failure = OSError(header["errno"], header["error"])
+        if failure is not None:
+            raise failure
+
+
+def _live(sock: socket.socket, served: init.Init, walls, zygote: int) -> None:
+    """In the fork. Never returns."""
+    try:
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != zygote:
+            os._exit(1)
+        close_others([sock.fileno()])
+        _Nest(sock, served, walls).serve()
+    finally:
+        os._exit(1)
+
+
+class _Nest:
+    """The cradle's own side."""
+
+    def __init__(self, sock: socket.socket, served: init.Init, walls):
+        self._sock = sock
+        self._reader = wire.Reader(sock)
+        self._served = served
+        self._walls = walls
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._pause_milliseconds: int | None = None  # after which an embryo is made, if nothing else is to do
+        self._poll = select.poll()
+
+    def serve(self) -> None:
+        """Until the zygote is gone. Sandboxes live on when we end."""
+        self._settle()
+        ended = sessions.listen_for_children()
+        self._poll.register(self._sock, select.POLLIN)
+        self._poll.register(ended, select.POLLIN)
+        self._give_embryo()
+        while True:
+            ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
+            if not ready:
+                self._give_embryo()
+            if self._sock.fileno() in ready:
+                self._serve_zygote()
+            if ended in ready:
+                os.read(ended, 4096)
+            for pid, _, _ in sessions.reap():
+                wire.send(self._sock, {"ended": pid})
+
+    def _settle(self) -> None:
+        """From here on this process differs from an init as little as it can."""
+        self._served.adopt_environment()
+        rehearse_init(os.environ.copy())
+        settle()
+
+    def _serve_zygote(self) -> None:
+        if not self._reader.pump():
+            os._exit(0)
+        for header, _, _ in self._reader.take():
+            if header["next"] == "now":
+                self._give_embryo()
+            else:
+                self._pause_milliseconds = _LULL_MILLISECONDS
+
+    def _give_embryo(self) -> None:
+        self._pause_milliseconds = None
+        try:
+            namespaces.make_network()  # which we move into, having no use for one, and leave to the embryo
+            pid, sock = self._fork()
+            syscalls.setns(self._own_network, namespaces.NEWNET)
+            # Ours is the one of which the embryo is the first process.
+            pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            wire.send(self._sock, {"error": str(error), "errno": error.errno})
+            return
+        wire.send(self._sock, {"embryo": pid}, fds=(sock.fileno(), pids, pidfd))
+        sock.close()
+        os.close(pids)
+        os.close(pidfd)
+
+    def _fork(self) -> tuple:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            syscalls.setns(self._own_pids, namespaces.NEWPID)
+            syscalls.unshare(namespaces.NEWPID)
+            pid = syscalls.fork_bare()
+            if pid == 0:
+                init.main(self._served, self._walls, theirs)
+        return pid, ours
+
+
+def settle() -> None:
+    """The last thing before forks are made: what they copy and write to is as little as can be."""
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    mappings.join_libraries()
+    hugepages.collapse_anonymous()
+    heap.fill_pools()
