@@ -49,8 +49,8 @@ HUNG_SECONDS = (
     120.0  # init answers each request in turn, in a moment, but shares its CPUs with up to 256 busy processes
 )
 MAX_MESSAGE = 4096
-MAX_SEEDS = 100  # of one sandbox
-SEED_SECONDS = 1.0  # from one to the next
+MAX_SEEDS = 8  # of one sandbox, and then
+SEED_SECONDS = 60.0  # for each further one
 
 
 class Reply(NamedTuple):
@@ -83,8 +83,8 @@ class Guest:
         self._watch: asyncio.TimerHandle | None = None
         self._error: Callable[[], errors.ClocheError] = self._lost
         self._has_seed = False
-        self._seeds = 0
-        self._next_seed_at = 0.0
+        self._seeds = float(MAX_SEEDS)  # that it may have yet
+        self._sown_at = self._loop.time()
         self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
 
@@ -97,13 +97,18 @@ class Guest:
         self._channel.pump()
         return self.alive
 
-    async def request(self, verb: str, body: bytes = b"", **fields: object) -> Reply:
-        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone."""
+    async def request(self, verb: str, body: bytes = b"", *, warm: bool = False, **fields: object) -> Reply:
+        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone.
+
+        `warm`: for something that is to find everything imported.
+        """
         while self._shut and verb not in AT_REST and not self._channel.closed:
             await self._stirred.heard()
         await self._channel.drain()
         if self._channel.closed:
             raise self._error()
+        if warm:
+            self.give_seed()
         number = self._send(verb, body, fields)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending[number] = future
@@ -143,23 +148,42 @@ class Guest:
     def give_seed(self) -> None:
         """Before something is asked for that is to find everything imported: init can fork it then. See `guest.seed`.
 
-        There can be none: whoever is asked for it starts an interpreter of its own, and needs longer.
+        There may be none: what is asked for starts an interpreter of its own then, and needs longer.
         """
-        if self._has_seed or self._channel.closed:
-            return
+        if not self._has_seed and self._may_sow():
+            self._sow()
+
+    def _sow(self) -> None:
         self._has_seed = True
-        sown = self.cell.make_seed() if self._may_sow() else None
-        self._channel.send({"do": "seed"}, fds=() if sown is None else (sown.fileno(),))
+        try:
+            sown = self.cell.make_seed()
+        except OSError:  # too many files are open
+            sown = None
         if sown is not None:
-            sown.close()
+            with sown:
+                self._channel.send({"do": "seed"}, fds=(sown.fileno(),))
 
     def _may_sow(self) -> bool:
         """A program of root's could kill seeds as fast as they come."""
         now = self._loop.time()
-        if now < self._next_seed_at or self._seeds >= MAX_SEEDS:
+        self._seeds = min(self._seeds + (now - self._sown_at) / SEED_SECONDS, MAX_SEEDS)
+        self._sown_at = now
+        if self._seeds < 1:
             return False
-        self._seeds, self._next_seed_at = self._seeds + 1, now + SEED_SECONDS
+        self._seeds -= 1
         return True
+
+    def _on_seed(self, wanted: bool) -> None:
+        """Init has lost its seed, or wants one for a program that has asked for it, and is told if there is none."""
+        self._has_seed = False
+        if not wanted:
+            return
+        if self._channel.behind:
+            raise wire.WireError("it asks for seeds and does not read")
+        if self._shut or not self._may_sow():
+            self._channel.send({"do": "seed"})
+        else:
+            self._sow()
 
     def subscribe(self, event: str, subject: object, on_event: OnEvent) -> None:
         """Calls `on_event(header)` for each such event about that subject, also for one that came a moment before."""
@@ -214,9 +238,7 @@ class Guest:
             self._channel.close(clean(str(header.get("message")), MAX_MESSAGE))
             return
         if event in ("seed_wanted", "seed_lost"):
-            self._has_seed = False
-            if event == "seed_wanted":
-                self.give_seed()
+            self._on_seed(event == "seed_wanted")
             return
         subject = header.get(SUBJECTS.get(event, "")) if isinstance(event, str) else None
         if isinstance(event, str) and isinstance(subject, (str, int)):

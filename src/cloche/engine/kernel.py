@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from cloche import errors
 from cloche.engine.exits import KernelExit, failed_start
@@ -354,10 +354,9 @@ async def start_kernel(
     guest: Guest, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
 ) -> Kernel:
     """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
-    if language == "python":
-        guest.give_seed()
+    how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env}
     try:
-        reply = await guest.request("kernel_start", kernel=id, language=language, user=user, cwd=cwd, env=env)
+        reply = await guest.request("kernel_start", warm=language == "python", kernel=id, **how)
         if not is_kernel(reply):
             close_all(reply.fds)
             raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")

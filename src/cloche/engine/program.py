@@ -86,9 +86,8 @@ class Program:
     async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
         """Raises what init answers."""
         try:
-            if ask.script is not None:
-                self._guest.give_seed()
-            reply = await self._guest.request("process_start", _body(ask), process=self.id, **_fields(ask))
+            warm = ask.script is not None
+            reply = await self._guest.request("process_start", _body(ask), warm=warm, process=self.id, **_fields(ask))
             self._take(reply, ask)
         except BaseException:
             # Whoever is cancelled here does not know whether init has started it already.

@@ -11,7 +11,8 @@ import os
 import secrets
 import select
 
-from cloche.guest.processes import Child, KernelNotFound
+from cloche.guest.children import Child
+from cloche.guest.processes import KernelNotFound
 
 _PARENT, _GROUP, _SESSION = 1, 2, 3  # in /proc/PID/stat, behind the name
 

@@ -24,6 +24,7 @@ import os
 import select
 import signal
 import socket
+import sys
 
 from cloche.guest import heap, init, sessions, wire
 from cloche.guest.programs import close_others
@@ -118,7 +119,7 @@ class Cradle:
                 self._ended(header["ended"])
             else:
                 failure = OSError(header["errno"], header["error"])
-        if failure is not None:
+        if failure is not None and self._embryo is None:
             raise failure
 
 
@@ -131,6 +132,7 @@ def _live(sock: socket.socket, served: init.Init, walls, zygote: int) -> None:
         close_others([sock.fileno()])
         _Nest(sock, served, walls).serve()
     finally:
+        sys.excepthook(*sys.exc_info())  # the host keeps the last words of its nurseries
         os._exit(1)
 
 
@@ -182,20 +184,20 @@ class _Nest:
 
     def _give_embryo(self) -> None:
         self._pause_milliseconds = None
+        given: list = []
         try:
             namespaces.make_network()  # which we move into, having no use for one, and leave to the embryo
             pid, sock = self._fork()
             syscalls.setns(self._own_network, namespaces.NEWNET)
             # Ours is the one of which the embryo is the first process.
-            pids = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
-            pidfd = os.pidfd_open(pid)
+            given.append(os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC))
+            given.append(os.pidfd_open(pid))
+            wire.send(self._sock, {"embryo": pid}, fds=(sock.fileno(), *given))
+            sock.close()
         except OSError as error:
             wire.send(self._sock, {"error": str(error), "errno": error.errno})
-            return
-        wire.send(self._sock, {"embryo": pid}, fds=(sock.fileno(), pids, pidfd))
-        sock.close()
-        os.close(pids)
-        os.close(pidfd)
+        for fd in given:
+            os.close(fd)
 
     def _fork(self) -> tuple:
         ours, theirs = socket.socketpair()

@@ -173,7 +173,7 @@ class Enclosure:
             self._filter.install()
 
     def prepare_for(self, spec: dict) -> None:
-        """Called in the zygote, so that a spec's own mount is encoded there and once."""
+        """Before `raise_walls`: encodes a spec's own mount, if that is new."""
         self._space.setdefault((spec["space_bytes"], spec["inodes"]), _space(spec))
 
     def _mount_space(self, spec: dict) -> None:

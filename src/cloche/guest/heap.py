@@ -40,15 +40,14 @@ def _free_blocks() -> dict:
 
 
 def _statistics() -> str:
-    """What `sys._debugmallocstats` writes to stderr: less than a pipe holds."""
-    read, write = os.pipe2(os.O_CLOEXEC)
+    """What `sys._debugmallocstats` writes to stderr. Not into a pipe: where a user has many, one holds little."""
     saved = os.dup(2)
-    try:
-        os.dup2(write, 2)
-        sys._debugmallocstats()
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(write)
-    with open(read, "rb") as file:
+    with open(os.memfd_create("statistics"), "r+b") as file:
+        try:
+            os.dup2(file.fileno(), 2)
+            sys._debugmallocstats()
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        file.seek(0)
         return file.read().decode("ascii", "replace")

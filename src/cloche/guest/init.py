@@ -163,6 +163,7 @@ class Init:
         self._defaults.user = spec["user"]
         self._defaults.places = spec.get("places", {})
         self._defaults.open_files = spec["open_files"] if walled else None
+        self._memory.zygote_bytes = spec.get("zygote_bytes", 0)
 
     def start_first_kernel(self, spec: dict, fds: list) -> None:
         self._processes.start_first_kernel(spec["token"], tuple(fds))
@@ -196,7 +197,7 @@ class Init:
             for fd, _ in self._poll.poll(self._memory.pause_seconds(_IDLE_SECONDS) * 1000):
                 if fd in self._on_ready:
                     self._on_ready[fd]()
-            self._seed.tell_ends()
+            self._seed.settle()
             self._memory.look()
 
     def listen(self, channel: socket.socket) -> None:
@@ -257,7 +258,7 @@ class Init:
 
     def _configure(self, header: dict, _: bytes) -> dict:
         self._processes.configure(header)
-        self._memory.limit(header.get("watch_memory_bytes"), self._processes.kernel("0"))
+        self._memory.limit_bytes = header.get("watch_memory_bytes")
         if header.get("sudo") and os.getpid() == 1:  # without walls there is nobody else to become
             self._elevation.open()
         return {}

@@ -16,13 +16,7 @@ class Watchman:
         self._processes = processes
         self._event = event
         self._next_look = 0.0
-        self._fresh_bytes = 0
-
-    def limit(self, limit_bytes, fresh_kernel) -> None:
-        """From now on all together may have so much. `fresh_kernel` is one that has run nothing yet, or None."""
-        self.limit_bytes = limit_bytes
-        if limit_bytes and fresh_kernel is not None and not self._fresh_bytes:
-            self._fresh_bytes = _anonymous_bytes(fresh_kernel.pid)
+        self.zygote_bytes = 0  # what a fork of the zygote has of its memory, which is nobody's here
 
     def pause_seconds(self, otherwise: float) -> float:
         return _PERIOD_SECONDS if self.limit_bytes and not self.resting else otherwise
@@ -34,7 +28,7 @@ class Watchman:
         self._next_look = time.monotonic() + _PERIOD_SECONDS
         if _most() + _space_used() <= self.limit_bytes:
             return
-        held = _held(self._fresh_bytes)
+        held = _held(self.zygote_bytes)
         if sum(held.values()) + _space_used() > self.limit_bytes and held:
             largest = max(held, key=held.__getitem__)
             kernel = self._processes.kernel_of(largest)
@@ -48,7 +42,7 @@ class Watchman:
             return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
         pids = _pids()
         return {
-            "memory_bytes": sum(_held(self._fresh_bytes).values()),
+            "memory_bytes": sum(_held(self.zygote_bytes).values()),
             "space_bytes": _space_used(),
             "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
         }
@@ -73,24 +67,25 @@ def _most() -> int:
     return sum(_pages(pid)[0] for pid in _pids() if pid != 1) * os.sysconf("SC_PAGESIZE")
 
 
-def _held(fresh_bytes: int) -> dict:
-    """By its pid, what each process but init has. `fresh_bytes`: what a kernel has of the zygote's."""
-    return {pid: _own_bytes(pid, fresh_bytes) for pid in _pids() if pid != 1}
+def _held(zygote_bytes: int) -> dict:
+    """By its pid, what each process but init has."""
+    return {pid: _own_bytes(pid, zygote_bytes) for pid in _pids() if pid != 1}
 
 
-def _own_bytes(pid: int, fresh_bytes: int) -> int:
+def _own_bytes(pid: int, zygote_bytes: int) -> int:
     """What is that process's own, and its share of what it has together with its copies; the zygote's does not count.
 
-    Where only its size is told, each of several copies counts in full.
+    Where only its size is told, each of several copies counts in full; and a program that has nothing of the zygote's
+    counts as less than it has: it cannot be told from one that has.
     """
     try:
         rows = _rollup(pid)
     except PermissionError:  # of another uid, or behind other rules of Landlock's, as kernels are
-        return max(_anonymous_bytes(pid) - fresh_bytes, 0)
+        return max(anonymous_bytes(pid) - zygote_bytes, 0)
     except OSError:
         return 0
     own = sum(size for name, size in rows.items() if name.startswith("Private_"))
-    shared = min(rows.get("Pss_Anon", 0), _anonymous_bytes(pid) - fresh_bytes)
+    shared = min(rows.get("Pss_Anon", 0), anonymous_bytes(pid) - zygote_bytes)
     return max(own, shared) + rows.get("Swap", 0)
 
 
@@ -100,7 +95,7 @@ def _rollup(pid: int) -> dict:
     return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in rows}
 
 
-def _anonymous_bytes(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
     """All that is not a file's."""
     resident, of_files = _pages(pid)
     return (resident - of_files) * os.sysconf("SC_PAGESIZE")

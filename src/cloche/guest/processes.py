@@ -17,14 +17,14 @@ import termios
 import time
 from typing import Any
 
-from cloche.guest import enclosure, identity, languages, script, sessions
+from cloche.guest import identity, languages, script, sessions
+from cloche.guest.children import Child
 from cloche.guest.defaults import Defaults
 from cloche.guest.limits import limit_process
 from cloche.guest.programs import OWN_SIGNALS, NoRoom, NoSeed, default_signals, enter, exec_program
+from cloche.guest.starting import KERNEL_FDS, Start, pass_through, take_descriptors, words_of
 from cloche.linux import syscalls
 
-_KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `_take_descriptors`
-_MAX_SHOWN = 4096
 _FORK_TRIES, _FORK_PAUSE_SECONDS = 25, 0.02
 
 
@@ -34,30 +34,6 @@ class ProcessNotFound(LookupError):
 
 class KernelNotFound(LookupError):
     code = "context_not_found"
-
-
-class Child:
-    """Something that init started and that the host knows by a name of its own."""
-
-    def __init__(self, name: str, pid: int, command: str, user: str, cwd: str):
-        self.name = name
-        self.pid = pid
-        self.command = command
-        self.user = user
-        self.cwd = cwd
-        self.started_at = time.time()
-        self.cpu_seconds = 0.0  # of programs that init has forked for it
-        self.peak_bytes = 0
-
-    def info(self) -> dict:
-        return {
-            "id": self.name,
-            "pid": self.pid,
-            "command": self.command[:_MAX_SHOWN],
-            "user": self.user,
-            "cwd": self.cwd,
-            "started_at": self.started_at,
-        }
 
 
 class Processes:
@@ -99,7 +75,7 @@ class Processes:
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
         token, language = secrets.token_hex(8), header.get("language") or "python"
-        become_kernel, make_room = languages.starter(language, _KERNEL_FDS, token, self._defaults)
+        become_kernel, make_room = languages.starter(language, KERNEL_FDS, token, self._defaults)
         ours, theirs = self.make_wires(user)
         order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}
         pid = self._fork_warm(order, b"", theirs, (*theirs, *ours)) if language == "python" else None
@@ -140,7 +116,7 @@ class Processes:
 
             warm_python.attend(fds[0], self)
         elif order["kind"] == "kernel":
-            work, outputs, stdin = languages.become_python, (_KERNEL_FDS, order["token"]), None
+            work, outputs, stdin = languages.become_python, (KERNEL_FDS, order["token"]), None
             self._in_child(order["user"], order["cwd"], order["env"], tuple(fds), stdin, lambda: work(*outputs))
         else:
             outputs, stdin = tuple(fds[:2]), fds[2] if len(fds) > 2 else None
@@ -160,7 +136,7 @@ class Processes:
         pid = syscalls.fork_bare()
         if pid == 0:
             user, cwd, env = self._defaults.first_place()
-            self._in_child(user, cwd, env, fds, None, lambda: languages.become_python(_KERNEL_FDS, token))
+            self._in_child(user, cwd, env, fds, None, lambda: languages.become_python(KERNEL_FDS, token))
         self.know_first_kernel(pid)
 
     def be_first_kernel(self, token: str, fds: tuple, door: int, enter) -> None:
@@ -168,7 +144,7 @@ class Processes:
         user, cwd, env = self._defaults.first_place()
         channels: list = []
         kernel = self.kernels
-        first = lambda: channels.append(_pass_through(kernel, token, enter))  # noqa: E731
+        first = lambda: channels.append(pass_through(kernel, token, enter))  # noqa: E731
         self._in_child(user, cwd, env, (*fds, door), None, lambda: kernel.serve(*channels), first=first)
 
     def know_first_kernel(self, pid: int) -> None:
@@ -213,7 +189,7 @@ class Processes:
         if not header.get("make_cwd", True):
             self._check_directory(user, cwd)
         order = header.get("script")
-        argv = _words(header)
+        argv = words_of(header)
         work = (lambda: script.run_afresh(order, body)) if order else (lambda: exec_program(argv, env))
         warm = {"kind": "script", "script": order, "user": user, "cwd": cwd, "env": env} if order else None
         start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
@@ -222,7 +198,15 @@ class Processes:
         return {"pid": pid}, b"", fds
 
     def _launch(
-        self, user: str, cwd: str, env: dict, outputs: tuple, stdin: int | None, held: tuple, start, terminal=False
+        self,
+        user: str,
+        cwd: str,
+        env: dict,
+        outputs: tuple,
+        stdin: int | None,
+        held: tuple,
+        start: Start,
+        terminal=False,
     ) -> int:
         """Forks a command, with everything imported if it is such a one. Closes `held` if it cannot."""
         if start.warm is not None:
@@ -290,15 +274,15 @@ class Processes:
         child = self._kernels.get(header.get("kernel")) or self._commands.get(header.get("process"))
         return {"stirring": child is not None and sessions.is_stirring(child.pid)}
 
-    def fork(self, *held: int) -> int:
-        """A fork. Should it fail, `held`, what was opened for the child, is closed.
+    def fork(self, *held: int, patient: bool = True) -> int:
+        """A fork. Should it fail, `held`, what was opened for the child, is closed. Raises NoRoom.
 
         Init ignores signals that its children must not miss: they wait until the child has set its own dispositions.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, OWN_SIGNALS)
         pid = -1
         try:
-            pid = self._fork_patiently()
+            pid = self._fork_patiently() if patient else syscalls.fork_bare()
             return pid
         except OSError as error:
             for fd in held:
@@ -332,7 +316,7 @@ class Processes:
     ) -> None:
         """Turns a fresh fork into `user`'s process with its descriptors in place, then does `work`. Never returns."""
         try:
-            _take_descriptors(outputs, stdin)
+            take_descriptors(outputs, stdin)
             default_signals()
             os.setsid()
             if terminal:
@@ -400,42 +384,3 @@ class Processes:
             if child.pid == session:
                 child.cpu_seconds += usage.ru_utime + usage.ru_stime
                 child.peak_bytes = max(child.peak_bytes, usage.ru_maxrss * 1024)
-
-
-class Start:
-    """How a command begins: what a fork of init does to be it, or what is ordered of one with everything imported."""
-
-    def __init__(self, work, warm: dict | None, body: bytes):
-        self.work = work
-        self.warm = warm
-        self.body = body
-
-
-def _words(header: dict) -> list:
-    order = header.get("script")
-    if order:
-        return ["python3", order["name"], *order.get("argv", ())]
-    return header.get("argv") or ["/bin/bash", "-c", header["command"]]
-
-
-def _take_descriptors(outputs: tuple, stdin: int | None) -> None:
-    """A command gets 0, 1, 2. A kernel (more outputs) gets /dev/null, 1, 2, its channel as 3, its pipes as 4, 5.
-
-    The first kernel of all gets as 6 the door through which it will be let in.
-    """
-    source = os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin
-    wanted = [source, *outputs] if len(outputs) == 2 else [source, *outputs[1:3], *outputs]
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]  # out of the way of the numbers that they will get
-    for target, fd in enumerate(high):
-        os.dup2(fd, target, target < 3)
-    syscalls.close_from(len(wanted))
-
-
-def _pass_through(kernel: Any, token: str, enter):
-    """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
-    channel = kernel.get_ready(*_KERNEL_FDS, token)
-    with socket.socket(fileno=_DOOR) as door:
-        doors = enclosure.wait_at(door)
-    enter(doors)
-    syscalls.close_from(_DOOR)
-    return channel

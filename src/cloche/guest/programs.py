@@ -12,6 +12,7 @@ OWN_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)  # init ignores 
 
 def leave_parent(keep: list) -> None:
     """Nothing of the parent's but these descriptors comes with us."""
+    _signal.set_wakeup_fd(-1)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

@@ -1,4 +1,4 @@
-"""A Python program that the host starts in a fork of init: it runs as by `python3`, with everything imported already.
+"""A Python program that the host starts in a fork of the seed: it runs as by `python3`, with everything imported.
 
 What a fork cannot reproduce runs in an interpreter of its own: see `interpreter.other_modules`.
 """

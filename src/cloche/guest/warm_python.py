@@ -54,7 +54,7 @@ def reception(processes, seed, watch_fd) -> Reception:
 
 def _prepare(reception: Reception, seed) -> bool:
     """Whoever comes first waits until there is a seed, or until it is known that there will be none."""
-    if seed.is_there or not seed.may_come:
+    if seed.is_let_in or not seed.may_come:
         return True
     reception.rest(_NO_SEED)
     seed.ask_for(lambda: reception.go_on(_NO_SEED))

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from cloche.guest import enclosure, init, seed, sessions, wire
+from cloche.guest import enclosure, init, memory, seed, sessions, wire
 from cloche.guest.cradle import Cradle, Embryo, settle
 from cloche.guest.rehearsal import rehearse_kernel
 from cloche.guest.uv_warmup import UvWarmup
@@ -81,6 +81,7 @@ class Zygote:
         if self._cradle is not None:
             rehearse_kernel()
         settle()
+        self._own_bytes = memory.anonymous_bytes(os.getpid())
         if self._cradle is not None:
             self._cradle.wait()
 
@@ -156,7 +157,7 @@ class Zygote:
         entrances = others[: len(others) - len(spec.get("volumes", ()))]
         door, theirs = socket.socketpair()
         with door, theirs:
-            embryo = self._grow([channel, door.fileno(), *others], spec)
+            embryo = self._grow([channel, door.fileno(), *others], {**spec, "zygote_bytes": self._own_bytes})
             self._cells[embryo.pid], self._pids[name] = name, embryo.pid_namespace
             wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
             os.close(embryo.pidfd)
@@ -176,8 +177,10 @@ class Zygote:
                 self._asking[embryo.fileno()] = embryo
                 self._poll.register(embryo, select.POLLIN)
                 return embryo
-            except ConnectionError:
+            except OSError as error:
                 embryo.discard()
+                if not isinstance(error, ConnectionError):
+                    raise
 
     def _hear_cradle(self) -> None:
         try:
@@ -204,8 +207,7 @@ class Zygote:
         with sock:
             try:
                 if header["cell"] in self._pids and _fork_into(self._pids[header["cell"]]) == 0:
-                    self._init.take(header["spec"], True)
-                    seed.main(self._init.processes, self._walls, header["spec"], sock, entrances)
+                    seed.main(self._init, self._walls, header["spec"], sock, entrances)
             except OSError:
                 pass
         for fd in entrances:

@@ -113,9 +113,14 @@ class Channel:
         self._unsent.append((data, [os.dup(fd) for fd in fds]))
         self._unsent_bytes += len(data)
 
+    @property
+    def behind(self) -> bool:
+        """Whether the other side has not read for long what was sent."""
+        return self._unsent_bytes > WRITE_HIGH_BYTES
+
     async def drain(self) -> None:
         """Waits while more than a few MiB are unsent, so that a stalled guest stalls its callers and nobody else."""
-        while self._unsent_bytes > WRITE_HIGH_BYTES and not self.closed:
+        while self.behind and not self.closed:
             future = self._loop.create_future()
             self._drained.append(future)
             await future

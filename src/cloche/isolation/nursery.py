@@ -195,7 +195,8 @@ class ZygoteNursery:
         ours, theirs = socket.socketpair()
         entrances = group.entrances() if group is not None else []
         if self._channel is not None:
-            order = {"do": "seed", "cell": name, "spec": inside}
+            spec = {field: value for field, value in inside.items() if field != "token"}  # which is the first kernel's
+            order = {"do": "seed", "cell": name, "spec": spec}
             self._channel.send(order, fds=(theirs.fileno(), *entrances))
         close_all(entrances)
         theirs.close()

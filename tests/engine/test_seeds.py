@@ -1,0 +1,135 @@
+"""What starts with everything imported: it comes from a seed, which comes when it is needed, and can be lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import pytest_asyncio
+
+from cloche.config import Config
+from cloche.engine import guest
+from cloche.engine.engine import Engine
+from cloche.engine.program import Script
+from cloche.engine.sandbox import Sandbox
+from cloche.isolation import namespaces
+from cloche.linux import cgroups
+from cloche.model import MIB, Limits, SandboxSpec
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PROMPT_SECONDS = 4.0  # init waits for a seed that does not answer for five
+# Of the processes that are not ours, the seed is the one of root's, or with one uid, the third that came.
+SEED = "pgrep -u root -x python3 | grep -vx 1 | head -n 1"
+
+
+@pytest.fixture
+def walls(config: Config) -> None:
+    if config.backend == "plain-unsafe":
+        pytest.skip("without walls init has everything imported itself")
+
+
+async def stdout_of(box: Sandbox, source: str) -> str:
+    """Of a program that the host starts with everything imported."""
+    process = await box.commands.start(script=Script(source=source))
+    return (await process.result()).stdout
+
+
+async def signal_seed(box: Sandbox, name: str) -> None:
+    if (await box.commands.run("id -u", user="root")).stdout != "0\n":
+        pytest.skip("with one uid, root is a name")
+    done = await box.commands.run(f"kill -{name} $({SEED})", user="root")
+    assert done.exit_code == 0, done
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sown(box: Sandbox, walls: None) -> Sandbox:
+    """One that has a seed."""
+    assert (await box.commands.run("python3 -c 'print(6 * 7)'")).stdout == "42\n"
+    return box
+
+
+async def test_one_kernel_and_commands_need_none(box: Sandbox, walls: None):
+    await box.context().execute("1").result()
+    await box.commands.run("true")
+    assert (await box.commands.run(SEED)).stdout == ""
+
+
+async def test_whoever_asks_at_the_same_time_has_the_same_and_nobody_waits(engine: Engine, walls: None):
+    for _ in range(6):
+        box = await engine.create(SandboxSpec())
+        began_at = time.monotonic()
+        ran, context, script = await asyncio.gather(
+            box.commands.run("python3 -c 'import pandas; print(pandas.__name__)'"),
+            box.create_context(),
+            stdout_of(box, "print(3)"),
+        )
+        assert (ran.stdout, script) == ("pandas\n", "3\n")
+        assert (await context.execute("6 * 7").result()).text == "42"
+        assert time.monotonic() - began_at < PROMPT_SECONDS
+        await box.kill()
+
+
+async def test_many_programs_that_end_at_once_are_all_told(sown: Sandbox):
+    began_at = time.monotonic()
+    scripts = [stdout_of(sown, f"print({n})") for n in range(60)]
+    assert await asyncio.gather(*scripts) == [f"{n}\n" for n in range(60)]
+    assert time.monotonic() - began_at < 10 * PROMPT_SECONDS
+
+
+async def test_one_that_is_killed_is_replaced_and_its_programs_live_on(sown: Sandbox):
+    context = await sown.create_context()
+    await context.execute("kept = 1").result()
+    waiting = asyncio.create_task(sown.commands.run("python3 -c 'import time; time.sleep(1); print(1)'; echo $?"))
+    await asyncio.sleep(0.3)
+    await signal_seed(sown, "KILL")
+    assert (await sown.commands.run("python3 -c 'print(2)'")).stdout == "2\n"
+    assert (await waiting).stdout == "1\n0\n"
+    assert (await context.execute("kept").result()).text == "1"
+    ended = await context.execute("import os; os._exit(4)").result()
+    assert "exited with code 4" in (ended.reason or "")
+
+
+async def test_one_that_is_stopped_holds_up_init_once_and_nothing_runs_twice(sown: Sandbox):
+    await signal_seed(sown, "STOP")
+    source = "open('/mnt/data/ran', 'a').write('ran\\n')"
+    await stdout_of(sown, source)
+    assert await sown.files.read("ran") == b"ran\n"
+    began_at = time.monotonic()
+    await sown.files.list("/mnt/data")
+    assert (await sown.commands.run("python3 -c 'print(2)'")).stdout == "2\n"  # by an interpreter of its own
+    assert time.monotonic() - began_at < PROMPT_SECONDS
+    assert (await sown.commands.run(SEED)).stdout == ""
+    assert await sown.files.read("ran") == b"ran\n"
+
+
+async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_be_another(
+    sown: Sandbox, monkeypatch: pytest.MonkeyPatch
+):
+    for _ in range(guest.MAX_SEEDS + 1):
+        await signal_seed(sown, "KILL")
+        assert (await (await sown.create_context()).execute("6 * 7").result()).text == "42"
+        if (await sown.commands.run(SEED)).stdout == "":
+            break
+    else:
+        pytest.fail("there was always another")
+    monkeypatch.setattr(guest, "SEED_SECONDS", 0.01)
+    await asyncio.sleep(0.1)
+    await sown.create_context()
+    assert (await sown.commands.run(SEED)).stdout != ""
+
+
+async def test_contexts_that_do_nothing_take_none_of_a_small_memory_where_init_counts(own_config, opening, walls: None):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan([]))
+        async with opening(own_config) as engine:
+            box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB)))
+            await box.context().execute("kept = 1").result()
+            contexts = [await box.create_context() for _ in range(3)]
+            await asyncio.sleep(1)  # it looks four times a second
+            assert (await box.context().execute("kept").result()).text == "1"
+            hog = "hog = b'x' * (110 << 20); import time; time.sleep(3)"
+            runs = await asyncio.gather(*(context.execute(hog).result() for context in contexts[:2]))
+            assert "out_of_memory" in {run.outcome for run in runs}
+            assert (await box.context().execute("kept").result()).text == "1"
