@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 
 import pytest
@@ -32,7 +33,7 @@ def walls(config: Config) -> None:
 
 async def stdout_of(box: Sandbox, source: str) -> str:
     """Of a program that the host starts with everything imported."""
-    process = await box.commands.start(script=Script(source=source))
+    process = await box.commands.start(Script(source=source))
     return (await process.result()).stdout
 
 
@@ -76,6 +77,30 @@ async def test_many_programs_that_end_at_once_are_all_told(sown: Sandbox):
     scripts = [stdout_of(sown, f"print({n})") for n in range(60)]
     assert await asyncio.gather(*scripts) == [f"{n}\n" for n in range(60)]
     assert time.monotonic() - began_at < 10 * PROMPT_SECONDS
+
+
+FIND = """
+import re
+found = set()
+for line in open("/proc/self/maps"):
+    place, rights, *_, name = line.rstrip().split(" ")
+    if rights.startswith("rw") and "[v" not in name:
+        start, end = (int(each, 16) for each in place.split("-"))
+        with open("/proc/self/mem", "rb", 0) as memory:
+            memory.seek(start)
+            found |= set(re.findall(rb"[k]ept-[0-9a-f]{16}", memory.read(end - start)))
+print(sorted(found))
+"""
+
+
+async def test_no_program_has_read_what_another_was_asked_for(sown: Sandbox):
+    secret = "kept-" + secrets.token_hex(8)
+    script = Script(source=f"print({secret!r})", argv=(secret,))
+    asked = await sown.commands.start(script, user="root", env={"SECRET": secret})
+    assert (await asked.result()).stdout == f"{secret}\n"
+    await sown.commands.run("true", env={"SECRET": secret}, user="root")
+    assert await stdout_of(sown, FIND) == "[]\n"
+    assert (await sown.commands.run(["python3", "-c", FIND])).stdout == "[]\n"
 
 
 async def test_one_that_is_killed_is_replaced_and_its_programs_live_on(sown: Sandbox):

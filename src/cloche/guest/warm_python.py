@@ -6,7 +6,7 @@ interpreter would that has just started. Where it would not be the same, it says
 
 It does not widen what a program may do: the fork is the user that the caller is, behind the same filter, and has the
 limits that every program has, or lower ones, if the caller has. It is that user before it reads what the caller says.
-Its memory is a copy of the seed's: see docs/design.md, "What the seed remembers". Init keeps its side of the
+Its memory is a copy of the seed's (see `seed.py`), which has read nothing of anybody's. Init keeps its side of the
 connection: when the client is gone, the program is killed, and when the program has ended, the client is told.
 
   client -> fork   {"kind":"file|command|module|stdin","uid":n,"rest":n,"words":n,"env":n,"numbers":[fd,..],
