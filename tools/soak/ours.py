@@ -8,7 +8,7 @@ import hashlib
 import cloche
 from cloche.events import Ended, Output, Started
 from soak.book import Lost, Wrong
-from soak.visit import Operation, Visit, check, check_run, taken
+from soak.visit import Operation, Visit, check, check_command, check_run, taken
 
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 2, 3])\nplt.show()"
 LINES = 40
@@ -102,8 +102,8 @@ async def commands(visit: Visit) -> None:
     async with visit.sandbox() as box:
         number = visit.number()
         ran = await box.commands.run(f"echo {number}; echo no >&2; exit 3")
-        check((ran.stdout, ran.stderr, ran.exit_code), (f"{number}\n", "no\n", 3), "command")
-        check((await box.commands.run("wc -c", stdin="x" * number)).stdout.strip(), str(number), "stdin's length")
+        check_command(ran, (str(number), "no", 3))
+        check_command(await box.commands.run("wc -c", stdin="x" * number), (str(number), "", 0))
         process = await box.commands.run("cat; sleep 600", background=True, stdin=True)
         await process.send_stdin("through\n")
         async for event in process:
@@ -121,7 +121,9 @@ async def contexts(visit: Visit) -> None:
         await taken(box, "x", 1)
         await taken(other, "x", 2)
         shell = await box.contexts.create("bash")
-        check((await shell.run("echo $((6 * 7))")).stdout, "42\n")
+        run = await shell.run("echo $((6 * 7))")
+        check_run(run)
+        check(run.stdout, "42\n")
         await other.restart()
         check_run(await other.run("x"), "raised")
         await box.contexts.remove(other)

@@ -6,6 +6,7 @@ import json
 import signal
 from typing import Any
 
+import httpx2
 from e2b.sandbox.commands.command_handle import PtySize
 from e2b_code_interpreter import AsyncSandbox
 from openai import AsyncOpenAI
@@ -15,6 +16,7 @@ from soak.visit import LIFE_SECONDS, Operation, Visit, check
 
 CODE_TOOL: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
 KILLED = 128 + signal.SIGKILL
+SAID_LOST = "Kernel restarted: sandbox lost"  # so the model is told, which says what it hears
 OPENSANDBOX = {"image": {"uri": "python:3.12"}, "timeout": 300, "resourceLimits": {"cpu": "1", "memory": "1Gi"}}
 
 
@@ -91,6 +93,8 @@ async def openai_response(visit: Visit) -> None:
         try:
             if answer.status != "completed":
                 raise Lost(f"response is {answer.status}: {answer.error}")
+            if SAID_LOST in answer.output_text:
+                raise Lost(answer.output_text)
             if str(number + 1) not in answer.output_text:
                 raise Wrong(f"the answer is {answer.output_text[:200]!r}")
         finally:
@@ -153,11 +157,15 @@ async def librechat_exec(visit: Visit) -> None:
     number = visit.number()
     async with visit.http("/librechat/v1") as client:
         answer = await client.post("/exec", json={"lang": "py", "code": f"print({number} * 3)"})
-        answer.raise_for_status()
-        said = answer.json()
-        if said["signal"] is not None or said["code"] == KILLED:
-            raise Lost(f"a program of LibreChat's: {said['signal']}")
-        check((said["stdout"], said["code"]), (f"{number * 3}\n", 0), "LibreChat's answer")
+        check(_librechat_ran(answer)["stdout"], f"{number * 3}\n", "LibreChat's answer")
+
+
+def _librechat_ran(answer: httpx2.Response) -> dict[str, Any]:
+    said: dict[str, Any] = answer.raise_for_status().json()
+    if said["signal"] is not None or said["code"] == KILLED:
+        raise Lost(f"a program of LibreChat's: {said['signal']}")
+    check(said["code"], 0, "the status of LibreChat's program")
+    return said
 
 
 async def librechat_file(visit: Visit) -> None:
@@ -171,7 +179,7 @@ async def librechat_file(visit: Visit) -> None:
         code = "open('/mnt/data/out.txt', 'w').write(open('/mnt/data/in.txt').read() * 2)"
         files = [{**told, "resource_id": "u"}]
         answer = await client.post("/exec", json={"lang": "py", "code": code, "files": files})
-        made = [each for each in answer.raise_for_status().json()["files"] if each["name"] == "out.txt"]
+        made = [each for each in _librechat_ran(answer)["files"] if each["name"] == "out.txt"]
         check(len(made), 1, "files that the program made")
         for each, wanted in ((told, content), (made[0], content * 2)):
             path = f"{each['storage_session_id']}/{each['id']}"

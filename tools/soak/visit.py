@@ -67,6 +67,13 @@ def check_run(run: cloche.Run, outcome: str = "ok") -> None:
         raise Lost(said) if run.outcome == "died" else Wrong(said)
 
 
+def check_command(ran: cloche.CommandResult, wanted: tuple[str, str, int]) -> None:
+    """What it said on stdout and stderr, and its status. Raises Lost where it ended with its sandbox, else Wrong."""
+    if ran.outcome == "died":
+        raise Lost(f"a command: {ran.reason}")
+    check((ran.stdout.strip(), ran.stderr.strip(), ran.exit_code), wanted, "command")
+
+
 async def taken(box: cloche.AsyncSandbox | cloche.AsyncContext, code: str, wanted: object) -> None:
     """Runs an expression, of which that is the value."""
     run = await box.run(code)
