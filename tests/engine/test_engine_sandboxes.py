@@ -221,7 +221,7 @@ async def test_a_nursery_that_dies_loses_no_sandbox_and_is_replaced(own_config: 
 
 
 def _kill_zygote(box: Sandbox) -> None:
-    """The zygote is the parent of every cell's init."""
+    """By way of its cradle, which is the parent of every init: the zygote ends when it is gone."""
     status = Path(f"/proc/{_init_pid(box)}/status").read_text()
     os.kill(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")), signal.SIGKILL)
 

@@ -49,7 +49,12 @@ async def said(box: Sandbox, command: str, user: str = "user") -> str:
 
 
 def zygote_of(box: Sandbox) -> int:
-    status = Path(f"/proc/{pid_of(box._cell._pidfd)}/status").read_text()
+    """The parent of the cradle, which is the parent of every cell's init."""
+    return parent_of(parent_of(pid_of(box._cell._pidfd)))
+
+
+def parent_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
 
 

@@ -23,6 +23,7 @@ BUSY_SECONDS = 0.25  # that one more cell waits, at most, for programs that have
 EMPTY_BUSY_SECONDS = 0.05  # when the next one would find nothing
 SHORT_SECONDS = 1.0  # after which it is looked again whether there is memory for cells that wait
 MAX_SPAWNS = 4
+AGAIN = 2  # times that a cell is made in the place of one that died before it was ready
 MAX_BACKOFF_SECONDS = 10.0
 
 
@@ -63,17 +64,19 @@ async def prepare(
     """A new cell, ready; with its door's listener if `door`, and with those volumes.
 
     Raises NurseryFailed, IsolationUnavailable; and Unavailable where volumes cannot be mounted, or where it died before
-    it was ready. Nobody has used it until then: without volumes, another is made instead, once.
+    it was ready. Nobody has used it until then: without volumes, another is made instead, and once more: a nursery that
+    dies may take with it what was begun just before, and then what was asked of it before that was known.
     """
+    for _ in range(0 if mounts is not None else AGAIN):
+        try:
+            return await _prepared(nursery, spec, limits, door, mounts)
+        except (errors.NurseryFailed, *DIED) as error:
+            log.warning("cell.died", template=nursery.template.ref, reason=error.code)
+            if isinstance(error, errors.NurseryFailed) and nursery.alive:
+                break  # it lives, and cannot: it need not be asked more than once more
     try:
         return await _prepared(nursery, spec, limits, door, mounts)
     except (errors.NurseryFailed, *DIED) as error:
-        if mounts is not None:
-            raise _not_ready(error) from None
-        log.warning("cell.died", template=nursery.template.ref, reason=error.code)
-    try:
-        return await _prepared(nursery, spec, limits, door, mounts)
-    except DIED as error:
         raise _not_ready(error) from None
 
 

@@ -98,10 +98,10 @@ class Zygote:
                 if fd in self._asking:
                     self._poll.unregister(fd)
                     self._asking.pop(fd).write_maps()
+            if self._cradle is not None and self._cradle.fileno() in ready:
+                self._hear_cradle()  # first: should it be gone, nothing is begun that cannot be finished
             if self._channel.fileno() in ready:
                 self._serve_host()
-            if self._cradle is not None and self._cradle.fileno() in ready:
-                self._hear_cradle()
             if ended in ready:
                 os.read(ended, 4096)
             self._reap()
