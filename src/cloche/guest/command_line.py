@@ -1,4 +1,4 @@
-"""A program as Python's command line names it (a file, `-c`, `-m`, stdin), in a fork of init: see `warm_python`."""
+"""A program as Python's command line names it (a file, `-c`, `-m`, stdin), in a fork of the seed: see `warm_python`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a fork of init, in which a notebook's kernel was prepared, into an interpreter that seems just to have started.
+"""Turns a fork of the seed, in which a kernel was prepared, into an interpreter that seems just to have started.
 
 What the template imports stays imported: that is the point. All else that a program could see is put back.
 """

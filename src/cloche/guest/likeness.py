@@ -1,4 +1,4 @@
-"""Makes a fork of init like the process that asked for it, or says that it cannot be."""
+"""Makes a fork of the seed like the process that asked for it, or says that it cannot be."""
 
 from __future__ import annotations
 
