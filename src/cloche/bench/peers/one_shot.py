@@ -51,6 +51,7 @@ class OneShot:
 
 def bubblewrap(code: str) -> list[str]:
     binds = ["--ro-bind", "/", "/", "--tmpfs", "/tmp", "--dev", "/dev", "--proc", "/proc"]
+    binds += ["--ro-bind", sys.prefix, sys.prefix]  # which may lie below /tmp
     return ["bwrap", *binds, "--unshare-all", "--die-with-parent", sys.executable, "-c", code]
 
 
