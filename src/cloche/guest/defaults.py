@@ -24,14 +24,20 @@ class Defaults:
         self.processes = None
         self.data_bytes = None
         self.open_files = None
+        self.reserved_bytes = None  # see `limits`
 
     def limits(self) -> dict:
         """What a program may use, for who starts it in our place."""
-        return {"processes": self.processes, "data_bytes": self.data_bytes, "open_files": self.open_files}
+        return {
+            "processes": self.processes,
+            "data_bytes": self.data_bytes,
+            "open_files": self.open_files,
+            "reserved_bytes": self.reserved_bytes,
+        }
 
     def take_limits(self, limits: dict) -> None:
         self.processes, self.data_bytes = limits["processes"], limits["data_bytes"]
-        self.open_files = limits["open_files"]
+        self.open_files, self.reserved_bytes = limits["open_files"], limits["reserved_bytes"]
 
     def environment(self, user: str, extra: dict) -> dict:
         home = self.place(identity.HOMES.get(user, "/"))

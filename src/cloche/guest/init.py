@@ -164,6 +164,7 @@ class Init:
         self._defaults.places = spec.get("places", {})
         self._defaults.open_files = spec["open_files"] if walled else None
         self._memory.zygote_bytes = spec.get("zygote_bytes", 0)
+        self._defaults.reserved_bytes = spec.get("reserved_bytes")
 
     def start_first_kernel(self, spec: dict, fds: list) -> None:
         self._processes.start_first_kernel(spec["token"], tuple(fds))

@@ -6,13 +6,18 @@ import resource
 
 
 def limit_process(
-    processes: int | None = None, data_bytes: int | None = None, open_files: int | None = None, **_: int
+    processes: int | None = None,
+    data_bytes: int | None = None,
+    open_files: int | None = None,
+    reserved_bytes: int | None = None,
+    **_: int,
 ) -> None:
     """Sets them on the calling process, which cannot raise them again, and on what it starts.
 
-    What a process has of the zygote's memory is on top: it is shared, and more than a small limit leaves.
+    What a process has of the zygote's memory is on top: it is shared, and more than a small limit leaves. That is
+    `reserved_bytes`, or all that this process has; the same for all of a sandbox, whether they have it or not.
     """
-    data_bytes = data_bytes and data_bytes + _data_bytes()
+    data_bytes = data_bytes and data_bytes + (reserved_bytes or data_of_this_process())
     wanted = (
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_DATA, data_bytes),
@@ -25,7 +30,7 @@ def limit_process(
             resource.setrlimit(kind, (value, value))
 
 
-def _data_bytes() -> int:
+def data_of_this_process() -> int:
     """What counts against RLIMIT_DATA now, and the stack."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -325,7 +325,7 @@ class Processes:
                 first()
             self._identities.become(user)
             # After the change of uid: a limit on processes counts those of the uid.
-            limit_process(self._defaults.processes, self._defaults.data_bytes, self._defaults.open_files)
+            limit_process(**self._defaults.limits())
             enter(cwd)
             if env != self._defaults.inherited:
                 os.environ.clear()
@@ -349,7 +349,7 @@ class Processes:
     def become_user(self, user: str) -> None:
         """In a fresh fork: is `user` from now on, within the limits of what that one may use."""
         self._identities.become(user)
-        limit_process(self._defaults.processes, self._defaults.data_bytes, self._defaults.open_files)
+        limit_process(**self._defaults.limits())
 
     def inherited_environment(self) -> dict:
         """What is the same in this process as when its modules were imported."""

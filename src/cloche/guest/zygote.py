@@ -15,6 +15,7 @@ from typing import Any
 
 from cloche.guest import enclosure, init, memory, seed, sessions, wire
 from cloche.guest.cradle import Cradle, Embryo, settle
+from cloche.guest.limits import data_of_this_process
 from cloche.guest.rehearsal import rehearse_kernel
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.guest.volumes import Volumes
@@ -81,7 +82,8 @@ class Zygote:
         if self._cradle is not None:
             rehearse_kernel()
         settle()
-        self._own_bytes = memory.anonymous_bytes(os.getpid())
+        own = {"zygote_bytes": memory.anonymous_bytes(os.getpid()), "reserved_bytes": data_of_this_process()}
+        self._facts = own if self._walls else {}  # what every sandbox has to know of us
         if self._cradle is not None:
             self._cradle.wait()
 
@@ -153,11 +155,11 @@ class Zygote:
 
         Should the kernel's fork fail, init finds its door closed, and says so.
         """
-        name, spec, (channel, kernel_channel, *others) = header["cell"], header["spec"], fds
+        name, spec, (channel, kernel_channel, *others) = header["cell"], {**header["spec"], **self._facts}, fds
         entrances = others[: len(others) - len(spec.get("volumes", ()))]
         door, theirs = socket.socketpair()
         with door, theirs:
-            embryo = self._grow([channel, door.fileno(), *others], {**spec, "zygote_bytes": self._own_bytes})
+            embryo = self._grow([channel, door.fileno(), *others], spec)
             self._cells[embryo.pid], self._pids[name] = name, embryo.pid_namespace
             wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
             os.close(embryo.pidfd)
