@@ -153,10 +153,10 @@ class Seed:
 
     def _pump(self) -> dict | None:
         """Reads once; gives the answer, if that came. Ends before it are told at once: a pid may come again."""
-        if not self._reader.pump():  # type: ignore[union-attr]
+        if not self._reader.pump():  # type: ignore[union-attr]  # it comes with the socket
             raise BrokenPipeError
         answer = None
-        for header, _, _ in self._reader.take():  # type: ignore[union-attr]
+        for header, _, _ in self._reader.take():  # type: ignore[union-attr]  # as above
             if "ended" not in header:
                 answer = header
             else:
