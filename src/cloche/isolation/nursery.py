@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from cloche.isolation.base import CellSpec
 from cloche.isolation.cell import ProcessCell, Wires, ended
 from cloche.isolation.channel import Channel, Header, close_all
 from cloche.isolation.hung import kill_zygote
+from cloche.isolation.last_words import LastWords
 from cloche.linux.cgroups import Group, Parent
 from cloche.model import GIB, KIB, MIB, Template
 
@@ -74,11 +76,11 @@ class ZygoteNursery:
         self._made = 0
         self._asked = 0
         self._steps = 0
-        self._heard = 0  # frames of the zygote
+        self._heard_at = time.monotonic()  # the zygote's last frame
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
-        self._errors = ErrorTail(process)
+        self._last_words = LastWords(process)
 
     # --- start and end
 
@@ -129,7 +131,7 @@ class ZygoteNursery:
         await ended(self._pidfd)
         self._process.wait()
         os.close(self._pidfd)
-        self._errors.close()
+        self._last_words.close()
         if self._group is not None:
             for _ in range(100):
                 if self._group.remove():
@@ -154,7 +156,6 @@ class ZygoteNursery:
         wires = Wires()
         forked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiting[name] = forked
-        heard = self._heard
         self._grow()
         self._cells += 1
         try:
@@ -169,7 +170,7 @@ class ZygoteNursery:
             self._cells -= 1
             self._end_if_empty()
             if isinstance(error, TimeoutError):
-                self._give_up_if_hung(heard)
+                self._give_up_if_hung()
                 raise self._failure(f"no cell was forked in {SPAWN_SECONDS:.0f} s") from None
             raise
         finally:
@@ -202,16 +203,20 @@ class ZygoteNursery:
         theirs.close()
         return ours
 
-    def _give_up_if_hung(self, heard: int) -> None:
+    def _give_up_if_hung(self) -> None:
+        """After SPAWN_SECONDS without what was asked for. What it did first may have been what others asked for."""
+        self._give_up_if_silent(time.monotonic() - SPAWN_SECONDS / 2)
+
+    def _give_up_if_silent(self, since: float) -> None:
         """A zygote that has said nothing since is replaced by whoever needs one next. Its cells live on."""
-        if self._channel is None or self._heard != heard:
+        if self._channel is None or self._heard_at > since:
             return
         self._channel.close("it does not answer")
         if self._pid_namespaces:  # else no cell's death waits for it
             kill_zygote(cell.init for cell in self._live.values())
 
     def _follow_death(self) -> Callable[[], None]:
-        return functools.partial(self._give_up_if_hung, self._heard)
+        return functools.partial(self._give_up_if_silent, time.monotonic())
 
     def _cell_closed(self, name: str, on_closed: Callable[[], None]) -> None:
         del self._live[name]
@@ -233,13 +238,12 @@ class ZygoteNursery:
         asked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         name = f"volume-{self._asked}"
         self._waiting[name] = asked
-        heard = self._heard
         try:
             self._channel.send({"do": "volume", "act": act, "ask": name, **fields})
             async with asyncio.timeout(SPAWN_SECONDS):
                 return await asked
         except TimeoutError:
-            self._give_up_if_hung(heard)
+            self._give_up_if_hung()
             raise self._failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
         finally:
             self._waiting.pop(name, None)
@@ -272,7 +276,7 @@ class ZygoteNursery:
 
     def _on_frame(self, header: Header, _: bytes, fds: list[int]) -> None:
         event, cell = header.get("ev"), header.get("cell")
-        self._heard += 1
+        self._heard_at = time.monotonic()
         if event == "volume":
             self._on_volume(header, fds)
             return
@@ -311,40 +315,10 @@ class ZygoteNursery:
             waiting.set_exception(self._failure(why))
 
     def _failure(self, why: str) -> errors.NurseryFailed:
-        words = self._errors.text()
+        words = self._last_words.text()
         return errors.NurseryFailed(
             f"the nursery of {self.template.ref} failed: {why}" + (f"\n{words}" if words else "")
         )
-
-
-class ErrorTail:
-    """The last few KiB that a nursery wrote to its stderr."""
-
-    def __init__(self, process: subprocess.Popen[bytes]):
-        if process.stderr is None:
-            raise ValueError("the nursery's stderr must be a pipe")
-        self._pipe = process.stderr
-        self._tail = b""
-        os.set_blocking(self._pipe.fileno(), False)
-        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
-
-    def _read(self) -> None:
-        try:
-            piece = os.read(self._pipe.fileno(), 64 * KIB)
-        except BlockingIOError:
-            return
-        if piece:
-            self._tail = (self._tail + piece)[-8 * KIB :]
-        else:
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-
-    def text(self) -> str:
-        self._read()
-        return self._tail.decode(errors="replace").strip()
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-        self._pipe.close()
 
 
 def start_process(
