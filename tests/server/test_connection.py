@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import struct
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from cloche import errors
 from cloche.api import http
@@ -171,3 +173,49 @@ async def test_a_message_that_utf8_cannot_hold_is_said_all_the_same():
     async with listening(handler) as url:
         answer = await talk_slowly(url, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert statuses(answer) == [404] and answer.endswith(b"no \\ud800 here")
+
+
+def segments_with_data(client: socket.socket) -> int:
+    """How many have come: `tcpi_data_segs_in`."""
+    return int(struct.unpack_from("I", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160), 152)[0])
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_an_answer_comes_in_one_piece(method: str):
+    async def handler(request: Request) -> Response:
+        return PlainTextResponse("a" * 400)
+
+    def ask(url: str) -> tuple[bytes, int]:
+        place = urlsplit(url)
+        with socket.create_connection((place.hostname, place.port), timeout=30) as client:
+            client.sendall(f"{method} / HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+            return answer, segments_with_data(client)
+
+    async with listening(handler) as url:
+        answer, came = await asyncio.to_thread(ask, url)
+    assert statuses(answer) == [200] and answer.endswith(b"a" if method == "GET" else b"\r\n\r\n")
+    assert came == 1
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_what_comes_later():
+    later = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        await later.wait()
+        yield b"a" * 100_000
+        yield b"b"
+
+    async def handler(request: Request) -> Response:
+        return StreamingResponse(pieces())
+
+    async with listening(handler) as url:
+        place = urlsplit(url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        writer.write(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(30):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            later.set()
+            rest = await reader.read()
+        writer.close()
+    assert rest == b"186a0\r\n" + b"a" * 100_000 + b"\r\n1\r\nb\r\n0\r\n\r\n"

@@ -26,6 +26,45 @@ SLOW_SECONDS = 60.0  # after which whoever still sends a request may have to mak
 STRANGER_SECONDS = 5.0  # the same for who still has not said whose a request is
 TOO_LARGE = 431
 FULL = 503
+JOINED_BYTES = 64 * KIB  # of a body that is copied to go with its head
+
+
+class Joined:
+    """A transport on which an answer's head waits for the first of its body, in this turn of the loop, to go with it.
+
+    uvicorn writes them one after the other, and uvloop at once: two packets, for the first of which a client wakes up
+    in vain.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self._begun = False
+
+    def write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head is None or len(data) > JOINED_BYTES:
+            self._flush()
+            self._transport.write(data)
+        else:
+            head, self._head = self._head, None
+            self._transport.write(head + data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _flush(self) -> None:
+        head, self._head = self._head, None
+        if head is not None and not self._transport.is_closing():
+            self._transport.write(head)
 
 
 class Socket(WebSocketsSansIOProtocol):
@@ -105,7 +144,10 @@ class Connection(HttpToolsProtocol):
         self._has_head = True
         self._asked_at = self.loop.time()
         self._end_head()
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle is not before and self.scope["method"] != "HEAD":
+            self.cycle.transport = Joined(self.transport, self.loop)  # type: ignore[assignment]  # all that it calls
 
     def on_chunk_header(self) -> None:
         self._head_bytes = 0  # trailers follow, unless it is a chunk that has a body
