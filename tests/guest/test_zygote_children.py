@@ -50,7 +50,7 @@ def test_a_seed_ends_when_init_dies_before_it_lets_it_in():
 
 
 def test_an_embryo_ends_when_the_zygote_has_no_use_for_it():
-    embryo, other = socket.socketpair()
-    with embryo, other:
+    (embryo, other), (cradle, _) = socket.socketpair(), socket.socketpair()
+    with embryo, other, cradle, _:
         other.shutdown(socket.SHUT_RDWR)
-        assert ends_with(lambda: init.main(None, None, embryo)) == 0
+        assert ends_with(lambda: init.main(None, None, embryo, cradle)) == 0

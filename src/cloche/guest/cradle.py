@@ -10,11 +10,11 @@ ZYGOTE <-> CRADLE
   cradle -> zygote  {"embryo":pid}              fds=[its socket, its pid namespace, pidfd]
                     {"error":..,"errno":n}      there is none, and why
                     {"ended":pid}
-  zygote -> cradle  {"next":"now"|"soon"}       one is needed, or was taken
-ZYGOTE <-> EMBRYO
-  zygote -> embryo  {"spec":{..}}               fds=[init's channel, its door, cgroup entrances.., mounts of volumes..]
-  embryo -> zygote  a byte                      it has made its user namespace
-  zygote -> embryo  a byte                      its id maps are written
+  zygote -> cradle  {"next":"now"}              one is needed
+ZYGOTE -> EMBRYO    {"spec":{..}}               fds=[init's channel, its door, cgroup entrances.., mounts of volumes..]
+EMBRYO <-> CRADLE   (the zygote forks the first kernel meanwhile, and has no time)
+  embryo -> cradle  {"uids":[..],"gids":[..]}   it has made its user namespace
+  cradle -> embryo  a byte                      its id maps are written
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import signal
 import socket
 import sys
 
-from cloche.guest import heap, init, sessions, wire
+from cloche.guest import heap, init, sessions, trial, wire
 from cloche.guest.programs import close_others
 from cloche.guest.rehearsal import rehearse_init
 from cloche.linux import hugepages, mappings, namespaces, syscalls
 
-_LULL_MILLISECONDS = 5
+_LULL_MILLISECONDS = 12  # longer than until a first result: nothing is to disturb that
 
 
 class Embryo:
@@ -42,25 +42,11 @@ class Embryo:
         self.pid_namespace = pid_namespace  # nobody but init itself could open that later
         self.pidfd = pidfd
         self._sock = socket.socket(fileno=sock)
-        self._spec: dict = {}
-
-    def fileno(self) -> int:
-        return self._sock.fileno()
 
     def become(self, spec: dict, fds: list) -> None:
-        """It raises its walls, and is that sandbox's. Raises OSError if it has ended."""
-        self._spec = spec
+        """It raises its walls, and is that sandbox's, none of our business. Raises OSError if it has ended."""
         wire.send(self._sock, {"spec": spec}, fds=tuple(fds))
-
-    def write_maps(self) -> None:
-        """When it has asked for that, or has ended before; it is none of our business from then on."""
-        with self._sock:
-            try:
-                if self._sock.recv(1):
-                    namespaces.write_maps(self.pid, self._spec["uids"], self._spec["gids"])
-                    self._sock.send(b"m")
-            except OSError:
-                pass  # whatever it is, init hears no answer, and says so
+        self._sock.close()
 
     def discard(self) -> None:
         self._sock.close()
@@ -94,7 +80,6 @@ class Cradle:
         if self._embryo is None:
             self._tell({"next": "now"})
             self.wait()
-        self._tell({"next": "soon"})
         embryo, self._embryo = self._embryo, None
         return embryo  # type: ignore[return-value]  # that is what was waited for
 
@@ -148,6 +133,7 @@ class _Nest:
         self._own_network = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._pause_milliseconds: int | None = None  # after which an embryo is made, if nothing else is to do
         self._poll = select.poll()
+        self._asking: dict = {}  # descriptor -> the socket on which an embryo will ask for its id maps, and its pid
 
     def serve(self) -> None:
         """Until the zygote is gone. Sandboxes live on when we end."""
@@ -158,8 +144,13 @@ class _Nest:
         self._give_embryo()
         while True:
             ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
+            for fd in ready:
+                if fd in self._asking:
+                    self._write_maps(*self._asking.pop(fd))
             if not ready:
-                self._give_embryo()
+                self._pause_milliseconds = None
+                if not self._asking:  # else there is one
+                    self._give_embryo()
             if self._sock.fileno() in ready:
                 self._serve_zygote()
             if ended in ready:
@@ -176,11 +167,8 @@ class _Nest:
     def _serve_zygote(self) -> None:
         if not self._reader.pump():
             os._exit(0)
-        for header, _, _ in self._reader.take():
-            if header["next"] == "now":
-                self._give_embryo()
-            else:
-                self._pause_milliseconds = _LULL_MILLISECONDS
+        for _ in self._reader.take():
+            self._give_embryo()
 
     def _give_embryo(self) -> None:
         self._pause_milliseconds = None
@@ -200,21 +188,40 @@ class _Nest:
             os.close(fd)
 
     def _fork(self) -> tuple:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        """Its pid, and the zygote's socket."""
+        (zygotes, theirs), (ours, to_us) = socket.socketpair(), socket.socketpair()
+        with theirs, to_us:
             syscalls.setns(self._own_pids, namespaces.NEWPID)
             syscalls.unshare(namespaces.NEWPID)
             pid = syscalls.fork_bare()
             if pid == 0:
-                init.main(self._served, self._walls, theirs)
-        return pid, ours
+                init.main(self._served, self._walls, theirs, to_us)
+        self._asking[ours.fileno()] = ours, pid
+        self._poll.register(ours, select.POLLIN)
+        return pid, zygotes
+
+    def _write_maps(self, sock: socket.socket, pid: int) -> None:
+        """When an embryo has asked for that, or has ended before."""
+        self._poll.unregister(sock)
+        with sock:
+            try:
+                asked = wire.Reader(sock).next()
+                if asked is not None:
+                    namespaces.write_maps(pid, asked[0]["uids"], asked[0]["gids"])
+                    sock.send(b"m")
+                    self._pause_milliseconds = _LULL_MILLISECONDS  # it was taken: somebody may want the next
+            except OSError:
+                pass  # whatever it is, init hears no answer, and says so
 
 
-def settle() -> None:
-    """The last thing before forks are made: what they copy and write to is as little as can be."""
-    gc.collect()
+def settle(first_steps=None) -> None:
+    """The last thing before forks are made: what they copy and write to is as little as can be.
+
+    `first_steps()`: what every fork does first.
+    """
+    gc.collect()  # which also lets go of what is kept to be used again, wherever it lies
     gc.disable()
+    heap.fill()
     gc.freeze()
     mappings.join_libraries()
-    hugepages.collapse_anonymous()
-    heap.fill_pools()
+    hugepages.collapse_anonymous(but=trial.areas_written(first_steps) if first_steps else ())

@@ -125,7 +125,7 @@ class Enclosure:
     def raise_walls(self, spec: dict, ask_for_maps) -> list:
         """Puts the walls up around this process; gives what `enter` takes: the namespaces made, Landlock's rules.
 
-        `ask_for_maps()` returns once the zygote has written this process's id maps.
+        `ask_for_maps()` returns once the cradle has written this process's id maps.
         """
         syscalls.unshare(self._own_namespaces)  # the network namespace we have from the cradle, which has left it to us
         self._mount_space(spec)

@@ -3,11 +3,12 @@
 Python keeps small objects in pools of blocks of one size. After the imports nearly every pool has some free blocks, all
 over memory, and a fork that takes one writes to the page of the block and to that of the pool's head: two copies of
 pages for an object of 32 bytes. Where no pool has a free block, the next one comes from a new pool, and the objects of
-a fork lie together.
+a fork lie together. The C library does the same with what is larger, and keeps what was freed in lists by its size.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import Any
@@ -15,6 +16,57 @@ from typing import Any
 _ALIGNMENT = 16
 _BYTES_HEAD = sys.getsizeof(b"")
 _fillers: list = []  # nobody reads them: they are there so that the blocks are taken
+_LARGEST_PIECE, _SMALLEST_PIECE = 64 << 10, 24  # larger ones are mappings of their own
+_EXACT_BYTES, _STEP_BYTES = 1032, 16  # up to there, what was freed is kept by its very size
+_ENOUGH = 1 << 18
+
+
+def fill() -> None:
+    """Before something is made that is to lie together."""
+    fill_gaps()
+    fill_pools()
+
+
+class _Mallinfo(ctypes.Structure):
+    """Of glibc 2.33 and newer: `keepcost` is what lies behind the last piece that is in use."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def fill_gaps() -> int:
+    """Takes every free piece of the C library's heap but what lies behind all others, for good; gives how many.
+
+    None where it is another library's.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return 0
+    libc.mallinfo2.restype = _Mallinfo
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+    behind = libc.sbrk(0) - libc.mallinfo2().keepcost
+    return sum(_take_pieces(libc, size, behind) for size in _sizes())
+
+
+def _take_pieces(libc, size: int, behind: int) -> int:
+    """Until there is none of that size left, so that the next comes from behind all others."""
+    for taken in range(_ENOUGH):
+        piece = libc.malloc(size)
+        if piece is None or piece >= behind:
+            libc.free(piece)
+            return taken
+    return _ENOUGH
+
+
+def _sizes() -> list:
+    """The largest first: what is left of a piece is one of the next."""
+    sizes = [_LARGEST_PIECE]
+    while sizes[-1] > _EXACT_BYTES:
+        sizes.append(sizes[-1] * 7 // 8)
+    return sizes[:-1] + list(range(_EXACT_BYTES, _SMALLEST_PIECE - 1, -_STEP_BYTES))
 
 
 def fill_pools() -> int:

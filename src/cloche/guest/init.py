@@ -38,17 +38,18 @@ _IDLE_SECONDS = 3600.0
 _REFUSALS = (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, wire.WireError)
 
 
-def main(served: Init, walls, zygote: socket.socket) -> None:
+def main(served: Init, walls, zygote: socket.socket, cradle: socket.socket) -> None:
     """In a fork of the cradle: waits to be told of a sandbox, or that there is none, and is its init. Never returns."""
     try:
-        leave_parent([zygote.fileno()])
+        leave_parent([zygote.fileno(), cradle.fileno()])
         order, _, fds = wire.Reader(zygote).next() or os._exit(0)
-        _be_init(served, walls, order["spec"], fds, zygote)
+        zygote.close()
+        _be_init(served, walls, order["spec"], fds, cradle)
     finally:
         os._exit(1)
 
 
-def _be_init(served: Init, walls, spec: dict, fds: list, zygote: socket.socket) -> None:
+def _be_init(served: Init, walls, spec: dict, fds: list, cradle: socket.socket) -> None:
     """`fds`: our channel, the door to which the first kernel comes, entrances of our cgroups, mounts of volumes."""
     _take_trees(spec, fds)
     channel, door, entrances = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]), fds[2:]
@@ -58,8 +59,7 @@ def _be_init(served: Init, walls, spec: dict, fds: list, zygote: socket.socket) 
             os.close(entrance)
         served.take(spec, True)
         walls.prepare_for(spec)
-        doors = walls.raise_walls(spec, lambda: _ask_for_maps(zygote))
-        zygote.close()
+        doors = walls.raise_walls(spec, lambda: _ask_for_maps(cradle, spec))
         served.let_in(door, doors)
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
@@ -108,10 +108,11 @@ def _take_trees(spec: dict, fds: list) -> None:
         del fds[-len(paths) :]
 
 
-def _ask_for_maps(zygote: socket.socket) -> None:
-    zygote.send(b"u")
-    if not zygote.recv(1):
-        raise RuntimeError("the id maps were not written")
+def _ask_for_maps(cradle: socket.socket, spec: dict) -> None:
+    with cradle:
+        wire.send(cradle, {"uids": spec["uids"], "gids": spec["gids"]})
+        if not cradle.recv(1):
+            raise RuntimeError("the id maps were not written")
 
 
 def _last_words(channel: socket.socket, error: BaseException) -> None:

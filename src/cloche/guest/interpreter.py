@@ -21,6 +21,7 @@ import warnings
 from typing import Any
 
 from cloche.guest import imports, kernel, pictures, plotly_figures
+from cloche.guest.diverging import diverge
 
 # As they are before a kernel is made: this module is imported first.
 _BUILTINS = {name: getattr(builtins, name, None) for name in ("input", "exit", "quit")}
@@ -58,7 +59,7 @@ def _is_module(entry: Any) -> bool:
 
 def start(*, unbuffered: bool = False, dont_write_bytecode: bool = False) -> None:
     """In the fork, which is its user already, and has its environment and directory."""
-    kernel.diverge()
+    diverge()
     gc.enable()
     _forget_notebook()
     _follow_installed(dont_write_bytecode)

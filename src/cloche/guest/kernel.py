@@ -6,7 +6,6 @@ import builtins
 import gc
 import getpass
 import os
-import random
 import resource
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from cloche.guest import figures, inspection, proxies, tools, tracebacks
 from cloche.guest.branching import Branching
 from cloche.guest.channel import Channel
 from cloche.guest.display import Screen
+from cloche.guest.diverging import diverge
 from cloche.guest.limits import limit_process
 from cloche.guest.shell import Shell
 from cloche.guest.streams import Input, fresh_streams, reopen_closed
@@ -49,7 +49,6 @@ def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
 
 def get_ready(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> Channel:
     """All of the start that needs neither a user nor a place: the first kernel does it before the walls stand."""
-    diverge()
     gc.enable()
     prepared[0].installed.follow()
     return Channel(channel_fd, stdout_fd, stderr_fd, token, prepared[0].interrupts)
@@ -63,20 +62,6 @@ def serve(channel: Channel) -> None:
     finally:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-
-
-def diverge() -> None:
-    """Makes this process differ from its siblings where they must: random numbers, keys. Init forks without hooks."""
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.seed()
-    processes = sys.modules.get("multiprocessing.process")
-    if processes is not None:
-        processes.current_process().authkey = os.urandom(32)
 
 
 class Kernel:
@@ -118,10 +103,14 @@ class Kernel:
             self._oom_fd = -1
 
     def serve(self, channel: Channel) -> None:
-        """Answers requests until the stream ends."""
+        """Answers requests until the stream ends.
+
+        Ready is who can be asked: the rest of the start is done while the host says so, and somebody asks.
+        """
         self.attach(channel)
-        self._namespace = inspection.Namespace(self._shell.user_ns)
         channel.send({"ev": "ready"})
+        diverge()
+        self._namespace = inspection.Namespace(self._shell.user_ns)
         self.installed.begin()
         while True:
             self._idle()

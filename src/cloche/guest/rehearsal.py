@@ -49,14 +49,14 @@ def rehearse_init(env: dict) -> None:
 
 def rehearse_kernel() -> None:
     """Run in a zygote."""
-    from cloche.guest import kernel
+    from cloche.guest.diverging import diverge
 
     for _ in range(_ROUNDS):
         syscalls.close_range(_UNUSED_FD, _UNUSED_FD)
         syscalls.prctl(syscalls.PR_GET_DUMPABLE)
         _pass_descriptors()
         _be_kernel()
-        kernel.diverge()
+        diverge()
 
 
 def _be_init(served: init.Init, spec: dict) -> None:

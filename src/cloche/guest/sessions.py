@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import os
 import signal
 import time
@@ -15,10 +16,13 @@ _leaderless: set = set()  # of these, whose leader has ended
 
 
 def listen_for_children() -> int:
-    """A descriptor that can be read when a child has ended. Children set their own signals."""
+    """A descriptor that can be read when a child has ended. Children set their own signals.
+
+    By the C module, as in `default_signals`: an init that goes through enumerations writes to 20 pages more.
+    """
     ended, wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.signal(signal.SIGCHLD, _on_child)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    _signal.signal(_signal.SIGCHLD, _on_child)
+    _signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     return ended
 
 

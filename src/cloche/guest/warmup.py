@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from cloche.guest import charts, figures, pictures, plotly_figures, threads, wire
+from cloche.guest import charts, diverging, figures, heap, pictures, plotly_figures, threads, wire
 from cloche.guest import kernel as kernels
 from cloche.guest.channel import Channel
 from cloche.guest.kernel import Kernel
@@ -62,6 +62,7 @@ def prepare(imports: list) -> None:
     if "matplotlib" in sys.modules and charts.available():
         importlib.import_module("e2b_charts")
     threads.find()
+    heap.fill()
     shell = Shell.instance()
     kernel = Kernel(shell)
     for _ in range(2):  # the interpreter specialises code that it has seen a few times: done here, not in each fork
@@ -71,6 +72,14 @@ def prepare(imports: list) -> None:
     sys._clear_type_cache()
     _rehearse(kernel, shell, _CELLS[:2])
     kernels.prepared[:] = [kernel]
+
+
+def take_first_steps() -> None:
+    """What the first kernel of a sandbox does until it has run a cell."""
+    kernel = kernels.prepared[0]
+    diverging.diverge()
+    with _listening(kernel) as run:
+        run(_CELLS[0])
 
 
 def _rehearse(kernel: Kernel, shell: Shell, cells: tuple) -> None:

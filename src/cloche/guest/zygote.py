@@ -65,7 +65,6 @@ class Zygote:
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if self._walls else -1
         self._volumes = Volumes(order["single"], self._own_pids) if self._walls else None
         self._kernels: dict = {}  # pid of a first kernel -> its cell
-        self._asking: dict = {}  # descriptor -> the embryo that will ask for its id maps there
 
     def prepare(self, imports: list) -> None:
         """Imports what a template asks for, and warms up. Raises what the template's code raises."""
@@ -75,13 +74,14 @@ class Zygote:
         warmup.prepare(imports)
         running.know_ourselves()
         self._init.processes.kernels = kernel
+        self._first_steps = warmup.take_first_steps
 
     def settle(self) -> None:
         """The imports are done: from here on this process differs from a sandbox's as little as it can."""
         self._init.adopt_environment()
         if self._cradle is not None:
             rehearse_kernel()
-        settle()
+        settle(self._first_steps)
         own = {"zygote_bytes": memory.anonymous_bytes(os.getpid()), "reserved_bytes": data_of_this_process()}
         self._facts = own if self._walls else {}  # what every sandbox has to know of us
         if self._cradle is not None:
@@ -96,10 +96,6 @@ class Zygote:
             self._poll.register(self._cradle, select.POLLIN)
         while True:
             ready = [fd for fd, _ in self._poll.poll()]
-            for fd in ready:
-                if fd in self._asking:
-                    self._poll.unregister(fd)
-                    self._asking.pop(fd).write_maps()
             if self._cradle is not None and self._cradle.fileno() in ready:
                 self._hear_cradle()  # first: should it be gone, nothing is begun that cannot be finished
             if self._channel.fileno() in ready:
@@ -161,13 +157,16 @@ class Zygote:
         with door, theirs:
             embryo = self._grow([channel, door.fileno(), *others], spec)
             self._cells[embryo.pid], self._pids[name] = name, embryo.pid_namespace
-            wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
-            os.close(embryo.pidfd)
-            kernel = _fork_into(embryo.pid_namespace)
-            if kernel == 0:
-                door.close()
-                init.be_first_kernel(self._init, self._walls, spec, [kernel_channel, *outputs, *entrances], theirs)
-            self._kernels[kernel] = name
+            try:
+                kernel = _fork_into(embryo.pid_namespace)
+                if kernel == 0:
+                    door.close()
+                    init.be_first_kernel(self._init, self._walls, spec, [kernel_channel, *outputs, *entrances], theirs)
+                self._kernels[kernel] = name
+                # Only now: where the host has no other CPU, it would have been woken to run before the fork.
+                wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
+            finally:
+                os.close(embryo.pidfd)
 
     def _grow(self, fds: list, spec: dict) -> Embryo:
         """One that has died while it waited is no fault of who comes next."""
@@ -176,8 +175,6 @@ class Zygote:
             embryo: Embryo = cradle.take()
             try:
                 embryo.become(spec, fds)
-                self._asking[embryo.fileno()] = embryo
-                self._poll.register(embryo, select.POLLIN)
                 return embryo
             except OSError as error:
                 embryo.discard()

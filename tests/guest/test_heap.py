@@ -1,0 +1,46 @@
+"""Gaps in memory are taken before forks are made, so that what these allocate lies together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from cloche.guest import trial
+from cloche.linux import hugepages
+
+GAPS = """
+import ctypes
+from cloche.guest import heap
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+pieces = [libc.malloc(3000) for _ in range(2000)]
+for piece in pieces[::2]:
+    libc.free(piece)  # each of them between two that are in use
+inside = lambda: sum(min(pieces) <= libc.malloc(size) <= max(pieces) for size in (700, 1500, 2900) for _ in range(200))
+BEFORE
+print(inside())
+"""
+
+
+def taken_from_gaps(before: str) -> int:
+    done = subprocess.run([sys.executable, "-c", GAPS.replace("BEFORE", before)], capture_output=True, text=True)
+    return int(done.stdout or done.stderr)
+
+
+def test_what_is_allocated_after_the_gaps_were_filled_lies_behind_them():
+    assert taken_from_gaps("") > 500
+    assert taken_from_gaps("heap.fill()") == 0
+
+
+def test_steps_that_fail_on_trial_are_no_failure():
+    def fails() -> None:
+        raise SystemExit(3)
+
+    assert trial.areas_written(fails) == frozenset()
+
+
+def test_steps_on_trial_tell_where_they_wrote_and_change_nothing():
+    seen: list[int] = []
+    assert trial.areas_written(lambda: seen.append(1)) <= frozenset(hugepages._areas())
+    assert not seen
