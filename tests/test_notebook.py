@@ -203,3 +203,24 @@ def test_all_histories_together_have_a_bound_and_whoever_grows_has_an_even_share
     del quiet, loud
     gc.collect()
     assert (archive.bytes, archive.transcripts) == (0, 0)
+
+
+def test_cells_that_have_ended_are_nothing_to_the_garbage_collector():
+    """With hundreds of thousands of them it would stop everybody for a tenth of a second, again and again."""
+    archive = Archive()
+    transcript = Transcript(archive=archive)
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        for number in range(500):
+            named = Display(data={"text/plain": "1"}, id=f"n{number}")
+            failed = Raised(name="E", value="v", traceback="t")
+            recorded(out("a"), shown(text_plain="2"), named, failed, transcript=transcript)
+        gc.collect()  # tuples of what is not looked at are left alone from then on
+        of_names = 3 * 500  # a list, a pair and a key for each name by which something can be replaced
+        assert len(gc.get_objects()) - before < of_names + 100
+        del transcript
+        assert archive.transcripts == 0, "it is part of a cycle"
+    finally:
+        gc.enable()

@@ -20,8 +20,8 @@ Bundle = dict[str, Any]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Base of all events."""
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", gc=False):
+    """Base of all events. None is part of a cycle, so the garbage collector need not know of them: there are many."""
 
 
 class Started(Event, tag="started"):

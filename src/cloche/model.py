@@ -272,7 +272,7 @@ class FileChange(Struct):
     path: str
 
 
-class Usage(Struct):
+class Usage(Struct, gc=False):
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory_peak_bytes: int = 0

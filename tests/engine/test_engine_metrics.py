@@ -68,6 +68,31 @@ async def test_samples_are_kept_in_order_and_only_so_many(often):
     assert [each.at for each in samples] == sorted(each.at for each in samples)
 
 
+async def test_a_sandbox_in_which_nothing_ran_is_not_read_again(often):
+    used, read = [1.0], []
+
+    def stats() -> CellStats:
+        read.append(1)
+        return CellStats(memory_bytes=100, file_bytes=30, shared_bytes=20, cpu_seconds=used[0], processes=2)
+
+    meter = Meter(stats, nobody, Limits(), lambda: used[0])
+    try:
+        told = (await at_least(meter, 8))[1:]
+        assert len(read) <= 2  # who asked first, and the first in turn
+        assert {(each.memory_bytes, each.cache_bytes, each.space_bytes, each.cpu_percent) for each in told} == {
+            (70, 10, 20, 0.0)
+        }
+        used[0] = 2.0
+
+        async def again() -> bool:
+            return len(read) > 2
+
+        await until(again)
+        assert (await meter.latest()).cpu_percent > 0 or any(each.cpu_percent for each in await meter.between())
+    finally:
+        meter.close()
+
+
 async def test_a_window_includes_its_ends(often):
     meter = Meter(lambda: CellStats(memory_bytes=1), nobody, Limits())
     await at_least(meter, 5)

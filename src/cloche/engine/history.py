@@ -2,6 +2,9 @@
 
 Recording must cost next to nothing while a cell runs: events are kept as they are, and become a notebook's outputs when
 somebody asks. What is too much goes: first outputs, then cells, the oldest first.
+
+Of a cell that has ended, nothing is for the garbage collector to look at, and nothing is part of a cycle: there are
+hundreds of thousands, and everybody waits while it looks.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from cloche import notebook
 from cloche.events import Cleared, Display, Ended, Event, Output, Raised, Started
@@ -54,7 +59,7 @@ class Transcript:
         self._bytes = 0
         self._cells: deque[Recording] = deque()
         self._with_outputs: deque[Recording] = deque()
-        self._named: dict[tuple[str, str], list[_Shown]] = {}
+        self._named: dict[tuple[str, str], list[tuple[Recording, _Shown]]] = {}
         self._begun = 0
         self._origins: dict[str, tuple[str, int]] = {}  # of a context: another, and how many had begun by then
 
@@ -64,7 +69,7 @@ class Transcript:
 
     def recording(self, context: str, language: str, code: str) -> Recording:
         """For an execution, which is in the history from its begin on."""
-        return Recording(self, context, language, code)
+        return Recording(transcript=self, context=context, language=language, code=code)
 
     def cells(self, context: str | None = None) -> History:
         """In the order in which they began: all, or those of that context, and of what it is a copy of."""
@@ -108,26 +113,25 @@ class Transcript:
         if size > 0 and self._archive.is_full:
             self._make_room(self._archive.share_bytes)
 
-    def name(self, context: str, id: str, shown: _Shown) -> None:
-        self._named.setdefault((context, id), []).append(shown)
+    def name(self, recording: Recording, id: str, shown: _Shown) -> None:
+        self._named.setdefault((recording.context, id), []).append((recording, shown))
 
-    def named(self, context: str, id: str) -> list[_Shown]:
-        """What is shown under that id: a later cell may replace what an earlier one has shown."""
+    def named(self, context: str, id: str) -> list[tuple[Recording, _Shown]]:
+        """What is shown under that id, and where: a later cell may replace what an earlier one has shown."""
         return self._named.get((context, id), [])
 
     def forget(self, context: str, shown: _Shown) -> None:
-        if shown.event.id is not None:
-            left = [each for each in self.named(context, shown.event.id) if each is not shown]
-            self._named[context, shown.event.id] = left
-            if not left:
-                del self._named[context, shown.event.id]
+        left = [each for each in self.named(context, shown.id) if each[1] is not shown]
+        self._named[context, shown.id] = left
+        if not left:
+            del self._named[context, shown.id]
 
     def _make_room(self, most: int) -> None:
         while self._bytes > most and self._with_outputs:
-            self._with_outputs.popleft().drop_outputs()
+            self._with_outputs.popleft().drop_outputs(self)
         while self._bytes > most and self._cells:
             oldest = self._cells.popleft()
-            oldest.drop_outputs()
+            oldest.drop_outputs(self)
             self.dropped += 1
             self.count(-CELL_BYTES - sys.getsizeof(oldest.code))
 
@@ -163,7 +167,7 @@ def _encoded(cells: History, language: str) -> bytes:
 
 
 class _Text:
-    """What was written to one stream before anything else was shown."""
+    """What was written to one stream before anything else was shown, in a cell that runs."""
 
     __slots__ = ("stream", "texts")
 
@@ -171,142 +175,131 @@ class _Text:
         self.stream = event.stream
         self.texts = [event.text]
 
-
-class _Shown:
-    __slots__ = ("event", "owner", "size")
-
-    def __init__(self, owner: Recording, event: Display, size: int):
-        self.owner = owner
-        self.event = event
-        self.size = size
+    def whole(self) -> Output:
+        return Output(stream=self.stream, text="".join(self.texts))
 
 
-class Recording:
+class _Shown(msgspec.Struct, gc=False):
+    """What has a name by which it can be replaced."""
+
+    id: str
+    event: Display
+    size: int
+
+
+class Recording(msgspec.Struct, gc=False, kw_only=True):
     """One execution's part of the history. `hear` is for its events, in their order."""
 
-    __slots__ = (
-        "_bytes",
-        "_clear_next",
-        "_closed",
-        "_count",
-        "_cut_bytes",
-        "_ended",
-        "_id",
-        "_is_listed",
-        "_language",
-        "_outputs",
-        "_outputs_dropped",
-        "_started_at",
-        "_transcript",
-        "code",
-        "context",
-        "number",
-    )
-
-    def __init__(self, transcript: Transcript, context: str, language: str, code: str):
-        self.context = context
-        self.code = code
-        self.number = 0  # how many had begun before it
-        self._language = language
-        self._transcript = transcript
-        self._id = ""
-        self._count = 0
-        self._started_at = 0.0
-        self._ended: Ended | None = None
-        self._outputs: list[Any] = []  # _Text, _Shown, Raised
-        self._bytes = 0  # of outputs
-        self._cut_bytes = 0  # of what came when there was no more room
-        self._is_listed = self._closed = self._outputs_dropped = self._clear_next = False
+    transcript: Transcript | None  # None when it has ended
+    context: str
+    language: str
+    code: str
+    number: int = 0  # how many had begun before it
+    _id: str = ""
+    _count: int = 0
+    _started_at: float = 0.0
+    _ended: Ended | None = None
+    _outputs: Any = []  # Display, _Shown, Raised; of what was written _Text until it ends, then Output
+    _bytes: int = 0  # of outputs
+    _cut_bytes: int = 0  # of what came when there was no more room
+    _is_listed: bool = False
+    _closed: bool = False
+    _outputs_dropped: bool = False
+    _clear_next: bool = False
 
     def hear(self, event: Event, size: int) -> None:
         """An event, and how much memory its content takes."""
         heard = _HEARD.get(type(event))
-        if heard is not None:
-            heard(self, event, size + EVENT_BYTES)
+        if heard is not None and self.transcript is not None:
+            heard(self, self.transcript, event, size + EVENT_BYTES)
 
-    def _on_started(self, event: Started, size: int) -> None:
+    def _on_started(self, transcript: Transcript, event: Started, size: int) -> None:
         self._id, self._count, self._started_at = event.execution, event.count, time.time()
-        self._transcript.begin(self)
+        transcript.begin(self)
 
-    def _on_output(self, event: Output, size: int) -> None:
-        self._clear_if_due()
-        if not self._has_room(size):
+    def _on_output(self, transcript: Transcript, event: Output, size: int) -> None:
+        self._clear_if_due(transcript)
+        if not self._has_room(transcript, size):
             return
         last = self._outputs[-1] if self._outputs else None
         if type(last) is _Text and last.stream == event.stream:
             last.texts.append(event.text)
         else:
             self._outputs.append(_Text(event))
-        self._transcript.count(size)
+        transcript.count(size)
 
-    def _on_display(self, event: Display, size: int) -> None:
+    def _on_display(self, transcript: Transcript, event: Display, size: int) -> None:
         if event.update and event.id is not None:
-            self._replace(event, event.id, size)
+            self._replace(transcript, event, event.id, size)
             return
-        self._clear_if_due()
-        if not self._has_room(size):
+        self._clear_if_due(transcript)
+        if not self._has_room(transcript, size):
             return
-        shown = _Shown(self, event, size)
-        self._outputs.append(shown)
-        if event.id is not None:
-            self._transcript.name(self.context, event.id, shown)
-        self._transcript.count(size)
+        if event.id is None:
+            self._outputs.append(event)
+        else:
+            shown = _Shown(event.id, event, size)
+            self._outputs.append(shown)
+            transcript.name(self, event.id, shown)
+        transcript.count(size)
 
-    def _replace(self, event: Display, id: str, size: int) -> None:
-        for shown in self._transcript.named(self.context, id):
-            if shown.owner._has_room(size - shown.size):
+    def _replace(self, transcript: Transcript, event: Display, id: str, size: int) -> None:
+        for recording, shown in transcript.named(self.context, id):
+            if recording._has_room(transcript, size - shown.size):
                 grown, shown.size = size - shown.size, size
                 shown.event = Display(data=event.data, main=shown.event.main, id=id)
-                self._transcript.count(grown)
+                transcript.count(grown)
 
-    def _on_raised(self, event: Raised, size: int) -> None:
+    def _on_raised(self, transcript: Transcript, event: Raised, size: int) -> None:
         """Kept even where there is no more room for outputs: why a cell failed is what its reader needs most."""
         if not self._closed:
-            self._list()
+            self._list(transcript)
             self._outputs.append(event)
             self._bytes += size
-            self._transcript.count(size)
+            transcript.count(size)
 
-    def _on_cleared(self, event: Cleared, size: int) -> None:
+    def _on_cleared(self, transcript: Transcript, event: Cleared, size: int) -> None:
         self._clear_next = event.wait
         if not event.wait:
-            self._clear()
+            self._clear(transcript)
 
-    def _on_ended(self, event: Ended, size: int) -> None:
+    def _on_ended(self, transcript: Transcript, event: Ended, size: int) -> None:
         self._ended = event
+        self._outputs = tuple(each.whole() if type(each) is _Text else each for each in self._outputs)
+        self.transcript = None
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, transcript: Transcript, size: int) -> bool:
         """Whether so much more may be kept; if so it is counted here, and the caller tells the transcript."""
-        if self._closed or self._bytes + size > self._transcript.max_bytes // 2:
+        if self._closed or self._bytes + size > transcript.max_bytes // 2:
             self._cut_bytes += max(size, 0)
             return False
-        self._list()
+        self._list(transcript)
         self._bytes += size
         return True
 
-    def _list(self) -> None:
+    def _list(self, transcript: Transcript) -> None:
         if not self._is_listed:
             self._is_listed = True
-            self._transcript.has_outputs(self)
+            transcript.has_outputs(self)
 
-    def _clear_if_due(self) -> None:
+    def _clear_if_due(self, transcript: Transcript) -> None:
         if self._clear_next:
             self._clear_next = False
-            self._clear()
+            self._clear(transcript)
 
-    def _clear(self) -> None:
+    def _clear(self, transcript: Transcript) -> None:
         freed, self._bytes, self._cut_bytes = self._bytes, 0, 0
         for each in self._outputs:
             if type(each) is _Shown:
-                self._transcript.forget(self.context, each)
-        self._outputs = []
-        self._transcript.count(-freed)
+                transcript.forget(self.context, each)
+        self._outputs = [] if self._ended is None else ()
+        transcript.count(-freed)
 
-    def drop_outputs(self) -> None:
+    def drop_outputs(self, transcript: Transcript) -> None:
         """They make room. Nothing more is kept of it but how it ends."""
         self._outputs_dropped = self._outputs_dropped or bool(self._outputs)
         self._closed = True
-        self._clear()
+        self._clear(transcript)
 
     # -- for whoever asks
 
@@ -315,7 +308,7 @@ class Recording:
         return Cell(
             id=self._id,
             context=self.context,
-            language=self._language,
+            language=self.language,
             count=self._count,
             code=self.code,
             started_at=self._started_at,
@@ -328,9 +321,12 @@ class Recording:
 
     def _output(self, kept: Any) -> NotebookOutput:
         if type(kept) is _Text:
-            kept.texts = ["".join(kept.texts)]
-            return notebook.stream(kept.stream, kept.texts[0])
-        return notebook.shown(kept.event, self._count) if type(kept) is _Shown else notebook.raised(kept)
+            kept = kept.whole()
+        if type(kept) is Output:
+            return notebook.stream(kept.stream, kept.text)
+        if type(kept) is Raised:
+            return notebook.raised(kept)
+        return notebook.shown(kept.event if type(kept) is _Shown else kept, self._count)
 
     def _last_words(self) -> list[NotebookOutput]:
         said = []
@@ -343,7 +339,7 @@ class Recording:
         return said
 
 
-_HEARD: dict[type[Event], Callable[[Recording, Any, int], None]] = {
+_HEARD: dict[type[Event], Callable[[Recording, Transcript, Any, int], None]] = {
     Started: Recording._on_started,
     Output: Recording._on_output,
     Display: Recording._on_display,

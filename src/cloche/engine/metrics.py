@@ -57,6 +57,7 @@ class Meter:
         self._processes: int | None = None  # at the last sample
         self._last = (time.monotonic(), 0.0)
         self._asking: asyncio.Task[None] | None = None
+        self._ran_until: float | None = None  # the CPU seconds at the last sample
         self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._tick)
 
     async def between(self, start: float | None = None, end: float | None = None) -> list[Sample]:
@@ -104,8 +105,10 @@ class Meter:
             self._keep(stats if stats.memory_bytes is not None else await self._ask())
 
     def _tick(self) -> None:
-        stats = self._read()
-        if stats.memory_bytes is not None:
+        ran, self._ran_until = self._ran_until, self._cpu_seconds()
+        if self._rows and ran is not None and ran == self._ran_until:
+            self._keep_as_before()
+        elif (stats := self._read()).memory_bytes is not None:
             self._keep(stats)
         elif self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._ask_and_keep())
@@ -117,12 +120,20 @@ class Meter:
         except errors.ClocheError:
             pass  # it is ending, or is not what it was: there is nothing to sample, and whoever uses it will hear
 
+    def _keep_as_before(self) -> None:
+        """Nothing ran in it, so nothing has changed. Most sandboxes wait most of the time, and reading takes its time."""
+        self._last = (time.monotonic(), self._last[1])
+        self._add(time.time(), 0.0, *self._rows[2 - _WIDTH :])
+
     def _keep(self, stats: CellStats) -> None:
         self._processes = stats.processes
         files = stats.file_bytes or 0
         space = min(stats.shared_bytes or 0, files)
         used, percent = stats.memory_bytes or 0, self._cpu_percent(time.monotonic(), stats.cpu_seconds or 0.0)
-        self._rows.extend((time.time(), percent, max(used - files, 0), files - space, space))
+        self._add(time.time(), percent, max(used - files, 0), files - space, space)
+
+    def _add(self, *row: float) -> None:
+        self._rows.extend(row)
         if len(self._rows) > _MAX_SAMPLES * _WIDTH:
             del self._rows[: _DROPPED_AT_ONCE * _WIDTH]
 

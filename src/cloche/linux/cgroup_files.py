@@ -81,11 +81,7 @@ def write(path: bytes, text: bytes) -> None:
 
 def field(path: bytes, key: bytes) -> int:
     """The value of `key` in a file of `key value` lines; 0 if it has no such line."""
-    for line in read(path).splitlines():
-        name, _, value = line.partition(b" ")
-        if name == key:
-            return int(value)
-    return 0
+    return _value(b"\n" + read(path), key)
 
 
 class FileBytes(NamedTuple):
@@ -97,8 +93,14 @@ class FileBytes(NamedTuple):
 
 def file_bytes(path: bytes, all_key: bytes) -> FileBytes:
     """From a group's memory.stat, where version 1 calls them `cache` and version 2 `file`."""
-    fields = dict(line.split(b" ", 1) for line in read(path).splitlines())
-    return FileBytes(int(fields.get(all_key, 0)), int(fields.get(b"shmem", 0)))
+    text = b"\n" + read(path)
+    return FileBytes(_value(text, all_key), _value(text, b"shmem"))
+
+
+def _value(text: bytes, key: bytes) -> int:
+    """Of a line `key value`, each behind a line's end; 0 if there is none."""
+    at = text.find(b"\n%s " % key)
+    return int(text[at + len(key) + 2 :].split(None, 1)[0]) if at >= 0 else 0
 
 
 def numbers(path: bytes) -> list[int]:
