@@ -121,7 +121,7 @@ class Meter:
             pass  # it is ending, or is not what it was: there is nothing to sample, and whoever uses it will hear
 
     def _keep_as_before(self) -> None:
-        """Nothing ran in it, so nothing has changed. Most sandboxes wait most of the time, and to read takes its time."""
+        """Nothing ran in it, so nothing has changed. Most sandboxes wait most of the time, and reading takes long."""
         self._last = (time.monotonic(), self._last[1])
         self._add(time.time(), 0.0, *self._rows[2 - _WIDTH :])
 

@@ -29,7 +29,6 @@ class CellStats(Struct):
     shared_bytes: int | None = None  # the part of that which is tmpfs, where a sandbox's files are, and shared memory
     cpu_seconds: float | None = None
     processes: int | None = None
-    oom_kills: int = 0
 
 
 class FirstKernel(Struct):

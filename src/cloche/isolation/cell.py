@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
+from cloche.linux.cgroup_files import FileBytes
 from cloche.linux.cgroups import Group
 from cloche.model import Limits
 
@@ -72,6 +73,8 @@ class ProcessCell:
         self._on_event: Callable[[Header], None] = self._events.append
         self._pidfd = pidfd
         self._group = group
+        self._used_bytes: int | None = None  # when it was last measured
+        self._files: FileBytes | None = None  # of these
         self._on_closed = on_closed
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -116,14 +119,16 @@ class ProcessCell:
         group = self._group
         if group is None or self._closed:
             return CellStats()
-        files = group.file_bytes()
+        used = group.memory_bytes()
+        if used != self._used_bytes or used is None:  # to be told of what takes ten times as long as how much it is
+            self._used_bytes, self._files = used, group.file_bytes()
+        files = self._files
         return CellStats(
-            memory_bytes=group.memory_bytes(),
+            memory_bytes=used,
             file_bytes=None if files is None else files.all,
             shared_bytes=None if files is None else files.shared,
             cpu_seconds=group.cpu_seconds(),
             processes=group.processes(),
-            oom_kills=group.oom_kills(),
         )
 
     def oom_kills(self) -> int:
