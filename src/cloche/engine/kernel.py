@@ -270,9 +270,11 @@ class Kernel:
 
     def _catch_up(self, mark: int) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
-            room = pipe.capacity_bytes  # the mark was written before its frame: it is found within that
-            while not stream.release(mark) and room > 0 and (got := pipe.read_now()):
-                room -= got
+            # The mark was written before its frame: it is found within what the pipe can hold.
+            if not stream.release(mark):
+                room = pipe.capacity_bytes
+                while room > 0 and (got := pipe.read_now()) and not stream.release(mark):
+                    room -= got
             stream.skip(mark)
 
     def _go_on(self, *, ended: bool) -> None:

@@ -7,10 +7,21 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Callable
 
 READ_BYTES = 64 << 10
 MAX_CAPACITY_BYTES = 1 << 20
+
+
+class _Buffer(threading.local):
+    """What is read into, by all pipes of a thread: a new one each time would be 64 KiB of zeros to write."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(READ_BYTES))
+
+
+_buffer = _Buffer()
 
 
 class Pipe:
@@ -50,7 +61,7 @@ class Pipe:
         if self.closed:
             return 0
         try:
-            data = read_available(self._fd, READ_BYTES)
+            data = read_available(self._fd)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:  # EIO: the other side of a PTY was closed
@@ -83,19 +94,19 @@ class Pipe:
             self.read_now()
 
 
-def read_available(fd: int, size: int) -> bytes:
-    """Up to `size` bytes that are there now; b"" at the end. Raises BlockingIOError if there is nothing.
+def read_available(fd: int) -> bytes:
+    """Up to READ_BYTES that are there now; b"" at the end. Raises BlockingIOError if there is nothing.
 
     Whether `os.read` waits is a property of the open file, which the guest that passed it shares with us and can change
     at any moment; this asks for it call by call. (Terminals, and pipes before Linux 6.4, do not know it.)
     """
-    buffer = bytearray(size)
+    view = _buffer.view
     try:
-        return bytes(memoryview(buffer)[: os.preadv(fd, [buffer], -1, os.RWF_NOWAIT)])
+        return bytes(view[: os.preadv(fd, [view], -1, os.RWF_NOWAIT)])
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-    return os.read(fd, size)
+    return os.read(fd, READ_BYTES)
 
 
 def write_available(fd: int, data: memoryview) -> int:
