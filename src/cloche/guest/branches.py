@@ -8,7 +8,6 @@ that forked it has gone first, the copy is init's own child, and reaped like any
 from __future__ import annotations
 
 import os
-import secrets
 import select
 
 from cloche.guest.children import Child
@@ -37,7 +36,7 @@ class Branches:
         """The host's ends of what a kernel needs, and then the kernel's own, for a copy that is yet to be made."""
         self._identities.uid(header["user"])
         ours, theirs = self._processes.make_wires(header["user"])
-        return {"token": secrets.token_hex(8)}, b"", (*ours, *theirs)
+        return {"token": os.urandom(8).hex()}, b"", (*ours, *theirs)
 
     def know(self, header: dict, _: bytes) -> dict:
         """From now on that process is a kernel. A program has named it: it must be the copy that it is said to be."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import stat
 
@@ -228,7 +227,7 @@ class _Upload:
 
 def beside(path: str) -> str:
     """A new name in the same directory, which nobody is shown by a watch."""
-    return f"{os.path.dirname(path)}/{PREFIX}{secrets.token_hex(8)}"
+    return f"{os.path.dirname(path)}/{PREFIX}{os.urandom(8).hex()}"
 
 
 def refuse_symlinks(path: str, root: str) -> None:

@@ -5,7 +5,7 @@ While nothing executes it is ignored; while a frame is being written it waits, s
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from _signal import SIGINT, signal  # type: ignore[import-not-found]  # the enums of `signal` dirty 60 pages of a fork
 from typing import Any
 
@@ -67,7 +67,7 @@ class Interrupts:
         if not self.armed:
             return
         task = self._task
-        if task is not None and not task.done() and asyncio.current_task(task.get_loop()) is None:
+        if task is not None and not task.done() and sys.modules["asyncio"].current_task(task.get_loop()) is None:
             # The loop sleeps in select: an exception there would tear the loop's own state, cancelling does not.
             self.cancelled = True
             task.get_loop().call_soon_threadsafe(task.cancel)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 
 from cloche.guest import attributes, directories, drafts
@@ -162,7 +161,7 @@ def _remove_directory(name: str, top: int) -> list:
     try:
         for child in os.listdir(inner):
             if _is_directory(child, inner):
-                moved.append(f".cloche-{secrets.token_hex(8)}")
+                moved.append(f".cloche-{os.urandom(8).hex()}")
                 os.rename(child, moved[-1], src_dir_fd=inner, dst_dir_fd=top)
             else:
                 os.unlink(child, dir_fd=inner)

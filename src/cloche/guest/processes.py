@@ -9,7 +9,6 @@ import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import fcntl
 import os
 import pty
-import secrets
 import signal
 import socket
 import struct
@@ -74,7 +73,7 @@ class Processes:
         env = self._defaults.environment(user, header.get("env", {}))
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
-        token, language = secrets.token_hex(8), header.get("language") or "python"
+        token, language = os.urandom(8).hex(), header.get("language") or "python"
         become_kernel, make_room = languages.starter(language, KERNEL_FDS, token, self._defaults)
         ours, theirs = self.make_wires(user)
         order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}

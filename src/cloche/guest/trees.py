@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -145,6 +144,8 @@ def digest(path: str, size: int) -> str | None:
 
     No more is read than that: a program may make the file longer faster than it can be read.
     """
+    import hashlib  # OpenSSL is large, and most inits never need it
+
     try:
         fd = os.open(path, _FOLLOW_NOTHING)
     except OSError:

@@ -6,14 +6,13 @@ Only init's own rights are used, and root's directory: what `user` could replace
 from __future__ import annotations
 
 import os
-import secrets
 
 
 def trust(header: dict, body: bytes) -> dict:
     """Makes `path` the certificates of `system`, a file inside or "", and of `body`: a link where the first is all."""
     path, system = header["path"], header["system"]
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    draft = f"{path}.{secrets.token_hex(4)}"
+    draft = f"{path}.{os.urandom(4).hex()}"
     try:
         if body or not system:
             _write(draft, system, body)
