@@ -220,6 +220,7 @@ def test_cells_that_have_ended_are_nothing_to_the_garbage_collector():
         gc.collect()  # tuples of what is not looked at are left alone from then on
         of_names = 3 * 500  # a list, a pair and a key for each name by which something can be replaced
         assert len(gc.get_objects()) - before < of_names + 100
+        transcript.recording("c", "python", "x").hear(Started(execution="x", count=1), 0)  # and never ends
         del transcript
         assert archive.transcripts == 0, "it is part of a cycle"
     finally:

@@ -6,6 +6,7 @@ neighbour (another owner's sandbox, with state, a file, and a program whose outp
 Which fault is shown where, here and elsewhere below `tests/`:
 
 - nursery, init, kernel or a cell of the pool killed, at any moment: `faults/test_killed.py`
+- an init that no sandbox has yet, killed: `faults/test_embryos.py`
 - the same stopped, so that they hang: `faults/test_hung.py`; a stopped archiver: `engine/test_images.py`
 - a nursery that exits, crashes or bombs while it imports: `escape/test_nursery.py`, `guest/test_zygote_children.py`
 - the store locked for seconds or for long, full, read-only, damaged: `faults/test_store.py`

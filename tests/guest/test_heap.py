@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+
+import pytest
 
 from cloche.guest import trial
 from cloche.linux import hugepages
@@ -38,6 +42,12 @@ def test_steps_that_fail_on_trial_are_no_failure():
         raise SystemExit(3)
 
     assert trial.areas_written(fails) == frozenset()
+
+
+def test_steps_on_trial_that_leave_somebody_behind_or_never_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trial, "_SECONDS", 0.5)
+    assert trial.areas_written(lambda: os.fork() or time.sleep(5)) is not None
+    assert trial.areas_written(lambda: time.sleep(60)) == frozenset()
 
 
 def test_steps_on_trial_tell_where_they_wrote_and_change_nothing():

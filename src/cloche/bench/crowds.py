@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from cloche.bench import system
 from cloche.bench.memory import figures_of_host
 from cloche.bench.over_http import HttpLab, Served
 from cloche.bench.samples import Samples, expect
@@ -75,9 +76,12 @@ def growth(lab: HttpLab) -> None:
 def _grown(lab: HttpLab, live: int, ids: list[str]) -> None:
     seconds, server = lab.counts.load_seconds, lab.pooled
     one = server.load("executions", 1, ids=ids, seconds=seconds)
+    before = system.own_seconds()
     eight = server.load("executions", min(8, len(ids)), ids=ids, seconds=seconds)
+    lab.book.add(f"grown_system_{live}", max(system.own_seconds() - before, 0.0) / eight.wall_seconds)
+    few = server.load("executions", min(8, len(ids)), ids=ids[:8], seconds=seconds)
     made = server.load("cycles", 1, seconds=seconds)
-    for load in (one, eight, made):
+    for load in (one, eight, few, made):
         lab.note_generator(load)
         expect(bool(load.seconds), load.failures[:1])
     for value in one.seconds:
@@ -85,8 +89,10 @@ def _grown(lab: HttpLab, live: int, ids: list[str]) -> None:
     for value in made.first_seconds:
         lab.book.add(f"grown_first_{live}", value)
     lab.book.add(f"grown_executions_{live}", eight.per_second)
+    lab.book.add(f"grown_few_{live}", few.per_second)
     if live == LIVE[-1]:
-        lab.book.add("growth", lab.book[f"grown_executions_{live}"].p50 / lab.book[f"grown_executions_{LIVE[0]}"].p50)
+        for key, row in (("growth", "grown_executions"), ("growth_few", "grown_few")):
+            lab.book.add(key, lab.book[f"{row}_{live}"].p50 / lab.book[f"{row}_{LIVE[0]}"].p50)
 
 
 def idle(lab: HttpLab) -> None:

@@ -14,6 +14,8 @@ _GROWN = tuple(
         Row(key=f"grown_first_{live}", title=f"{live} sandboxes live: create to `1+1`, one client after another"),
         Row(key=f"grown_warm_{live}", title=f"{live} sandboxes live: `1+1` in each in turn, one client"),
         Row(key=f"grown_executions_{live}", title=f"{live} sandboxes live: executions, 8 clients", unit="/s"),
+        Row(key=f"grown_system_{live}", title="cores that the system's own threads took meanwhile", unit="×"),
+        Row(key=f"grown_few_{live}", title=f"{live} sandboxes live: executions, 8 clients in 8 of them", unit="/s"),
     )
 )
 _EXECUTIONS = tuple(
@@ -116,6 +118,7 @@ HTTP_PARTS: Sequence[Part] = (
                 unit="×",
                 bar=0.8,
             ),
+            Row(key="growth_few", title="the same in 8 of them: what the others cost that nobody uses", unit="×"),
         ),
     ),
     Part(

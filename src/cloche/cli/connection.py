@@ -58,8 +58,10 @@ class Joined:
         self._flush()
         self._transport.close()
 
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
+    def __getattr__(self, name: str) -> Any:
+        """All else that a transport can do, with what waits gone before."""
+        self._flush()
+        return getattr(self._transport, name)
 
     def _flush(self) -> None:
         head, self._head = self._head, None

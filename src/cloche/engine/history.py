@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,7 +70,7 @@ class Transcript:
 
     def recording(self, context: str, language: str, code: str) -> Recording:
         """For an execution, which is in the history from its begin on."""
-        return Recording(transcript=self, context=context, language=language, code=code)
+        return Recording(transcript=weakref.ref(self), context=context, language=language, code=code)
 
     def cells(self, context: str | None = None) -> History:
         """In the order in which they began: all, or those of that context, and of what it is a copy of."""
@@ -190,7 +191,7 @@ class _Shown(msgspec.Struct, gc=False):
 class Recording(msgspec.Struct, gc=False, kw_only=True):
     """One execution's part of the history. `hear` is for its events, in their order."""
 
-    transcript: Transcript | None  # None when it has ended
+    transcript: weakref.ref[Transcript]  # which has us: a cycle would be there for good
     context: str
     language: str
     code: str
@@ -209,9 +210,9 @@ class Recording(msgspec.Struct, gc=False, kw_only=True):
 
     def hear(self, event: Event, size: int) -> None:
         """An event, and how much memory its content takes."""
-        heard = _HEARD.get(type(event))
-        if heard is not None and self.transcript is not None:
-            heard(self, self.transcript, event, size + EVENT_BYTES)
+        heard, transcript = _HEARD.get(type(event)), self.transcript()
+        if heard is not None and transcript is not None and self._ended is None:
+            heard(self, transcript, event, size + EVENT_BYTES)
 
     def _on_started(self, transcript: Transcript, event: Started, size: int) -> None:
         self._id, self._count, self._started_at = event.execution, event.count, time.time()
@@ -266,7 +267,6 @@ class Recording(msgspec.Struct, gc=False, kw_only=True):
     def _on_ended(self, transcript: Transcript, event: Ended, size: int) -> None:
         self._ended = event
         self._outputs = tuple(each.whole() if type(each) is _Text else each for each in self._outputs)
-        self.transcript = None
 
     def _has_room(self, transcript: Transcript, size: int) -> bool:
         """Whether so much more may be kept; if so it is counted here, and the caller tells the transcript."""

@@ -17,6 +17,7 @@ EVERY_SECONDS = 5.0
 KEPT_SECONDS = 26 * 3600.0  # the longest lifetime by default, and a little more
 _MAX_SAMPLES = int(KEPT_SECONDS / EVERY_SECONDS)
 _DROPPED_AT_ONCE = _MAX_SAMPLES // 16
+_AS_BEFORE = 12  # times in a row that one is taken for unchanged: the host itself may have taken memory from it
 
 
 class Sample(Struct):
@@ -58,6 +59,7 @@ class Meter:
         self._last = (time.monotonic(), 0.0)
         self._asking: asyncio.Task[None] | None = None
         self._ran_until: float | None = None  # the CPU seconds at the last sample
+        self._unread = 0  # samples since it was last read
         self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._tick)
 
     async def between(self, start: float | None = None, end: float | None = None) -> list[Sample]:
@@ -106,7 +108,7 @@ class Meter:
 
     def _tick(self) -> None:
         ran, self._ran_until = self._ran_until, self._cpu_seconds()
-        if self._rows and ran is not None and ran == self._ran_until:
+        if self._rows and ran is not None and ran == self._ran_until and self._unread < _AS_BEFORE:
             self._keep_as_before()
         elif (stats := self._read()).memory_bytes is not None:
             self._keep(stats)
@@ -122,11 +124,12 @@ class Meter:
 
     def _keep_as_before(self) -> None:
         """Nothing ran in it, so nothing has changed. Most sandboxes wait most of the time, and reading takes long."""
+        self._unread += 1
         self._last = (time.monotonic(), self._last[1])
         self._add(time.time(), 0.0, *self._rows[2 - _WIDTH :])
 
     def _keep(self, stats: CellStats) -> None:
-        self._processes = stats.processes
+        self._processes, self._unread = stats.processes, 0
         files = stats.file_bytes or 0
         space = min(stats.shared_bytes or 0, files)
         used, percent = stats.memory_bytes or 0, self._cpu_percent(time.monotonic(), stats.cpu_seconds or 0.0)

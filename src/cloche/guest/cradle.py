@@ -92,7 +92,11 @@ class Cradle:
 
     def hear(self) -> None:
         """Reads once. Ends us as above. Raises OSError if no embryo could be made."""
-        if not self._reader.pump():
+        try:
+            alive = self._reader.pump()
+        except ConnectionError:  # it has died with something unread
+            alive = False
+        if not alive:
             os._exit(1)
         failure = None
         for header, _, fds in self._reader.take():

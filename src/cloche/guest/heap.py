@@ -18,7 +18,6 @@ _BYTES_HEAD = sys.getsizeof(b"")
 _fillers: list = []  # nobody reads them: they are there so that the blocks are taken
 _LARGEST_PIECE, _SMALLEST_PIECE = 64 << 10, 24  # larger ones are mappings of their own
 _EXACT_BYTES, _STEP_BYTES = 1032, 16  # up to there, what was freed is kept by its very size
-_ENOUGH = 1 << 18
 
 
 def fill() -> None:
@@ -47,18 +46,23 @@ def fill_gaps() -> int:
     libc.mallinfo2.restype = _Mallinfo
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-    behind = libc.sbrk(0) - libc.mallinfo2().keepcost
-    return sum(_take_pieces(libc, size, behind) for size in _sizes())
+    known = libc.mallinfo2()
+    behind, left = libc.sbrk(0) - known.keepcost, known.fordblks - known.keepcost
+    taken = 0
+    for size in _sizes():
+        pieces = _take_pieces(libc, size, behind, left // size)
+        taken, left = taken + pieces, left - pieces * size
+    return taken
 
 
-def _take_pieces(libc, size: int, behind: int) -> int:
-    """Until there is none of that size left, so that the next comes from behind all others."""
-    for taken in range(_ENOUGH):
+def _take_pieces(libc, size: int, behind: int, most: int) -> int:
+    """Until there is none of that size left, so that the next comes from behind all others; `most` are free at all."""
+    for taken in range(most):
         piece = libc.malloc(size)
         if piece is None or piece >= behind:
             libc.free(piece)
             return taken
-    return _ENOUGH
+    return most
 
 
 def _sizes() -> list:

@@ -35,7 +35,17 @@ from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
 # What bad input, or a disk or memory that is full, can raise from a verb: an answer, and nothing that ends a sandbox.
-_REFUSALS = (OSError, LookupError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, wire.WireError)
+_REFUSALS = (
+    OSError,
+    LookupError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    MemoryError,
+    RecursionError,
+    ImportError,
+    wire.WireError,
+)
 
 
 def main(served: Init, walls, zygote: socket.socket, cradle: socket.socket) -> None:

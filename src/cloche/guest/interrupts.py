@@ -66,8 +66,8 @@ class Interrupts:
     def _fire(self) -> None:
         if not self.armed:
             return
-        task = self._task
-        if task is not None and not task.done() and sys.modules["asyncio"].current_task(task.get_loop()) is None:
+        task, asyncio = self._task, sys.modules.get("asyncio")  # what has no task never imports it
+        if asyncio and task is not None and not task.done() and asyncio.current_task(task.get_loop()) is None:
             # The loop sleeps in select: an exception there would tear the loop's own state, cancelling does not.
             self.cancelled = True
             task.get_loop().call_soon_threadsafe(task.cancel)

@@ -105,7 +105,8 @@ class Kernel:
     def serve(self, channel: Channel) -> None:
         """Answers requests until the stream ends.
 
-        Ready is who can be asked: the rest of the start is done while the host says so, and somebody asks.
+        Ready is who can be asked: the rest of the start is done while the host says so, and somebody asks. It was tried
+        in the zygote. Should it fail here all the same, a kernel has died that had not run anything.
         """
         self.attach(channel)
         channel.send({"ev": "ready"})

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import os
+import select
+import time
 
 from cloche.linux import hugepages, syscalls
 
@@ -23,17 +25,29 @@ def areas_written(first_steps) -> frozenset:
     if pid == 0:
         _take(first_steps, tell)
     os.close(tell)
-    with open(told, "rb") as file:
-        words = file.read().split()
+    words = _words(told)
+    os.close(told)
+    os.kill(pid, _signal.SIGKILL)
     os.waitpid(pid, 0)
     return frozenset(map(int, words))
+
+
+def _words(told: int) -> list:
+    """To the first line's end: who else has the pipe, or never ends, is nobody to wait for."""
+    text, poll, ends_at = b"", select.poll(), time.monotonic() + _SECONDS
+    poll.register(told, select.POLLIN)
+    while not text.endswith(b"\n") and poll.poll(max(ends_at - time.monotonic(), 0) * 1000):
+        piece = os.read(told, 65536)
+        if not piece:
+            break
+        text += piece
+    return text.split() if text.endswith(b"\n") else []
 
 
 def _take(first_steps, tell: int) -> None:
     """In the fork. Never returns."""
     try:
-        _signal.alarm(_SECONDS)
         first_steps()
-        os.write(tell, b" ".join(b"%d" % area for area in hugepages.own_areas()))
+        os.write(tell, b" ".join(b"%d" % area for area in hugepages.own_areas()) + b"\n")
     finally:
         os._exit(0)

@@ -150,7 +150,8 @@ class Zygote:
     def _fork_cell(self, header: dict, fds: list, outputs: tuple, ours: tuple) -> None:
         """Has init forked; forks, while init raises the walls, its first kernel, which waits at a door to be let in.
 
-        Should the kernel's fork fail, init finds its door closed, and says so.
+        Should the kernel's fork fail, init finds its door closed, and says so, or has said before why it ended. The
+        host is told after the fork: where it has no other CPU, it would have been woken to run before it.
         """
         name, spec, (channel, kernel_channel, *others) = header["cell"], {**header["spec"], **self._facts}, fds
         entrances = others[: len(others) - len(spec.get("volumes", ()))]
@@ -164,10 +165,10 @@ class Zygote:
                     door.close()
                     init.be_first_kernel(self._init, self._walls, spec, [kernel_channel, *outputs, *entrances], theirs)
                 self._kernels[kernel] = name
-                # Only now: where the host has no other CPU, it would have been woken to run before the fork.
-                wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
-            finally:
-                os.close(embryo.pidfd)
+            except OSError:
+                pass
+            wire.send(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
+            os.close(embryo.pidfd)
 
     def _grow(self, fds: list, spec: dict) -> Embryo:
         """One that has died while it waited is no fault of who comes next."""

@@ -8,6 +8,7 @@ import secrets
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from cloche import errors
@@ -17,6 +18,7 @@ from cloche.linux.cgroup_files import FileBytes
 from cloche.linux.cgroups import Group
 from cloche.model import Limits
 
+FILES_SECONDS = 60.0  # after which what is in memory is looked at again, though it is as much as before
 STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may do it at once
 
 
@@ -75,6 +77,7 @@ class ProcessCell:
         self._group = group
         self._used_bytes: int | None = None  # when it was last measured
         self._files: FileBytes | None = None  # of these
+        self._files_at = -FILES_SECONDS
         self._on_closed = on_closed
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -120,8 +123,9 @@ class ProcessCell:
         if group is None or self._closed:
             return CellStats()
         used = group.memory_bytes()
-        if used != self._used_bytes or used is None:  # to be told of what takes ten times as long as how much it is
-            self._used_bytes, self._files = used, group.file_bytes()
+        due = time.monotonic() - self._files_at > FILES_SECONDS
+        if used != self._used_bytes or due:  # to be told of what takes ten times as long as how much it is
+            self._used_bytes, self._files, self._files_at = used, group.file_bytes(), time.monotonic()
         files = self._files
         return CellStats(
             memory_bytes=used,
