@@ -306,6 +306,7 @@ async def test_one_sandbox_has_eight_and_nothing_of_them_is_left_in_the_host(
 ):
     monkeypatch.setattr(volumes, "LINGER_SECONDS", 0.0)
     limits = VolumeLimits(bytes=4 * MIB, per_owner=8)
+    elsewhere = namespaces_held()  # inits of other engines of this process have one each
     async with opening(msgspec.structs.replace(small, volumes=limits)) as engine:
         counts = []
         for _ in range(3):
@@ -318,9 +319,9 @@ async def test_one_sandbox_has_eight_and_nothing_of_them_is_left_in_the_host(
             await cleared(engine)
             ends_at = time.monotonic() + 30
             # The zygote is told, and nobody waits for it. Kernels that start have some, too, for a moment.
-            while (held := namespaces_held()) and time.monotonic() < ends_at:
+            while (held := namespaces_held()) > elsewhere and time.monotonic() < ends_at:
                 await asyncio.sleep(0.02)
-            counts.append((len(os.listdir("/proc/self/fd")), held))
+            counts.append((len(os.listdir("/proc/self/fd")), max(held - elsewhere, 0)))
         assert counts[1] == counts[2] == (counts[2][0], 0)
 
 
