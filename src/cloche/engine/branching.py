@@ -7,8 +7,9 @@ import signal
 import time
 
 from cloche import errors
+from cloche.engine.descriptors import is_kernel
 from cloche.engine.guest import Guest, Reply
-from cloche.engine.kernel import Kernel, is_kernel
+from cloche.engine.kernel import Kernel
 from cloche.isolation.channel import Header, close_all
 from cloche.model import Mark, new_id
 

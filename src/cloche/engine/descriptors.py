@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import socket
 import stat
 import struct
 import termios
 
 from cloche import errors
 from cloche.engine.guest import Reply
-from cloche.engine.pipe import write_available
+from cloche.engine.pipe import is_readable_pipe, write_available
 from cloche.isolation.channel import close_all
 from cloche.linux import syscalls
 
@@ -48,6 +49,25 @@ def check_regular(fd: int) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode) or syscalls.filesystem_type(fd) in REFUSED_TYPES:
         raise errors.PermissionDenied("only regular files can be read; this one is a door to something else")
     return status
+
+
+def is_kernel(reply: Reply) -> bool:
+    """Whether what init passed is what the host needs of a kernel."""
+    token = reply.ok.get("token")
+    if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
+        return False
+    return _is_unix_stream(reply.fds[0]) and all(is_readable_pipe(fd) for fd in reply.fds[1:])
+
+
+def _is_unix_stream(fd: int) -> bool:
+    try:
+        probe = socket.socket(fileno=fd)
+    except OSError:
+        return False
+    try:
+        return probe.family == socket.AF_UNIX and probe.type == socket.SOCK_STREAM
+    finally:
+        probe.detach()
 
 
 def read_whole(fd: int, size: int) -> bytes:

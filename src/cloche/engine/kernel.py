@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from cloche import errors
+from cloche.engine.descriptors import is_kernel
 from cloche.engine.exits import KernelExit, failed_start
 from cloche.engine.frames import number
-from cloche.engine.guest import Guest, Reply, clean
+from cloche.engine.guest import Guest, clean
 from cloche.engine.inspection import Inspection
 from cloche.engine.marks import MarkedStream
-from cloche.engine.pipe import Pipe, is_readable_pipe
+from cloche.engine.pipe import Pipe
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
@@ -382,22 +383,3 @@ async def _ready(kernel: Kernel) -> Kernel:
         kernel.close()
         raise
     return kernel
-
-
-def is_kernel(reply: Reply) -> bool:
-    """Whether what init passed is what the host needs of a kernel."""
-    token = reply.ok.get("token")
-    if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
-        return False
-    return _is_unix_stream(reply.fds[0]) and all(is_readable_pipe(fd) for fd in reply.fds[1:])
-
-
-def _is_unix_stream(fd: int) -> bool:
-    try:
-        probe = socket.socket(fileno=fd)
-    except OSError:
-        return False
-    try:
-        return probe.family == socket.AF_UNIX and probe.type == socket.SOCK_STREAM
-    finally:
-        probe.detach()
