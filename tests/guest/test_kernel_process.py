@@ -57,6 +57,15 @@ def test_files_of_others_are_not_the_cells(kernel):
     assert kernel.run("open('upload', 'a').write('y')").of("wrote") != []
 
 
+def test_files_are_told_though_the_directory_was_empty_a_moment_before(kernel):
+    """A directory keeps the time of its first change for as long as the clock's tick lasts."""
+    for number in range(40):
+        kernel.run("1")
+        kernel.run("open('passing', 'w').close(); os.unlink('passing')" if number else "import os")
+        assert [each["file"]["name"] for each in kernel.run("open('kept', 'w').close()").of("wrote")] == ["kept"]
+        assert kernel.run("os.unlink('kept')").of("wrote") == []
+
+
 def test_only_so_many_files_are_looked_at(kernel):
     run = kernel.run("for i in range(1500): open(f'f{i}', 'w').close()")
     assert len(run.of("wrote")) == 1000

@@ -10,12 +10,13 @@ import ast
 import asyncio
 import json
 import os
+import re
 import sys
 import typing
 from typing import Any
 
 MAIN = "__user_main__"  # what LibreChat's own server calls the function
-_WANTS_LOOP = ("create_task(", "ensure_future(", "get_running_loop(")
+_WANTS_LOOP = re.compile(r"create_task\(|ensure_future\(|get_running_loop\(")
 _RUNS_LOOP = ("asyncio.run(", "run_until_complete(", "run_forever(", ".Runner(")
 _TYPES = ("Any", "Dict", "List", "Optional", "Union")
 KNOWN = dict(asyncio=asyncio, json=json, os=os, sys=sys, **{name: getattr(typing, name) for name in _TYPES})
@@ -34,7 +35,7 @@ def compiled(source: bytes, path: str) -> Any:
 
 def wants_loop(source: str) -> bool:
     """Whether a program that does not await anything itself has to run inside of a loop nevertheless."""
-    return any(word in source for word in _WANTS_LOOP) and not any(word in source for word in _RUNS_LOOP)
+    return _WANTS_LOOP.search(source) is not None and not any(word in source for word in _RUNS_LOOP)
 
 
 async def in_loop(code: Any, names: dict) -> None:

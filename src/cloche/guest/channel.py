@@ -46,6 +46,7 @@ class Channel:
         self._reader = wire.Reader(self._sock)
         self._frames: list = []
         self._lock = threading.Lock()
+        self._main = threading.main_thread().ident
         self._sender = 0
         _live.append(self)
 
@@ -72,7 +73,7 @@ class Channel:
     def send(self, header: dict, body: bytes = b"") -> None:
         """Sends one frame that has no place in the order of the output."""
         if self.ours:
-            self._exclusively(lambda: self._write(wire.encode(header, body)))
+            self._exclusively(self._write, wire.encode(header, body))
 
     def hold(self, header: dict, body: bytes = b"") -> None:
         """Keeps a marked frame back until the next `post`: nothing of the program can come in between."""
@@ -88,15 +89,16 @@ class Channel:
         ):  # else: a flush below called the program, which displays; it goes along
             self._exclusively(self._send_held)
 
-    def _exclusively(self, step: Any) -> None:
-        main = threading.current_thread() is threading.main_thread()
+    def _exclusively(self, step: Any, *given: Any) -> None:
+        sender = threading.get_ident()
+        main = sender == self._main
         if main:
             self.interrupts.hold()
         try:
             with self._lock:
-                self._sender = threading.get_ident()
+                self._sender = sender
                 try:
-                    step()
+                    step(*given)
                 finally:
                     self._sender = 0
         finally:

@@ -106,27 +106,32 @@ def _json_part(value: Any) -> dict:
 class Hook(DisplayHook):
     """`sys.displayhook`: the value of a cell's last expression."""
 
+    exec_result: Any = None  # no trait: it is read in every cell
+
     def __call__(self, result: Any = None) -> None:
-        if result is None or self.shell.silenced:
+        shell = self.shell
+        if result is None or shell.silenced:
             return
-        bundle, _metadata = self.shell.display_formatter.format(result)
-        self.remember(result)
+        bundle, _metadata = shell.display_formatter.format(result)
+        self.remember(shell, result)
         self.fill_exec_result(result)
         if bundle:
-            self.shell.screen.show(bundle, main=True, wait=self.shell.final)
+            shell.screen.show(bundle, main=True, wait=shell.final)
 
-    def remember(self, result: Any) -> None:
+    def remember(self, shell: Any, result: Any) -> None:
         """Fills `_`, `__`, `___`, `_N` and `Out`, which keep the last OUT_ENTRIES values."""
-        ns = self.shell.user_ns
-        out = self.shell.history_manager.output_hist
+        ns = shell.user_ns
+        out = shell.history_manager.output_hist
         if result is out:
             return
-        theirs = any(ns.get(name) is not getattr(self, name) for name in ("_", "__", "___") if name in ns)
+        own = self._, self.__, self.___  # type: ignore[has-type]
+        theirs = ns.get("_", own[0]) is not own[0] or ns.get("__", own[1]) is not own[1]
+        theirs = theirs or ns.get("___", own[2]) is not own[2]
         self.___, self.__ = self.__, self._  # type: ignore[has-type]
         self._ = result
         if not theirs and "_" not in builtins.__dict__:
             ns["_"], ns["__"], ns["___"] = self._, self.__, self.___
-        count = self.shell.execution_count - 1  # `prompt_count` means another number in IPython 8
+        count = shell.execution_count - 1  # `prompt_count` means another number in IPython 8
         ns[f"_{count}"] = out[count] = result
         if len(out) > OUT_ENTRIES:
             oldest = next(iter(out))

@@ -42,6 +42,8 @@ def open_figures() -> list:
 def show_open(display: Any) -> None:
     """Displays and closes each open figure; one that the cell displayed itself is only closed."""
     managers = open_figures()
+    if not managers and not _shown:
+        return
     try:
         for manager in sorted(managers, key=lambda one: one.num):
             figure = manager.canvas.figure

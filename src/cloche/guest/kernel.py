@@ -187,12 +187,13 @@ class Kernel:
         self._formatter.show(header.get("show") or [])
         reopen_closed()
         self._written.start()
-        before = _cpu_seconds()
+        before, _ = _used()
         error = self._in_place(header, body)
         if not self._channel.ours:
             _end_forked_child(error)
-        self._end(error, _cpu_seconds() - before)
-        self._threads.after(_cpu_seconds() - before)
+        after, peak_bytes = _used()
+        self._end(error, after - before, peak_bytes)
+        self._threads.after(after - before)
 
     def _in_place(self, header: dict, body: bytes) -> BaseException | None:
         """Runs the cell with its variables, directory, arguments and tools, which last as long as it does."""
@@ -200,19 +201,23 @@ class Kernel:
         argv, sys.argv = sys.argv, header.get("argv") or sys.argv
         saved = {name: os.environ.get(name) for name in env}
         home = _current_directory() if cwd else None
-        os.environ.update(env)
-        take_back = tools.lend(self._shell.user_ns, header.get("tools"))
+        if env:
+            os.environ.update(env)
+        offer = header.get("tools")
+        take_back = tools.lend(self._shell.user_ns, offer) if offer else None
         try:
-            _change_directory(cwd)
+            if cwd:
+                os.chdir(cwd)
             inside = _current_directory() if cwd else None
             error = self._guarded(self._cell, body)
             if home and _current_directory() == inside:
-                _change_directory(home)
+                os.chdir(home)
             return error
         except (OSError, ValueError) as failure:
             return failure
         finally:
-            take_back()
+            if take_back is not None:
+                take_back()
             for name, value in saved.items():
                 _restore(name, value)
             if header.get("argv"):
@@ -243,13 +248,13 @@ class Kernel:
             return error
         return None
 
-    def _end(self, error: BaseException | None, cpu_seconds: float) -> None:
+    def _end(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
         try:
-            self._finish(error, cpu_seconds)
+            self._finish(error, cpu_seconds, peak_bytes)
         except BaseException:  # noqa: BLE001 - the program broke what we stand on: say at least that it is over
             self._channel.post({"ev": "ended", "run": self._run, "outcome": "raised", "exit": None, "cpu": 0, "rss": 0})
 
-    def _finish(self, error: BaseException | None, cpu_seconds: float) -> None:
+    def _finish(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
         if sys.getrecursionlimit() < 500:
             sys.setrecursionlimit(1000)
         ended: dict = {"ev": "ended", "run": self._run, "outcome": "ok", "exit": None}
@@ -260,7 +265,7 @@ class Kernel:
         for info in self._written.changed():
             self._channel.send({"ev": "wrote", "run": self._run, "file": info})
         ended["cpu"] = round(cpu_seconds, 6)
-        ended["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        ended["rss"] = peak_bytes
         self._screen.stop()
         self._channel.post(ended)
         self._score(b"0")
@@ -345,9 +350,10 @@ def _end_forked_child(error: BaseException | None) -> None:
         os._exit(1 if status is None else status)
 
 
-def _cpu_seconds() -> float:
+def _used() -> tuple:
+    """Seconds of CPU, with those of children that have ended, and the most memory, of this process alone."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, own.ru_maxrss * 1024
 
 
 def _current_directory() -> str | None:
@@ -365,11 +371,6 @@ def _settle_in(path: str | None) -> None:
             os.chdir(path)
         except OSError as error:
             print(f"cannot work in {path!r}: {error.strerror}", file=sys.stderr, flush=True)
-
-
-def _change_directory(path: str | None) -> None:
-    if path:
-        os.chdir(path)
 
 
 def _restore(name: str, value: str | None) -> None:

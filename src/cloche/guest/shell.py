@@ -21,6 +21,7 @@ from typing import Any
 
 from IPython.core.autocall import ExitAutocall, IPyAutocall
 from IPython.core.compilerop import CachingCompiler
+from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.macro import Macro
 from IPython.core.profiledir import ProfileDir
@@ -70,6 +71,14 @@ class NoProfile(ProfileDir):
 
 class Shell(InteractiveShell):
     compiler_class = Type(Compiler)
+    # Plain attributes in the place of traits, which are read in every cell: to set such a trait takes ten functions.
+    execution_count: int = 1
+    user_ns: Any = None
+    history_manager: Any = None
+    display_formatter: Any = None
+    input_transformer_manager: Any = None
+    input_transformers_post: Any = None
+    ast_transformers: Any = None
     displayhook_class = Type(display.Hook)
     display_pub_class = Type(display.Publisher)
 
@@ -82,6 +91,9 @@ class Shell(InteractiveShell):
         self.final = False  # nothing of the program follows the value that is being shown
         self._failed: BaseException | None = None  # raised in what the cell ran by `%run`, `%%capture` or `run_cell`
         self.loop: Any = None
+        self.input_transformer_manager = TransformerManager()
+        self.input_transformers_post: list = []
+        self.ast_transformers: list = []
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "nocolor"
@@ -101,6 +113,10 @@ class Shell(InteractiveShell):
     @observe("ipython_dir")
     def _ipython_dir_changed(self, change: Any) -> None:
         pass
+
+    def init_events(self) -> None:
+        super().init_events()
+        self.events.unregister("pre_execute", self._clear_warning_registry)  # `run` does it, without the detour
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         self.profile_dir = NoProfile(location=os.path.join(self.ipython_dir, "profile_default"))
@@ -127,8 +143,11 @@ class Shell(InteractiveShell):
         sys.displayhook = self.displayhook
         self._failed = None
         info = SimpleNamespace(raw_cell=code, store_history=True, silent=False, shell_futures=True, cell_id=None)
-        self._trigger("pre_execute")
-        self._trigger("pre_run_cell", info)
+        self.user_ns.pop("__warningregistry__", None)  # else a warning of an equal line is told once for all cells
+        callbacks = self.events.callbacks
+        if callbacks["pre_execute"] or callbacks["pre_run_cell"]:
+            self.events.trigger("pre_execute")
+            self.events.trigger("pre_run_cell", info)
         try:
             pieces = self._compiled(code, count)
             for piece in pieces:
@@ -136,8 +155,9 @@ class Shell(InteractiveShell):
             if self._failed is not None:
                 raise self._failed
         finally:
-            self._trigger("post_execute")
-            self._trigger("post_run_cell", SimpleNamespace(info=info, execution_count=count))
+            if callbacks["post_execute"] or callbacks["post_run_cell"]:
+                self.events.trigger("post_execute")
+                self.events.trigger("post_run_cell", SimpleNamespace(info=info, execution_count=count))
 
     def forget_cells(self) -> None:
         """As if none had run, as far as a program can see."""
@@ -150,10 +170,6 @@ class Shell(InteractiveShell):
         self.user_ns.update({"_i": "", "_ii": "", "_iii": ""})
         for name in [name for name in linecache.cache if name.startswith(tracebacks.CELL)]:
             del linecache.cache[name]
-
-    def _trigger(self, event: str, *args: Any) -> None:
-        if self.events.callbacks[event]:
-            self.events.trigger(event, *args)
 
     def _compiled(self, code: str, count: int) -> list:
         """Code objects for a cell, its name known to linecache."""
@@ -204,7 +220,8 @@ class Shell(InteractiveShell):
     def _is_plain(self, code: str) -> bool:
         """Whether valid Python in `code` can only mean Python. IPython gives another meaning to a pasted prompt, and
         to one line that starts with the name of a magic (`ls`), a macro or `exit`."""
-        if code.startswith("In [") or self.input_transformers_post or self.input_transformers_cleanup_changed:
+        transforms = self.input_transformer_manager.line_transforms
+        if code.startswith("In [") or self.input_transformers_post or len(transforms) != self._line_transforms:
             return False
         if "\n" in code.strip():
             return True
@@ -215,10 +232,6 @@ class Shell(InteractiveShell):
         if isinstance(self.user_ns.get(word), (Macro, IPyAutocall)):
             return False
         return word not in self.magics_manager.magics["line"] or word in self.user_ns
-
-    @property
-    def input_transformers_cleanup_changed(self) -> bool:
-        return len(self.input_transformer_manager.line_transforms) != self._line_transforms
 
     def _transformed(self, code: str) -> str:
         """IPython's syntax turned into Python, line numbers kept. Code that it cannot read stays as it is."""
@@ -256,15 +269,16 @@ class Shell(InteractiveShell):
         """Fills `In`, `_i`, `_iN` and linecache, which keep the last KEPT_CELLS cells."""
         linecache.cache[name] = (len(source), None, [line + "\n" for line in source.split("\n")], name)
         history, ns = self.history_manager, self.user_ns
+        cells = history.input_hist_raw
         history.input_hist_parsed.append(source)
-        history.input_hist_raw.append(raw)
-        ns["_iii"], ns["_ii"], ns["_i"] = ns.get("_ii", ""), ns.get("_i", ""), history.input_hist_raw[-2]
+        cells.append(raw)
+        ns["_iii"], ns["_ii"], ns["_i"] = ns.get("_ii", ""), ns.get("_i", ""), cells[-2]
         ns[f"_i{count}"] = raw
         old = count - KEPT_CELLS
         if old > 0:
             linecache.cache.pop(f"{tracebacks.CELL}{old}]", None)
             ns.pop(f"_i{old}", None)
-            history.input_hist_parsed[old] = history.input_hist_raw[old] = ""
+            history.input_hist_parsed[old] = cells[old] = ""
 
     def _execute(self, code: Any, source: str, *, last: bool) -> None:
         if code.co_flags & CO_COROUTINE:

@@ -38,10 +38,8 @@ def functions(offer: dict) -> dict:
     return {"asyncio": asyncio, **made, ToolExecutionError.__name__: ToolExecutionError}
 
 
-def lend(names: dict, offer: dict | None) -> Any:
+def lend(names: dict, offer: dict) -> Any:
     """Adds those to a namespace. Gives what takes the tools out again, but for names that the program made its own."""
-    if not offer:
-        return _nothing
     added = functions(offer)
     lent = {each["identifier"]: added[each["identifier"]] for each in offer["functions"]}
     before = {name: names[name] for name in lent if name in names}
@@ -53,10 +51,6 @@ def lend(names: dict, offer: dict | None) -> Any:
             names.update({name: before[name]} if name in before else {})
 
     return take_back
-
-
-def _nothing() -> None:
-    """There is nothing to take back."""
 
 
 # --- what a program calls

@@ -71,6 +71,7 @@ def prepare(imports: list) -> None:
     # references) when it puts another in its place: 90 pages. Empty, it soon holds what every sandbox needs.
     sys._clear_type_cache()
     _rehearse(kernel, shell, _CELLS[:2])
+    _let_figures_be()
     kernels.prepared[:] = [kernel]
 
 
@@ -142,6 +143,16 @@ def _forget(shell: Shell) -> None:
         shell.loop = None
         sys.modules["asyncio"].set_event_loop(None)
     _close_fonts()
+
+
+def _let_figures_be() -> None:
+    """Pyplot has each cell followed by a look whether figures are to be drawn, which they are only after `plt.ion()`.
+
+    That installs it again.
+    """
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.uninstall_repl_displayhook()
 
 
 def _close_fonts() -> None:

@@ -21,21 +21,50 @@ class Written:
     def __init__(self) -> None:
         self._seen: dict = {}
         self._since_ns = 0
+        self._empty_ns = 0  # when the directory had been changed last, and was seen to be empty since; 0: it was not
 
     def start(self) -> None:
         """A cell begins: what was changed before, for instance uploaded, is not its doing."""
         # The coarse clock is the one that stamps files; the exact one may be ahead of it.
         self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        self._seen = {path: _key(info) for path, info in _walk(DATA_DIRECTORY)}
+        self._seen = {path: _key(info) for path, info in self._files()}
 
     def changed(self) -> list:
         """FileInfo fields of regular files changed since `start`. Looks at no more than MAX_ENTRIES entries."""
         # The times exclude files that `start` did not see because there were too many.
         return [
             _fields(path, info)
-            for path, info in _walk(DATA_DIRECTORY)
+            for path, info in self._files()
             if info.st_ctime_ns >= self._since_ns and self._seen.get(path) != _key(info)
         ]
+
+    def _files(self) -> list:
+        """(path, stat) of those that are there; most cells have none, which then is known without looking inside."""
+        if self._empty_ns and _changed_ns() == self._empty_ns:
+            return []
+        found = list(_walk(DATA_DIRECTORY))
+        self._empty_ns = 0 if found else _empty_since_ns()
+        return found
+
+
+def _changed_ns() -> int:
+    """When the directory got or lost an entry; 0 if there is none."""
+    try:
+        return os.stat(DATA_DIRECTORY).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _empty_since_ns() -> int:
+    """The time of its last change, if the directory is empty: for as long as it has that time, it still is. Else 0.
+
+    Changes within one tick of the clock that stamps them have the same time, so that the tick must be over.
+    """
+    changed_ns, now_ns = _changed_ns(), time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    try:
+        return changed_ns if changed_ns < now_ns and not os.listdir(DATA_DIRECTORY) else 0
+    except OSError:
+        return 0
 
 
 def _key(info: os.stat_result) -> tuple:
