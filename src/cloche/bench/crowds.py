@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from cloche.bench import system
@@ -64,16 +65,26 @@ def cycles(lab: HttpLab) -> None:
 
 
 def growth(lab: HttpLab) -> None:
-    """The same with more and more sandboxes alive, all of which are used in turn."""
-    for live in LIVE:
-        count = min(live, lab.counts.most_live)
-        with lab.book.attempt(f"grown_executions_{live}"), lab.pooled.sandboxes(count) as ids:
-            lab.pooled.load("roll_call", ROLL_CALLERS, ids=ids)
-            for _ in range(lab.counts.loads):
-                _grown(lab, live, ids)
+    """The same with more and more sandboxes alive, all of which are used in turn.
+
+    Every round begins with few again, so that what else the machine does hits all numbers alike.
+    """
+    for _ in range(lab.counts.growths):
+        system.wait_for_rest()  # what the last round left is taken apart in the background
+        with lab.book.attempt("growth", "growth_few"), contextlib.ExitStack() as alive:
+            ids: list[str] = []
+            rates = []
+            for live in LIVE:
+                more = min(live, lab.counts.most_live) - len(ids)
+                ids += alive.enter_context(lab.pooled.sandboxes(more))
+                lab.pooled.load("roll_call", ROLL_CALLERS, ids=ids)
+                rates.append(_grown(lab, live, ids))
+            for key, few, many in zip(("growth", "growth_few"), rates[0], rates[-1], strict=True):
+                lab.book.add(key, many / few)
 
 
-def _grown(lab: HttpLab, live: int, ids: list[str]) -> None:
+def _grown(lab: HttpLab, live: int, ids: list[str]) -> tuple[float, float]:
+    """Executions per second: in all of them in turn, and in eight of them."""
     seconds, server = lab.counts.load_seconds, lab.pooled
     one = server.load("executions", 1, ids=ids, seconds=seconds)
     before = system.own_seconds()
@@ -90,9 +101,7 @@ def _grown(lab: HttpLab, live: int, ids: list[str]) -> None:
         lab.book.add(f"grown_first_{live}", value)
     lab.book.add(f"grown_executions_{live}", eight.per_second)
     lab.book.add(f"grown_few_{live}", few.per_second)
-    if live == LIVE[-1]:
-        for key, row in (("growth", "grown_executions"), ("growth_few", "grown_few")):
-            lab.book.add(key, lab.book[f"{row}_{live}"].p50 / lab.book[f"{row}_{LIVE[0]}"].p50)
+    return eight.per_second, few.per_second
 
 
 def idle(lab: HttpLab) -> None:

@@ -42,6 +42,7 @@ class Counts(Struct):
     transfers: int = 5
     transfer_bytes: int = 100_000_000
     installs: int = 8  # first installations, each on a host that has nothing of it
+    growths: int = 5  # rounds from few live ones to many
     most_live: int = 500  # sandboxes among which others are measured
     crowd: int = 1000  # idle ones at once
     crowds: int = 1  # how often
@@ -64,6 +65,7 @@ QUICK = Counts(
     interrupts=10,
     transfers=2,
     installs=3,
+    growths=1,
     most_live=100,
     crowd=200,
     peer_starts=3,

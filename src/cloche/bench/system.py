@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD; in a container there are none to be seen
+
+
+_REST_CORES, _LOOK_SECONDS, _PATIENCE_SECONDS = 0.03, 0.5, 20.0
+
+
+def wait_for_rest() -> None:
+    """Until those threads do next to nothing, or for some time."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < end:
+        before = own_seconds()
+        time.sleep(_LOOK_SECONDS)
+        if own_seconds() - before < _REST_CORES * _LOOK_SECONDS:
+            return
 
 
 def own_seconds() -> float:

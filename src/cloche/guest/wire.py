@@ -141,6 +141,8 @@ MAX_BODY_FROM_GUEST = 64 << 20
 MAX_LISTING_BYTES = 16 << 20  # of a directory: what a host makes of it takes several times as much
 MAX_BODY_FROM_HOST = 256 << 20
 MAX_FDS = 16
+_RIGHTS_BYTES = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # no member of an enumeration, which each call would look into
 INLINE_BYTES = 256 << 10
 
 MARK_START = b"\x1b]cloche;"
@@ -237,9 +239,10 @@ def send(sock: socket.socket, header: dict, body: bytes = b"", fds: tuple = ()) 
 
 def receive_some(sock: socket.socket, size: int = 1 << 16) -> tuple:
     """One recvmsg: (data, [fds]). Received descriptors are close-on-exec. data is b"" at the end of the stream."""
+    data, ancillary, _flags, _address = sock.recvmsg(size, _RIGHTS_BYTES, _CLOEXEC)
+    if not ancillary:
+        return data, []
     fds = array.array("i")
-    room = socket.CMSG_SPACE(MAX_FDS * fds.itemsize)
-    data, ancillary, _flags, _address = sock.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
