@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,6 +293,20 @@ async def test_sandboxes_of_a_host_process_that_was_killed_are_lost(own_config: 
         with pytest.raises(errors.SandboxLost, match="its host process died"):
             await engine.get(id, "local")
         assert [each.name for each in (Path(own_config.data_dir) / "run").iterdir()] == [engine._instance.name]
+
+
+async def test_without_walls_a_home_that_was_removed_does_not_come_back(own_config: Config, opening):
+    """A kernel that was just being made when its host was killed may come to its directory after it was removed."""
+    if own_config.backend != "plain-unsafe":
+        pytest.skip("behind walls it is no directory of the host's")
+    async with opening(own_config) as engine:
+        box = await engine.create(SandboxSpec())
+        home = Path((await box.commands.run("echo $HOME")).stdout.strip())
+        assert (await box.commands.run("pwd", cwd="/mnt/data/new/one")).stdout == f"{home}/data/new/one\n"
+        assert home.is_relative_to(Path(own_config.data_dir) / "run")
+        shutil.rmtree(home)
+        assert (await box.commands.run("true")).exit_code == 127
+        assert not home.exists()
 
 
 async def test_a_lifetime_has_a_maximum(own_config: Config, opening):

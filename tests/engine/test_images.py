@@ -252,6 +252,35 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+async def test_who_restores_anew_ends_the_one_that_was_given_up(
+    config: Config, box: Sandbox, fresh: Sandbox, images: Images, monkeypatch
+):
+    """It may have much to unpack yet, and both would empty and fill the same places."""
+    only_for(config, "namespaces")
+    await run(box, "open('a', 'w').close()")
+    saved = await images.save(guest_of(box), SPACE)
+    before = await pids(fresh)
+    with monkeypatch.context() as patch:
+        patch.setattr(transfer, "_ready", lambda *_: asyncio.Event().wait())
+        given_up = asyncio.create_task(images.restore(guest_of(fresh), saved.id))
+        unpacker = await newcomers(fresh, before)
+        await fresh.commands.run(f"kill -STOP {' '.join(unpacker)}", user="root")
+        given_up.cancel()
+        await asyncio.wait([given_up])
+    await images.restore(guest_of(fresh), saved.id)
+    assert await fresh.files.exists("a")
+    assert not await pids(fresh) & unpacker
+
+
+async def newcomers(box: Sandbox, before: set[str]) -> set[str]:
+    """Those who were not there before: at least one, and none who has just listed them."""
+    found: set[str] = set()
+    while not found:
+        listed = await pids(box) - before
+        found = listed & await pids(box)
+    return found
+
+
 async def signalled(box: Sandbox, images: Images, monkeypatch: pytest.MonkeyPatch, signal: str) -> None:
     """Saves, and sends the archiver that signal before anything is read from it."""
     before = await pids(box)
@@ -264,10 +293,7 @@ async def signalled(box: Sandbox, images: Images, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(transfer, "_ready", once_held)
     saving = asyncio.create_task(images.save(guest_of(box), SPACE))
-    found: set[str] = set()
-    while not found:
-        listed = await pids(box) - before
-        found = listed & await pids(box)  # not one that has just listed them
+    found = await newcomers(box, before)
     await box.commands.run(f"kill -{signal} {' '.join(found)}", user="root")
     held.set()
     await saving

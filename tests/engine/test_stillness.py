@@ -182,6 +182,22 @@ async def test_who_starts_programs_all_the_time_is_held_as_well(box: Sandbox) ->
     await goes_on(loop)
 
 
+# What a shell holds makes each fork of it take long, and most of the time one is under way.
+FORKING = "printf -v much %100000000s; while :; do (for ((i = 0; i < 1000; i++)); do :; done); done"
+
+
+async def test_who_is_in_the_middle_of_a_fork_is_held_with_its_child(box: Sandbox) -> None:
+    """It stops when it has a child, who may be younger than the list of those who were looked at."""
+    forking = await started(box, FORKING)
+    await until(lambda: len(forking.pids()) > 1)
+    for number in range(30):
+        await asyncio.sleep(number / 1000)  # to meet it at another point each time
+        await box.stillness.hold()
+        held = set(forking.pids())
+        assert await forking.stands_still() and set(forking.pids()) == held
+        await box.stillness.release()
+
+
 SPAWNING = """
 import os
 os.mkfifo("fifo")

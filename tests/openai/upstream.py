@@ -238,7 +238,7 @@ class ScriptedUpstream:
         self.connections += 1
         try:
             await self._serve(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError, _BrokenOff):
             pass
         finally:
             self._connections.discard(task)
@@ -254,14 +254,13 @@ class ScriptedUpstream:
             answer = asyncio.create_task(self._answer(asked, writer))
             next_byte = asyncio.create_task(reader.read(1))
             try:
-                await asyncio.wait({answer, next_byte}, return_when=asyncio.FIRST_COMPLETED)
-                if not answer.done() and not next_byte.result():
-                    asked.abandoned.set()
-                    return
-                await answer
+                await _answered(answer, next_byte)
                 first = await next_byte
                 if not first:
                     return
+            except _Abandoned:
+                asked.abandoned.set()
+                return
             finally:
                 answer.cancel()
                 next_byte.cancel()
@@ -288,6 +287,28 @@ class ScriptedUpstream:
         await writer.drain()
 
 
+class _BrokenOff(Exception):
+    """By us, as the script has it."""
+
+
+class _Abandoned(Exception):
+    """The gateway hung up before it had the whole answer."""
+
+
+async def _answered(answer: asyncio.Task[None], next_byte: asyncio.Task[bytes]) -> None:
+    """Until all is said. Raises _Abandoned.
+
+    Who hangs up is heard by the end of what he sends, or by a reset, or by what he no longer takes: whichever is first.
+    """
+    try:
+        await asyncio.wait({answer, next_byte}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done() and not next_byte.result():
+            raise _Abandoned
+        await answer
+    except ConnectionError:
+        raise _Abandoned from None
+
+
 async def _read(first: bytes, reader: asyncio.StreamReader) -> Asked:
     head = first + await reader.readuntil(b"\r\n\r\n")
     line, *lines = head.decode("latin-1").split("\r\n")
@@ -311,7 +332,7 @@ async def _at_once(body: dict[str, Any], leg: list[Any], writer: asyncio.StreamW
         elif isinstance(part, BreakOff):
             writer.write(_whole(200, content)[:-10])
             await writer.drain()
-            raise ConnectionError
+            raise _BrokenOff
         elif isinstance(part, (WaitFor, Reached, Slow, Hang)):
             await _act(part)
     writer.write(_whole(200, content))
@@ -332,7 +353,7 @@ async def _stream(frames: Iterator[Any], writer: asyncio.StreamWriter) -> None:
         elif isinstance(frame, Slow):
             pause = frame.seconds
         elif isinstance(frame, BreakOff):
-            raise ConnectionError
+            raise _BrokenOff
         else:
             await _act(frame)
     writer.write(b"0\r\n\r\n")

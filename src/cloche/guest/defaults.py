@@ -50,6 +50,11 @@ class Defaults:
                 return outside + path[len(inside) :]
         return path
 
+    @property
+    def root(self) -> str:
+        """The directory in which all of the sandbox's own is. Without walls whoever cleans up after us removes it."""
+        return self.places.get("/home/user", "/")
+
     def first_place(self) -> tuple[str, str, dict]:
         """User, working directory and environment of the first kernel, which starts before anything is configured."""
         known = self.user == self._adopted_by and not self.places

@@ -9,6 +9,7 @@ import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import errno
 import fcntl
 import os
+import select
 
 from cloche.guest import archiving, failures, unpacking
 from cloche.guest.installed import directory_for_packages
@@ -52,6 +53,9 @@ class Images:
         return self._start(header["image"], write, read, self._write_image)
 
     def _restore(self, header: dict, _: bytes) -> tuple:
+        """The host asks anew when it has given up the one before, which may have a whole pipe to unpack yet."""
+        for pid in self._restorers():
+            os.kill(pid, _signal.SIGKILL)
         read, write = _pipe()
         return self._start(header["image"], read, write, self._read_image)
 
@@ -87,7 +91,13 @@ class Images:
         archiving.Archive(_PIPE, list(self._places().items())).write()
 
     def _read_image(self) -> None:
+        for pid in self._restorers():
+            _wait_for_end(pid)
         unpacking.Unpacking(_PIPE, self._places()).read()
+
+    def _restorers(self) -> list:
+        """Those before this one that have not ended, as far as is known. Two would be in each other's way."""
+        return [pid for pid, (_, restores) in self._forks.items() if restores]
 
     def _places(self) -> dict:
         """Without walls, only those that are a sandbox's own: the others are the host's."""
@@ -102,6 +112,18 @@ def _pipe() -> tuple:
     except OSError:  # this user has too many large pipes: small ones work
         pass
     return ends
+
+
+def _wait_for_end(pid: int) -> None:
+    """Of one that init has killed."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    ended.poll()
+    os.close(pidfd)
 
 
 def _failure(status: int) -> dict | None:

@@ -325,7 +325,7 @@ class Processes:
             self._identities.become(user)
             # After the change of uid: a limit on processes counts those of the uid.
             limit_process(**self._defaults.limits())
-            enter(cwd)
+            enter(cwd, self._defaults.root)
             if env != self._defaults.inherited:
                 os.environ.clear()
                 os.environ.update(env)

@@ -53,10 +53,14 @@ def exec_program(argv: list, env: dict) -> None:
         os._exit(126)
 
 
-def enter(cwd: str) -> None:
+def enter(cwd: str, root: str) -> None:
+    """Into a directory, made if it is not there; but not `root`, without which there is no sandbox any more."""
     try:
         os.chdir(cwd)
     except FileNotFoundError:
+        if f"{cwd}/".startswith(f"{root.rstrip('/')}/"):
+            os.chdir(root)  # in one that was removed nothing can be made; by its name it could be made again
+            cwd = os.path.relpath(cwd, root)
         os.makedirs(cwd, exist_ok=True)
         os.chdir(cwd)
 

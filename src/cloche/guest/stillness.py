@@ -52,10 +52,11 @@ class Stillness:
 
         Who was in the middle of a fork finishes it, and its child comes after we have looked; and who forks and ends at
         once is never where we look. But nobody is left to bury those that have ended: while some still do, their number
-        grows. So all stand still when we have looked twice and found the same, and nobody who moves.
+        grows. So all stand still when we have looked twice and found the same, and nobody who moved either time: who
+        did the first time may have finished a fork the second time, after we had listed all and before we came to it.
         """
         until = time.monotonic() + _SECONDS
-        before: set = set()
+        before: set | None = None  # all of the last look, if none of them moved
         while time.monotonic() < until:
             there, moving = _look()
             if not moving and there == before:
@@ -64,7 +65,7 @@ class Stillness:
                 _signal(pid, signal.SIGSTOP)
                 if pid not in self._stopped:
                     self._stopped.append(pid)
-            before = there
+            before = None if moving else there
             time.sleep(_LOOK_SECONDS)
         return False
 
