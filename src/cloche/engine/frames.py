@@ -33,6 +33,12 @@ def text(header: Header, name: str, limit: int = MAX_NAME) -> str:
     return clean(str(value), limit)
 
 
+def next_count(header: Header) -> int | None:
+    """The number of the execution that a kernel waits for, if it does."""
+    count = header.get("next")
+    return count if type(count) is int and 0 <= count < 1 << 53 else None
+
+
 def number(header: Header, name: str) -> float:
     """A finite number ≥ 0; what is missing or absurd is 0: it only informs."""
     value = header.get(name)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from cloche import errors
 from cloche.engine.descriptors import is_kernel
 from cloche.engine.exits import KernelExit, failed_start
-from cloche.engine.frames import number
+from cloche.engine.frames import next_count, number
 from cloche.engine.guest import Guest, clean
 from cloche.engine.inspection import Inspection
 from cloche.engine.marks import MarkedStream
@@ -60,6 +60,7 @@ class Kernel:
         self.unread = guest.unread
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._next_count: int | None = None  # of the next execution, if the kernel waits for it: see `wire`
         self._inspection: Inspection | None = None
         self._idle: list[tuple[Stream, bytes]] = []
         self._idle_room = IDLE_BYTES
@@ -102,6 +103,9 @@ class Kernel:
         """Starts an execution; the sink hears all about it."""
         self.sink = sink
         self._channel.send({"do": "execute", "run": sink.run, **header}, code)
+        count, self._next_count = self._next_count, None
+        if count is not None:
+            sink.on_frame({"ev": "started", "count": count}, b"")
 
     async def inspect(self) -> Variables:
         """What its names are bound to. Nothing may execute meanwhile. Raises as `Inspection.answer` does."""
@@ -232,6 +236,7 @@ class Kernel:
         close_all(fds)
         if header.get("ev") == "ready":
             if not self._ready.done():
+                self._next_count = next_count(header)
                 self._ready.set_result(None)
             return
         if header.get("ev") in ("branched", "refused", "collected"):
@@ -246,6 +251,8 @@ class Kernel:
         if type(mark) is int:
             (self._catch_up if ours else self._skip)(mark)
         if ours and self.sink is not None:
+            if header.get("ev") == "ended":
+                self._next_count = next_count(header)  # before the next one, whom its end lets in
             self.sink.on_frame(header, body)
         if type(mark) is int:
             self._go_on(ended=ours and header.get("ev") == "ended")

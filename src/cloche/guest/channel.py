@@ -139,6 +139,12 @@ class Channel:
     def has_frame(self) -> bool:
         return bool(self._frames)
 
+    def interrupts_run(self, run: Any) -> bool:
+        """Whether the host has said that it interrupts that run, by what has come so far."""
+        while select.select([self._sock], [], [], 0)[0] and self._reader.pump():
+            self._frames += self._reader.take()
+        return any(header.get("do") == "interrupt" and header.get("run") == run for header, *_ in self._frames)
+
     def wait(self) -> None:
         """Blocks until `receive` would not. An interrupt may break it without losing a byte."""
         if not self._frames:

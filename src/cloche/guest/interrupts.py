@@ -19,15 +19,25 @@ class Interrupts:
         self._holds = 0
         self._pending = False
         self._expected = False
+        self._early = False
         self._task: Any = None
 
     def install(self) -> None:
         signal(SIGINT, self._on_signal)
 
-    def expect(self) -> None:
-        """A cell was announced to the host: an interrupt from now on is meant for it and waits until it is armed."""
+    def expect(self) -> bool:
+        """A cell begins: an interrupt from now on is meant for it and waits until it is armed.
+
+        Gives whether one came before, which may have been meant for it, too: see `recall`.
+        """
         self._pending = False
         self._expected = True
+        early, self._early = self._early, False
+        return early
+
+    def recall(self) -> None:
+        """The interrupt that came before the cell was meant for it."""
+        self._pending = True
 
     def arm(self) -> None:
         """Raises the KeyboardInterrupt that came since `expect`."""
@@ -57,6 +67,7 @@ class Interrupts:
     def _on_signal(self, _signum: int, _frame: Any) -> None:
         if not self.armed:
             self._pending = self._expected
+            self._early = not self._expected
             return
         if self._holds:
             self._pending = True

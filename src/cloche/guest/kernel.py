@@ -80,6 +80,7 @@ class Kernel:
         self._screen = shell.screen = Screen()
         self._run: Any = None
         self._may_ask = False
+        self._waits = False  # the host knows that we wait for a cell, and which number that will have
         self._oom_fd = -1
         builtins.input = self._input
         getpass.getpass = self._getpass
@@ -109,7 +110,7 @@ class Kernel:
         in the zygote. Should it fail here all the same, a kernel has died that had not run anything.
         """
         self.attach(channel)
-        channel.send({"ev": "ready"})
+        channel.send({"ev": "ready", **self._next()})
         diverge()
         self._namespace = inspection.Namespace(self._shell.user_ns)
         self.installed.begin()
@@ -145,7 +146,15 @@ class Kernel:
             if self._oom_fd >= 0:
                 os.close(self._oom_fd)
             self.attach(channel)
-            channel.send({"ev": "ready"})
+            channel.send({"ev": "ready", **self._next()})
+
+    def _next(self) -> dict:
+        """The number of the next cell: who is told it knows that the cell starts when we get it, and is not told again.
+
+        That is so where nothing runs between cells. A loop's tasks do, and may keep us from the next one.
+        """
+        self._waits = self._shell.loop is None
+        return {"next": self._shell.execution_count} if self._waits else {}
 
     def _idle(self) -> None:
         """Waits for the next request; inside the loop, if there is one, so that the program's tasks go on."""
@@ -180,8 +189,11 @@ class Kernel:
         self._run = header["run"]
         self._may_ask = bool(header.get("input"))
         self.interrupts.install()
-        self.interrupts.expect()
-        self._channel.send({"ev": "started", "run": self._run, "count": self._shell.execution_count})
+        if self.interrupts.expect() and self._channel.interrupts_run(self._run):
+            self.interrupts.recall()
+        known, self._waits = self._waits, False
+        if not known:
+            self._channel.send({"ev": "started", "run": self._run, "count": self._shell.execution_count})
         self._score(b"1000")
         self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         self._formatter.show(header.get("show") or [])
@@ -266,6 +278,7 @@ class Kernel:
             self._channel.send({"ev": "wrote", "run": self._run, "file": info})
         ended["cpu"] = round(cpu_seconds, 6)
         ended["rss"] = peak_bytes
+        ended.update(self._next())
         self._screen.stop()
         self._channel.post(ended)
         self._score(b"0")

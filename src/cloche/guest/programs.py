@@ -58,7 +58,7 @@ def enter(cwd: str, root: str) -> None:
     try:
         os.chdir(cwd)
     except FileNotFoundError:
-        if f"{cwd}/".startswith(f"{root.rstrip('/')}/"):
+        if root != "/" and f"{cwd}/".startswith(f"{root}/"):
             os.chdir(root)  # in one that was removed nothing can be made; by its name it could be made again
             cwd = os.path.relpath(cwd, root)
         os.makedirs(cwd, exist_ok=True)

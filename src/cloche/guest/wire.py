@@ -79,7 +79,7 @@ INIT (host <-> pid 1 of a sandbox)
     trust           path, system                    ok {}; body=certificates; see guest/trust.py
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
-  kernel -> host  {"ev":"ready"}
+  kernel -> host  {"ev":"ready"}                                       and "next":n, as below
   host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
                                                                        before the first execution; no answer
                   {"do":"rehearse"}                                    before the first: do as in one, and forget it
@@ -95,7 +95,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"do":"branch","branch":k,"token":t}                 fds=[channel, stdout, stderr]: fork; the copy
                                                                        says "ready" there. Between runs only
                   {"do":"collect"}                                     copies have ended: say how
-  kernel -> host  {"ev":"started","run":r,"count":n}
+  kernel -> host  {"ev":"started","run":r,"count":n}                   unless "next" was said before
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
                                                                        body=the parts, one after the other
                   {"ev":"cleared","run":r,"wait":b,"mark":m}
@@ -104,6 +104,9 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"ev":"wrote","run":r,"file":info}
                   {"ev":"truncated","run":r,"stream":"display","dropped":n}
                   {"ev":"ended","run":r,"outcome":"ok|raised|interrupted","exit":n|null,"cpu":s,"rss":bytes,"mark":m}
+                                                                       and, from a kernel that does nothing until the
+                                                                       next execution, its count as "next":n: that one
+                                                                       has started when it was sent, and is not told
                   {"ev":"inspected","ask":s,"more":n}                  body=[..], of `cloche.variables.Variable`; or
                                                                        with "problem":.. why there is none
                   {"ev":"branched","branch":k,"pid":n} | {"ev":"refused","branch":k,"message":..}
