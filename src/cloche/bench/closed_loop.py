@@ -64,8 +64,8 @@ class Job:
         self.talk: Callable[[int], Talk] = getattr(self, job["what"])
 
     def executions(self, client: int) -> Talk:
-        """`1+1` in sandboxes that are there, each client in its own, until the time is over."""
-        mine = self._ids[client :: self._clients]
+        """`1+1` in sandboxes that are there, until the time is over: each client in its own, as far as there are."""
+        mine = self._ids[client % len(self._ids) :: self._clients]
         requests = [self._request("POST", f"{ROOT}/{each}/run", ONE) for each in mine]
         turn = 0
         while time.perf_counter() < self._end:

@@ -6,12 +6,14 @@ import contextlib
 import time
 
 from cloche.bench import system
+from cloche.bench.closed_loop import Load
 from cloche.bench.memory import figures_of_host
 from cloche.bench.over_http import HttpLab, Served
 from cloche.bench.samples import Samples, expect
 
 CLIENTS = (1, 8, 64)
 LIVE = (10, 100, 500)
+GROWTHS = ("growth", "growth_eight", "growth_few")  # of most to fewest: 64 clients, 8, and 8 in 8 of them
 FIELDS = {
     "anon": "AnonPages",
     "shmem": "Shmem",
@@ -71,7 +73,7 @@ def growth(lab: HttpLab) -> None:
     """
     for _ in range(lab.counts.growths):
         system.wait_for_rest()  # what the last round left is taken apart in the background
-        with lab.book.attempt("growth", "growth_few"), contextlib.ExitStack() as alive:
+        with lab.book.attempt(*GROWTHS), contextlib.ExitStack() as alive:
             ids: list[str] = []
             rates = []
             for live in LIVE:
@@ -79,29 +81,35 @@ def growth(lab: HttpLab) -> None:
                 ids += alive.enter_context(lab.pooled.sandboxes(more))
                 lab.pooled.load("roll_call", ROLL_CALLERS, ids=ids)
                 rates.append(_grown(lab, live, ids))
-            for key, few, many in zip(("growth", "growth_few"), rates[0], rates[-1], strict=True):
+            for key, few, many in zip(GROWTHS, rates[0], rates[-1], strict=True):
                 lab.book.add(key, many / few)
 
 
-def _grown(lab: HttpLab, live: int, ids: list[str]) -> tuple[float, float]:
-    """Executions per second: in all of them in turn, and in eight of them."""
-    seconds, server = lab.counts.load_seconds, lab.pooled
-    one = server.load("executions", 1, ids=ids, seconds=seconds)
+def _grown(lab: HttpLab, live: int, ids: list[str]) -> list[float]:
+    """Executions per second, in the order of GROWTHS."""
+    one = _loaded(lab, "executions", 1, ids)
     before = system.own_seconds()
-    eight = server.load("executions", min(8, len(ids)), ids=ids, seconds=seconds)
+    eight = _loaded(lab, "executions", 8, ids)
     lab.book.add(f"grown_system_{live}", max(system.own_seconds() - before, 0.0) / eight.wall_seconds)
-    few = server.load("executions", min(8, len(ids)), ids=ids[:8], seconds=seconds)
-    made = server.load("cycles", 1, seconds=seconds)
-    for load in (one, eight, few, made):
-        lab.note_generator(load)
-        expect(bool(load.seconds), load.failures[:1])
+    crowd = _loaded(lab, "executions", CLIENTS[-1], ids)
+    few = _loaded(lab, "executions", 8, ids[:8])
+    made = _loaded(lab, "cycles", 1, [])
     for value in one.seconds:
         lab.book.add(f"grown_warm_{live}", value)
     for value in made.first_seconds:
         lab.book.add(f"grown_first_{live}", value)
     lab.book.add(f"grown_executions_{live}", eight.per_second)
+    lab.book.add(f"grown_crowd_{live}", crowd.per_second)
     lab.book.add(f"grown_few_{live}", few.per_second)
-    return eight.per_second, few.per_second
+    return [crowd.per_second, eight.per_second, few.per_second]
+
+
+def _loaded(lab: HttpLab, what: str, clients: int, ids: list[str]) -> Load:
+    """Raises WrongAnswer if nothing was done."""
+    load = lab.pooled.load(what, clients, ids=ids, seconds=lab.counts.load_seconds)
+    lab.note_generator(load)
+    expect(bool(load.seconds), load.failures[:1])
+    return load
 
 
 def idle(lab: HttpLab) -> None:
