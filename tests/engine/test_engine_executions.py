@@ -133,6 +133,18 @@ async def test_an_interrupt_at_once_is_not_lost(box: Sandbox):
         assert check([event async for event in execution]).outcome == "interrupted"
 
 
+@pytest.mark.parametrize(
+    "spoil", ["raise type('E' * 5_000_000, (Exception,), {})()", "get_ipython().execution_count = -5"]
+)
+async def test_a_cell_after_one_that_could_not_be_told_properly_streams_all_that_it_prints(box: Sandbox, spoil: str):
+    await run(box, spoil)
+    assert len((await run(box, "print('x' * 300_000)")).stdout) == 300_001
+    async with box.context().execute("import time\nprint('in', flush=True)\ntime.sleep(60)") as execution:
+        await until_output(execution, "in")
+        execution.interrupt()
+        assert [event async for event in execution][-1].outcome == "interrupted"
+
+
 async def test_leaving_early_interrupts_and_the_next_run_works(box: Sandbox):
     async with box.context().execute("import time\nprint('in', flush=True)\ntime.sleep(60)") as execution:
         await until_output(execution, "in")

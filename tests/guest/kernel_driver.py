@@ -139,6 +139,7 @@ class Driver:
             "cwd": None,
             "input": False,
             "display_bytes": 1 << 24,
+            **({} if self._next is None else {"next": self._next}),
             **fields,
         }
         self.send(header, code.encode("utf-8", "surrogatepass") if isinstance(code, str) else code)

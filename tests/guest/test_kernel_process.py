@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+
+import pytest
 
 
 def test_configure_sets_environment_and_directory_for_good(kernel, tmp_path):
@@ -145,3 +148,27 @@ def test_threads_print_and_display_meanwhile(kernel):
         "[t.start() for t in ts]\n[t.join() for t in ts];"
     )
     assert len(kernel.run(code).displays) == 200
+
+
+@pytest.mark.parametrize("before", ["1", "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"])
+def test_an_interrupt_that_overtakes_its_cell_ends_the_cell(kernel, before):
+    """The host may interrupt a cell that the kernel has not read; and whoever was in our handler's place is gone."""
+    kernel.run(before)
+    os.kill(kernel.pid, signal.SIGSTOP)
+    kernel.start("import time\ntime.sleep(60)")
+    kernel.interrupt()
+    os.kill(kernel.pid, signal.SIGCONT)
+    assert list(kernel.events())[-1]["outcome"] == "interrupted"
+    assert kernel.run("1").text == "1"
+
+
+def test_an_interrupt_of_a_cell_that_has_ended_is_nobodys(kernel):
+    kernel.run("1")
+    kernel.interrupt()
+    assert kernel.run("import time\ntime.sleep(0.05)\n2").text == "2"
+
+
+@pytest.mark.parametrize("count", ["-5", "1.5", "'x'", "None", "__import__('numpy').int64(7)"])
+def test_a_program_that_spoils_the_count_spoils_nothing_else(kernel, count):
+    kernel.run(f"get_ipython().execution_count = {count}")
+    assert [kernel.run("1+1").text, kernel.run("1+1").text] == ["2", "2"]

@@ -73,7 +73,7 @@ def growth(lab: HttpLab) -> None:
     """
     for _ in range(lab.counts.growths):
         system.wait_for_rest()  # what the last round left is taken apart in the background
-        with lab.book.attempt(*GROWTHS), contextlib.ExitStack() as alive:
+        with lab.book.attempt(*GROWTHS, *map("grown_executions_{}".format, LIVE)), contextlib.ExitStack() as alive:
             ids: list[str] = []
             rates = []
             for live in LIVE:

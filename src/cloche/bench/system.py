@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD; in a container there are none to be seen
-
-
 _REST_CORES, _LOOK_SECONDS, _PATIENCE_SECONDS = 0.03, 0.5, 20.0
 
 

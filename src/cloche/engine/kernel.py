@@ -102,9 +102,11 @@ class Kernel:
     def execute(self, sink: Sink, header: Header, code: bytes) -> None:
         """Starts an execution; the sink hears all about it."""
         self.sink = sink
-        self._channel.send({"do": "execute", "run": sink.run, **header}, code)
         count, self._next_count = self._next_count, None
-        if count is not None:
+        if count is None:
+            self._channel.send({"do": "execute", "run": sink.run, **header}, code)
+        else:
+            self._channel.send({"do": "execute", "run": sink.run, "next": count, **header}, code)
             sink.on_frame({"ev": "started", "count": count}, b"")
 
     async def inspect(self) -> Variables:

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 import threading
+from _thread import get_ident  # that of `threading` may be replaced by a program
 from typing import Any
 
 from cloche.guest import wire
@@ -84,13 +85,11 @@ class Channel:
         if not self.ours:
             return
         self._held.append((header, body))
-        if (
-            self._sender != threading.get_ident()
-        ):  # else: a flush below called the program, which displays; it goes along
+        if self._sender != get_ident():  # else: a flush below called the program, which displays; it goes along
             self._exclusively(self._send_held)
 
     def _exclusively(self, step: Any, *given: Any) -> None:
-        sender = threading.get_ident()
+        sender = get_ident()
         main = sender == self._main
         if main:
             self.interrupts.hold()
@@ -141,8 +140,13 @@ class Channel:
 
     def interrupts_run(self, run: Any) -> bool:
         """Whether the host has said that it interrupts that run, by what has come so far."""
-        while select.select([self._sock], [], [], 0)[0] and self._reader.pump():
-            self._frames += self._reader.take()
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        try:
+            while poll.poll(0) and self._reader.pump():
+                self._frames += self._reader.take()
+        except (OSError, wire.WireError):
+            pass  # who receives next hears of it
         return any(header.get("do") == "interrupt" and header.get("run") == run for header, *_ in self._frames)
 
     def wait(self) -> None:

@@ -1,6 +1,7 @@
 """SIGINT becomes KeyboardInterrupt in the user's code, and only there.
 
-While nothing executes it is ignored; while a frame is being written it waits, so that no frame is cut in two.
+While nothing executes it is only remembered, as it may be meant for a cell that the kernel has not read yet; while a
+frame is being written it waits, so that no frame is cut in two.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Interrupts:
     def expect(self) -> bool:
         """A cell begins: an interrupt from now on is meant for it and waits until it is armed.
 
-        Gives whether one came before, which may have been meant for it, too: see `recall`.
+        Gives whether one came since the last cell began, which may have been meant for this one: see `recall`.
         """
         self._pending = False
         self._expected = True
@@ -65,9 +66,9 @@ class Interrupts:
         self.cancelled = False
 
     def _on_signal(self, _signum: int, _frame: Any) -> None:
+        self._early = True
         if not self.armed:
             self._pending = self._expected
-            self._early = not self._expected
             return
         if self._holds:
             self._pending = True

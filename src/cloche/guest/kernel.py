@@ -80,7 +80,6 @@ class Kernel:
         self._screen = shell.screen = Screen()
         self._run: Any = None
         self._may_ask = False
-        self._waits = False  # the host knows that we wait for a cell, and which number that will have
         self._oom_fd = -1
         builtins.input = self._input
         getpass.getpass = self._getpass
@@ -149,12 +148,19 @@ class Kernel:
             channel.send({"ev": "ready", **self._next()})
 
     def _next(self) -> dict:
-        """The number of the next cell: who is told it knows that the cell starts when we get it, and is not told again.
+        """The number of the next cell, which then starts when we get it. Not so where a loop's tasks run between cells.
 
-        That is so where nothing runs between cells. A loop's tasks do, and may keep us from the next one.
+        The host may interrupt it from now on: no signal must meet what a program has put in our handler's place.
         """
-        self._waits = self._shell.loop is None
-        return {"next": self._shell.execution_count} if self._waits else {}
+        if self._shell.loop is not None:
+            return {}
+        self.interrupts.install()
+        return {"next": self._count}
+
+    @property
+    def _count(self) -> int:
+        count = self._shell.execution_count  # which a program can set to what is no number
+        return count if type(count) is int and count >= 0 else 0
 
     def _idle(self) -> None:
         """Waits for the next request; inside the loop, if there is one, so that the program's tasks go on."""
@@ -188,12 +194,13 @@ class Kernel:
     def _execute(self, header: dict, body: bytes) -> None:
         self._run = header["run"]
         self._may_ask = bool(header.get("input"))
-        self.interrupts.install()
+        known = header.get("next") == self._count
+        if not known:
+            self.interrupts.install()
         if self.interrupts.expect() and self._channel.interrupts_run(self._run):
             self.interrupts.recall()
-        known, self._waits = self._waits, False
         if not known:
-            self._channel.send({"ev": "started", "run": self._run, "count": self._shell.execution_count})
+            self._channel.send({"ev": "started", "run": self._run, "count": self._count})
         self._score(b"1000")
         self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         self._formatter.show(header.get("show") or [])

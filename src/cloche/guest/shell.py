@@ -71,7 +71,7 @@ class NoProfile(ProfileDir):
 
 class Shell(InteractiveShell):
     compiler_class = Type(Compiler)
-    # Plain attributes in the place of traits, which are read in every cell: to set such a trait takes ten functions.
+    # Plain where IPython has traits and a property, which every cell reads: to set a trait takes ten functions.
     execution_count: int = 1
     user_ns: Any = None
     history_manager: Any = None
@@ -92,8 +92,8 @@ class Shell(InteractiveShell):
         self._failed: BaseException | None = None  # raised in what the cell ran by `%run`, `%%capture` or `run_cell`
         self.loop: Any = None
         self.input_transformer_manager = TransformerManager()
-        self.input_transformers_post: list = []
-        self.ast_transformers: list = []
+        self.input_transformers_post = []
+        self.ast_transformers = []
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "nocolor"
@@ -138,8 +138,10 @@ class Shell(InteractiveShell):
 
     def run(self, code: str) -> None:
         """Runs one cell. Raises whatever it raises; shows its last expression on `screen`."""
-        self.execution_count += 1
-        count = self.execution_count - 1
+        count = self.execution_count
+        if type(count) is not int:  # the program has set it, and there is no trait to refuse that
+            count = len(self.history_manager.input_hist_raw)
+        self.execution_count = count + 1
         sys.displayhook = self.displayhook
         self._failed = None
         info = SimpleNamespace(raw_cell=code, store_history=True, silent=False, shell_futures=True, cell_id=None)

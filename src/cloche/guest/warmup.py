@@ -146,9 +146,9 @@ def _forget(shell: Shell) -> None:
 
 
 def _let_figures_be() -> None:
-    """Pyplot has each cell followed by a look whether figures are to be drawn, which they are only after `plt.ion()`.
+    """Pyplot has each cell followed by a look whether figures are to be drawn, which they are after `plt.ion()`.
 
-    That installs it again.
+    That installs it again; and whatever is open at a cell's end is drawn and shown anyway.
     """
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:

@@ -86,6 +86,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
                                                                        `cloche.model.Showing`; and, where there are
+                   "next":n                                            its count, if the kernel has said that; and
                    "tools":{..}                                        tools for it: see `cloche.guest.tools`, and for
                                                                        bash {"define":script,"names":[..]}
                   {"do":"inspect","ask":s}                             between two executions: its names are told
@@ -95,7 +96,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"do":"branch","branch":k,"token":t}                 fds=[channel, stdout, stderr]: fork; the copy
                                                                        says "ready" there. Between runs only
                   {"do":"collect"}                                     copies have ended: say how
-  kernel -> host  {"ev":"started","run":r,"count":n}                   unless "next" was said before
+  kernel -> host  {"ev":"started","run":r,"count":n}                   unless it knows its count ("next")
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
                                                                        body=the parts, one after the other
                   {"ev":"cleared","run":r,"wait":b,"mark":m}
@@ -105,8 +106,8 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"ev":"truncated","run":r,"stream":"display","dropped":n}
                   {"ev":"ended","run":r,"outcome":"ok|raised|interrupted","exit":n|null,"cpu":s,"rss":bytes,"mark":m}
                                                                        and, from a kernel that does nothing until the
-                                                                       next execution, its count as "next":n: that one
-                                                                       has started when it was sent, and is not told
+                                                                       next execution, its count as "next":n: with that
+                                                                       it has started when it was sent, and is not told
                   {"ev":"inspected","ask":s,"more":n}                  body=[..], of `cloche.variables.Variable`; or
                                                                        with "problem":.. why there is none
                   {"ev":"branched","branch":k,"pid":n} | {"ev":"refused","branch":k,"message":..}
@@ -217,8 +218,8 @@ class Decoder:
         # Counted before it is parsed, in strings too: what is small as text can take a second and 100 MiB as objects.
         if sum(map(data.count, (b"[", b"{", b","))) > self._max_values:
             raise WireError("frame header has too many values")
-        text = data.decode("utf-8", "replace")
         try:
+            text = data.decode()
             header, end = _scan(text, 0)  # what json.loads comes to, by four functions less
         except (ValueError, RecursionError, StopIteration) as error:
             raise WireError("frame header is not JSON") from error

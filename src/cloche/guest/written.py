@@ -48,9 +48,9 @@ class Written:
 
 
 def _changed_ns() -> int:
-    """When the directory got or lost an entry; 0 if there is none."""
+    """When the directory was changed last, as nobody can set it; 0 if there is none."""
     try:
-        return os.stat(DATA_DIRECTORY).st_mtime_ns
+        return os.stat(DATA_DIRECTORY).st_ctime_ns
     except OSError:
         return 0
 
