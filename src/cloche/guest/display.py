@@ -124,7 +124,7 @@ class Hook(DisplayHook):
         out = shell.history_manager.output_hist
         if result is out:
             return
-        own = self._, self.__, self.___  # type: ignore[has-type]
+        own = self._, self.__, self.___  # type: ignore[has-type]  # IPython's class sets them, without types
         theirs = ns.get("_", own[0]) is not own[0] or ns.get("__", own[1]) is not own[1]
         theirs = theirs or ns.get("___", own[2]) is not own[2]
         self.___, self.__ = self.__, self._  # type: ignore[has-type]
