@@ -24,6 +24,8 @@ from tests.conftest import RunningServer, serving, wait_until
 from cloche.cli import serve
 from cloche.cli.listening import silence_uvicorn
 from cloche.config import load
+from cloche.linux import precedence
+from cloche.linux.cgroup_files import HOST_LEAF, mounted
 from cloche.store.secret import server_secret
 from cloche.telemetry import log
 
@@ -188,6 +190,20 @@ def test_a_server_on_a_network_speaks_tls_and_counts_for_admins_only(certificate
             counted = client.get("/metrics", headers={"authorization": f"Bearer {server.key}"})
             assert counted.status_code == 200 and "alice" not in counted.text
         assert "without TLS" not in (tmp_path / "log").read_text()
+
+
+# --- before whom it runs
+
+
+@pytest.mark.skipif(precedence.find_leaf(mounted()) is None, reason="needs a CPU group that we may make others in")
+def test_the_server_runs_before_the_code_that_it_serves(server):
+    def in_the_leaf(pid: int) -> bool:
+        return f"/{HOST_LEAF}\n" in Path(f"/proc/{pid}/cgroup").read_text()
+
+    with Sandbox.create(**server.e2b) as box:
+        box.run_code("1")
+        assert in_the_leaf(server.process.pid)
+        assert not [pid for pid in descendants(server.process.pid) if in_the_leaf(pid)]
 
 
 # --- the control socket, and the end

@@ -6,6 +6,8 @@ import os
 import re
 from typing import NamedTuple
 
+HOST_LEAF = "cloche-host"  # a group of servers themselves, beside those of their sandboxes
+
 
 class Hierarchy(NamedTuple):
     """One mounted hierarchy, as the calling process sees it."""
@@ -14,6 +16,17 @@ class Hierarchy(NamedTuple):
     controllers: frozenset[str]  # of a v1 hierarchy; v2 lists them in each directory
     mount: str
     own: str | None  # the directory of the calling process's cgroup; None if it lies outside what is mounted
+
+
+def mounted() -> list[Hierarchy]:
+    """Those that the calling process sees."""
+    with open("/proc/self/mountinfo") as mountinfo, open("/proc/self/cgroup") as membership:
+        return hierarchies(mountinfo.read(), membership.read())
+
+
+def above_leaf(group: str) -> str:
+    """Where a process that is in that group makes others: beside the leaf that it may be in, not below it."""
+    return os.path.dirname(group) if os.path.basename(group) == HOST_LEAF else group
 
 
 def hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from cloche.linux import cgroups_v1, cgroups_v2
-from cloche.linux.cgroup_files import Hierarchy, hierarchies, numbers, write
+from cloche.linux.cgroup_files import HOST_LEAF, Hierarchy, above_leaf, mounted, numbers, write
 from cloche.linux.cgroup_group import (
     CLOCK,
     CONTROLLERS,
@@ -93,15 +93,14 @@ class Cgroups:
         found: dict[str, list[str]] = {}
         for base in {place.base for place in self._places.values()}:
             for name in os.listdir(base):
-                if name.startswith(_PREFIX) and name != cgroups_v2.HOST_LEAF:
+                if name.startswith(_PREFIX) and name != HOST_LEAF:
                     found.setdefault(name[len(_PREFIX) :], []).append(os.path.join(base, name))
         return found
 
 
 def probe() -> Cgroups:
     """What this process can limit, and how. Only reads."""
-    with open("/proc/self/mountinfo") as mountinfo, open("/proc/self/cgroup") as membership:
-        return plan(hierarchies(mountinfo.read(), membership.read()))
+    return plan(mounted())
 
 
 def plan(found: Iterable[Hierarchy]) -> Cgroups:
@@ -109,9 +108,9 @@ def plan(found: Iterable[Hierarchy]) -> Cgroups:
 
     Version 1 is taken where the host has it: there a process enters a group in 0.1 ms, in version 2 in 5 to 10.
     """
-    mounted = list(found)
-    old = {name: h for h in mounted if h.version == 1 for name in h.controllers}
-    base = _unified_base(mounted, frozenset(CONTROLLERS) - old.keys())
+    seen = list(found)
+    old = {name: h for h in seen if h.version == 1 for name in h.controllers}
+    base = _unified_base(seen, frozenset(CONTROLLERS) - old.keys())
     places: dict[str, Place] = {}
     report = []
     for name in CONTROLLERS:
@@ -125,8 +124,8 @@ def plan(found: Iterable[Hierarchy]) -> Cgroups:
     return Cgroups(places, None if isinstance(base, str) else base, report)
 
 
-def _unified_base(mounted: list[Hierarchy], wanted: frozenset[str]) -> cgroups_v2.Base | str:
-    unified = next((h for h in mounted if h.version == 2), None)
+def _unified_base(seen: list[Hierarchy], wanted: frozenset[str]) -> cgroups_v2.Base | str:
+    unified = next((h for h in seen if h.version == 2), None)
     return cgroups_v2.find_base(unified, wanted) if unified else "no cgroup v2 hierarchy is mounted"
 
 
@@ -134,7 +133,7 @@ def _place(name: str, old: Hierarchy | None, base: cgroups_v2.Base | str) -> tup
     """Where a controller's groups can be made, or advice."""
     advice = cgroups_v1.usable(old) if old is not None else ""
     if old is not None and old.own is not None and not advice:
-        return Place(1, old.own), ""
+        return Place(1, above_leaf(old.own)), ""
     core = name in ("freezer", CLOCK)  # in every group of version 2
     if isinstance(base, cgroups_v2.Base) and (core or name in base.controllers):
         return Place(2, base.path), ""

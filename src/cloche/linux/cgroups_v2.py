@@ -15,9 +15,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from cloche.linux.cgroup_files import FileBytes, Hierarchy, field, file_bytes, numbers, read, write
+from cloche.linux.cgroup_files import HOST_LEAF, FileBytes, Hierarchy, field, file_bytes, numbers, read, write
 
-HOST_LEAF = "cloche-host"
 _ADVICE = "start Cloche with `systemd-run --user --scope -p Delegate=yes`, or as a service with Delegate=yes"
 
 

@@ -1,0 +1,91 @@
+"""A server's own CPU group: where CPU is short, the server runs before the code that it serves.
+
+    with taken():
+        ...   # this process, and what it starts meanwhile, weighs as much as four others that want the same CPU
+
+Otherwise a sandbox that is woken pushes aside the very server that woke it, and hundreds of them keep it waiting while
+a CPU stands idle (docs/benchmarks.md has the numbers). `nice` does not do it: with autogroups, as most kernels have
+them, it weighs the processes of one session against each other alone.
+
+Nothing happens where the host does not let us, or where the process is in a group that somebody else looks after, such
+as a scope of systemd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cloche.linux import cgroups_v1, cgroups_v2
+from cloche.linux.cgroup_files import HOST_LEAF, Hierarchy, above_leaf, mounted, read, write
+from cloche.linux.cgroup_group import rmdir
+
+WEIGHT = 4  # times that of a group whose weight nobody has set. With more, sandboxes wait longer and no more is done
+
+
+class Leaf(NamedTuple):
+    """A group for servers, and the file that its weight is written to."""
+
+    directory: bytes
+    file: bytes
+    weight: int
+
+    def enter(self) -> None:
+        """Raises OSError."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.directory, 0o755)
+        write(self.directory + self.file, b"%d" % self.weight)
+        write(self.directory + b"/cgroup.procs", b"0")
+
+    def leave(self) -> None:
+        """Goes back to the group above, and removes it if no other server is in it. Raises OSError."""
+        write(os.path.dirname(self.directory) + b"/cgroup.procs", b"0")
+        rmdir(self.directory)
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[bool]:
+    """Whether it could be had."""
+    leaf = find_leaf(mounted())
+    entered = False
+    if leaf is not None:
+        with contextlib.suppress(OSError):
+            leaf.enter()
+            entered = True
+    try:
+        yield entered
+    finally:
+        if leaf is not None and entered:
+            with contextlib.suppress(OSError):  # a container's, whose group above can hold no processes any more
+                leaf.leave()
+
+
+def find_leaf(found: list[Hierarchy]) -> Leaf | None:
+    """In which group this process can go before others, in these hierarchies. Only reads."""
+    for each in found:
+        if each.version == 1 and "cpu" in each.controllers:
+            return _old(each)
+    unified = next((each for each in found if each.version == 2), None)
+    return None if unified is None else _new(unified)
+
+
+def _old(hierarchy: Hierarchy) -> Leaf | None:
+    if hierarchy.own is None or cgroups_v1.usable(hierarchy):
+        return None
+    directory = os.path.join(above_leaf(hierarchy.own), HOST_LEAF)
+    return Leaf(os.fsencode(directory), b"/cpu.shares", 1024 * WEIGHT)
+
+
+def _new(hierarchy: Hierarchy) -> Leaf | None:
+    """The leaf that `cgroups_v2.make_room` has put us in, or one below the real root: we leave nobody else's group."""
+    own = hierarchy.own
+    if own is None or not (os.path.basename(own) == HOST_LEAF or cgroups_v2.is_real_root(own)):
+        return None
+    above = os.fsencode(above_leaf(own))
+    try:
+        enabled = read(above + b"/cgroup.subtree_control").split()
+    except OSError:
+        return None
+    return Leaf(above + b"/" + HOST_LEAF.encode(), b"/cpu.weight", 100 * WEIGHT) if b"cpu" in enabled else None
