@@ -82,6 +82,16 @@ async def test_output_and_displays_keep_their_order(box: Sandbox):
     assert seen == [each for i in range(5) for each in (f"o {i}", str(i), f"e {i}", str(-i))] + ["'last'"]
 
 
+@pytest.mark.parametrize("pause", ["", "time.sleep(0.3)"], ids=["at once", "when all was read"])
+async def test_a_program_that_ends_in_the_middle_of_what_looks_like_ours_loses_nothing(box: Sandbox, pause: str):
+    """What may be the beginning of a mark (see `guest.wire`) is the program's, once it is known that none follows."""
+    code = f"import sys, time; _ = sys.stdout.write('a\\x1b]cloche;'), sys.stdout.flush(); {pause}\n'value'"
+    events = [event async for event in box.context().execute(code)]
+    assert [type(event) for event in events if not isinstance(event, Output)] == [Started, Display, Ended]
+    assert isinstance(events[-2], Display)
+    assert check(events).stdout == "a\x1b]cloche;"
+
+
 async def test_output_of_subprocesses_and_c_code_is_caught(box: Sandbox):
     answer = await run(
         box, "import os, subprocess\nsubprocess.run(['echo', 'child'])\nos.write(1, b'raw\\n'); os.write(2, b'err\\n');"

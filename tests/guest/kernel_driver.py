@@ -114,15 +114,17 @@ class Driver:
             except BlockingIOError:
                 continue
 
-    def text_before(self, mark: int) -> list:
-        """What was written before that mark. When the frame is here, the mark is in the pipe."""
-        outputs, sign = [], wire.mark_bytes(TOKEN, mark)
+    def text_before(self, mark: int | None) -> list:
+        """What was written before that mark. When the frame is here, the mark is in the pipe, or all was read."""
+        outputs, sign = [], wire.mark_bytes(TOKEN, mark) if mark is not None else b""
         for stream in self._text:
             deadline = time.monotonic() + SECONDS
             while sign not in self._text[stream]:
                 assert time.monotonic() < deadline, f"mark {mark} never came on {stream}"
                 self._read_pipes()
-            text, _, self._text[stream] = self._text[stream].partition(sign)
+            text, self._text[stream] = self._text[stream], b""
+            if sign:
+                text, _, self._text[stream] = text.partition(sign)
             if text:
                 output = Output(text.decode())
                 output.stream = stream
@@ -152,7 +154,7 @@ class Driver:
 
     def events(self) -> Any:
         """Events of the running cell, ending with `ended`."""
-        marked = 0
+        marked: int | None = 0
         while True:
             header, body = self.frame()
             if header.get("mark", marked) != marked:

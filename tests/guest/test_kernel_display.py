@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cloche.guest import wire
+
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89"
     b"\x00\x00\x00\rIDATx\x9cc\xf8\xff\xff?\x00\x05\xfe\x02\xfe\xa75\x81\x84\x00\x00\x00\x00IEND\xaeB`\x82"
@@ -183,3 +185,17 @@ def test_a_value_shown_before_the_end_keeps_its_place(kernel):
     run = kernel.run("1\nprint('between')\n2")
     kinds = [str(event) if isinstance(event, str) else event["ev"] for event in run.events]
     assert kinds == ["display", "between\n", "display", "ended"]
+
+
+def test_a_cell_that_prints_nothing_ends_without_a_mark(kernel):
+    assert [event["mark"] for event in kernel.run("1+1").events] == [None, None]
+    assert kernel.run("print('x')").stdout == "x\n"
+    assert [event["mark"] for event in kernel.run("1+1").events] == [None, None]
+
+
+def test_what_nobody_has_read_yet_is_behind_a_mark(kernel):
+    kernel.start("print('x')")
+    decoder = wire.Decoder(wire.MAX_BODY_FROM_GUEST)
+    decoder.feed(kernel.sock.recv(1 << 16))
+    ((header, _body),) = decoder.frames()
+    assert (header["ev"], type(header["mark"])) == ("ended", int)

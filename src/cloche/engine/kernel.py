@@ -236,28 +236,35 @@ class Kernel:
 
     def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
         close_all(fds)
-        if header.get("ev") == "ready":
+        what = header.get("ev")
+        if what == "ready":
             if not self._ready.done():
                 self._next_count = next_count(header)
                 self._ready.set_result(None)
-            return
-        if header.get("ev") in ("branched", "refused", "collected"):
+        elif what in ("branched", "refused", "collected"):
             self._on_branch(header)
-            return
-        if header.get("ev") == "inspected":
+        elif what == "inspected":
             if self._inspection is not None:
                 self._inspection.told(header, body)
-            return
+        else:
+            self._on_step(header, body)
+
+    def _on_step(self, header: Header, body: bytes) -> None:
+        """Something of an execution, to be told behind what was written before it."""
         mark = header.get("mark")
         ours = self.sink is not None and header.get("run") == self.sink.run
-        if type(mark) is int:
-            (self._catch_up if ours else self._skip)(mark)
+        ended = ours and header.get("ev") == "ended"
+        if ours and "mark" in header:
+            self._catch_up(mark)
+        elif type(mark) is int:
+            for stream in self._streams:
+                stream.skip(mark)  # of no execution: nothing is read for it, and nothing waits for it
         if ours and self.sink is not None:
-            if header.get("ev") == "ended":
+            if ended:
                 self._next_count = next_count(header)  # before the next one, whom its end lets in
             self.sink.on_frame(header, body)
-        if type(mark) is int:
-            self._go_on(ended=ours and header.get("ev") == "ended")
+        if ended or type(mark) is int:
+            self._go_on(ended=ended)
 
     def _on_branch(self, header: Header) -> None:
         name, pid = str(header.get("branch")), header.get("pid")
@@ -273,13 +280,11 @@ class Kernel:
         else:
             raise wire.WireError("the pid of a copy is no number")
 
-    def _skip(self, mark: int) -> None:
-        """A frame of no execution: nothing is read for it, and nothing waits for it."""
-        for stream in self._streams:
-            stream.skip(mark)
-
-    def _catch_up(self, mark: int) -> None:
+    def _catch_up(self, mark: object) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
+            if type(mark) is not int:
+                stream.settle()
+                continue
             # The mark was written before its frame: it is found within what the pipe can hold.
             if not stream.release(mark):
                 room = pipe.capacity_bytes

@@ -11,13 +11,16 @@ import os
 import select
 import socket
 import sys
+import termios
 import threading
 from _thread import get_ident  # that of `threading` may be replaced by a program
+from fcntl import ioctl
 from typing import Any
 
 from cloche.guest import wire
 from cloche.guest.interrupts import Interrupts
 
+_NO_BYTES = bytes(4)  # as FIONREAD counts them
 WAKE_MILLISECONDS = 200  # Python sees a signal that came just before a blocking call only after it
 
 _live: list = []  # the channel of this process, if it is a kernel
@@ -108,11 +111,23 @@ class Channel:
         flush(sys.stdout)
         flush(sys.stderr)
         frames, self._held = self._held, []
-        self._mark += 1
-        mark = wire.mark_bytes(self._token, self._mark)
-        for pipe in self.pipes:
-            _write_fully(pipe, mark)
-        self._write(b"".join([wire.encode({**header, "mark": self._mark}, body) for header, body in frames]))
+        if not frames:
+            return  # another thread has taken them along
+        if frames[-1][0]["ev"] == "ended" and self._all_is_read():
+            mark = None
+        else:
+            mark = self._mark = self._mark + 1
+            for pipe in self.pipes:
+                _write_fully(pipe, wire.mark_bytes(self._token, mark))
+        self._write(b"".join([wire.encode({**header, "mark": mark}, body) for header, body in frames]))
+
+    def _all_is_read(self) -> bool:
+        """Whether the host has all that was written until now, and so before a frame that is sent next."""
+        try:
+            unread = [ioctl(pipe, termios.FIONREAD, _NO_BYTES) for pipe in self.pipes]
+        except OSError:
+            return False
+        return unread == [_NO_BYTES, _NO_BYTES]
 
     def _write(self, data: bytes) -> None:
         try:

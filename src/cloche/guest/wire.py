@@ -127,7 +127,8 @@ Marks keep the order between a kernel's frames and what it wrote to its stdout a
 itself. Before a frame with mark m the kernel flushes and writes `mark_bytes(token, m)` to both pipes, and then sends
 the frame. So when the host has the frame, the mark is in the pipes: it reads up to it, emits that text, then the
 frame's event; a mark seen before its frame holds that stream back. Only the kernel's own ordering depends on its
-honesty.
+honesty. At the end of a cell the mark is null if both pipes are empty: the host has read all that came before. That
+spares two writes and two wake-ups where nothing was printed.
 """
 
 from __future__ import annotations
