@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from statistics import fmean
 
 from cloche.bench import system
 from cloche.bench.closed_loop import Load
@@ -69,20 +70,28 @@ def cycles(lab: HttpLab) -> None:
 def growth(lab: HttpLab) -> None:
     """The same with more and more sandboxes alive, all of which are used in turn.
 
-    Every round begins with few again, so that what else the machine does hits all numbers alike.
+    Every round begins and ends with few, and many are compared with both: what else the machine does hits all alike.
     """
     for _ in range(lab.counts.growths):
-        system.wait_for_rest()  # what the last round left is taken apart in the background
-        with lab.book.attempt(*GROWTHS, *map("grown_executions_{}".format, LIVE)), contextlib.ExitStack() as alive:
-            ids: list[str] = []
-            rates = []
-            for live in LIVE:
-                more = min(live, lab.counts.most_live) - len(ids)
-                ids += alive.enter_context(lab.pooled.sandboxes(more))
-                lab.pooled.load("roll_call", ROLL_CALLERS, ids=ids)
-                rates.append(_grown(lab, live, ids))
-            for key, few, many in zip(GROWTHS, rates[0], rates[-1], strict=True):
-                lab.book.add(key, many / few)
+        with lab.book.attempt(*GROWTHS, *map("grown_executions_{}".format, LIVE)):
+            before, *_, many = _grow(lab, LIVE)
+            (after,) = _grow(lab, LIVE[:1])
+            for key, *few, rate in zip(GROWTHS, before, after, many, strict=True):
+                lab.book.add(key, rate / fmean(few))
+
+
+def _grow(lab: HttpLab, sizes: tuple[int, ...]) -> list[list[float]]:
+    """For each of those, the executions per second with so many alive."""
+    system.wait_for_rest()  # what was ended before is taken apart in the background
+    ids: list[str] = []
+    rates = []
+    with contextlib.ExitStack() as alive:
+        for live in sizes:
+            more = min(live, lab.counts.most_live) - len(ids)
+            ids += alive.enter_context(lab.pooled.sandboxes(more))
+            lab.pooled.load("roll_call", ROLL_CALLERS, ids=ids)
+            rates.append(_grown(lab, live, ids))
+    return rates
 
 
 def _grown(lab: HttpLab, live: int, ids: list[str]) -> list[float]:

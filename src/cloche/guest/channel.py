@@ -139,9 +139,10 @@ class Channel:
         """The next (header, body) from the host, descriptors as the header's `wires`; None at the end of the stream."""
         while not self._frames:
             try:
+                self._incoming().poll()
                 if not self._reader.pump():
                     return None
-            except (OSError, wire.WireError):
+            except (OSError, ValueError, wire.WireError):  # ValueError: it is closed
                 return None
             self._frames += self._reader.take()
         header, body, fds = self._frames.pop(0)
@@ -155,8 +156,7 @@ class Channel:
 
     def interrupts_run(self, run: Any) -> bool:
         """Whether the host has said that it interrupts that run, by what has come so far."""
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
+        poll = self._incoming()
         try:
             while poll.poll(0) and self._reader.pump():
                 self._frames += self._reader.take()
@@ -167,10 +167,18 @@ class Channel:
     def wait(self) -> None:
         """Blocks until `receive` would not. An interrupt may break it without losing a byte."""
         if not self._frames:
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
+            poll = self._incoming()
             while not poll.poll(WAKE_MILLISECONDS):
                 continue
+
+    def _incoming(self) -> select.poll:
+        """To wait for bytes by. Who waits in recvmsg is woken also by the host's reading of what was sent before.
+
+        A new one each time: a handler of the program's may come to wait while we do.
+        """
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return poll
 
 
 def flush(stream: Any) -> None:
