@@ -68,6 +68,16 @@ def test_marks_that_nobody_claims_hold_nothing_back_for_ever():
     assert (stream.text, stream.held) == (b"abc", None)
 
 
+def test_what_stands_at_a_mark_is_handed_on_when_all_has_come():
+    stream = Marked()
+    stream.feed(b"a" + mark(900) + b"b\x1b]clo")
+    assert stream.text == b"a"
+    stream.flush()
+    assert (stream.text, stream.held) == (b"ab\x1b]clo", None)
+    stream.feed(b"c")
+    assert stream.text == b"ab\x1b]cloc"
+
+
 def test_a_thousand_stale_marks_are_one_pass():
     stream = Marked()
     stream.feed(b"".join(mark(number) + b"x" for number in range(5000)))

@@ -172,3 +172,9 @@ def test_an_interrupt_of_a_cell_that_has_ended_is_nobodys(kernel):
 def test_a_program_that_spoils_the_count_spoils_nothing_else(kernel, count):
     kernel.run(f"get_ipython().execution_count = {count}")
     assert [kernel.run("1+1").text, kernel.run("1+1").text] == ["2", "2"]
+
+
+def test_a_program_that_takes_away_what_others_wait_by_does_not_keep_the_kernel_from_its_next_cell(kernel):
+    """As eventlet does."""
+    assert kernel.run("import select; del select.poll").outcome == "ok"
+    assert kernel.run("1+1").text == "2"

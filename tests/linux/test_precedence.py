@@ -34,7 +34,9 @@ def test_it_is_taken_for_as_long_as_is_asked(in_child: Callable[[Callable[[], An
             seen += [taken, in_the_leaf()]
         return [*seen, in_the_leaf()]
 
-    assert in_child(life) == [False, True, True, False]
+    before, *within, after = in_child(life)
+    assert within == [True, True]
+    assert after == before
 
 
 @needs_a_leaf
@@ -105,3 +107,10 @@ def test_where_the_group_is_gone_there_is_none(tmp_path: Path):
     assert precedence.find_leaf([]) is None
     assert precedence.find_leaf([Hierarchy(2, frozenset(), str(tmp_path), str(tmp_path / "gone"))]) is None
     assert precedence.find_leaf([Hierarchy(1, frozenset({"cpu"}), str(tmp_path), None)]) is None
+
+
+def test_what_cannot_be_entered_is_left_as_it_was(tmp_path: Path):
+    """A directory that is no group: there is nothing in it that a weight could be written to."""
+    leaf = precedence.Leaf(os.fsencode(tmp_path / HOST_LEAF), b"/cpu.shares", 4096)
+    assert not leaf.enter()
+    assert not (tmp_path / HOST_LEAF).exists()

@@ -103,8 +103,8 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
         host.app.ui.login.address = config.server.public_url or reachable(url)
         started = await _started(stop, host.engine, host.health)
         if started:
-            if config.backend != "plain-unsafe":  # whose sandboxes have no groups, so that they would come first too
-                stack.enter_context(precedence.taken())
+            if host.engine.housing.weighs_cells:  # else they would be in our group, and come first too
+                log.debug("server.precedence", taken=stack.enter_context(precedence.taken()))
             await _accept(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
         os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed

@@ -45,6 +45,7 @@ class Housing:
     def __init__(self, config: Config, backend: Backend, catalogue: Templates, *, door: bool):
         self._config = config
         self._backend = backend
+        self.weighs_cells = backend.weighs_cells
         self._catalogue = catalogue
         self._door = door
         self.admission = Admission(config.capacity)

@@ -283,7 +283,7 @@ class Kernel:
     def _catch_up(self, mark: object) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
             if type(mark) is not int:
-                stream.settle()
+                stream.flush()
                 continue
             # The mark was written before its frame: it is found within what the pipe can hold.
             if not stream.release(mark):

@@ -72,16 +72,11 @@ class MarkedStream:
             self.feed(rest)
             self._ignoring = False
 
-    def settle(self) -> None:
-        """All that was written so far is here: what might have been the beginning of a mark is none."""
-        if self.held is None:
-            rest, self._rest = self._rest, b""
-            self._give(rest)
-
     def flush(self) -> None:
-        """The stream has ended: hands on also what might have been the beginning of a mark."""
+        """All that is to come has come: hands on also what waits for its frame, or might be the beginning of a mark."""
         self.let_go()
-        self.settle()
+        rest, self._rest = self._rest, b""
+        self._give(rest)
 
     def _mark(self, buffer: bytes, at: int) -> int | None:
         end = at + wire.MARK_LENGTH - 1

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import sys
 import termios
 import threading
 from _thread import get_ident  # that of `threading` may be replaced by a program
 from fcntl import ioctl
+from select import POLLIN, POLLOUT, poll  # nor that of `select`, which some programs take away
 from typing import Any
 
 from cloche.guest import wire
@@ -156,9 +156,9 @@ class Channel:
 
     def interrupts_run(self, run: Any) -> bool:
         """Whether the host has said that it interrupts that run, by what has come so far."""
-        poll = self._incoming()
+        incoming = self._incoming()
         try:
-            while poll.poll(0) and self._reader.pump():
+            while incoming.poll(0) and self._reader.pump():
                 self._frames += self._reader.take()
         except (OSError, wire.WireError):
             pass  # who receives next hears of it
@@ -167,18 +167,18 @@ class Channel:
     def wait(self) -> None:
         """Blocks until `receive` would not. An interrupt may break it without losing a byte."""
         if not self._frames:
-            poll = self._incoming()
-            while not poll.poll(WAKE_MILLISECONDS):
+            incoming = self._incoming()
+            while not incoming.poll(WAKE_MILLISECONDS):
                 continue
 
-    def _incoming(self) -> select.poll:
+    def _incoming(self) -> poll:
         """To wait for bytes by. Who waits in recvmsg is woken also by the host's reading of what was sent before.
 
         A new one each time: a handler of the program's may come to wait while we do.
         """
-        poll = select.poll()
-        poll.register(self._sock, select.POLLIN)
-        return poll
+        incoming = poll()
+        incoming.register(self._sock, POLLIN)
+        return incoming
 
 
 def flush(stream: Any) -> None:
@@ -197,6 +197,6 @@ def _write_fully(fd: int, data: bytes) -> None:
             if error.errno != errno.EAGAIN:
                 return
             # The program made the pipe non-blocking: its flag is shared with us.
-            poll = select.poll()
-            poll.register(fd, select.POLLOUT)
-            poll.poll()
+            room = poll()
+            room.register(fd, POLLOUT)
+            room.poll()

@@ -148,6 +148,7 @@ class Check(Struct):
 
 class Backend(Protocol):
     name: str
+    weighs_cells: bool  # whether a cell's CPU time is shared out apart from the host's
     seals_network: bool  # whether a cell reaches nothing but its own loopback, unless it is let through a door
 
     async def start(self, template: Template) -> Nursery:

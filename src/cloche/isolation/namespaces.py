@@ -70,6 +70,7 @@ class NamespacesBackend:
         found.leftovers(is_live)
         _remove_recorded(run_dir.parent, is_live)
         self._parent = found.parent(instance) if {"memory", "pids"} - found.missing else None
+        self.weighs_cells = self._parent is not None and "cpu" not in self._parent.missing
         self._sweeper = Sweeper(self._parent) if self._parent is not None else None
         if self._parent is not None:
             (run_dir / _RECORD).write_text("\n".join(self._parent.directories))

@@ -33,6 +33,7 @@ main(int(sys.argv[3]))
 
 class PlainBackend:
     name = NAME
+    weighs_cells = False
     seals_network = False
 
     def __init__(self, run_dir: Path, *, asked_for: str):

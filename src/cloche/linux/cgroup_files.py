@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-HOST_LEAF = "cloche-host"  # a group of servers themselves, beside those of their sandboxes
+HOST_LEAF = "cloche-host"  # a group of servers themselves (in a container of all its processes), beside the sandboxes'
 
 
 class Hierarchy(NamedTuple):

@@ -4,11 +4,11 @@
         ...   # this process, and what it starts meanwhile, weighs as much as four others that want the same CPU
 
 Otherwise a sandbox that is woken pushes aside the very server that woke it, and hundreds of them keep it waiting while
-a CPU stands idle (docs/benchmarks.md has the numbers). `nice` does not do it: with autogroups, as most kernels have
+a CPU stands idle (docs/design.md has the numbers). `nice` does not do it: with autogroups, as most kernels have
 them, it weighs the processes of one session against each other alone.
 
-Nothing happens where the host does not let us, or where the process is in a group that somebody else looks after, such
-as a scope of systemd.
+Nothing happens where the host does not let us, or where the process would have to leave a group of version 2 that
+somebody else looks after, such as a scope of systemd.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cloche.linux import cgroups_v1, cgroups_v2
 from cloche.linux.cgroup_files import HOST_LEAF, Hierarchy, above_leaf, mounted, read, write
 from cloche.linux.cgroup_group import rmdir
 
+_TRIES = 3
 WEIGHT = 4  # times that of a group whose weight nobody has set. With more, sandboxes wait longer and no more is done
 
 
@@ -32,34 +33,44 @@ class Leaf(NamedTuple):
     file: bytes
     weight: int
 
-    def enter(self) -> None:
-        """Raises OSError."""
+    def enter(self) -> bool:
+        """Whether it could; if not, nothing of it is left."""
+        for _ in range(_TRIES):
+            try:
+                self._enter()
+                return True
+            except FileNotFoundError:
+                continue  # another server has left and removed it meanwhile
+            except OSError:
+                break
+        with contextlib.suppress(OSError):
+            rmdir(self.directory)
+        return False
+
+    def _enter(self) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.directory, 0o755)
         write(self.directory + self.file, b"%d" % self.weight)
         write(self.directory + b"/cgroup.procs", b"0")
 
     def leave(self) -> None:
-        """Goes back to the group above, and removes it if no other server is in it. Raises OSError."""
-        write(os.path.dirname(self.directory) + b"/cgroup.procs", b"0")
-        rmdir(self.directory)
+        """Goes back to the group above, and removes it if no other server is in it."""
+        with contextlib.suppress(OSError):  # that of a container, which can hold no processes any more
+            write(os.path.dirname(self.directory) + b"/cgroup.procs", b"0")
+            rmdir(self.directory)
 
 
 @contextlib.contextmanager
 def taken() -> Iterator[bool]:
     """Whether it could be had."""
     leaf = find_leaf(mounted())
-    entered = False
-    if leaf is not None:
-        with contextlib.suppress(OSError):
-            leaf.enter()
-            entered = True
+    if leaf is None or not leaf.enter():
+        yield False
+        return
     try:
-        yield entered
+        yield True
     finally:
-        if leaf is not None and entered:
-            with contextlib.suppress(OSError):  # a container's, whose group above can hold no processes any more
-                leaf.leave()
+        leaf.leave()
 
 
 def find_leaf(found: list[Hierarchy]) -> Leaf | None:
