@@ -148,11 +148,14 @@ def client_stream(kind: type[M], call: Callable[[Request, AsyncIterator[M]], Awa
 
 
 async def _while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply:
-    """What `call` gives. Raises Gone when the sandbox ends before that: a client may be silent for long."""
+    """What `call` gives. Raises Gone when the sandbox ends before that: a client may be silent for long.
+
+    Or when it has ended and the call failed of it, as its processes were gone already.
+    """
     calling, ending = asyncio.ensure_future(call), asyncio.ensure_future(sandbox.wait_ended())
     try:
         await asyncio.wait((calling, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not calling.done():
+        if not calling.done() or calling.exception():
             sandbox.check_running()
         return await calling
     finally:
