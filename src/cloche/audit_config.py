@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cloche import errors
+from cloche.model import GIB, MIB
 from cloche.structs import Struct
-
-MIB, GIB = 1 << 20, 1 << 30
 
 
 class Audit(Struct):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cloche import errors
+from cloche.model import MIB
 from cloche.structs import Struct
-
-MIB = 1 << 20
 
 
 class Capacity(Struct):

@@ -6,11 +6,10 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from cloche import errors
+from cloche.model import GIB, MIB
 from cloche.network_policy import Network as AddressRange
 from cloche.network_policy import NetworkPolicy, parse_pattern
 from cloche.structs import Struct
-
-GIB, MIB = 1 << 30, 1 << 20
 
 
 class Network(Struct):

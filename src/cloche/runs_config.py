@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from cloche import errors
+from cloche.model import KIB, MIB
 from cloche.structs import Struct
-
-KIB, MIB = 1 << 10, 1 << 20
 
 
 class Runs(Struct):

@@ -7,7 +7,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from cloche import errors
-from cloche.model import Struct
+from cloche.structs import Struct
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cloche import errors
-from cloche.model import GIB, MIB, Struct
+from cloche.model import GIB, MIB
+from cloche.structs import Struct
 
 
 class VolumeLimits(Struct):

@@ -21,7 +21,7 @@ from cloche import errors
 from cloche.cli.connection import Connection, Socket
 from cloche.cli.control import short_path
 from cloche.cli.crowd import Crowd
-from cloche.config import Server
+from cloche.config import Server as ServerConfig
 from cloche.telemetry import log
 
 KEEP_ALIVE_SECONDS = 75  # clients pool connections for longer than uvicorn's 5 s, and then see resets
@@ -35,7 +35,7 @@ DOORS = 16
 class Listener(uvicorn.Server):
     """A uvicorn server that leaves signals to us."""
 
-    def __init__(self, app: ASGIApp, bound: socket.socket, settings: Server | None = None):
+    def __init__(self, app: ASGIApp, bound: socket.socket, settings: ServerConfig | None = None):
         super().__init__(
             uvicorn.Config(
                 app,
@@ -81,7 +81,7 @@ class Listener(uvicorn.Server):
             await self._serving
 
 
-def bind(settings: Server) -> socket.socket:
+def bind(settings: ServerConfig) -> socket.socket:
     """A socket at the server's address, which does not listen yet. Raises Unavailable or InvalidConfig."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -101,7 +101,7 @@ def bind(settings: Server) -> socket.socket:
     return bound
 
 
-def check_tls(settings: Server) -> None:
+def check_tls(settings: ServerConfig) -> None:
     """Raises InvalidConfig unless certificate and key, where given, are ones and fit together."""
     if not settings.tls_cert:
         return
@@ -111,7 +111,7 @@ def check_tls(settings: Server) -> None:
         raise errors.InvalidConfig(f"cannot use server.tls_cert with server.tls_key: {error}") from None
 
 
-def url_of(settings: Server, bound: socket.socket) -> str:
+def url_of(settings: ServerConfig, bound: socket.socket) -> str:
     """Where the server listens, with the port that it got."""
     scheme = "https" if settings.tls_cert else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

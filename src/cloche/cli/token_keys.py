@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloche import config as configuration
 from cloche import errors
-from cloche.config import Config
+from cloche.config import Config, with_origin
 from cloche.isolation.base import Check
 
 
@@ -19,7 +18,7 @@ def ids(config: Config) -> list[str]:
     try:
         return Keys(config.librechat.jwt).ids
     except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(configuration.with_origin(str(error), config.origins)) from None
+        raise errors.InvalidConfig(with_origin(str(error), config.origins)) from None
 
 
 def checks(config: Config) -> Iterator[Check]:
