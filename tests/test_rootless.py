@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.linux.trees import remove_tree
+from cloche.linux.remove_tree import remove_tree
 
 REPOSITORY = Path(__file__).parent.parent
 UID = 54321

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cloche.guest import trial
-from cloche.linux import hugepages
+from cloche.linux import memory_layout
 
 GAPS = """
 import ctypes
@@ -52,5 +52,5 @@ def test_steps_on_trial_that_leave_somebody_behind_or_never_end_are_not_waited_f
 
 def test_steps_on_trial_tell_where_they_wrote_and_change_nothing():
     seen: list[int] = []
-    assert trial.areas_written(lambda: seen.append(1)) <= frozenset(hugepages._areas())
+    assert trial.areas_written(lambda: seen.append(1)) <= frozenset(memory_layout._areas())
     assert not seen

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cloche.isolation
-from cloche.linux import bpf, seccomp
-from cloche.linux.syscall_numbers import NUMBERS
+from cloche.linux import seccomp
+from cloche.linux.syscalls import NUMBERS
 
 POLICIES = Path(cloche.isolation.__file__).parent / "policy"
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ARCHES = sorted(AUDIT_ARCH)
-ENOSYS = bpf.RET_ERRNO | errno.ENOSYS
-EPERM = bpf.RET_ERRNO | errno.EPERM
+ENOSYS = seccomp.RET_ERRNO | errno.ENOSYS
+EPERM = seccomp.RET_ERRNO | errno.EPERM
 
 
 def run(program: bytes, number: int, arch: int, args: tuple[int, ...] = ()) -> tuple[int, int]:
@@ -60,9 +60,9 @@ def test_each_number_gets_its_verdict(arch: str) -> None:
         name = names.get(number)
         if name in policy["rule"]:
             continue
-        expected = bpf.RET_ALLOW if name in allowed else EPERM if name else ENOSYS
+        expected = seccomp.RET_ALLOW if name in allowed else EPERM if name else ENOSYS
         if name in answered:
-            expected = bpf.RET_ERRNO | answered[name]
+            expected = seccomp.RET_ERRNO | answered[name]
         assert run(filter_, number, AUDIT_ARCH[arch])[0] == expected, name
 
 
@@ -77,7 +77,7 @@ def test_no_call_runs_more_than_a_few_instructions(name: str, arch: str) -> None
 def test_calls_for_another_machine_kill(arch: str) -> None:
     filter_ = program("cell", arch)
     others = {0x40000003, 0x40000028, *AUDIT_ARCH.values()} - {AUDIT_ARCH[arch]}
-    assert {run(filter_, 0, other)[0] for other in others} == {bpf.RET_KILL_PROCESS}
+    assert {run(filter_, 0, other)[0] for other in others} == {seccomp.RET_KILL_PROCESS}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -116,7 +116,7 @@ def test_numbers_beyond_the_table_look_absent(arch: str) -> None:
 )
 def test_arguments_decide(arch: str, name: str, args: tuple[int, ...], allowed: bool) -> None:
     verdict, _ = run(program("cell", arch), NUMBERS[arch][name], AUDIT_ARCH[arch], args)
-    assert (verdict == bpf.RET_ALLOW) == allowed
+    assert (verdict == seccomp.RET_ALLOW) == allowed
 
 
 @settings(max_examples=50, deadline=None)
@@ -125,11 +125,13 @@ def test_arguments_decide(arch: str, name: str, args: tuple[int, ...], allowed: 
 )
 def test_the_search_finds_the_block_however_long_the_jumps(bounds: set[int], numbers: list[int]) -> None:
     starts = sorted(bounds | {0})
-    filter_ = bpf.assemble(bpf.only_arch(1, bpf.dispatch([(start, bpf.ret(start)) for start in starts])))
+    filter_ = seccomp.assemble(
+        seccomp.only_arch(1, seccomp.dispatch([(start, seccomp.ret(start)) for start in starts]))
+    )
     for number in numbers:
         assert run(filter_, number, 1)[0] == max(start for start in starts if start <= number)
 
 
 def test_a_program_longer_than_the_kernel_takes_is_refused() -> None:
     with pytest.raises(ValueError, match="4096"):
-        bpf.assemble(bpf.allow() * 4097)
+        seccomp.assemble(seccomp.allow() * 4097)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche.linux.cgroup_files import Hierarchy, hierarchies
+from cloche.linux.cgroups.files import Hierarchy, hierarchies
 
 HYBRID_MOUNTS = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloche.linux import cgroups
-from cloche.linux.cgroup_files import Hierarchy, hierarchies
+from cloche.linux.cgroups.files import Hierarchy, hierarchies
 
 MEBIBYTE = 1024 * 1024
 SECONDS = 20.0  # to give up after; never what decides

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.linux import cgroups_v2
-from cloche.linux.cgroup_files import Hierarchy, hierarchies
+from cloche.linux.cgroups import v2
+from cloche.linux.cgroups.files import Hierarchy, hierarchies
 from cloche.linux.mounts import MS_PRIVATE, MS_REC
 from cloche.linux.syscalls import mount, unshare
 
@@ -31,9 +31,9 @@ def unfit() -> str:
     found = unified()
     if os.geteuid() != 0 or found is None or found.own is None:
         return "needs root and a v2 hierarchy"
-    if not cgroups_v2.is_real_root(found.own) or not os.access(found.own, os.W_OK):
+    if not v2.is_real_root(found.own) or not os.access(found.own, os.W_OK):
         return "needs to be in the root group of v2, writable"
-    return "" if "hugetlb" in cgroups_v2.controllers(found.own) else "v2 has no hugetlb controller here"
+    return "" if "hugetlb" in v2.controllers(found.own) else "v2 has no hugetlb controller here"
 
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=unfit())
@@ -70,20 +70,20 @@ def become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def found_base() -> cgroups_v2.Base | str:
+def found_base() -> v2.Base | str:
     hierarchy = unified()
     assert hierarchy
-    return cgroups_v2.find_base(hierarchy, WANTED)
+    return v2.find_base(hierarchy, WANTED)
 
 
 def test_the_real_root_hands_on_what_it_has() -> None:
     base = found_base()
-    assert isinstance(base, cgroups_v2.Base)
+    assert isinstance(base, v2.Base)
     assert (base.controllers & {"hugetlb"}, base.crowded) == ({"hugetlb"}, False)
 
 
 def test_root_in_a_group_of_somebody_else_goes_to_the_top(group: Path, in_child) -> None:
-    def base() -> cgroups_v2.Base | str:
+    def base() -> v2.Base | str:
         enter(group)
         return found_base()
 
@@ -98,11 +98,11 @@ def test_a_group_that_was_delegated_to_us_is_made_room_in(group: Path, in_child)
         enter(group)
         become_nobody()
         base = found_base()
-        assert isinstance(base, cgroups_v2.Base), base
+        assert isinstance(base, v2.Base), base
         path = os.fsencode(base.path)
-        refused = cgroups_v2.hand_on(path, base.controllers)
-        cgroups_v2.make_room(path)
-        return base.crowded, refused, cgroups_v2.hand_on(path, base.controllers)
+        refused = v2.hand_on(path, base.controllers)
+        v2.make_room(path)
+        return base.crowded, refused, v2.hand_on(path, base.controllers)
 
     assert in_child(hand_on) == (True, frozenset(), {"hugetlb"})
 
@@ -112,16 +112,16 @@ def test_an_ordinary_user_takes_the_nearest_empty_group_above(group: Path, in_ch
     leaf = group / "terminal"
     leaf.mkdir()
 
-    def base() -> cgroups_v2.Base | str:
+    def base() -> v2.Base | str:
         enter(leaf)
         become_nobody()
         return found_base()
 
-    assert in_child(base) == cgroups_v2.Base(str(group), frozenset({"hugetlb"}), crowded=False)
+    assert in_child(base) == v2.Base(str(group), frozenset({"hugetlb"}), crowded=False)
 
 
 def test_an_ordinary_user_in_a_group_of_root_gets_advice(group: Path, in_child) -> None:
-    def base() -> cgroups_v2.Base | str:
+    def base() -> v2.Base | str:
         enter(group)
         become_nobody()
         return found_base()
@@ -139,7 +139,7 @@ def test_a_group_with_strangers_in_it_is_not_made_room_in(group: Path, in_child)
         os._exit(0)
     (group / "cgroup.procs").write_text(str(stranger))
 
-    def base() -> cgroups_v2.Base | str:
+    def base() -> v2.Base | str:
         enter(group)
         become_nobody()
         return found_base()
@@ -161,9 +161,9 @@ def test_root_of_a_container_makes_room_in_the_containers_own_group(group: Path,
         text = Path("/proc/self/mountinfo").read_text()
         ours = "".join(line for line in text.splitlines(keepends=True) if str(tmp_path) in line)
         hierarchy = hierarchies(ours, Path("/proc/self/cgroup").read_text())[0]
-        base = cgroups_v2.find_base(hierarchy, WANTED)
-        assert isinstance(base, cgroups_v2.Base), base
-        cgroups_v2.make_room(os.fsencode(base.path))
-        return base.path == str(tmp_path), base.crowded, cgroups_v2.hand_on(os.fsencode(base.path), base.controllers)
+        base = v2.find_base(hierarchy, WANTED)
+        assert isinstance(base, v2.Base), base
+        v2.make_room(os.fsencode(base.path))
+        return base.path == str(tmp_path), base.crowded, v2.hand_on(os.fsencode(base.path), base.controllers)
 
     assert in_child(hand_on) == (True, True, {"hugetlb"})

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloche.linux import hugepages
+from cloche.linux import memory_layout
 
 HUGE = 2 << 20
 AREAS = 8
@@ -18,11 +18,11 @@ AREAS = 8
 @pytest.fixture
 def memory() -> Iterator[tuple[mmap.mmap, int]]:
     """So many areas of private memory, written to, and the number of the first."""
-    before = set(hugepages._areas())
+    before = set(memory_layout._areas())
     with mmap.mmap(-1, (AREAS + 1) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as found:
         for at in range(0, len(found), mmap.PAGESIZE):
             found[at] = 1
-        first = min(set(hugepages._areas()) - before)
+        first = min(set(memory_layout._areas()) - before)
         yield found, first
 
 
@@ -33,7 +33,7 @@ def written_by_a_fork(memory: mmap.mmap, places: list[int]) -> set[int]:
         try:
             for at in places:
                 memory[at] = 2
-            os.write(write, repr(hugepages.own_areas()).encode())
+            os.write(write, repr(memory_layout.own_areas()).encode())
         finally:
             os._exit(0)
     os.close(write)
@@ -59,8 +59,8 @@ def test_a_fork_tells_where_it_has_written(memory: tuple[mmap.mmap, int]):
 
 def test_areas_that_are_named_stay_in_small_pages(memory: tuple[mmap.mmap, int]):
     content, first = memory
-    every = set(hugepages._areas())
-    moved = hugepages.collapse_anonymous(but=every - {first + 1, first + 3})
+    every = set(memory_layout._areas())
+    moved = memory_layout.collapse_anonymous(but=every - {first + 1, first + 3})
     if not moved:
         pytest.skip("this kernel moves nothing onto huge pages when asked")
     assert moved == 2 * HUGE

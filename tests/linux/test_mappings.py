@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import ctypes, decimal, hashlib, json, sqlite3, ssl, sys
-from cloche.linux import mappings
+from cloche.linux import memory_layout as mappings
 
 def count():
     with open("/proc/self/maps") as file:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.linux.memory import available_bytes, left_in
-from cloche.linux.own_cgroups import directories, number_in
+from cloche.linux.host_memory import available_bytes, directories, left_in, number_in
 
 V2 = {"memory.max": "1000", "memory.current": "600", "memory.stat": "anon 5\ninactive_file 100\n"}
 V1 = {

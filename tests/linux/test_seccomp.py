@@ -22,8 +22,7 @@ import pytest
 
 import cloche.isolation
 from cloche.linux import seccomp
-from cloche.linux.syscall_numbers import NUMBERS
-from cloche.linux.syscalls import PR_SET_NO_NEW_PRIVS, prctl, syscall
+from cloche.linux.syscalls import NUMBERS, PR_SET_NO_NEW_PRIVS, prctl, syscall
 
 POLICIES = Path(cloche.isolation.__file__).parent / "policy"
 ARCH = platform.machine()

@@ -24,8 +24,8 @@ from tests.conftest import RunningServer, serving, wait_until
 from cloche.cli import serve
 from cloche.cli.listening import silence_uvicorn
 from cloche.config import load
-from cloche.linux import precedence
-from cloche.linux.cgroup_files import HOST_LEAF, mounted
+from cloche.linux import cpu_priority
+from cloche.linux.cgroups.files import HOST_LEAF, mounted
 from cloche.store.secret import server_secret
 from cloche.telemetry import log
 
@@ -195,7 +195,7 @@ def test_a_server_on_a_network_speaks_tls_and_counts_for_admins_only(certificate
 # --- before whom it runs
 
 
-@pytest.mark.skipif(precedence.find_leaf(mounted()) is None, reason="needs a CPU group that we may make others in")
+@pytest.mark.skipif(cpu_priority.find_leaf(mounted()) is None, reason="needs a CPU group that we may make others in")
 def test_the_server_runs_before_the_code_that_it_serves(server):
     def in_the_leaf(pid: int) -> bool:
         try:

@@ -26,7 +26,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.health import Health
 from cloche.engine.quotas import Quotas
 from cloche.librechat_config import SECRET_VARIABLES
-from cloche.linux import precedence
+from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
 from cloche.telemetry import log
@@ -104,7 +104,7 @@ async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
         started = await _started(stop, host.engine, host.health)
         if started:
             if host.engine.housing.weighs_cells:  # else they would be in our group, and come first too
-                log.debug("server.precedence", taken=stack.enter_context(precedence.taken()))
+                log.debug("server.precedence", taken=stack.enter_context(cpu_priority.taken()))
             await _accept(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
         os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed

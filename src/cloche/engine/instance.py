@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloche import errors
-from cloche.linux.trees import remove_tree
+from cloche.linux.remove_tree import remove_tree
 from cloche.model import new_id
 
 CONTROL_SOCKET = "control.sock"  # in the directory of an instance that is a server

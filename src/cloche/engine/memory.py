@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cloche.linux.memory import available_bytes
+from cloche.linux.host_memory import available_bytes
 
 FRESH_SECONDS = 0.1
 AMPLE = 2  # times the reserve: with less left, what only waits to be used is let go of first

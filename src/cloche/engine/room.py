@@ -7,8 +7,7 @@ import resource
 from collections.abc import Iterator
 
 from cloche.capacity_config import Capacity
-from cloche.linux.memory import available_bytes
-from cloche.linux.own_cgroups import directories, number_in
+from cloche.linux.host_memory import available_bytes, directories, number_in
 from cloche.model import MIB, Struct
 
 SANDBOX_BYTES = 8 * MIB  # one that has run something small; those that use more meet the reserve

@@ -29,7 +29,7 @@ import sys
 from cloche.guest import heap, init, sessions, trial, wire
 from cloche.guest.programs import close_others
 from cloche.guest.rehearsal import rehearse_init
-from cloche.linux import hugepages, mappings, namespaces, syscalls
+from cloche.linux import memory_layout, namespaces, syscalls
 
 _LULL_MILLISECONDS = 12  # longer than until a first result: nothing is to disturb that
 
@@ -227,5 +227,5 @@ def settle(first_steps=None) -> None:
     gc.disable()
     heap.fill()
     gc.freeze()
-    mappings.join_libraries()
-    hugepages.collapse_anonymous(but=trial.areas_written(first_steps) if first_steps else ())
+    memory_layout.join_libraries()
+    memory_layout.collapse_anonymous(but=trial.areas_written(first_steps) if first_steps else ())

@@ -13,7 +13,7 @@ import os
 import select
 import time
 
-from cloche.linux import hugepages, syscalls
+from cloche.linux import memory_layout, syscalls
 
 _SECONDS = 20  # for a template whose code never comes to an end here
 
@@ -48,6 +48,6 @@ def _take(first_steps, tell: int) -> None:
     """In the fork. Never returns."""
     try:
         first_steps()
-        os.write(tell, b" ".join(b"%d" % area for area in hugepages.own_areas()) + b"\n")
+        os.write(tell, b" ".join(b"%d" % area for area in memory_layout.own_areas()) + b"\n")
     finally:
         os._exit(0)

@@ -19,7 +19,7 @@ from cloche.guest.limits import data_of_this_process
 from cloche.guest.rehearsal import rehearse_kernel
 from cloche.guest.uv_warmup import UvWarmup
 from cloche.guest.volumes import Volumes
-from cloche.linux import mappings, namespaces, syscalls
+from cloche.linux import memory_layout, namespaces, syscalls
 
 _WALLS = (
     namespaces.NEWNS
@@ -39,7 +39,7 @@ def main(channel_fd: int) -> None:
     began = time.monotonic()
     try:
         os.environ.update(order["env"])
-        mappings.join_libraries()  # before there is a fork: what lies beside each other cannot be joined in that
+        memory_layout.join_libraries()  # before there is a fork: what lies beside each other cannot be joined in that
         zygote = Zygote(channel, reader, order, program)  # before the imports: what sandboxes touch first lies together
         asked = UvWarmup(order["env"]) if order["walls"] else None
         zygote.prepare(order["imports"])

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
-from cloche.linux.cgroup_files import FileBytes
 from cloche.linux.cgroups import Group
+from cloche.linux.cgroups.files import FileBytes
 from cloche.model import Limits
 
 FILES_SECONDS = 60.0  # after which what is in memory is looked at again, though it is as much as before

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from cloche.linux.syscall_numbers import NUMBERS
+from cloche.linux.syscalls import NUMBERS
 from cloche.model import Limits, Outcome, Struct, User
 
 Kind = Literal["function", "wall"]

@@ -18,7 +18,7 @@ from cloche.isolation.base import Cell, CellSpec, CellStats, Check, Mounts, Volu
 from cloche.isolation.cell import ProcessCell
 from cloche.isolation.channel import Header
 from cloche.isolation.nursery import Order, ZygoteNursery, start_process
-from cloche.linux.trees import remove_tree
+from cloche.linux.remove_tree import remove_tree
 from cloche.model import Limits, Template
 
 NAME = "plain-unsafe"

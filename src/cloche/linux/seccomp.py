@@ -33,12 +33,140 @@ import errno
 import itertools
 import platform
 import re
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from cloche.linux import bpf
-from cloche.linux.syscall_numbers import NUMBERS
-from cloche.linux.syscalls import syscall
+from cloche.linux.syscalls import NUMBERS, syscall
+
+# An assembler for classic BPF, as far as seccomp filters need it.
+#
+# Code is a list of instructions built from the inside out: every block either ends in a `ret` or is meant to fall
+# through
+# to what follows it, and jumps only go forward. There are no labels; a jump's offset is the length of the block
+# skipped.
+#
+# The kernel runs a filter symbolically once per system call number and remembers the numbers that are allowed
+# whatever
+# their arguments (since 5.11). That works only as long as nothing but `nr` and `arch` is loaded on the way to the
+# verdict, so arguments are loaded in the leaf of the one call that needs them: a plain allowed call then costs next
+# to
+# nothing.
+
+
+class Instruction(NamedTuple):
+    """One `struct sock_filter`."""
+
+    code: int
+    jump_true: int
+    jump_false: int
+    operand: int
+
+
+Code = list[Instruction]
+
+_LOAD_WORD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+_AND = 0x54  # BPF_ALU | BPF_AND | BPF_K
+_JUMP = 0x05  # BPF_JMP | BPF_JA
+_JUMP_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+_JUMP_AT_LEAST = 0x35  # BPF_JMP | BPF_JGE | BPF_K
+_RETURN = 0x06  # BPF_RET | BPF_K
+
+# Offsets in `struct seccomp_data`. Both machines are little-endian: the low half of an argument comes first.
+_NUMBER_AT = 0
+_ARCH_AT = 4
+_ARGUMENTS_AT = 16
+
+RET_KILL_PROCESS = 0x80000000
+RET_ERRNO = 0x00050000
+RET_ALLOW = 0x7FFF0000
+
+_FARTHEST = 255  # a conditional jump's offset is one byte
+_LONGEST = 4096  # BPF_MAXINSNS
+_SOCK_FILTER = struct.Struct("=HBBI")
+
+
+class Test(NamedTuple):
+    """True if `(argument & mask)` is one of `values`; only the argument's low 32 bits are looked at."""
+
+    argument: int
+    mask: int
+    values: tuple[int, ...]
+
+
+def allow() -> Code:
+    return ret(RET_ALLOW)
+
+
+def return_errno(number: int) -> Code:
+    """Fails the call with that errno; 0 makes it a call that succeeds and does nothing."""
+    return ret(RET_ERRNO | number)
+
+
+def kill_process() -> Code:
+    return ret(RET_KILL_PROCESS)
+
+
+def ret(verdict: int) -> Code:
+    return [Instruction(_RETURN, 0, 0, verdict)]
+
+
+def only_arch(audit_arch: int, then: Code) -> Code:
+    """Kills the process on a call made for any other machine (such as int 0x80 on x86-64), else goes on with `then`."""
+    kill = kill_process()
+    return [_load(_ARCH_AT), Instruction(_JUMP_EQUAL, len(kill), 0, audit_arch), *kill, *then]
+
+
+def dispatch(blocks: list[tuple[int, Code]]) -> Code:
+    """Runs the block of the last entry whose number is not above the call's; they are sorted, the first at 0."""
+    return [_load(_NUMBER_AT), *_search(blocks)]
+
+
+def clause(tests: tuple[Test, ...], verdict: Code) -> Code:
+    """Gives that verdict if all tests hold, else falls through to what follows."""
+    code = list(verdict)
+    for test in reversed(tests):
+        code = _one_of(test, otherwise=len(code)) + code
+    return code
+
+
+def assemble(code: Code) -> bytes:
+    """The array of `struct sock_filter` that the kernel takes."""
+    if len(code) > _LONGEST:
+        raise ValueError(f"a filter of {len(code)} instructions: the kernel takes {_LONGEST}")
+    return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in code)
+
+
+def _load(offset: int) -> Instruction:
+    return Instruction(_LOAD_WORD, 0, 0, offset)
+
+
+def _search(blocks: list[tuple[int, Code]]) -> Code:
+    if len(blocks) == 1:
+        return blocks[0][1]
+    middle = len(blocks) // 2
+    below, above = _search(blocks[:middle]), _search(blocks[middle:])
+    return [*_unless_at_least(blocks[middle][0], len(below)), *below, *above]
+
+
+def _unless_at_least(bound: int, skipped: int) -> Code:
+    if skipped <= _FARTHEST:
+        return [Instruction(_JUMP_AT_LEAST, skipped, 0, bound)]
+    return [Instruction(_JUMP_AT_LEAST, 0, 1, bound), Instruction(_JUMP, 0, 0, skipped)]
+
+
+def _one_of(test: Test, otherwise: int) -> Code:
+    """Falls through if the test holds, else skips `otherwise` instructions."""
+    if otherwise > _FARTHEST or not 0 < len(test.values) <= _FARTHEST:
+        raise ValueError("a rule too long for one conditional jump")
+    code = [_load(_ARGUMENTS_AT + 8 * test.argument)]
+    if test.mask != 0xFFFFFFFF:
+        code.append(Instruction(_AND, 0, 0, test.mask))
+    *first, last = test.values
+    for index, value in enumerate(first):
+        code.append(Instruction(_JUMP_EQUAL, len(first) - index, 0, value))
+    return [*code, Instruction(_JUMP_EQUAL, 0, otherwise, last)]
+
 
 Policy = dict[str, Any]
 
@@ -71,7 +199,7 @@ def compile_policy(policy: Policy | str, arch: str | None = None) -> bytes:
         raise PolicyError(f"no system call numbers for {arch!r}: Cloche runs on {' and '.join(NUMBERS)}")
     verdicts = _verdicts(_parse(policy) if isinstance(policy, str) else policy)
     blocks = _blocks(verdicts, NUMBERS[arch])
-    return bpf.assemble(bpf.only_arch(_AUDIT_ARCH[arch], bpf.dispatch(blocks)))
+    return assemble(only_arch(_AUDIT_ARCH[arch], dispatch(blocks)))
 
 
 class _Program(ctypes.Structure):
@@ -109,19 +237,19 @@ def _parse(text: str) -> Policy:
     return tomllib.loads(text)
 
 
-def _blocks(verdicts: dict[str, bpf.Code], numbers: dict[str, int]) -> list[tuple[int, bpf.Code]]:
+def _blocks(verdicts: dict[str, Code], numbers: dict[str, int]) -> list[tuple[int, Code]]:
     """Ranges of numbers with the same verdict, so that the search is over as few as can be."""
-    unknown = bpf.errno(errno.ENOSYS)
+    unknown = return_errno(errno.ENOSYS)
     by_number = {number: verdicts[name] for name, number in numbers.items()}
     every = ((number, by_number.get(number, unknown)) for number in range(max(by_number) + 2))
     groups = itertools.groupby(every, key=lambda entry: entry[1])
     return [(next(entries)[0], verdict) for verdict, entries in groups]
 
 
-def _verdicts(policy: Policy) -> dict[str, bpf.Code]:
+def _verdicts(policy: Policy) -> dict[str, Code]:
     """What each known system call leads to."""
     stated = _stated(policy)
-    return {**dict.fromkeys(_KNOWN, bpf.errno(_errno(_default(policy)))), **stated}
+    return {**dict.fromkeys(_KNOWN, return_errno(_errno(_default(policy)))), **stated}
 
 
 def _default(policy: Policy) -> str:
@@ -129,10 +257,10 @@ def _default(policy: Policy) -> str:
     return str(policy.get("default", inherited))
 
 
-def _stated(policy: Policy) -> dict[str, bpf.Code]:
+def _stated(policy: Policy) -> dict[str, Code]:
     """What this policy says of each call that it mentions, over what the one it extends says."""
     _check_sections(policy)
-    own: dict[str, bpf.Code] = {}
+    own: dict[str, Code] = {}
     for name, verdict in _lines(policy):
         if name not in _KNOWN:
             raise PolicyError(f"{name!r} is no system call")
@@ -149,10 +277,10 @@ def _check_sections(policy: Policy) -> None:
         raise PolicyError("a policy that extends another must come from load_policy")
 
 
-def _lines(policy: Policy) -> list[tuple[str, bpf.Code]]:
-    allowed = [(name, bpf.allow()) for name in _names(policy.get("allow", {}))]
+def _lines(policy: Policy) -> list[tuple[str, Code]]:
+    allowed = [(name, allow()) for name in _names(policy.get("allow", {}))]
     answered = [
-        (name, bpf.errno(_errno(answer)))
+        (name, return_errno(_errno(answer)))
         for answer, table in policy.get("answer", {}).items()
         for name in _names(table)
     ]
@@ -174,25 +302,25 @@ def _constants(policy: Policy) -> dict[str, int]:
     return {**inherited, **policy.get("constants", {})}
 
 
-def _rule(name: str, rule: Policy, constants: dict[str, int], default: str) -> bpf.Code:
+def _rule(name: str, rule: Policy, constants: dict[str, int], default: str) -> Code:
     if (
         not rule.get("reason")
         or ("allow" in rule) == ("deny" in rule)
         or rule.keys() - {"allow", "deny", "errno", "reason"}
     ):
         raise PolicyError(f"rule {name!r} needs a reason, and either allow or deny")
-    refused = bpf.errno(_errno(rule.get("errno", default)))
-    hit, miss = (bpf.allow(), refused) if "allow" in rule else (refused, bpf.allow())
+    refused = return_errno(_errno(rule.get("errno", default)))
+    hit, miss = (allow(), refused) if "allow" in rule else (refused, allow())
     clauses = [[_test(text, constants) for text in tests] for tests in rule.get("allow") or rule["deny"]]
-    return [instruction for tests in clauses for instruction in bpf.clause(tuple(tests), hit)] + miss
+    return [instruction for tests in clauses for instruction in clause(tuple(tests), hit)] + miss
 
 
-def _test(text: str, constants: dict[str, int]) -> bpf.Test:
+def _test(text: str, constants: dict[str, int]) -> Test:
     match = _TEST.fullmatch(text)
     if not match:
         raise PolicyError(f"{text!r} is no test: write 'arg0 in A B' or 'arg0 & MASK in A B'")
     mask = _integer(match[2], constants) if match[2] else 0xFFFFFFFF
-    return bpf.Test(int(match[1]), mask, tuple(_integer(word, constants) for word in match[3].split()))
+    return Test(int(match[1]), mask, tuple(_integer(word, constants) for word in match[3].split()))
 
 
 def _integer(word: str, constants: dict[str, int]) -> int:

@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from cloche.linux import cgroups_v1, cgroups_v2
-from cloche.linux.cgroup_files import HOST_LEAF, Hierarchy, above_leaf, mounted, numbers, write
-from cloche.linux.cgroup_group import (
+from cloche.linux.cgroups import v1, v2
+from cloche.linux.cgroups.files import HOST_LEAF, Hierarchy, above_leaf, mounted, numbers, write
+from cloche.linux.cgroups.group import (
     CLOCK,
     CONTROLLERS,
     KILL_ROUNDS,
@@ -54,7 +54,7 @@ class Controller(NamedTuple):
 class Cgroups:
     """What this process can make below which directories."""
 
-    def __init__(self, places: dict[str, Place], base: cgroups_v2.Base | None, report: list[Controller]) -> None:
+    def __init__(self, places: dict[str, Place], base: v2.Base | None, report: list[Controller]) -> None:
         self._places = places
         self._base = base
         self.report = report
@@ -71,8 +71,8 @@ class Cgroups:
     def _hand_on(places: dict[str, Place], base: bytes, crowded: bool) -> None:
         wanted = frozenset(name for name, place in places.items() if place.version == 2) - {"freezer", CLOCK}
         if crowded:
-            cgroups_v2.make_room(base)
-        for name in wanted - cgroups_v2.hand_on(base, wanted):
+            v2.make_room(base)
+        for name in wanted - v2.hand_on(base, wanted):
             del places[name]
 
     def leftovers(self, is_live: Callable[[str], bool] = lambda instance: False) -> list[str]:
@@ -124,18 +124,18 @@ def plan(found: Iterable[Hierarchy]) -> Cgroups:
     return Cgroups(places, None if isinstance(base, str) else base, report)
 
 
-def _unified_base(seen: list[Hierarchy], wanted: frozenset[str]) -> cgroups_v2.Base | str:
+def _unified_base(seen: list[Hierarchy], wanted: frozenset[str]) -> v2.Base | str:
     unified = next((h for h in seen if h.version == 2), None)
-    return cgroups_v2.find_base(unified, wanted) if unified else "no cgroup v2 hierarchy is mounted"
+    return v2.find_base(unified, wanted) if unified else "no cgroup v2 hierarchy is mounted"
 
 
-def _place(name: str, old: Hierarchy | None, base: cgroups_v2.Base | str) -> tuple[Place | None, str]:
+def _place(name: str, old: Hierarchy | None, base: v2.Base | str) -> tuple[Place | None, str]:
     """Where a controller's groups can be made, or advice."""
-    advice = cgroups_v1.usable(old) if old is not None else ""
+    advice = v1.usable(old) if old is not None else ""
     if old is not None and old.own is not None and not advice:
         return Place(1, above_leaf(old.own)), ""
     core = name in ("freezer", CLOCK)  # in every group of version 2
-    if isinstance(base, cgroups_v2.Base) and (core or name in base.controllers):
+    if isinstance(base, v2.Base) and (core or name in base.controllers):
         return Place(2, base.path), ""
     if old is not None:
         return None, advice

@@ -18,9 +18,9 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cloche.linux import cgroups_v1, cgroups_v2
-from cloche.linux.cgroup_files import HOST_LEAF, Hierarchy, above_leaf, mounted, read, write
-from cloche.linux.cgroup_group import rmdir
+from cloche.linux.cgroups import v1, v2
+from cloche.linux.cgroups.files import HOST_LEAF, Hierarchy, above_leaf, mounted, read, write
+from cloche.linux.cgroups.group import rmdir
 
 _TRIES = 3
 WEIGHT = 4  # times that of a group whose weight nobody has set. With more, sandboxes wait longer and no more is done
@@ -83,7 +83,7 @@ def find_leaf(found: list[Hierarchy]) -> Leaf | None:
 
 
 def _old(hierarchy: Hierarchy) -> Leaf | None:
-    if hierarchy.own is None or cgroups_v1.usable(hierarchy):
+    if hierarchy.own is None or v1.usable(hierarchy):
         return None
     directory = os.path.join(above_leaf(hierarchy.own), HOST_LEAF)
     return Leaf(os.fsencode(directory), b"/cpu.shares", 1024 * WEIGHT)
@@ -92,7 +92,7 @@ def _old(hierarchy: Hierarchy) -> Leaf | None:
 def _new(hierarchy: Hierarchy) -> Leaf | None:
     """The leaf that `cgroups_v2.make_room` has put us in, or one below the real root: we leave nobody else's group."""
     own = hierarchy.own
-    if own is None or not (os.path.basename(own) == HOST_LEAF or cgroups_v2.is_real_root(own)):
+    if own is None or not (os.path.basename(own) == HOST_LEAF or v2.is_real_root(own)):
         return None
     above = os.fsencode(above_leaf(own))
     try:

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from cloche.linux.cgroup_files import HOST_LEAF, FileBytes, Hierarchy, field, file_bytes, numbers, read, write
+from cloche.linux.cgroups.files import HOST_LEAF, FileBytes, Hierarchy, field, file_bytes, numbers, read, write
 
 _ADVICE = "start Cloche with `systemd-run --user --scope -p Delegate=yes`, or as a service with Delegate=yes"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from cloche.linux.cgroup_files import FileBytes, Hierarchy, field, file_bytes, read, write
+from cloche.linux.cgroups.files import FileBytes, Hierarchy, field, file_bytes, read, write
 
 CPU_PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000
