@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloche.json_values import count_values
+from cloche.event_json import count_values
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ sys.path.insert(0, os.environ["HOME"])
 from far_server import ADDRESS, FarServer, own_trust
 from cloche.config import Config
 from cloche.model import SandboxSpec
-from cloche.network_config import Network
+from cloche.config.sections import Network
 from cloche.network_policy import NetworkPolicy, Secret
 from cloche.sdk.assembly import assemble
 
@@ -264,7 +264,7 @@ import asyncio, json, os
 from cloche.config import Config
 from cloche.model import MIB, SandboxSpec
 from cloche.sdk.assembly import assemble
-from cloche.volumes_config import VolumeLimits
+from cloche.config.sections import VolumeLimits
 
 async def main():
     said = []

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from cloche import errors
+from cloche.model import Tool, ToolLanguage, identifier, identifiers
 from cloche.sdk.tool_schemas import schema_of
-from cloche.tools import Tool, ToolLanguage, identifier, identifiers
 
 
 @pytest.mark.parametrize(

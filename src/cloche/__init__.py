@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cloche.model import SandboxInfo as SandboxInfo
     from cloche.model import SnapshotInfo as SnapshotInfo
     from cloche.model import Usage as Usage
+    from cloche.model import Variable as Variable
+    from cloche.model import Variables as Variables
     from cloche.model import VolumeInfo as VolumeInfo
     from cloche.network_policy import NetworkEntry as NetworkEntry
     from cloche.network_policy import NetworkPolicy as NetworkPolicy
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from cloche.sdk.volumes import AsyncVolumes as AsyncVolumes
     from cloche.sdk.volumes import Volumes as Volumes
     from cloche.sdk.volumes import volumes as volumes
-    from cloche.variables import Variable as Variable
-    from cloche.variables import Variables as Variables
 
 # Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
 _PLACES = {
@@ -84,8 +84,8 @@ _PLACES = {
     "AsyncVolumes": "cloche.sdk.volumes",
     "Volumes": "cloche.sdk.volumes",
     "volumes": "cloche.sdk.volumes",
-    "Variable": "cloche.variables",
-    "Variables": "cloche.variables",
+    "Variable": "cloche.model",
+    "Variables": "cloche.model",
 }
 _MODULES = ("errors", "events")
 

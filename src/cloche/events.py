@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, dataclass_transform
 
 import msgspec
 
-from cloche.model import FileInfo, Outcome, Stream, Usage
-from cloche.tools import ToolCall
+from cloche.model import FileInfo, Outcome, Stream, ToolCall, Usage
 
 BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
 """MIME types whose value in a bundle is `bytes`. All others are `str`, or any JSON value for `*json` types."""

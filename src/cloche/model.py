@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import keyword
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from cloche import errors
@@ -390,3 +392,154 @@ class ProcessInfo(Struct):
     user: str
     cwd: str
     started_at: float
+
+
+# What a context's names are bound to, as it is told without running a cell.
+
+VariableKind = Literal["variable", "function", "class", "module"]
+
+
+class Variable(Struct, kw_only=True):
+    """One name. What is not known without running a program's own code is left out."""
+
+    name: str
+    kind: VariableKind = "variable"
+    type: str  # `int`, `numpy.ndarray`, `pandas.DataFrame`, `__main__.Point`
+    shape: tuple[int, ...] | None = None  # of arrays and frames
+    length: int | None = None  # of what has one
+    dtype: str | None = None
+    columns: tuple[str, ...] | None = None  # of frames, the first ones
+    size_bytes: int | None = None  # shallow: a list's own, without what is in it; an array's with its data
+    preview: str = ""
+
+
+class Variables(list[Variable]):
+    """A context's names, in the order in which they were made. `more`: how many others there are."""
+
+    def __init__(self, variables: Iterable[Variable] = (), more: int = 0):
+        super().__init__(variables)
+        self.more = more
+
+    def __repr__(self) -> str:
+        lines = [f"{each.name}: {each.type}{_measure(each)} = {each.preview}" for each in self]
+        return "\n".join([*lines, *self._note()]) or "there are no variables"
+
+    def _note(self) -> list[str]:
+        return [f"({self.more} more)"] if self.more else []
+
+    def _repr_html_(self) -> str:
+        """For notebooks. All of it is a program's own words, so everything is escaped."""
+        rows = [row("th", ("name", "type", "shape", "bytes", "preview"))]
+        for each in self:
+            size = "" if each.size_bytes is None else each.size_bytes
+            rows.append(row("td", (each.name, each.type, _measure(each), size, each.preview)))
+        return f"<table>{''.join(rows)}</table>{''.join(map(html.escape, self._note()))}"
+
+
+def _measure(variable: Variable) -> str:
+    if variable.shape is not None:
+        return f"({', '.join(map(str, variable.shape))})"
+    return "" if variable.length is None else f"[{variable.length}]"
+
+
+def row(cell: str, values: Iterable[object]) -> str:
+    """A row of a table, escaped."""
+    return "<tr>" + "".join(f"<{cell}>{html.escape(str(each))}</{cell}>" for each in values) + "</tr>"
+
+
+# Tools that live with a client and that code in a sandbox may call: what they are, and by which names.
+#
+# A name of a tool can be anything; code knows it by an identifier. The rules are those of LibreChat's clients, which
+# tell their models the same: `-` and blanks become `_` (in bash `.` too), what no identifier can have is dropped, one
+# that would begin with a digit gets `_` before it, and one that cannot be a function's gets `_tool` behind it. Others
+# take the place of what was called so.
+
+ToolLanguage = Literal["python", "bash"]
+
+LANGUAGES: tuple[ToolLanguage, ...] = ("python", "bash")
+MAX_TOOLS = 100
+MAX_NAME = 256
+ERROR_NAME = "ToolExecutionError"
+
+_BLANKS = {"python": re.compile(r"[-\s]"), "bash": re.compile(r"[-\s.]")}
+_FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
+_BASH_WORDS = """
+    if then else elif fi case esac for while until do done in function select time coproc
+    alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo enable eval
+    exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf pushd pwd read
+    readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit umask unalias
+    unset wait
+"""
+_RESERVED = {
+    "python": frozenset({*keyword.kwlist, ERROR_NAME, "asyncio"}),  # the last two every program with tools has
+    "bash": frozenset(_BASH_WORDS.split()),
+}
+_OUR_OWN = {"python": re.compile(r"__.*__"), "bash": re.compile(r"_(ptc|cloche)_.*")}
+
+
+class Tool(Struct):
+    """What a program may call. `parameters` is a JSON schema of the object that it is called with."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class ToolCall(Struct):
+    """One call of a program, which waits for its result. `id` is new in each run, from "call_001" on."""
+
+    id: str
+    name: str  # the tool's own
+    input: dict[str, Any]
+
+
+class ToolResult(Struct):
+    """What a call came to: any JSON value, or, with `error`, why there is none."""
+
+    call_id: str
+    result: Any = None
+    error: str | None = None
+
+
+def identifier(name: str, language: ToolLanguage = "python") -> str:
+    """What code calls the tool of that name by. Raises InvalidRequest where nothing of a name is left."""
+    made = _FOREIGN.sub("", _BLANKS[language].sub("_", name))
+    if not made:
+        raise errors.InvalidRequest(f"a tool named {name!r} cannot be called: give it a name with letters or digits")
+    if made[0].isdigit():
+        made = f"_{made}"
+    is_taken = made in _RESERVED[language] or _OUR_OWN[language].fullmatch(made) is not None
+    return f"{made}_tool" if is_taken else made
+
+
+def identifiers(tools: Iterable[Tool], language: ToolLanguage = "python") -> dict[str, Tool]:
+    """Tools by what code calls them. Raises InvalidRequest for too many, and for two that would have one name."""
+    known: dict[str, Tool] = {}
+    for tool in tools:
+        _check(tool)
+        name = identifier(tool.name, language)
+        if name in known:
+            raise errors.InvalidRequest(
+                f"the tools {known[name].name!r} and {tool.name!r} would both be called {name!r}: rename one"
+            )
+        known[name] = tool
+    if len(known) > MAX_TOOLS:
+        raise errors.InvalidRequest(f"a program can have {MAX_TOOLS} tools, not {len(known)}: offer it fewer")
+    return known
+
+
+def check_language(language: str) -> ToolLanguage:
+    """Raises InvalidRequest for a language whose programs cannot call tools."""
+    for known in LANGUAGES:
+        if language == known:
+            return known
+    raise errors.InvalidRequest(f"programs in {language} cannot call tools: those in {' and '.join(LANGUAGES)} can")
+
+
+def _check(tool: Tool) -> None:
+    if not isinstance(tool.name, str) or "\0" in tool.name or len(tool.name) > MAX_NAME:
+        raise errors.InvalidRequest(f"a tool needs a name of at most {MAX_NAME} characters, without NUL")
+    if not isinstance(tool.description, str):
+        raise errors.InvalidRequest(f"the description of the tool {tool.name!r} must be text")
+    if not isinstance(tool.parameters, dict):
+        raise errors.InvalidRequest(f"the parameters of the tool {tool.name!r} must be a JSON schema: an object")

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from cloche.events import Bundle, Display, Ended, Raised
-from cloche.model import Outcome
+from cloche.model import Outcome, row
 from cloche.structs import Struct
-from cloche.variables import row
 
 MIME = "application/x-ipynb+json"
 NotebookOutput = dict[str, Any]

@@ -10,12 +10,12 @@ from cloche.api.e2b.control_network import policy_for
 from cloche.api.e2b.control_wire import decode, wanted
 from cloche.api.e2b.network_wire import DOMAINS_NEED_DENIAL, Egress, Network, egress, has_internet, policy_of, shown
 from cloche.api.e2b.replies import NotOffered
+from cloche.config.sections import Network as OperatorsNetwork
+from cloche.config.sections import Packages
 from cloche.egress.destination import parse
 from cloche.egress.rulebook import Denied, Rulebook
 from cloche.engine.networks import Networks
 from cloche.model import Template
-from cloche.network_config import Network as OperatorsNetwork
-from cloche.network_config import Packages
 from cloche.network_policy import NetworkPolicy, NetworkRule
 
 NOTHING, EVERYTHING = NetworkPolicy(), NetworkPolicy(allow=("*:*",))

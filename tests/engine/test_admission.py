@@ -15,15 +15,14 @@ import pytest_asyncio
 from tests.conftest import with_template
 
 from cloche import errors
-from cloche.capacity_config import Capacity
 from cloche.config import Config, Pool
+from cloche.config.sections import Capacity, Override
 from cloche.engine import housing, memory, pool
 from cloche.engine.engine import Engine
 from cloche.engine.gate import Gate
 from cloche.engine.health import Health
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Limits, SandboxSpec, Template
-from cloche.quotas_config import Override
 from cloche.store.quotas import Tenant
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

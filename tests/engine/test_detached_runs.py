@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
+from cloche.config.sections import Runs as Limits
 from cloche.engine import detached, runs
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
@@ -19,7 +20,6 @@ from cloche.engine.runs import Runs
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Ended, Input, Numbered, Output, Raised, RunInfo, Started, Truncated, fold
 from cloche.model import SandboxSpec
-from cloche.runs_config import Runs as Limits
 from cloche.store.database import Database
 from cloche.store.runs import RunStore
 

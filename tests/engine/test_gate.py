@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cloche import errors
-from cloche.capacity_config import Capacity
+from cloche.config.sections import Capacity
 from cloche.engine.admission import Turns
 from cloche.engine.gate import Gate, Place
 from cloche.engine.room import Room, executions_at_once, sandboxes_at_once

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.cli.usage import together
+from cloche.config.sections import Override, Quota, QuotaDefaults
 from cloche.engine import quotas
 from cloche.engine.acting import act_for
 from cloche.engine.build_steps import Step
@@ -25,7 +26,6 @@ from cloche.engine.usage import OwnerUsage
 from cloche.engine.window import Window
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
-from cloche.quotas_config import Override, Quota, QuotaDefaults
 from cloche.store.quotas import Tenant
 from cloche.store.shelf import Shelf
 from cloche.store.template_builds import Build

@@ -14,7 +14,7 @@ from cloche.engine import tool_calls
 from cloche.engine.program import Script
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
-from cloche.tools import Tool, ToolCall, ToolResult
+from cloche.model import Tool, ToolCall, ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

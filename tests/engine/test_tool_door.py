@@ -12,7 +12,7 @@ from tests.engine.tool_programs import ECHO, Client, script
 from cloche.engine import tool_calls
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.tool_calls import Offer
-from cloche.tools import ToolResult
+from cloche.model import ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -11,7 +11,7 @@ from cloche import errors
 from cloche.engine.program import Script
 from cloche.engine.sandbox import Sandbox
 from cloche.events import ToolsCalled
-from cloche.tools import ToolCall, ToolResult
+from cloche.model import ToolCall, ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -117,4 +117,4 @@ async def test_what_is_inside_a_tools_function_is_in_no_traceback(box: Sandbox, 
     assert run.error is not None
     for text in ((await script(box, source, Client(fail))).stderr, run.error.traceback):
         assert "await echo_it()" in text and "ToolExecutionError: no" in text
-        assert "<tool" not in text and "tools.py" not in text and "__call__" not in text
+        assert "<tool" not in text and "model.py" not in text and "__call__" not in text

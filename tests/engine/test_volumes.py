@@ -19,13 +19,13 @@ from tests.conftest import with_template
 
 from cloche import errors
 from cloche.config import Config, Pool
+from cloche.config.sections import VolumeLimits
 from cloche.engine import volumes
 from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.isolation.cell import pid_of
 from cloche.model import MIB, SandboxSpec, Template
 from cloche.templates import catalogue
-from cloche.volumes_config import VolumeLimits
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -11,7 +11,7 @@ from cloche.engine.program import Script
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.tool_calls import Offer
 from cloche.events import Run, ToolsCalled, fold
-from cloche.tools import Tool, ToolCall, ToolResult
+from cloche.model import Tool, ToolCall, ToolResult
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}, "required": ["city"]}
 WEATHER = Tool(name="get-weather", description="The weather of a city.", parameters=CITY)

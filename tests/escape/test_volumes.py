@@ -10,9 +10,9 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
+from cloche.config.sections import VolumeLimits
 from cloche.engine.vault import PLACE
 from cloche.model import MIB, SandboxSpec
-from cloche.volumes_config import VolumeLimits
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
 

@@ -18,9 +18,9 @@ from cloche.api.e2b import control_wire
 from cloche.api.librechat.jwt import Verifier
 from cloche.api.librechat.jwt_keys import Keys
 from cloche.api.opensandbox import quantities
+from cloche.config.librechat import Jwt
 from cloche.egress import destination
 from cloche.egress.refusal import Refusal
-from cloche.librechat_config import Jwt
 from cloche.templates import recipe
 
 KEY = new_ed25519()

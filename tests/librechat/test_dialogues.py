@@ -23,8 +23,8 @@ from cloche.api.librechat.dialogues import MAX_IN_ALL, MAX_OF_KEY, MAX_OF_USER, 
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.programmatic_request import Given, decode_program, decode_results
 from cloche.api.librechat.replies import Json, Refusal
+from cloche.model import ToolCall
 from cloche.telemetry import log
-from cloche.tools import ToolCall
 
 ANN, BOB = Caller(owner="o", tenant="t", user="ann"), Caller(owner="o", tenant="t", user="bob")
 KEY = Caller(owner="o")

@@ -22,8 +22,8 @@ from cloche.api.librechat.identity import Caller, Doorkeeper
 from cloche.api.librechat.pace import Pace
 from cloche.api.librechat.replies import Refusal
 from cloche.config import Config
-from cloche.librechat_config import Jwt
-from cloche.librechat_config import LibreChat as Settings
+from cloche.config.librechat import Jwt
+from cloche.config.librechat import LibreChat as Settings
 from cloche.model import Principal
 from cloche.store.shelf import Shelf
 from cloche.telemetry import log

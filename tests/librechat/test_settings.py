@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from tests.librechat.minting import jwk, new_ed25519
 from tests.test_docs import REPOSITORY, blocks, rows
 
-from cloche import cli, config, errors, librechat_config
+from cloche import cli, config, errors
+from cloche.config import librechat
 
 PAGE = REPOSITORY / "docs/dialects/librechat.md"
 SECRET = "a secret that both sides have, and nobody else"
@@ -138,4 +139,4 @@ def test_the_example_of_the_page_can_be_loaded(tmp_path):
 
 def test_every_variable_of_librechats_own_server_is_documented():
     text = PAGE.read_text("utf-8")
-    assert [name for name in librechat_config.VARIABLES if name not in text and name != "CODEAPI_JWT_KEY_ID"] == []
+    assert [name for name in librechat.VARIABLES if name not in text and name != "CODEAPI_JWT_KEY_ID"] == []

@@ -25,9 +25,9 @@ from urllib.parse import unquote
 import httpx2
 import pytest
 
+from cloche.config.sections import Network, Packages
 from cloche.egress.door import Door
 from cloche.egress.egress import Egress
-from cloche.network_config import Network, Packages
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 JSON = "application/vnd.pypi.simple.v1+json"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.network.far_server import own_trust
 
-from cloche.network_config import Network
+from cloche.config.sections import Network
 
 ADDRESS = "127.0.0.77"
 NAMES = ("api.test", "www.api.test", "other.test")

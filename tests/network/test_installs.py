@@ -19,8 +19,8 @@ from cloche.bench.installs import InstallLab, installs
 from cloche.bench.lab import Counts
 from cloche.bench.rows import PACKAGE_PARTS, PACKAGE_ROWS
 from cloche.config import Config
+from cloche.config.sections import Packages
 from cloche.model import Template
-from cloche.network_config import Packages
 from cloche.sdk import embedded
 
 USER_SITE = "/home/user/.local/lib/python3*/site-packages"

@@ -19,10 +19,10 @@ from tests.network.far_server import ADDRESS, FarServer, own_trust
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.sync.client import connect
 
+from cloche.config.sections import Network, Packages
 from cloche.egress.authority import Authority
 from cloche.egress.door import Door
 from cloche.egress.egress import Egress
-from cloche.network_config import Network, Packages
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 pytestmark = [

@@ -28,8 +28,8 @@ from tests.network.index_server import (
     sha256,
 )
 
+from cloche.config.sections import Network
 from cloche.egress.packages import pages, simple, upstream
-from cloche.network_config import Network
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 

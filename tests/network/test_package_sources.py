@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
+from cloche.config.sections import Packages
 from cloche.egress.packages.sources import NPM, PYPI, Sources, read_sources
 from cloche.egress.packages.urls import BadURL, Keyring, join, split_userinfo
-from cloche.network_config import Packages
 from cloche.telemetry import log
 
 Read = Callable[..., Sources]

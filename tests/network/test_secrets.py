@@ -24,13 +24,13 @@ from tests.network.memory import found_in_memory, shapes
 import cloche
 from cloche import errors
 from cloche.config import Config
+from cloche.config.sections import Network
 from cloche.engine.engine import Engine
 from cloche.engine.network import PROXY_ENV
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.trust import TRUST_ENV
 from cloche.events import fold
 from cloche.model import Limits, SandboxSpec, Template
-from cloche.network_config import Network
 from cloche.network_policy import NetworkPolicy, Secret
 from cloche.sdk.assembly import assemble
 

@@ -9,10 +9,10 @@ from tests.openai.upstream import ScriptedUpstream
 
 from cloche import errors
 from cloche.config import Config
+from cloche.config.sections import Upstream
 from cloche.gateway.gateway import routes
 from cloche.gateway.model_list import ModelList, models_in
 from cloche.gateway.upstreams import Upstreams
-from cloche.upstream_config import Upstream
 
 
 def upstreams_of(*configured: Upstream) -> Upstreams:

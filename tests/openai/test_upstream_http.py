@@ -14,11 +14,11 @@ import pytest
 from tests.openai.upstream import HttpError
 
 from cloche import errors
+from cloche.config.sections import Upstream
 from cloche.gateway import upstream_http
 from cloche.gateway.upstream_http import UpstreamServer, error_in, failure_of, key_of
 from cloche.gateway.upstream_words import concealed, secrets_in
 from cloche.telemetry import log
-from cloche.upstream_config import Upstream
 
 
 def settings(**given):

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import RunningServer, serving, wait_until
 
 from cloche.api.witness import Witness
-from cloche.audit_config import Audit
+from cloche.config.sections import Audit
 from cloche.engine import ration as ration_of
 from cloche.engine import trail as trails
 from cloche.engine.acting import act_for

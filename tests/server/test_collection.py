@@ -17,10 +17,10 @@ import pytest
 from tests.conftest import wait_until
 
 from cloche.config import Config
-from cloche.disk_config import Disk
+from cloche.config.librechat import LibreChat
+from cloche.config.sections import Disk
 from cloche.engine import collection
 from cloche.engine.collection import Collection, Found
-from cloche.librechat_config import LibreChat
 from cloche.model import Template, new_id
 from cloche.store import ended_records
 from cloche.store.migrations import MIGRATIONS

@@ -19,9 +19,9 @@ from tests.conftest import RunningServer
 
 from cloche import cli, errors
 from cloche.cli.moments import moment
+from cloche.config.sections import Quota
 from cloche.engine.account import Account
 from cloche.engine.instance import Instance, pid_of
-from cloche.quotas_config import Quota
 from cloche.store.migrations import MIGRATIONS
 from cloche.store.outage import unusable
 

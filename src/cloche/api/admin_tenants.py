@@ -13,9 +13,9 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Dialect, Edge, whole_body
 from cloche.api.system import json_reply
+from cloche.config.sections import NAMES, Override
 from cloche.engine.quotas import Quotas
 from cloche.model import KIB
-from cloche.quotas_config import NAMES, Override
 from cloche.store.keys import StoredKeys, check_owner
 from cloche.store.quotas import Tenant
 

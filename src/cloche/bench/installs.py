@@ -13,7 +13,7 @@ import msgspec
 from cloche.bench.lab import Counts
 from cloche.bench.samples import Book, expect
 from cloche.config import Config, Pool
-from cloche.network_config import Packages
+from cloche.config.sections import Packages
 from cloche.sdk.embedded import Embedded, using
 from cloche.sdk.sandbox import Sandbox
 

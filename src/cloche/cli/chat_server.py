@@ -10,8 +10,7 @@ import httpx2
 import msgspec
 
 from cloche.cli.control import client_of, sockets
-from cloche.config import Config, Pool
-from cloche.found_config import refuse_networks, refuse_upstreams
+from cloche.config import Config, Pool, refuse_networks, refuse_upstreams
 
 PRIVATE_SOCKET = "chat.sock"
 

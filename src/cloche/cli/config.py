@@ -8,8 +8,8 @@ from typing import Any
 import click
 import msgspec
 
-from cloche import librechat_config
 from cloche.cli import configuration
+from cloche.config import librechat
 
 HIDDEN = "***"
 
@@ -33,7 +33,7 @@ def _printed(key: str, value: Any) -> Any:
         return [_without_secrets(each) for each in plain]
     if key == "packages.pypi":
         return [_without_password(each) for each in plain]
-    if key in librechat_config.MAY_HOLD_SECRETS:
+    if key in librechat.MAY_HOLD_SECRETS:
         return _hidden(plain)
     return _without_password(plain) if key == "packages.npm" else plain
 

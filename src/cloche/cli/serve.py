@@ -22,10 +22,10 @@ from cloche.cli.hosting import hosted
 from cloche.cli.listening import bind, check_tls, reachable, silence_uvicorn, url_of
 from cloche.cli.welcome import VARIABLE, preset_key, welcome
 from cloche.config import Config
+from cloche.config.librechat import SECRET_VARIABLES
 from cloche.engine.engine import Engine
 from cloche.engine.health import Health
 from cloche.engine.quotas import Quotas
-from cloche.librechat_config import SECRET_VARIABLES
 from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys

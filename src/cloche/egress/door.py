@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from cloche.config.sections import Network
 from cloche.egress import refusal
 from cloche.egress.arrivals import Arrivals
 from cloche.egress.journal import Attempt, Journal
 from cloche.egress.rulebook import Denied, Rulebooks
 from cloche.egress.visit import Visit as Visit
-from cloche.network_config import Network
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 if TYPE_CHECKING:  # loaded with the first sandbox that has secrets

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloche.config.sections import Network, Packages
 from cloche.egress.dialling import Dialler
 from cloche.egress.door import Crowd, Door
 from cloche.egress.http1 import Head
@@ -17,7 +18,6 @@ from cloche.egress.proxy import Proxy
 from cloche.egress.resolver import Resolve, Resolver
 from cloche.egress.tally import Tally
 from cloche.egress.visit import Visit
-from cloche.network_config import Network, Packages
 from cloche.network_policy import NetworkPolicy
 
 if TYPE_CHECKING:  # loaded with the first package that is asked for

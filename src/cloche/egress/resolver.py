@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloche.config.sections import addresses_of
 from cloche.egress.destination import Address
-from cloche.network_config import addresses_of
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 

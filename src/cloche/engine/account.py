@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from cloche import errors
+from cloche.config.sections import KeyQuota, Quota
 from cloche.engine.window import Window
 from cloche.model import GIB, MIB
-from cloche.quotas_config import KeyQuota, Quota
 from cloche.store.quotas import Spent
 
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cloche.capacity_config import Capacity
+from cloche.config.sections import Capacity
 from cloche.engine.gate import Gate, Waiter
 from cloche.engine.memory import Memory
 from cloche.engine.room import executions_at_once, sandboxes_at_once

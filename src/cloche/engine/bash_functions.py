@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche import errors
-from cloche.tools import Tool
+from cloche.model import Tool
 
 MAX_NAMED = 10  # of arguments that are missing
 SHARED = "_cloche_call"  # by all of them

@@ -16,9 +16,18 @@ from cloche.engine.gate import Waiter
 from cloche.engine.home import Home
 from cloche.engine.kernel import Kernel
 from cloche.engine.trail import ENDED, STARTED
-from cloche.model import Limits, Mark, Showing, check_command_size, check_copies, check_env, check_seconds, new_id
-from cloche.tools import Tool
-from cloche.variables import Variables
+from cloche.model import (
+    Limits,
+    Mark,
+    Showing,
+    Tool,
+    Variables,
+    check_command_size,
+    check_copies,
+    check_env,
+    check_seconds,
+    new_id,
+)
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0

@@ -25,8 +25,7 @@ from cloche.engine.stopping import LEFT_BEHIND, Stopping
 from cloche.engine.tool_calls import Offer, size_of
 from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started, ToolsCalled
 from cloche.isolation.channel import Header
-from cloche.model import Limits, Outcome, Showing, Stream, Usage
-from cloche.tools import ToolResult
+from cloche.model import Limits, Outcome, Showing, Stream, ToolResult, Usage
 
 MAX_FRAMES = 100_000  # of displays and the like, per execution
 

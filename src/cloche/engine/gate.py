@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from cloche import errors
-from cloche.capacity_config import Capacity
+from cloche.config.sections import Capacity
 from cloche.engine.occupancy import Occupancy
 from cloche.engine.room import Room
 from cloche.telemetry import Histogram

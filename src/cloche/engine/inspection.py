@@ -10,7 +10,7 @@ import msgspec
 from cloche import errors
 from cloche.engine.guest import Guest, clean
 from cloche.isolation.channel import Header
-from cloche.variables import Variable, Variables
+from cloche.model import Variable, Variables
 
 INSPECTION_SECONDS = 5.0
 MAX_VARIABLES = 1000

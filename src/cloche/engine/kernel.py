@@ -21,8 +21,7 @@ from cloche.engine.pipe import Pipe
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
 from cloche.isolation.channel import Channel, Header, close_all
-from cloche.model import Stream
-from cloche.variables import Variables
+from cloche.model import Stream, Variables
 
 FIRST_KERNEL = "0"
 READY_SECONDS = 30.0

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cloche import errors
+from cloche.config.sections import Network, Packages
 from cloche.engine.network import environment_of
 from cloche.engine.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
-from cloche.network_config import Network, Packages
 from cloche.network_policy import NetworkPolicy, first_outside, useless_secret
 
 if TYPE_CHECKING:  # loaded with the first sandbox that has a network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloche.tools import Tool
+from cloche.model import Tool
 
 MAX_DESCRIPTION = 2000
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from cloche import errors
+from cloche.config.sections import KeyQuota, Override, Quota, QuotaDefaults
 from cloche.engine.account import HOUR_SECONDS, Account, Rate
 from cloche.engine.usage import KeyUsage, OwnerUsage, amounts_of
 from cloche.engine.window import Window
-from cloche.quotas_config import KeyQuota, Override, Quota, QuotaDefaults
 from cloche.store.quotas import MINUTES, UNREADABLE, Spent, StoredQuotas, Tenant
 from cloche.telemetry import log
 

@@ -6,7 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from cloche.capacity_config import Capacity
+from cloche.config.sections import Capacity
 from cloche.linux.host_memory import available_bytes, directories, number_in
 from cloche.model import MIB, Struct
 

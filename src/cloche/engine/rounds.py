@@ -9,7 +9,7 @@ from typing import Any
 from cloche import errors
 from cloche.engine.tool_calls import Offer, Runner
 from cloche.events import ToolsCalled
-from cloche.tools import ToolResult
+from cloche.model import ToolResult
 
 
 class Rounds:

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 from cloche import errors
+from cloche.config.sections import Runs as Limits
 from cloche.engine.detached import PAGE_BYTES, DetachedRun
 from cloche.engine.execution import Execution
 from cloche.engine.instance import Instance
@@ -21,7 +22,6 @@ from cloche.engine.kept_events import Line, lines_in, with_notice
 from cloche.engine.orders import RUN_LENGTH
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Folding, Run, RunInfo
-from cloche.runs_config import Runs as Limits
 from cloche.store.runs import RunRecord, RunStore
 
 POLL_SECONDS = 0.5  # how often a run of another process is looked at

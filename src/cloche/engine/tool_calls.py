@@ -18,8 +18,8 @@ from cloche.engine.guest import Guest, clean
 from cloche.engine.python_functions import described
 from cloche.engine.queue import Bell
 from cloche.engine.tool_door import Caller, Said, ToolDoor
-from cloche.json_values import count_values
-from cloche.tools import Tool, ToolCall, ToolLanguage, ToolResult, check_language, identifiers
+from cloche.event_json import count_values
+from cloche.model import Tool, ToolCall, ToolLanguage, ToolResult, check_language, identifiers
 
 MAX_CALLS = 200
 MAX_TOGETHER = 1000  # calls that one connection announces, most of which would be refused

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-from cloche.audit_config import Audit
+from cloche.config.sections import Audit
 from cloche.engine.acting import acting
 from cloche.engine.ration import HELD_SECONDS, Ration
 from cloche.model import Principal

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from cloche.config.sections import KeyQuota, Quota
 from cloche.engine.account import Account
 from cloche.model import Struct
-from cloche.quotas_config import KeyQuota, Quota
 from cloche.store.quotas import Spent
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 
 from cloche import errors
+from cloche.config.sections import VolumeLimits
 from cloche.engine.files import Files
 from cloche.engine.housing import Housing
 from cloche.engine.images import Images
@@ -23,7 +24,6 @@ from cloche.isolation.base import Mounts
 from cloche.model import Template, new_id
 from cloche.store.volumes import StoredVolumes, VolumeRecord, not_found
 from cloche.telemetry import log
-from cloche.volumes_config import VolumeLimits
 
 LINGER_SECONDS = 5.0  # after its last use, in which the next one finds it as it is
 SAVE_SECONDS = 60.0  # between images of one that is in use

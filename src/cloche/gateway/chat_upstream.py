@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from cloche import errors
+from cloche.config.sections import Upstream as Settings
 from cloche.gateway.chat_answer import ChatAnswer
 from cloche.gateway.chat_habits import Habit, Habits
 from cloche.gateway.chat_request import body_of, custom_tools
@@ -15,7 +16,6 @@ from cloche.gateway.items import Item
 from cloche.gateway.upstream_http import Answer, UpstreamServer, json_object
 from cloche.gateway.upstreams import Call
 from cloche.gateway.waiting import END_SECONDS, USAGE_SECONDS, Waiting, answer_seconds
-from cloche.upstream_config import Upstream as Settings
 
 PATH = "/chat/completions"
 DONE = b"[DONE]"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cloche.config import Config
+from cloche.config.sections import Upstream as Settings
 from cloche.engine.engine import Engine
 from cloche.gateway.asked import Asked
 from cloche.gateway.attachments import inlined
@@ -24,7 +25,6 @@ from cloche.gateway.upstreams import ECHO, Route, Upstream, Upstreams
 from cloche.gateway.workplace import Workplace
 from cloche.store.shelf import Shelf
 from cloche.store.steps import Step
-from cloche.upstream_config import Upstream as Settings
 
 
 class Gateway:

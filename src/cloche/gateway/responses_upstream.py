@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from msgspec.structs import replace
 
 from cloche import errors
+from cloche.config.sections import Upstream as Settings
 from cloche.gateway.happenings import Happening
 from cloche.gateway.items import Item
 from cloche.gateway.recent import Recent
@@ -18,7 +19,6 @@ from cloche.gateway.upstream_http import Answer, UpstreamServer, json_object
 from cloche.gateway.upstreams import Call
 from cloche.gateway.waiting import END_SECONDS, Waiting, answer_seconds
 from cloche.model import Struct
-from cloche.upstream_config import Upstream as Settings
 
 PATH = "/responses"
 DONE = b"[DONE]"  # a word of the chat API, which some servers end these streams with too

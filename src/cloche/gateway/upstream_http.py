@@ -15,13 +15,13 @@ import httpx2
 import msgspec
 
 from cloche import errors
+from cloche.config.sections import Upstream as Settings
 from cloche.gateway.lean_http import LeanAnswer, LeanClient, Patience
 from cloche.gateway.leniency import decoded
 from cloche.gateway.sse import LONGEST_FIELD, ServerEvent, begins_stream, server_events
 from cloche.gateway.upstream_words import cause_of, concealed, secrets_in
 from cloche.model import MIB
 from cloche.telemetry import log
-from cloche.upstream_config import Upstream as Settings
 
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0

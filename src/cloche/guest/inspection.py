@@ -93,7 +93,7 @@ def answer(namespace: Namespace, ask: object) -> tuple:
 
 
 def describe(name: str, value: object) -> dict:
-    """What is told of one name; fields as `cloche.variables.Variable` has them."""
+    """What is told of one name; fields as `cloche.model.Variable` has them."""
     kind = type(value)
     told: dict = {"name": _text(name), "type": arrays.public_name(kind), "kind": _kind(kind), "preview": _opaque(kind)}
     try:

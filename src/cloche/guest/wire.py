@@ -44,7 +44,7 @@ INIT (host <-> pid 1 of a sandbox)
     process_start   process, argv | command | script, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
                     make_cwd: bool (else a cwd that is not there is an error)
                     script: {"name","argv":[..],"awaits":bool,"tools":{..}|null}: a Python program, body=its source,
-                    in a fork of what is imported already; awaits: with await outside of functions; tools: see tools.py
+                    in a fork of what is imported already; awaits: with await outside of functions; tools: see model.py
                                                     ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
     process_signal  process, signal, brief?
     process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
@@ -108,7 +108,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                                                                        and, from a kernel that does nothing until the
                                                                        next execution, its count as "next":n: with that
                                                                        it has started when it was sent, and is not told
-                  {"ev":"inspected","ask":s,"more":n}                  body=[..], of `cloche.variables.Variable`; or
+                  {"ev":"inspected","ask":s,"more":n}                  body=[..], of `cloche.model.Variable`; or
                                                                        with "problem":.. why there is none
                   {"ev":"branched","branch":k,"pid":n} | {"ev":"refused","branch":k,"message":..}
                   {"ev":"collected","branch":k,"status":wait status,"cpu":s,"rss":bytes}

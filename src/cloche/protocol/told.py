@@ -29,10 +29,9 @@ from cloche.events import (
     Truncated,
     Wrote,
 )
-from cloche.model import Limits, Struct
+from cloche.model import Limits, Struct, Variable
 from cloche.network_policy import NetworkEntry, NetworkRule
 from cloche.notebook import Cell
-from cloche.variables import Variable
 
 
 class Accepted(Event, tag="accepted"):

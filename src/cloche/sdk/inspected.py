@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from cloche.model import Variables
 from cloche.notebook import History
 from cloche.sdk import seam
 from cloche.sdk.transport import Transport
-from cloche.variables import Variables
 
 PathLike = str | os.PathLike[str]
 

@@ -14,15 +14,13 @@ from cloche.engine.history import history_of, notebook_of
 from cloche.engine.process import Process, ProcessResult
 from cloche.engine.sandbox import DEFAULT_CONTEXT, Sandbox
 from cloche.events import Run, RunInfo
-from cloche.model import Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User
+from cloche.model import Mark, ProcessInfo, SandboxInfo, SnapshotInfo, Tool, User, Variables
 from cloche.network_policy import NetworkPolicy, with_secrets
 from cloche.notebook import History
 from cloche.sdk import seam
 from cloche.sdk.near_files import NearFiles
 from cloche.sdk.near_home import Home
 from cloche.sdk.network_log import NetworkLog
-from cloche.tools import Tool
-from cloche.variables import Variables
 
 
 class NearSandbox:

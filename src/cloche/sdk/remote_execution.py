@@ -12,12 +12,10 @@ from urllib.parse import quote
 from cloche import errors
 from cloche.engine.answers import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
 from cloche.events import AnyEvent, Ended, Folding, Input, Run, RunInfo
-from cloche.model import Mark, check_copies, check_env, check_seconds
+from cloche.model import Mark, Tool, ToolResult, Variables, check_copies, check_env, check_seconds
 from cloche.notebook import History
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, Socket
-from cloche.tools import Tool, ToolResult
-from cloche.variables import Variables
 
 FRESH_SECONDS = 10.0  # less than the server waits for the begin
 

@@ -16,12 +16,23 @@ from cloche.engine.files import Content
 from cloche.engine.process import ProcessEvent, ProcessResult
 from cloche.engine.program import Exited
 from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
-from cloche.model import FileChange, FileInfo, Limits, Mark, ProcessInfo, SandboxInfo, SnapshotInfo, User, VolumeInfo
+from cloche.model import (
+    FileChange,
+    FileInfo,
+    Limits,
+    Mark,
+    ProcessInfo,
+    SandboxInfo,
+    SnapshotInfo,
+    Tool,
+    ToolResult,
+    User,
+    Variables,
+    VolumeInfo,
+)
 from cloche.network_policy import NetworkPolicy
 from cloche.notebook import History
 from cloche.sdk.network_log import NetworkLog
-from cloche.tools import Tool, ToolResult
-from cloche.variables import Variables
 
 Self = TypeVar("Self")
 

@@ -16,10 +16,10 @@ import msgspec
 from cloche import errors
 from cloche.engine.tool_calls import MAX_RESULT_BYTES
 from cloche.events import AnyEvent, Ended, Folding, Run, ToolsCalled
+from cloche.model import Tool as Offered
+from cloche.model import ToolCall, ToolResult
 from cloche.sdk import seam
 from cloche.sdk.tool_schemas import schema_of
-from cloche.tools import Tool as Offered
-from cloche.tools import ToolCall, ToolResult
 
 Function = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from cloche import errors
-from cloche.quotas_config import Override
+from cloche.config.sections import Override
 from cloche.store.database import Database
 
 IN_ALL = 0  # the minute of what was used ever

@@ -11,10 +11,10 @@ from typing import TypeVar
 import msgspec
 
 from cloche import errors
+from cloche.config.sections import Runs
 from cloche.event_json import encode_event
 from cloche.events import Ended
 from cloche.model import Outcome, Struct
-from cloche.runs_config import Runs
 from cloche.store.allowance import Allow, anything
 from cloche.store.database import Database, Work
 from cloche.store.outage import Unusable

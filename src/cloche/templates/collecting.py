@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cloche.disk_config import Disk
+from cloche.config.sections import Disk
 from cloche.model import Template
 from cloche.templates.catalogue import Catalogue
 

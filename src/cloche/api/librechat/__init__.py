@@ -8,7 +8,7 @@ execution.py   POST /exec
   workshop.py  makes places for programs, and runs programs in them
   places.py    a place is a sandbox with inputs in it (inputs.py), and what is left there is kept (outputs.py); it is of
                its program alone, or of a session (sessions.py)
-  programs.py  starts a program of any of languages.py; variables.py runs Python where variables last
+  programs.py  starts a program of any of languages.py; model.py runs Python where variables last
   outcome.py   what came of it, with notes.py for the model
 """
 

@@ -15,7 +15,7 @@ import msgspec
 from cloche.api.librechat.continuation import expired
 from cloche.api.librechat.programmatic_request import Given, missing_and_unknown
 from cloche.api.librechat.replies import Json, Refusal
-from cloche.tools import ToolCall, ToolResult
+from cloche.model import ToolCall, ToolResult
 
 MAX_RESULT_BYTES = 5_000_000
 MAX_RESULTS_BYTES = 40_000_000  # of all rounds of one program

@@ -16,7 +16,7 @@ from typing import Any
 
 from cloche import errors
 from cloche.api.librechat.jwt_keys import Key, Keys
-from cloche.librechat_config import Jwt
+from cloche.config.librechat import Jwt
 from cloche.model import Struct
 
 MAX_TOKEN_BYTES = 16 * 1024

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloche import errors
-from cloche.librechat_config import HS256_KEY_ID, Jwt
+from cloche.config.librechat import HS256_KEY_ID, Jwt
 from cloche.telemetry import log
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from cloche.api.librechat.notes import Notes, named
 from cloche.api.librechat.replies import Json, new_code_id
 from cloche.api.librechat.request import DATA
 from cloche.api.librechat.spaces import own_space
+from cloche.config.librechat import LibreChat
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.survey import Found, Survey
-from cloche.librechat_config import LibreChat
 from cloche.model import Struct
 from cloche.store.code_files import CodeFile, Content, StoredCodeFiles, new_file
 

@@ -12,8 +12,7 @@ import msgspec
 from cloche.api.librechat.names import shown
 from cloche.api.librechat.replies import Refusal
 from cloche.api.librechat.request import MAX_CODE_BYTES, Asked, decode_fields
-from cloche.model import Struct
-from cloche.tools import Tool, ToolLanguage, ToolResult, identifiers
+from cloche.model import Struct, Tool, ToolLanguage, ToolResult, identifiers
 
 MAX_RESULTS = 1000
 MAX_TOOLS_BYTES = 4_000_000  # of what is said of all tools of a program

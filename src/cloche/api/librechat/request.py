@@ -16,7 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.api.librechat.names import shown
 from cloche.api.librechat.replies import Refusal, is_code_id
-from cloche.json_values import count_values
+from cloche.event_json import count_values
 from cloche.model import MIB, Struct
 
 DATA = "/mnt/data/"

@@ -16,8 +16,8 @@ from cloche.engine.execution import Execution
 from cloche.engine.paths import check_cwd
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Event
+from cloche.model import Tool
 from cloche.protocol import asks, told
-from cloche.tools import Tool
 
 
 class Running:

@@ -27,9 +27,9 @@ from cloche.engine.process import Exited, Process
 from cloche.engine.program import Program
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Event, Output
+from cloche.model import ToolResult
 from cloche.protocol import asks, told
 from cloche.telemetry import log
-from cloche.tools import ToolResult
 
 Talk = Callable[[WebSocket, Sandbox], Awaitable[None]]
 

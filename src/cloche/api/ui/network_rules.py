@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from cloche.api.ui.network_rows import Row
+from cloche.config.sections import Network
 from cloche.egress.destination import Destination, parse, parse_authority
 from cloche.egress.refusal import Refusal
 from cloche.egress.rulebook import Rule, Rulebook, Rulebooks
-from cloche.network_config import Network
 from cloche.network_policy import NetworkPolicy
 
 DEFAULT_PORTS = {"http": 80, "ws": 80}  # of URLs; that of others is 443

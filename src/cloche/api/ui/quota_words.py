@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cloche.api.ui import words
-from cloche.quotas_config import KeyQuota
+from cloche.config.sections import KeyQuota
 
 NEARLY = 0.8  # of a quota
 

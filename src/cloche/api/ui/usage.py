@@ -12,8 +12,8 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import Meter, meter
+from cloche.config.sections import KeyQuota
 from cloche.engine.usage import Amounts, KeyUsage, OwnerUsage
-from cloche.quotas_config import KeyQuota
 from cloche.store.quotas import Spent
 
 WIDTH, HEIGHT = 240, 40  # of a chart, in its own units

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from cloche.network_config import Packages
+from cloche.config.sections import Packages
 
 KINDS = ("pypi", "npm")
 REQUESTS_AT_ONCE = 16  # of one sandbox that are seen to, so that there is room for others; the rest wait

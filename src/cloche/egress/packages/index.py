@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+from cloche.config.sections import Network, Packages
 from cloche.egress import http1
 from cloche.egress.destination import Destination
 from cloche.egress.door import Door
@@ -27,7 +28,6 @@ from cloche.egress.packages.urls import origin
 from cloche.egress.refusal import Verdict
 from cloche.egress.resolver import Resolve
 from cloche.egress.visit import Visit
-from cloche.network_config import Network, Packages
 
 IDLE_SECONDS = 60.0  # between two requests on one connection
 TOO_MANY_PAUSE_SECONDS = 0.5  # before who asks too often hears so

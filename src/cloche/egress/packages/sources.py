@@ -12,10 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cloche import errors
+from cloche.config.sections import Packages
 from cloche.egress.packages.npm_config import read_npm_config
 from cloche.egress.packages.pip_config import read_pip_config
 from cloche.egress.packages.urls import BadURL, Keyring, Origin, origin, split_userinfo
-from cloche.network_config import Packages
 from cloche.telemetry import log
 
 PYPI = "https://pypi.org/simple/"

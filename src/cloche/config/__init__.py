@@ -16,21 +16,88 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cloche import errors, found_config, librechat_config
-from cloche.audit_config import Audit
-from cloche.capacity_config import Capacity
-from cloche.disk_config import Disk
-from cloche.found_config import FOUND_FILE, LOCAL_FILE, variable_of
-from cloche.kept_config import History as History
-from cloche.kept_config import Kept as Kept
-from cloche.librechat_config import LibreChat
-from cloche.mcp_config import Mcp
+from cloche import errors
+from cloche.config import librechat
+from cloche.config.librechat import LibreChat
+from cloche.config.sections import (
+    Audit,
+    Capacity,
+    Disk,
+    Mcp,
+    Network,
+    Packages,
+    QuotaDefaults,
+    Runs,
+    Upstream,
+    VolumeLimits,
+)
+from cloche.config.sections import History as History
+from cloche.config.sections import Kept as Kept
 from cloche.model import GIB, KIB, MIB, Limits, Struct
-from cloche.network_config import Network, Packages
-from cloche.quotas_config import QuotaDefaults
-from cloche.runs_config import Runs
-from cloche.upstream_config import Upstream
-from cloche.volumes_config import VolumeLimits
+
+# What a `./cloche.toml` that nobody named may not decide: it may have come with somebody's repository.
+
+LOCAL_FILE = "cloche.toml"
+FOUND_FILE = f"file ./{LOCAL_FILE}"  # the origin of what comes from such a file
+
+# What says where sandboxes may go. Everything else of these tables denies, or limits.
+_WIDENING = frozenset({"network.allow", "network.default", "packages.enabled", "packages.allow"})
+_WAYS_IN = frozenset({"network.internal", "network.hosts", "packages.pypi", "packages.npm"})
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a key."""
+    return "CLOCHE_" + key.upper().replace(".", "_")
+
+
+def check_harmless(file: Path, key: str, value: Any) -> None:
+    """It must not say what is mounted into sandboxes, nor take them away, nor send them to servers of its choice."""
+    if (key, value) == ("backend", "plain-unsafe"):
+        what, flag = "turn isolation off", "--backend, CLOCHE_BACKEND"
+    elif key == "data_dir":
+        what, flag = "choose data_dir, from which templates are taken", "--data-dir, CLOCHE_DATA_DIR"
+    elif key in _WAYS_IN:
+        what, flag = f"set {key}, which says where names, packages or private addresses lead", variable_of(key)
+    elif key.startswith("librechat.jwt."):
+        what, flag = f"set {key}, which says whose tokens this server accepts", variable_of(key)
+    else:
+        return
+    raise errors.InvalidConfig(
+        f"a {file} that merely lies in this directory cannot {what}: ask for it with {flag}, or a file that you name "
+        "with --config"
+    )
+
+
+def check_ownership(file: Path) -> None:
+    """A file of somebody else's that merely lies in the current directory (say /tmp) must not steer us."""
+    if file.stat().st_uid not in (0, os.geteuid()):
+        raise errors.InvalidConfig(f"./{file} belongs to another user: remove it, or name it with --config to use it")
+
+
+def refuse_upstreams(origins: Mapping[str, str]) -> None:
+    """For what sends prompts by itself. Raises InvalidConfig if upstreams come from such a file.
+
+    It could send a key of the environment and all that is said to its author.
+    """
+    if origins.get("upstream") == FOUND_FILE:
+        raise errors.InvalidConfig(
+            f"a {LOCAL_FILE} that merely lies in this directory cannot say where models are, since your messages and a "
+            f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_FILE} chat` to use it"
+        )
+
+
+def refuse_networks(origins: Mapping[str, str]) -> None:
+    """For whoever is their own operator. Raises InvalidConfig if such a file says what sandboxes may reach.
+
+    It would let out what is meant to stay in. What only denies or limits is taken.
+    """
+    found = [key for key, origin in origins.items() if origin == FOUND_FILE and key in _WIDENING | _WAYS_IN]
+    if found:
+        raise errors.InvalidConfig(
+            f"a {LOCAL_FILE} that merely lies in this directory cannot set {found[0]} here, since it would say what "
+            f"your sandboxes may reach: read it, and name it with --config ./{LOCAL_FILE} or CLOCHE_CONFIG to use it"
+        )
+
 
 DEFAULT_ALIASES: Mapping[str, str] = {
     "code-interpreter-v1": "python",
@@ -44,7 +111,7 @@ DEFAULT_ALIASES: Mapping[str, str] = {
 
 NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
 
-_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat_config.MAY_HOLD_SECRETS
+_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat.MAY_HOLD_SECRETS
 _FLAGS = {"packages.enabled": "--packages"}  # those that are not called as their key
 
 _UNITS = {"": 1, "b": 1} | {
@@ -188,7 +255,7 @@ def for_oneself(config: Config) -> Config:
 
     Raises as `refuse_networks` does.
     """
-    found_config.refuse_networks(config.origins)
+    refuse_networks(config.origins)
     if "network.allow" in config.origins:
         return config
     network = msgspec.structs.replace(config.network, allow=("*:*",))
@@ -328,7 +395,7 @@ def bytes_of(text: str) -> int | None:
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Setting]:
-    for name, key in librechat_config.variables(environ):
+    for name, key in librechat.variables(environ):
         yield Setting(key, environ[name], f"environment variable {name}")
     for name in sorted(environ):
         if not name.startswith("CLOCHE_") or name in NOT_KEYS:
@@ -345,10 +412,10 @@ def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) 
     if not named and not file.exists():
         return
     if not named:
-        found_config.check_ownership(file)
+        check_ownership(file)
     for key, value in _flatten(_read(file)):
         if not named:
-            found_config.check_harmless(file, key, value)
+            check_harmless(file, key, value)
         yield Setting(_known(key, str(file)), value, f"file {file}" if named else FOUND_FILE)
 
 

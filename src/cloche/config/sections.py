@@ -1,0 +1,406 @@
+"""What the configuration says about the log of who did what."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cloche import errors
+from cloche.model import GIB, KIB, MIB
+from cloche.network_policy import Network as AddressRange
+from cloche.network_policy import NetworkPolicy, parse_pattern
+from cloche.structs import Struct
+
+
+class Audit(Struct):
+    """The audit log of a server: see `cloche.engine.trail`."""
+
+    enabled: bool = True
+    days: float = 90.0  # that a line is kept
+    max_bytes: int = 1 * GIB  # of all files: beyond it, the oldest go before their time
+
+    def __post_init__(self) -> None:
+        if not 0 < self.days < float("inf"):
+            raise errors.InvalidRequest(f"audit.days must be a positive number, not {self.days}")
+        if self.max_bytes < MIB:
+            raise errors.InvalidRequest(f"audit.max_bytes must be 1 MiB or more, not {self.max_bytes}")
+
+
+# What the configuration says about how much a host takes on at once.
+
+
+class Capacity(Struct):
+    """Beyond it requests wait, each owner's in a line of its own, and are refused after a time."""
+
+    sandboxes: int = 0  # at once, those that are paused with their memory counted; 0: as many as there is room for
+    executions: int = 0  # that run at once, also those that wait for something; 0: 64 for each core, 256 or more
+    memory_reserve_bytes: int = 256 * MIB  # no sandbox begins where this host has less memory left
+    queued: int = 1000  # requests that wait for a place, in all
+    queued_per_owner: int = 250
+    queue_seconds: float = 30.0  # that one waits
+
+    def __post_init__(self) -> None:
+        for name in ("sandboxes", "executions", "memory_reserve_bytes", "queued", "queued_per_owner"):
+            if getattr(self, name) < 0:
+                raise errors.InvalidRequest(f"capacity.{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.queue_seconds < float("inf"):
+            raise errors.InvalidRequest(f"capacity.queue_seconds must be 0 or more, not {self.queue_seconds}")
+
+
+# What the configuration says about how much of a disk is used, where nothing else bounds it.
+
+
+class Disk(Struct):
+    """What is collected: see `cloche.engine.collection`."""
+
+    template_versions: int = 5  # of one name that are kept, though nothing uses them
+    template_days: float = 30.0  # for which a version that nothing uses is kept in any case
+    collect_hours: float = 1.0  # between two collections
+
+    def __post_init__(self) -> None:
+        if self.template_versions < 1:
+            raise errors.InvalidRequest(f"disk.template_versions must be 1 or more, not {self.template_versions}")
+        for name in ("template_days", "collect_hours"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise errors.InvalidRequest(f"disk.{name} must be a positive number, not {getattr(self, name)}")
+
+
+# What the configuration says about what of sandboxes is kept.
+
+
+class Kept(Struct):
+    """What of sandboxes outlasts them, for each owner."""
+
+    paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
+    paused: int = 200  # sandboxes
+    paused_bytes: int = 20 * GIB  # of the files of all of them
+    snapshots: int = 100
+    snapshot_bytes: int = 20 * GIB  # of all together
+
+    def __post_init__(self) -> None:
+        if not 0 < self.paused_seconds < float("inf"):
+            raise errors.InvalidRequest(f"kept.paused_seconds must be a positive number, not {self.paused_seconds}")
+        for name in ("paused", "paused_bytes", "snapshots", "snapshot_bytes"):
+            if getattr(self, name) < 0:
+                raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
+
+
+class History(Struct):
+    """What is kept in memory of the cells that ran, with their outputs."""
+
+    sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
+    bytes: int = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
+
+    def __post_init__(self) -> None:
+        for name in ("sandbox_bytes", "bytes"):
+            if getattr(self, name) < 0:
+                raise errors.InvalidRequest(f"history.{name} must be 0 or more, not {getattr(self, name)}")
+
+
+# How much clients of the Model Context Protocol may have of a server.
+
+
+class Mcp(Struct):
+    """`/mcp`: see `cloche.mcp`."""
+
+    idle_seconds: float = 1800.0  # without a request, after which a session and its sandboxes end
+    sessions_per_owner: int = 64
+    origins: tuple[str, ...] = ()  # of web pages that may speak to it, like https://inspector.example.com
+
+    def __post_init__(self) -> None:
+        for name in ("idle_seconds", "sessions_per_owner"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise errors.InvalidRequest(f"mcp.{name} must be a positive number, not {getattr(self, name)}")
+
+
+# How much one owner, and one key, may use where nobody said otherwise. None is as much as the host has.
+
+
+def check_amount(name: str, amount: float | None) -> None:
+    """Raises InvalidRequest unless it is None, or a number that can be a quota."""
+    if amount is None:
+        return
+    if not 0 <= amount < float("inf"):
+        raise errors.InvalidRequest(f"the quota {name} must be a number, 0 or more, not {amount}")
+    if name == "lifetime_seconds" and amount < 1:
+        raise errors.InvalidRequest(f"the quota {name} must be 1 or more, not {amount}")
+
+
+class KeyQuota(Struct):
+    """What one key may use: at most as much as its owner."""
+
+    sandboxes: int | None = None  # that have a cell: those that run, and those that are paused with their memory
+    executions_per_minute: int | None = None  # of code, and starts of commands and terminals
+    cpu_seconds_per_hour: float | None = None  # of all programs in sandboxes, also in the background
+    memory_bytes: int | None = None  # that the sandboxes which have a cell may use, by their limits
+    lifetime_seconds: float | None = None  # of each sandbox
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_amount(name, getattr(self, name))
+
+
+class Quota(KeyQuota):
+    """What one owner may use, with all keys together."""
+
+    stored_bytes: int | None = None  # of all that outlasts sandboxes
+
+
+class QuotaDefaults(Struct):
+    owner: Quota = Quota()
+    key: KeyQuota = KeyQuota()
+
+
+NAMES = Quota.__struct_fields__
+"""Of all quotas."""
+
+
+class Override(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What an owner or a key may use instead: a number, or None for as much as the host has. Unset is the default."""
+
+    sandboxes: int | msgspec.UnsetType | None = msgspec.UNSET
+    executions_per_minute: int | msgspec.UnsetType | None = msgspec.UNSET
+    cpu_seconds_per_hour: float | msgspec.UnsetType | None = msgspec.UNSET
+    memory_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
+    lifetime_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
+    stored_bytes: int | msgspec.UnsetType | None = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        for name, amount in self.given().items():
+            check_amount(name, amount)
+
+    def given(self) -> dict[str, float | None]:
+        """Those that are set."""
+        found = {name: getattr(self, name) for name in NAMES}
+        return {name: amount for name, amount in found.items() if amount is not msgspec.UNSET}
+
+    def __str__(self) -> str:
+        """As the logs say it."""
+        given = {name: "unlimited" if amount is None else f"{amount:.15g}" for name, amount in self.given().items()}
+        return " ".join(f"{name}={amount}" for name, amount in given.items()) or "default"
+
+    def over(self, default: KeyQuota) -> Quota:
+        """What holds in the end."""
+        return Quota(**{**msgspec.structs.asdict(default), **self.given()})
+
+
+# How much is kept of runs that outlive their connections.
+
+
+class Runs(Struct):
+    """Detached runs: see `cloche.engine.runs`."""
+
+    events_bytes: int = 8 * MIB  # of one run's events: the oldest make room
+    owner_bytes: int = 64 * MIB  # of all runs of one owner: those that ended first make room
+    per_owner: int = 1000  # runs that are kept: the same
+    at_once: int = 64  # of one owner, those that wait for their turn counted
+    kept_hours: float = 24.0  # after their end
+
+    def __post_init__(self) -> None:
+        for name in ("per_owner", "at_once", "kept_hours"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise errors.InvalidRequest(f"runs.{name} must be a positive number, not {getattr(self, name)}")
+        for name in ("events_bytes", "owner_bytes"):
+            if getattr(self, name) < 16 * KIB:
+                raise errors.InvalidRequest(f"runs.{name} must be 16384 or more, not {getattr(self, name)}")
+
+
+# What the configuration says about named volumes.
+
+
+class VolumeLimits(Struct):
+    """Named volumes, which are in memory while a sandbox has them, and on the disk otherwise."""
+
+    bytes: int = 1 * GIB  # that one can hold, of those that are made from now on
+    per_owner: int = 20
+
+    def __post_init__(self) -> None:
+        if self.bytes < MIB or self.per_owner < 0:
+            raise errors.InvalidRequest("volumes.bytes must be 1 MiB or more, and volumes.per_owner 0 or more")
+
+
+# `[[upstream]]`: where a server with models is, and how it is spoken to.
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+_OWN_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})  # each request has its own
+
+
+def _check_url(url: str) -> None:
+    """Raises InvalidRequest. The URL itself is not said: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port, or of brackets
+        is_address = False
+    if not is_address or not url.isprintable() or " " in url:
+        raise errors.InvalidRequest("upstream.base_url must be a URL such as https://host/v1")
+    if "@" in parts.netloc:
+        raise errors.InvalidRequest("upstream.base_url cannot have a user and a password: use api_key, or headers")
+    if "?" in url or "#" in url:
+        raise errors.InvalidRequest(
+            "upstream.base_url cannot have a query or a fragment: paths are added at its end. Azure needs none at "
+            "https://NAME.openai.azure.com/openai/v1"
+        )
+
+
+class Upstream(Struct, forbid_unknown_fields=True):
+    """A server with models. Requests for a model go to the first upstream with a pattern that matches its name."""
+
+    models: tuple[str, ...]
+    base_url: str
+    api_key: str = ""  # "env:NAME" takes it from the environment
+    api: Literal["responses", "chat"] = "chat"
+    model: str = ""  # the name that is sent, if that is another
+    vision: bool = True  # whether pictures that code shows go back to the model
+    stream: bool = True  # whether the server can stream
+    timeout_seconds: float = 600.0  # without a byte
+    headers: dict[str, str] = {}  # sent with every request; here too "env:NAME" is possible
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise errors.InvalidRequest('upstream.models must have a pattern, such as "gpt-5*"')
+        _check_url(self.base_url)
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise errors.InvalidRequest(f"upstream.headers has {name!r}, whose name or value no header can have")
+            if name.lower() in _OWN_HEADERS:
+                raise errors.InvalidRequest(
+                    f"upstream.headers has {name!r}, which each request has its own of: remove it"
+                )
+        if not 0 < self.timeout_seconds < float("inf"):
+            raise errors.InvalidRequest(
+                f"upstream.timeout_seconds must be a positive number, not {self.timeout_seconds}"
+            )
+
+
+# `[network]` and `[packages]`: what the operator of a host lets sandboxes reach, whatever their clients ask for.
+
+
+class Network(Struct):
+    """The most that a sandbox may be allowed, what one gets that asks for nothing, and limits."""
+
+    allow: tuple[str, ...] = ()  # nothing: sandboxes have loopback only, whatever they ask for
+    deny: tuple[str, ...] = ()  # comes before `allow`
+    default: tuple[str, ...] = ()  # what a sandbox is allowed that asks for nothing, within the above
+    internal: tuple[str, ...] = ()  # private addresses and networks that may be reached nevertheless
+    hosts: dict[str, str] = {}  # name -> address, or addresses with commas between: as in /etc/hosts
+    connections: int = 128  # of one sandbox at once
+    connections_total: int = 2048  # of all of them
+    lookups: int = 8  # of names, of one sandbox at once
+    request_seconds: float = 30.0  # for a program to say what it wants, once it has connected
+    connect_seconds: float = 15.0  # to resolve a name and connect
+    idle_seconds: float = 300.0  # of a connection on which nothing moves
+    connection_seconds: float = 3600.0
+    sandbox_bytes: int = 10 * GIB  # to and fro, in a sandbox's whole life
+    log_entries: int = 1000  # of a sandbox's network log; the oldest make room
+
+    def __post_init__(self) -> None:
+        for key in ("allow", "deny", "default"):
+            _check_patterns(f"network.{key}", getattr(self, key))
+        for pattern in self.internal:
+            _range("network.internal", pattern)
+        for name, addresses in self.hosts.items():
+            _check_host(name, addresses)
+        for key in ("connections", "connections_total", "connect_seconds", "idle_seconds", "connection_seconds"):
+            check_positive(f"network.{key}", getattr(self, key))
+        for key in ("sandbox_bytes", "log_entries", "lookups", "request_seconds"):
+            check_positive(f"network.{key}", getattr(self, key))
+
+    @property
+    def bound(self) -> NetworkPolicy:
+        """What no sandbox may go beyond."""
+        return NetworkPolicy(allow=self.allow, deny=self.deny)
+
+    @property
+    def internal_ranges(self) -> tuple[AddressRange, ...]:
+        return tuple(_range("network.internal", each) for each in self.internal)
+
+
+class Packages(Struct):
+    """The package indexes that `pip`, `uv` and `npm` inside sandboxes can install from, with or without a network."""
+
+    enabled: bool = False
+    pypi: tuple[str, ...] = ()  # index URLs; none: those of this host's own pip configuration
+    npm: str = ""  # the registry's URL; empty: that of this host's own npm configuration
+    allow: tuple[str, ...] = ("*",)  # names of packages, with * where wanted; pypi:NAME and npm:NAME are of one kind
+    deny: tuple[str, ...] = ()  # comes before `allow`
+    cache_bytes: int = 5 * GIB  # kept on this host and shared; what was used longest ago makes room
+    file_bytes: int = 512 * MIB  # of one wheel or tarball
+    index_seconds: float = 600.0  # for which an index page is not asked for again
+    requests_per_minute: int = 3000  # of one sandbox
+    sandbox_bytes: int = 8 * GIB  # that one sandbox may take
+
+    def __post_init__(self) -> None:
+        for key in ("cache_bytes", "file_bytes", "requests_per_minute", "sandbox_bytes"):
+            check_positive(f"packages.{key}", getattr(self, key))
+        if not 0 <= self.index_seconds < float("inf"):
+            raise errors.InvalidRequest(f"packages.index_seconds must be a number of seconds, not {self.index_seconds}")
+        for url in (*self.pypi, *filter(None, (self.npm,))):
+            _check_index(url)
+        for pattern in (*self.allow, *self.deny):
+            _check_package(pattern)
+
+
+def _check_index(url: str) -> None:
+    """The URL is not repeated: it can have a password in it."""
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("https", "http") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        known = False
+    if not known:
+        raise errors.InvalidRequest(
+            "packages: the URL of an index begins with https:// and the name of a host, such as "
+            "https://pypi.org/simple/ for packages.pypi and https://registry.npmjs.org/ for packages.npm"
+        )
+
+
+def _check_package(pattern: str) -> None:
+    kind, colon, name = pattern.strip().rpartition(":")
+    if not name or " " in name or (colon and kind.lower() not in ("pypi", "npm")):
+        raise errors.InvalidRequest(
+            f"packages: {pattern[:200]!r} is not a pattern of packages: use a name, * for many, and pypi: or npm: "
+            "before it where only one kind is meant"
+        )
+
+
+def check_positive(key: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise errors.InvalidRequest(f"{key} must be a positive number, not {value}")
+
+
+def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
+    if isinstance(patterns, str):  # a list of letters to Python, and never what is meant
+        raise errors.InvalidRequest(f"{key} is a list of patterns: write [{patterns[:300]!r}]")
+    for pattern in patterns:
+        try:
+            parse_pattern(pattern)
+        except errors.InvalidRequest as error:
+            raise errors.InvalidRequest(f"{key}: {error}") from None
+
+
+def _range(key: str, text: str) -> AddressRange:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise errors.InvalidRequest(f"{key}: {text!r} is neither an address nor a network like 10.1.0.0/16") from None
+
+
+def _check_host(name: str, addresses: str) -> None:
+    pattern = parse_pattern(name)
+    if pattern.name in (None, "*") or pattern.below or pattern.ports:
+        raise errors.InvalidRequest(f"network.hosts: {name!r} must be the whole name of a host")
+    addresses_of(addresses)
+
+
+def addresses_of(text: str) -> list[str]:
+    """The addresses of a value of `network.hosts`. Raises InvalidRequest."""
+    try:
+        return [str(ipaddress.ip_address(each.strip())) for each in text.split(",")]
+    except ValueError:
+        raise errors.InvalidRequest(f"network.hosts: {text!r} must be addresses with commas between") from None
