@@ -20,11 +20,12 @@ from cloche.engine.build_steps import Step, expanded
 from cloche.engine.building import Plan
 from cloche.engine.engine import Engine
 from cloche.model import Limits, Snapshot, new_id
-from cloche.store import database, template_builds
+from cloche.store import builds as template_builds
+from cloche.store import database
 from cloche.store.base import Revival, SandboxRecord
-from cloche.store.records import SqliteRecords
+from cloche.store.builds import Build, LogEntry, StoredBuilds
+from cloche.store.sandboxes import SqliteRecords
 from cloche.store.snapshots import StoredSnapshots
-from cloche.store.template_builds import Build, LogEntry, StoredBuilds
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -25,7 +25,7 @@ from cloche.linux import cgroups
 from cloche.model import Limits, SandboxSpec
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord
-from cloche.store.records import SqliteRecords
+from cloche.store.sandboxes import SqliteRecords
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -26,9 +26,9 @@ from cloche.engine.usage import OwnerUsage
 from cloche.engine.window import Window
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
+from cloche.store.builds import Build
+from cloche.store.gateway import Shelf
 from cloche.store.quotas import Tenant
-from cloche.store.shelf import Shelf
-from cloche.store.template_builds import Build
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,7 +12,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, serving_by
 
 import cloche
-from cloche.store.past import BELIEVED_SECONDS, Past
+from cloche.store.retention_clock import BELIEVED_SECONDS, Past
 
 HOUR = 3600.0
 SHIFTED = """
@@ -99,8 +99,8 @@ class Clocks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.passed, self.wall = 1000.0, 1_800_000_000.0
-        monkeypatch.setattr("cloche.store.past._passed", lambda: self.passed)
-        monkeypatch.setattr("cloche.store.past.time.time", lambda: self.wall)
+        monkeypatch.setattr("cloche.store.retention_clock._passed", lambda: self.passed)
+        monkeypatch.setattr("cloche.store.retention_clock.time.time", lambda: self.wall)
 
     def go_on(self, seconds: float) -> None:
         self.passed += seconds

@@ -17,10 +17,9 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, in_background
 
 import cloche
-from cloche.store import database, outage, records
+from cloche.store import database, sandboxes
 from cloche.store.base import SandboxRecord
-from cloche.store.database import Database
-from cloche.store.outage import Unusable
+from cloche.store.database import Database, Unusable
 
 LOCKER = """
 import sqlite3, sys
@@ -51,7 +50,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_MILLISECONDS", 300)
     monkeypatch.setattr(database, "TROUBLED_MILLISECONDS", 20)
     monkeypatch.setattr(database, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(records, "TROUBLED_SECONDS", 0.2)
+    monkeypatch.setattr(sandboxes, "TROUBLED_SECONDS", 0.2)
 
 
 def new_key(server: RunningServer) -> httpx2.Response:
@@ -141,7 +140,7 @@ async def test_what_cannot_be_written_now_is_written_later_in_its_order(store: P
 
 
 async def test_what_waits_to_be_written_is_bounded_and_the_newest_stays(store: Path, hurry: None, monkeypatch):
-    monkeypatch.setattr(outage, "MAX_HELD", 10)
+    monkeypatch.setattr(database, "MAX_HELD", 10)
     async with opened(store) as db:
         with locked(store):
             for number in range(30):
@@ -170,7 +169,7 @@ async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Pa
 
 
 async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(store: Path, hurry: None):
-    kept = records.SqliteRecords(store)
+    kept = sandboxes.SqliteRecords(store)
     await kept.open()
     about = {"owner": "alice", "template": "python@1", "instance": "h1", "created_at": time.time()}
     with locked(store):
@@ -182,7 +181,7 @@ async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(sto
         kept.put(SandboxRecord(id="i0", state="killed", **about))
         assert (await kept.get("i0")).state == "killed"
     await kept.aclose()
-    kept = records.SqliteRecords(store)
+    kept = sandboxes.SqliteRecords(store)
     await kept.open()
     assert [(await kept.get(f"i{number}")).state for number in range(3)] == ["killed", "running", "running"]
     await kept.aclose()

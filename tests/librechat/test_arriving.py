@@ -12,9 +12,9 @@ from cloche.api.librechat import arriving as arriving_module
 from cloche.api.librechat.arriving import Arriving, Reservation
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal, new_code_id
-from cloche.store import code_files
-from cloche.store.code_files import Content, Space, new_file
-from cloche.store.shelf import Shelf
+from cloche.store import librechat
+from cloche.store.gateway import Shelf
+from cloche.store.librechat import Content, Space, new_file
 
 ANN, BOB = Caller(owner="o", tenant="t", user="ann"), Caller(owner="o", tenant="t", user="bob")
 KEY = Caller(owner="o")
@@ -23,8 +23,8 @@ PIECE = b"x" * 100
 
 @pytest.fixture
 async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Shelf, None]:
-    monkeypatch.setattr(code_files, "MAX_OWNER_BYTES", 1000)
-    monkeypatch.setattr(code_files, "MAX_USER_BYTES", 600)
+    monkeypatch.setattr(librechat, "MAX_OWNER_BYTES", 1000)
+    monkeypatch.setattr(librechat, "MAX_USER_BYTES", 600)
     monkeypatch.setattr(arriving_module, "CHECK_BYTES", len(PIECE))
     async with Shelf(tmp_path, 30) as opened:
         yield opened

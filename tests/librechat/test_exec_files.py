@@ -15,7 +15,7 @@ from cloche.api.librechat.outputs import changes_of
 from cloche.engine.guest import Reply
 from cloche.engine.survey import Found, Survey, survey_of
 from cloche.model import MIB
-from cloche.store.code_files import CodeFile
+from cloche.store.librechat import CodeFile
 
 SKILL = {"kind": "skill", "id": "66aa00000000000000000001", "version": "3", "read_only": "true"}
 

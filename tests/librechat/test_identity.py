@@ -25,7 +25,7 @@ from cloche.config import Config
 from cloche.config.librechat import Jwt
 from cloche.config.librechat import LibreChat as Settings
 from cloche.model import Principal
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 from cloche.telemetry import log
 
 KEY, OTHER_KEY = "e2b_" + "7" * 40, "a.key.with-two-dots-in-it"

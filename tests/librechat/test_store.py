@@ -13,10 +13,9 @@ import pytest
 
 from cloche import errors
 from cloche.api.librechat.replies import new_code_id
-from cloche.store import code_files
-from cloche.store.code_files import CodeFile, Space, Tenant, new_file
-from cloche.store.code_sessions import WorkspaceEntry
-from cloche.store.shelf import Shelf
+from cloche.store import librechat
+from cloche.store.gateway import Shelf
+from cloche.store.librechat import CodeFile, Space, Tenant, WorkspaceEntry, new_file
 
 MINE = Space(owner="chat", tenant="t", kind="user", id="ann")
 HOUR = 3600.0
@@ -53,7 +52,7 @@ async def is_there(shelf: Shelf, file: CodeFile, space: Space | Tenant = MINE) -
 
 
 def contents(tmp_path: Path) -> set[str]:
-    return {name.removeprefix(code_files.PREFIX) for name in os.listdir(tmp_path / "blobs")}
+    return {name.removeprefix(librechat.PREFIX) for name in os.listdir(tmp_path / "blobs")}
 
 
 async def test_a_file_is_found_again_as_it_was_put(shelf: Shelf):
@@ -167,8 +166,8 @@ async def test_a_content_that_became_no_file_is_removed(shelf: Shelf, tmp_path: 
 
 
 async def test_an_owner_and_each_user_have_so_much_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code_files, "MAX_USER_FILES", 2)
-    monkeypatch.setattr(code_files, "MAX_OWNER_BYTES", 100)
+    monkeypatch.setattr(librechat, "MAX_USER_FILES", 2)
+    monkeypatch.setattr(librechat, "MAX_OWNER_BYTES", 100)
     room = shelf.code_files.check_room
     made = [await put(shelf, data=b"x" * 20) for _ in range(2)]
     with pytest.raises(errors.TooLarge, match="You have 2 files of 40 bytes, and 2 "):
@@ -183,7 +182,7 @@ async def test_an_owner_and_each_user_have_so_much_room(shelf: Shelf, monkeypatc
 
 
 async def test_what_has_expired_takes_no_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(code_files, "MAX_OWNER_FILES", 1)
+    monkeypatch.setattr(librechat, "MAX_OWNER_FILES", 1)
     await put(shelf, age_hours=30)
     await shelf.code_files.check_room("chat")
 

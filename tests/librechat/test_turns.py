@@ -19,7 +19,7 @@ from cloche.api.librechat.room import Room, Share
 from cloche.api.librechat.turns import Capacity, Turns
 from cloche.config import Config
 from cloche.model import Principal
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 
 ANN, BEN, EVE = (Caller(owner="chat", tenant="acme", user=name, source="jwt") for name in ("ann", "ben", "eve"))
 

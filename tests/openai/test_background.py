@@ -21,7 +21,7 @@ from cloche.config import Config, Pool
 from cloche.gateway.asked import Asked
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 
 ENDLESS = "print('begun', flush=True)\nx = 7\nwhile True: pass"
 KEY = "e2b_" + "0" * 40

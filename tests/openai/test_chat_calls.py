@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloche.store import chat_calls
-from cloche.store.chat_calls import ChatCalls, ChatTurn, call_id, new_turn_key
+from cloche.store import gateway
 from cloche.store.database import Database
-from cloche.store.lengths import is_longer
+from cloche.store.gateway import ChatCalls, ChatTurn, call_id, new_turn_key
+from cloche.store.responses import is_longer
 
 Work = Callable[[ChatCalls], Awaitable[None]]
 
@@ -49,7 +49,7 @@ def test_turns_are_forgotten_after_their_time(tmp_path: Path, monkeypatch: pytes
     async def work(calls: ChatCalls) -> None:
         key = new_turn_key()
         calls.put("me", key, turn())
-        monkeypatch.setattr(chat_calls, "KEPT_SECONDS", -1.0)
+        monkeypatch.setattr(gateway, "CHAT_CALLS_KEPT_SECONDS", -1.0)
         assert await calls.find("me", [call_id(key, 0)]) == {}
         calls.prune()
         monkeypatch.undo()
@@ -69,8 +69,8 @@ def test_an_owner_has_so_many_turns_and_none_too_large(tmp_path: Path, monkeypat
         calls.put("me", large, turn("x" * 10_000))
         assert await calls.find("me", [call_id(large, 0)]) == {}
 
-    monkeypatch.setattr(chat_calls, "MAX_TURNS", 3)
-    monkeypatch.setattr(chat_calls, "MAX_BYTES", 5_000)
+    monkeypatch.setattr(gateway, "MAX_TURNS", 3)
+    monkeypatch.setattr(gateway, "MAX_BYTES", 5_000)
     use(tmp_path, work)
 
 
@@ -87,8 +87,8 @@ def test_an_owner_and_all_owners_have_so_many_bytes(tmp_path: Path, monkeypatch:
         assert set(await calls.find("you", [call_id(key, 0)])) == {call_id(key, 0)}
         assert set(await calls.find("me", ids)) == {ids[3]}
 
-    monkeypatch.setattr(chat_calls, "MAX_OWNER_BYTES", 2500)
-    monkeypatch.setattr(chat_calls, "MAX_BYTES_IN_ALL", 2500)
+    monkeypatch.setattr(gateway, "MAX_OWNER_BYTES", 2500)
+    monkeypatch.setattr(gateway, "MAX_BYTES_IN_ALL", 2500)
     use(tmp_path, work)
 
 
@@ -100,8 +100,8 @@ def test_a_busy_server_does_not_wait_for_the_hour(tmp_path: Path, monkeypatch: p
         found = [bool(await calls.find(f"owner {number}", [call_id(key, 0)])) for number, key in enumerate(keys)]
         assert found == [False, False, True, True]
 
-    monkeypatch.setattr(chat_calls, "PRUNED_AFTER", 1000)
-    monkeypatch.setattr(chat_calls, "MAX_BYTES_IN_ALL", 2500)
+    monkeypatch.setattr(gateway, "CHAT_CALLS_PRUNED_AFTER_BYTES", 1000)
+    monkeypatch.setattr(gateway, "MAX_BYTES_IN_ALL", 2500)
     use(tmp_path, work)
 
 
@@ -112,10 +112,10 @@ def test_a_request_goes_back_to_the_last_turns_that_it_names(tmp_path: Path, mon
             calls.put("me", key, turn("x" * 1000))
         ids = [call_id(key, number) for key in keys for number in range(2)]
         assert set(await calls.find("me", ids)) == set(ids[-6:])
-        monkeypatch.setattr(chat_calls, "MAX_FOUND_BYTES", 2500)
+        monkeypatch.setattr(gateway, "MAX_FOUND_BYTES", 2500)
         assert set(await calls.find("me", ids)) == set(ids[-4:])
 
-    monkeypatch.setattr(chat_calls, "MAX_FOUND", 3)
+    monkeypatch.setattr(gateway, "MAX_FOUND", 3)
     use(tmp_path, work)
 
 

@@ -16,9 +16,9 @@ from tests.openai.test_store import echo
 
 from cloche import errors
 from cloche.gateway.items import new_item_id
-from cloche.store import conversations, named_items, responses
+from cloche.store import conversations, responses
+from cloche.store.gateway import Shelf
 from cloche.store.responses import StoredResponse
-from cloche.store.shelf import Shelf
 
 Json = dict[str, Any]
 LARGE = "x" * 100_000
@@ -127,7 +127,7 @@ async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(shelf: S
 
 
 def test_whoever_has_little_loses_nothing_to_whoever_has_much(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(responses, "MAX_BYTES", 100)
+    monkeypatch.setattr(responses, "RESPONSES_MAX_BYTES", 100)
     monkeypatch.setattr(responses, "MAX_BYTES_OF_OWNER", 60)
     assert responses.share([10, 20]) == 60
     assert responses.share([10, 70]) == 60
@@ -155,7 +155,7 @@ async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(shelf: She
 
 
 async def test_items_that_are_too_large_together_are_refused(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(named_items, "MAX_BYTES", 150_000)
+    monkeypatch.setattr(responses, "NAMED_ITEMS_MAX_BYTES", 150_000)
     items = [said(LARGE), said(LARGE)]
     ids = [item["id"] for item in items]
     shelf.responses.put(stored("resp_1", items), ids)

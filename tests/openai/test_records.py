@@ -21,9 +21,9 @@ from tests.openai.conftest import CODE_INTERPRETER, UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, HttpError, Reached, ScriptedUpstream, StreamError, Text, Usage, WaitFor
 
 from cloche.model import Template
-from cloche.store import steps as step_store
+from cloche.store import gateway as step_store
 from cloche.store.database import Database
-from cloche.store.steps import Page, Step, Steps
+from cloche.store.gateway import Page, Step, Steps
 
 LOOP = "```python\nprint('begun', flush=True)\nwhile True: pass\n```"
 
@@ -428,7 +428,7 @@ async def test_old_records_go_and_so_do_those_that_are_too_many(tmp_path: Path, 
     database, now = Database(tmp_path / "store.sqlite3"), time.time()
     await database.open()
     kept = Steps(database)
-    kept.put(step(now - step_store.KEPT_SECONDS - 60, 0))
+    kept.put(step(now - step_store.STEPS_KEPT_SECONDS - 60, 0))
     for number in range(1, 6):
         kept.put(step(now - 100 + number, number, captured="x" * 40))
     kept.flush()

@@ -15,7 +15,7 @@ from cloche import errors
 from cloche.gateway import attachments, room
 from cloche.gateway.container_files import ContainerFiles
 from cloche.model import MIB, FileInfo
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 
 
 class HostileFiles:

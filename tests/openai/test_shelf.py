@@ -15,9 +15,8 @@ import pytest
 from cloche import errors
 from cloche.store import blobs
 from cloche.store.base import SHUT_DOWN
-from cloche.store.container_files import COPY, ContainerFile, new_container_file_id
-from cloche.store.files import new_file_id
-from cloche.store.shelf import Shelf
+from cloche.store.files import COPY, ContainerFile, new_container_file_id, new_file_id
+from cloche.store.gateway import Shelf
 
 
 async def content(data: bytes) -> AsyncGenerator[bytes, None]:

@@ -25,9 +25,9 @@ from cloche.engine.trail import FLOOD, MOST_LINES, Trail
 from cloche.model import Principal
 from cloche.store import audit
 from cloche.store.audit import AuditFiles, AuditLine
-from cloche.store.audit_reading import Wanted, last, verify
+from cloche.store.audit_reader import Wanted, last, verify
 from cloche.store.base import SandboxRecord
-from cloche.store.records import SqliteRecords
+from cloche.store.sandboxes import SqliteRecords
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 MARK = "what-alice-wrote-51d0"

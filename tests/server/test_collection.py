@@ -22,7 +22,7 @@ from cloche.config.sections import Disk
 from cloche.engine import collection
 from cloche.engine.collection import Collection, Found
 from cloche.model import Template, new_id
-from cloche.store import ended_records
+from cloche.store import sandboxes
 from cloche.store.migrations import MIGRATIONS
 from cloche.templates import Catalogue
 from cloche.templates.collecting import hold
@@ -207,7 +207,7 @@ def test_contents_go_that_no_file_has_unless_they_are_new(place: Path, directory
 
 
 def test_records_are_bounded_and_the_oldest_go(place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ended_records, "MAX_RECORDS", 10)
+    monkeypatch.setattr(sandboxes, "MAX_RECORDS", 10)
     now = time.time()
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         db.executemany(ADD_RECORD, [(str(n), "o", now - n, "{}") for n in range(25)] + [("runs", "o", None, "{}")])
@@ -218,7 +218,7 @@ def test_records_are_bounded_and_the_oldest_go(place: Path, monkeypatch: pytest.
 
 
 def test_a_flood_of_records_takes_none_of_another_owners(place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ended_records, "MAX_RECORDS", 10)
+    monkeypatch.setattr(sandboxes, "MAX_RECORDS", 10)
     now = time.time()
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         flood = [(f"flood{n}", "many", now - n, "{}") for n in range(50)]
@@ -230,7 +230,7 @@ def test_a_flood_of_records_takes_none_of_another_owners(place: Path, monkeypatc
 
 
 def test_records_are_bounded_in_bytes_and_whoever_has_the_most_loses(place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ended_records, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(sandboxes, "MAX_BYTES", 100_000)
     now, large = time.time(), '{"x": "' + "x" * 30_000 + '"}'
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         db.executemany(ADD_RECORD, [(f"large{n}", "much", now - n, large) for n in range(10)])

@@ -22,8 +22,8 @@ from cloche.cli.moments import moment
 from cloche.config.sections import Quota
 from cloche.engine.account import Account
 from cloche.engine.instance import Instance, pid_of
+from cloche.store.database import unusable
 from cloche.store.migrations import MIGRATIONS
-from cloche.store.outage import unusable
 
 OURS, WRONG = 125, 2
 NOBODY = 65534

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.store.records import SqliteRecords
-from cloche.store.steps import Page, Steps
+from cloche.store.gateway import Page, Steps
+from cloche.store.sandboxes import SqliteRecords
 
 OTHERS = 20_000
 STEPS = 100  # of SQLite's machine, between two counts

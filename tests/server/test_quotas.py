@@ -15,7 +15,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until, with_template
 from tests.server.test_keys import cloche
 
-from cloche.store.audit_reading import Wanted, last
+from cloche.store.audit_reader import Wanted, last
 
 EVERYBODY = {"CLOCHE_QUOTAS_KEY_EXECUTIONS_PER_MINUTE": "1000"}
 

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 from cloche import errors
 from cloche.api.admin_requests import decode
 from cloche.store.database import Database
-from cloche.store.steps import Page, Step, Steps
+from cloche.store.gateway import Page, Step, Steps
 
 NOW = 1_790_000_000.0
 

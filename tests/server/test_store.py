@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cloche.store import records
+from cloche.store import sandboxes
 from cloche.store.base import SandboxRecord
 from cloche.store.database import Database
 
@@ -29,10 +29,10 @@ async def test_what_work_raises_is_its_callers_and_the_next_is_done(tmp_path, ra
 
 
 async def test_records_are_removed_when_they_are_old_and_not_only_at_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "PRUNE_SECONDS", 0.05)
-    kept = records.SqliteRecords(tmp_path / "store.sqlite3")
+    monkeypatch.setattr(sandboxes, "PRUNE_SECONDS", 0.05)
+    kept = sandboxes.SqliteRecords(tmp_path / "store.sqlite3")
     await kept.open()
-    ended_at = time.time() - records.KEPT_SECONDS
+    ended_at = time.time() - sandboxes.KEPT_SECONDS
     about = {"owner": "alice", "template": "python@1", "state": "killed", "instance": "i", "created_at": 0.0}
     kept.put(SandboxRecord(id="old", ended_at=ended_at - 1, **about))
     kept.put(SandboxRecord(id="young", ended_at=ended_at + 3600, **about))

@@ -15,8 +15,8 @@ from cloche.engine.health import Health
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
 from cloche.store.database import Database
+from cloche.store.gateway import Shelf
 from cloche.store.keys import StoredKeys
-from cloche.store.shelf import Shelf
 
 WEBSOCKET = "WEBSOCKET"
 ANY = "OPTIONS"  # what a route is tried with that takes every method

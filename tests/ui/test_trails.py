@@ -11,7 +11,7 @@ from cloche.api.ui.house import Page, Visitor
 from cloche.api.ui.looks import AGAIN_SECONDS, MOST, Looks
 from cloche.model import Principal
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reading import Wanted, last
+from cloche.store.audit_reader import Wanted, last
 
 
 def lines(console: RunningServer, owner: str) -> list[AuditLine]:

@@ -27,8 +27,8 @@ from cloche.api.revoking import kill_made
 from cloche.api.system import Routes, error_reply, json_reply
 from cloche.engine.engine import Engine
 from cloche.model import KIB, Struct
+from cloche.store.gateway import Steps
 from cloche.store.keys import KeyRecord, StoredKeys
-from cloche.store.steps import Steps
 
 T = TypeVar("T", bound=Struct)
 

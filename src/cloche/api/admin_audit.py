@@ -16,7 +16,7 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Dialect, Edge
 from cloche.api.system import json_reply
-from cloche.store.audit_reading import Wanted, last
+from cloche.store.audit_reader import Wanted, last
 
 MAX_LIMIT = 10_000
 MAX_MOMENT = 253402300799.0  # the end of the year 9999: the log has four digits for it

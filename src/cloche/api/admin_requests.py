@@ -14,7 +14,7 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Dialect, Edge
 from cloche.api.system import json_reply
-from cloche.store.steps import Page, Step, Steps
+from cloche.store.gateway import Page, Step, Steps
 
 MAX_LIMIT = 1000
 MAX_MOMENT = 253402300799.0  # the end of the year 9999

@@ -17,7 +17,7 @@ from cloche.cli import configuration
 from cloche.cli.control import existing
 from cloche.engine.instance import Instance
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reading import Verdict, Wanted, end_of, last, lines, verify
+from cloche.store.audit_reader import Verdict, Wanted, end_of, last, lines, verify
 
 POLL_SECONDS = 0.5
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

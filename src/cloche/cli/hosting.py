@@ -20,9 +20,9 @@ from cloche.engine.trail import Trail
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
 from cloche.store.audit import AuditFiles
+from cloche.store.gateway import Shelf
 from cloche.store.keys import StoredKeys
 from cloche.store.secret import server_secret
-from cloche.store.shelf import Shelf
 
 
 @contextlib.asynccontextmanager

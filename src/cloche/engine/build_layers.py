@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cloche.model import GIB, Snapshot
 from cloche.store.base import Snapshots as Store
-from cloche.store.past import surely_past
+from cloche.store.retention_clock import surely_past
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 
-from cloche.store.template_builds import Level, LogEntry
+from cloche.store.builds import Level, LogEntry
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from cloche.engine.process import Exited
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import KIB, MAX_COMMAND_BYTES, MAX_STRING_BYTES, Launch, Struct, User, check_env
-from cloche.store.build_files import BuildFiles
+from cloche.store.builds import BuildFiles
 
 StepKind = Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
 

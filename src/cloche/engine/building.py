@@ -17,8 +17,7 @@ from cloche.engine.lasting import Source
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Launch, Limits, SandboxSpec, Snapshot, Struct, Template, new_id
 from cloche.network_policy import NetworkPolicy
-from cloche.store.build_files import BuildFiles
-from cloche.store.template_builds import Build, StoredBuilds
+from cloche.store.builds import Build, BuildFiles, StoredBuilds
 from cloche.telemetry import log
 
 LAYER_SECONDS = 2.0  # of work, after which what was made is kept for the next build

@@ -27,7 +27,7 @@ from cloche.engine.instance import Instance
 from cloche.engine.stores import Stores
 from cloche.engine.trail import Trail
 from cloche.model import Limits, Principal, Template
-from cloche.store.template_builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, Tag
+from cloche.store.builds import DEFAULT_TAG, Build, BuiltTemplate, LogEntry, Tag
 from cloche.telemetry import log
 
 MAX_AT_ONCE = 4  # of one owner; others wait

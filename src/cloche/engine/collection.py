@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from cloche.config import Config
 from cloche.model import MIB
-from cloche.store import audit, build_files, code_files, container_files, ended_records, files
+from cloche.store import audit, builds, files, librechat, sandboxes
 from cloche.store.blobs import DRAFT, ORPHAN_SECONDS
+from cloche.store.database import unusable
 from cloche.store.images import ImageFiles
 from cloche.store.migrations import MIGRATIONS
-from cloche.store.outage import unusable
-from cloche.store.past import surely_past
-from cloche.store.records import KEPT_SECONDS as RECORD_SECONDS
+from cloche.store.retention_clock import surely_past
+from cloche.store.sandboxes import KEPT_SECONDS as RECORD_SECONDS
 from cloche.templates.catalogue import Catalogue
 from cloche.templates.collecting import collect as collect_template
 from cloche.templates.collecting import unneeded
@@ -35,11 +35,11 @@ VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it i
 SERVED_VACUUM_BYTES = 64 * MIB
 BUSY_SECONDS = 10.0
 
-_BLOBS = (files.PREFIX, container_files.PREFIX, code_files.PREFIX)
+_BLOBS = (files.FILE_PREFIX, files.CONTAINER_FILE_PREFIX, librechat.PREFIX)
 _KNOWN_IMAGES = """SELECT image FROM snapshots UNION SELECT image FROM volumes WHERE image IS NOT NULL
     UNION SELECT json_extract(revival, '$.image') FROM sandboxes WHERE state = 'paused'"""
 _KNOWN_BLOBS = f"""SELECT id FROM files UNION SELECT id FROM container_files WHERE kept
-    UNION SELECT '{code_files.PREFIX}' || id FROM code_files"""
+    UNION SELECT '{librechat.PREFIX}' || id FROM code_files"""
 _IN_USE = """SELECT template FROM sandboxes WHERE state IN ('running', 'paused')
     UNION SELECT json_extract(body, '$.template') FROM snapshots"""
 
@@ -177,7 +177,7 @@ class Collection:
                 yield from self._removed(directory, path, "no file has this content")
 
     def _build_files(self, db: sqlite3.Connection) -> Iterator[Found]:
-        before = surely_past() - build_files.KEPT_SECONDS
+        before = surely_past() - builds.BUILD_FILES_KEPT_SECONDS
         old = db.execute("SELECT id, bytes FROM template_files WHERE used_at < ?", (before,)).fetchall()
         if not self._dry and old:
             with db:
@@ -187,7 +187,7 @@ class Collection:
                 (self._data_dir / "build-files" / id).unlink(missing_ok=True)
             yield Found("build-files", id, size, "no build used it for a week")
         if not self._dry or not old:
-            yield from self._blobs("build-files", (build_files.PREFIX,), db, "SELECT id FROM template_files")
+            yield from self._blobs("build-files", (builds.PREFIX,), db, "SELECT id FROM template_files")
 
     def _packages(self) -> Iterator[Found]:
         directory, limit = self._data_dir / "cache" / "packages", self._config.packages.cache_bytes
@@ -223,7 +223,7 @@ class Collection:
     def _records(self, db: sqlite3.Connection) -> Iterator[Found]:
         before = surely_past() - RECORD_SECONDS
         old = [id for (id,) in db.execute("SELECT id FROM sandboxes WHERE ended_at <= ?", (before,)).fetchall()]
-        going = {*old, *ended_records.surplus(db)}
+        going = {*old, *sandboxes.surplus(db)}
         if not self._dry:
             _delete(db, "sandboxes", going)
         if going:

@@ -29,7 +29,7 @@ from cloche.engine.trail import Trail
 from cloche.model import GIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import Revival, SandboxRecord, State
-from cloche.store.past import surely_past
+from cloche.store.retention_clock import surely_past
 from cloche.telemetry import log
 
 RETRY_SECONDS = 30.0  # between the first tries to pause one whose deadline has passed, and twice as long each time

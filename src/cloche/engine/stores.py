@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cloche.store.allowance import Allow
-from cloche.store.base import Records, Snapshots
-from cloche.store.build_files import BuildFiles
+from cloche.store.base import Allow, Records, Snapshots
+from cloche.store.builds import BuildFiles, StoredBuilds
 from cloche.store.quotas import StoredQuotas
 from cloche.store.runs import RunStore
-from cloche.store.template_builds import StoredBuilds
 from cloche.store.volumes import StoredVolumes
 
 

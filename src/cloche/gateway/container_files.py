@@ -26,9 +26,9 @@ from cloche.gateway.names import plain_name
 from cloche.gateway.pictures import Picture
 from cloche.gateway.room import Room
 from cloche.model import MIB, FileInfo
-from cloche.store.container_files import COPY, ContainerFile, Source, new_container_file_id
-from cloche.store.files import PREFIX as FILE
-from cloche.store.shelf import Shelf
+from cloche.store.files import COPY, ContainerFile, Source, new_container_file_id
+from cloche.store.files import FILE_PREFIX as FILE
+from cloche.store.gateway import Shelf
 from cloche.telemetry import log
 
 AT_ONCE_BYTES = 1 * MIB

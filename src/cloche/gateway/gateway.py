@@ -23,8 +23,7 @@ from cloche.gateway.turn import Turn
 from cloche.gateway.upstream_http import UpstreamServer
 from cloche.gateway.upstreams import ECHO, Route, Upstream, Upstreams
 from cloche.gateway.workplace import Workplace
-from cloche.store.shelf import Shelf
-from cloche.store.steps import Step
+from cloche.store.gateway import Shelf, Step
 
 
 class Gateway:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from cloche import errors
 from cloche.engine.sandbox import Sandbox
 from cloche.model import GIB, MIB
-from cloche.store.container_files import StoredContainerFiles
+from cloche.store.files import StoredContainerFiles
 
 MAX_KEPT_FILE_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 512 * MIB  # of one container

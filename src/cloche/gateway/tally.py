@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cloche.store.steps import Step
+from cloche.store.gateway import Step
 
 
 class Tally:

@@ -20,7 +20,7 @@ from cloche.gateway.items import Item, without_credentials
 from cloche.gateway.logs import abridged
 from cloche.gateway.sight import Sight
 from cloche.model import KIB, new_id
-from cloche.store.steps import Kind, Step
+from cloche.store.gateway import Kind, Step
 
 CAPTURED_BYTES = 64 * KIB  # of each: code, output, prompt
 LEFT = "left"  # the outcome of what somebody stopped waiting for

@@ -22,8 +22,7 @@ from cloche.gateway.trace import Trace
 from cloche.gateway.wrapped_ids import unwrapped
 from cloche.model import Usage
 from cloche.network_policy import NetworkPolicy
-from cloche.store.container_files import ContainerFile
-from cloche.store.files import StoredFiles
+from cloche.store.files import ContainerFile, StoredFiles
 from cloche.telemetry import log
 
 RESET = (

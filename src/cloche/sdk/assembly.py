@@ -13,12 +13,11 @@ from cloche.engine.instance import Instance
 from cloche.engine.stores import Stores
 from cloche.isolation.base import Backend
 from cloche.model import Template
-from cloche.store.build_files import BuildFiles
+from cloche.store.builds import BuildFiles, StoredBuilds
 from cloche.store.quotas import StoredQuotas
-from cloche.store.records import SqliteRecords
 from cloche.store.runs import RunStore
+from cloche.store.sandboxes import SqliteRecords
 from cloche.store.snapshots import StoredSnapshots
-from cloche.store.template_builds import StoredBuilds
 from cloche.store.volumes import StoredVolumes
 from cloche.templates import Catalogue, Report, ensure
 from cloche.templates.progress import silent

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from cloche.model import KIB, new_id
-from cloche.store.past import surely_past
+from cloche.store.retention_clock import surely_past
 
 SEGMENTS = 8  # into which what may be kept is cut, so that the oldest can go
 MIN_SEGMENT_BYTES = 64 * KIB

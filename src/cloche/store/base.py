@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
 from cloche.network_policy import NetworkPolicy
-from cloche.store.allowance import Allow
+
+# Whether an owner may store more: asked before anything of theirs is kept.
+
+Allow = Callable[[str, int], Awaitable[None]]
+"""Of an owner, so many bytes more. Raises QuotaExceeded."""
+
+
+async def anything(owner: str, more_bytes: int) -> None:
+    """Where there are no quotas."""
+
 
 State = Literal["running", "paused", "expired", "killed", "lost"]
 

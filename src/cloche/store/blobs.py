@@ -15,7 +15,7 @@ from typing import IO
 
 from cloche import errors
 from cloche.model import MIB
-from cloche.store.past import surely_past
+from cloche.store.retention_clock import surely_past
 
 CHUNK_BYTES = 1 * MIB
 DRAFT = ".draft-"

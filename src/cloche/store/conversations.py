@@ -12,7 +12,7 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, MIB, Struct
-from cloche.store.allowance import Allow, anything
+from cloche.store.base import Allow, anything
 from cloche.store.database import Database
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from cloche.store import code_files
+from cloche.store import librechat
 
 IsLive = Callable[[str], bool]
 
@@ -126,7 +126,7 @@ def _files(db: sqlite3.Connection, data_dir: Path, asked: tuple[str, str]) -> It
     blobs = (
         "SELECT id FROM files WHERE owner = ?1",
         "SELECT id FROM container_files WHERE owner = ?1 AND kept",
-        f"SELECT '{code_files.PREFIX}' || id FROM code_files WHERE owner = ?1",
+        f"SELECT '{librechat.PREFIX}' || id FROM code_files WHERE owner = ?1",
     )
     for query in blobs:
         yield from (data_dir / "blobs" / Path(name).name for (name,) in _rows(db, query, asked))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import posixpath
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+from typing import Literal
 
 import msgspec
 
 from cloche import errors
 from cloche.model import GIB, Struct
-from cloche.store.allowance import Allow, anything
+from cloche.store.base import SHUT_DOWN, Allow, anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
-from cloche.store.past import surely_past
+from cloche.store.retention_clock import surely_past
 
-PREFIX = "file-"
+FILE_PREFIX = "file-"
 MAX_OWNER_FILES = 10_000
 MAX_OWNER_BYTES = 32 * GIB
 
@@ -35,9 +37,9 @@ class StoredFile(Struct):
     expires_at: float | None = None
 
 
-_COLUMNS = StoredFile.__struct_fields__
-_GET = f"SELECT {', '.join(_COLUMNS)} FROM files"
-_PUT = f"INSERT INTO files ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_FILE_COLUMNS = StoredFile.__struct_fields__
+_GET_FILE = f"SELECT {', '.join(_FILE_COLUMNS)} FROM files"
+_PUT_FILE = f"INSERT INTO files ({', '.join(_FILE_COLUMNS)}) VALUES ({', '.join('?' * len(_FILE_COLUMNS))})"
 
 
 def new_file_id() -> str:
@@ -46,13 +48,13 @@ def new_file_id() -> str:
     for _ in range(_TIME_DIGITS):
         milliseconds, digit = divmod(milliseconds, 62)
         time_digits = _DIGITS[digit] + time_digits
-    return PREFIX + time_digits + "".join(secrets.choice(_DIGITS) for _ in range(_RANDOM_DIGITS))
+    return FILE_PREFIX + time_digits + "".join(secrets.choice(_DIGITS) for _ in range(_RANDOM_DIGITS))
 
 
 def made_here(id: str) -> bool:
     """Whether it looks like an id of ours: the time in it is one at which there was a Cloche. Others' do not."""
-    digits = id.removeprefix(PREFIX)[:_TIME_DIGITS]
-    if len(id) != len(PREFIX) + _TIME_DIGITS + _RANDOM_DIGITS or any(each not in _DIGITS for each in digits):
+    digits = id.removeprefix(FILE_PREFIX)[:_TIME_DIGITS]
+    if len(id) != len(FILE_PREFIX) + _TIME_DIGITS + _RANDOM_DIGITS or any(each not in _DIGITS for each in digits):
         return False
     milliseconds = 0
     for digit in digits:
@@ -86,7 +88,7 @@ class StoredFiles:
 
     async def drop(self, id: str) -> None:
         """What was not to become a file after all, however far it got."""
-        await self._database.do(lambda db: _remove(db, [id]))
+        await self._database.do(lambda db: _delete_files(db, [id]))
         await self._blobs.remove(id)
 
     async def add(
@@ -104,23 +106,23 @@ class StoredFiles:
             created_at=now,
             expires_at=now + min(seconds or self._kept_seconds, self._kept_seconds),
         )
-        await self._database.do(lambda db: _put(db, file))
+        await self._database.do(lambda db: _insert_file(db, file))
         return file
 
     async def get(self, owner: str, id: str) -> StoredFile:
         """Raises FileNotFound."""
-        query = f"{_GET} WHERE id = ? AND owner = ? AND (expires_at IS NULL OR expires_at > ?)"
+        query = f"{_GET_FILE} WHERE id = ? AND owner = ? AND (expires_at IS NULL OR expires_at > ?)"
         row = await self._database.do(lambda db: db.execute(query, (id, owner, time.time())).fetchone())
         if row is None:
             raise errors.FileNotFound(f"No such File object: {id[:100]}")
-        return _file(row)
+        return _file_from_row(row)
 
     async def list(
         self, owner: str, *, purpose: str | None = None, after: str | None = None, newest_first: bool, limit: int
     ) -> list[StoredFile]:
         """So many at most, from the one that follows `after`."""
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
-        query = f"{_GET} WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"
+        query = f"{_GET_FILE} WHERE owner = ? AND (expires_at IS NULL OR expires_at > ?)"
         values: list[object] = [owner, time.time()]
         if purpose is not None:
             query, values = f"{query} AND purpose = ?", [*values, purpose]
@@ -128,7 +130,7 @@ class StoredFiles:
             query, values = f"{query} AND id {beyond} ?", [*values, after]
         query = f"{query} ORDER BY id {order} LIMIT ?"
         rows = await self._database.do(lambda db: db.execute(query, (*values, limit)).fetchall())
-        return [_file(row) for row in rows]
+        return [_file_from_row(row) for row in rows]
 
     async def chunks(self, file: StoredFile) -> AsyncGenerator[bytes, None]:
         """Its content. Raises FileNotFound before the first."""
@@ -137,7 +139,7 @@ class StoredFiles:
     async def remove(self, owner: str, id: str) -> None:
         """Raises FileNotFound."""
         file = await self.get(owner, id)
-        await self._database.do(lambda db: _remove(db, [file.id]))
+        await self._database.do(lambda db: _delete_files(db, [file.id]))
         await self._blobs.remove(file.id)
 
     async def prune(self) -> None:
@@ -145,20 +147,181 @@ class StoredFiles:
         query = "SELECT id FROM files WHERE expires_at <= ?"
         rows = await self._database.do(lambda db: db.execute(query, (surely_past(),)).fetchall())
         ids = [str(id) for (id,) in rows]
-        await self._database.do(lambda db: _remove(db, ids))
+        await self._database.do(lambda db: _delete_files(db, ids))
         for id in ids:
             await self._blobs.remove(id)
 
 
-def _put(db: sqlite3.Connection, file: StoredFile) -> None:
+def _insert_file(db: sqlite3.Connection, file: StoredFile) -> None:
     with db:
-        db.execute(_PUT, msgspec.structs.astuple(file))
+        db.execute(_PUT_FILE, msgspec.structs.astuple(file))
 
 
-def _remove(db: sqlite3.Connection, ids: list[str]) -> None:
+def _delete_files(db: sqlite3.Connection, ids: list[str]) -> None:
     with db:
         db.executemany("DELETE FROM files WHERE id = ?", [(id,) for id in ids])
 
 
-def _file(row: tuple[object, ...]) -> StoredFile:
-    return msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), StoredFile)
+def _file_from_row(row: tuple[object, ...]) -> StoredFile:
+    return msgspec.convert(dict(zip(_FILE_COLUMNS, row, strict=True)), StoredFile)
+
+
+# Files of containers that somebody was told of: their ids, and which contents are kept beyond the container's end.
+
+CONTAINER_FILE_PREFIX = "cfile_"
+COPY = "copy:"  # before a file's id in `origin`: it has changed, and its blob is one of its own
+KILLED_SECONDS = 3600.0  # a turn whose container was killed under it puts its files into the next one
+Source = Literal["user", "assistant"]
+
+
+class ContainerFile(Struct):
+    id: str
+    sandbox: str
+    owner: str
+    path: str  # absolute, inside
+    source: Source
+    bytes: int
+    created_at: float
+    modified_at: float = 0.0  # of the content that is kept, as the sandbox said
+    kept: bool = False  # whether the blob of this id has its content
+    origin: str | None = None  # what it was made from: a file's id (the blob is a link of that file's), or else
+
+    @property
+    def made_from(self) -> str | None:
+        """A file's id, or a digest: the same is not put into a container twice."""
+        return None if self.origin is None else self.origin.removeprefix(COPY)
+
+    @property
+    def name(self) -> str:
+        return posixpath.basename(self.path)
+
+    @property
+    def shown(self) -> bool:
+        """A picture that code displayed: it is kept, and in no directory of the sandbox."""
+        return self.name.startswith(self.id)
+
+
+_CONTAINER_COLUMNS = ContainerFile.__struct_fields__
+_GET_CONTAINER_FILE = f"SELECT {', '.join(_CONTAINER_COLUMNS)} FROM container_files"
+_VALUES = f"({', '.join(_CONTAINER_COLUMNS)}) VALUES ({', '.join('?' * len(_CONTAINER_COLUMNS))})"
+_ADD = f"INSERT OR IGNORE INTO container_files {_VALUES}"
+_PUT_CONTAINER_FILE = f"INSERT OR REPLACE INTO container_files {_VALUES}"
+
+
+def new_container_file_id() -> str:
+    """It begins with the time, so that ids sort by age."""
+    return f"{CONTAINER_FILE_PREFIX}{int(time.time() * 1000):012x}{secrets.token_hex(10)}"
+
+
+class StoredContainerFiles:
+    def __init__(self, database: Database, blobs: Blobs):
+        self._database = database
+        self.allow: Allow = anything
+        self.blobs = blobs
+
+    async def get(self, owner: str, sandbox: str, id: str) -> ContainerFile:
+        """Raises FileNotFound."""
+        query = f"{_GET_CONTAINER_FILE} WHERE id = ? AND sandbox = ? AND owner = ?"
+        row = await self._database.do(lambda db: db.execute(query, (id, sandbox, owner)).fetchone())
+        if row is None:
+            raise errors.FileNotFound(f"Container file with id '{id[:100]}' not found.")
+        return _container_file_from_row(row)
+
+    async def of_sandbox(self, owner: str, sandbox: str) -> list[ContainerFile]:
+        """All of that sandbox, the oldest first."""
+        query = f"{_GET_CONTAINER_FILE} WHERE sandbox = ? AND owner = ? ORDER BY id"
+        rows = await self._database.do(lambda db: db.execute(query, (sandbox, owner)).fetchall())
+        return [_container_file_from_row(row) for row in rows]
+
+    async def register(self, files: Iterable[ContainerFile]) -> list[ContainerFile]:
+        """Those rows; of a path that is registered already, the one that is there."""
+        wanted = list(files)
+        return await self._database.do(lambda db: _register(db, wanted))
+
+    async def put(self, file: ContainerFile) -> None:
+        """Replaces the row of that id, and one of that path."""
+        await self._database.do(lambda db: _insert_container_file(db, file))
+
+    async def mark_kept(self, file: ContainerFile) -> bool:
+        """Its content is in its blob now. False if it was removed meanwhile."""
+        return await self._database.do(lambda db: _mark_kept(db, file))
+
+    async def kept_bytes(self, owner: str, sandbox: str, *, without: str | None = None) -> tuple[int, int]:
+        """Of that owner's contents, and of that sandbox's, as far as they are copies of their own.
+
+        `without` is the id of a file that does not count.
+        """
+        return await self._database.do(lambda db: _kept_bytes(db, owner, sandbox, without))
+
+    async def remove(self, files: Iterable[ContainerFile]) -> None:
+        """Their rows, and what is kept of them."""
+        gone = list(files)
+        await self._database.do(lambda db: _delete_container_files(db, [file.id for file in gone]))
+        for file in gone:
+            if file.kept:
+                await self.blobs.remove(file.id)
+
+    async def keep_no_more(self, file: ContainerFile) -> None:
+        """Its content; its id stays, since the file is still there."""
+        await self._database.do(lambda db: _mark_not_kept(db, [file.id]))
+        await self.blobs.remove(file.id)
+
+    async def lose(self, files: Iterable[ContainerFile]) -> None:
+        """Of files that are gone nothing is kept. Rows with an origin stay: what code removed is not to come again."""
+        gone = list(files)
+        await self._database.do(lambda db: _mark_not_kept(db, [file.id for file in gone if file.origin is not None]))
+        await self._database.do(
+            lambda db: _delete_container_files(db, [file.id for file in gone if file.origin is None])
+        )
+        for file in gone:
+            if file.kept:
+                await self.blobs.remove(file.id)
+
+    async def prune(self, before: float) -> None:
+        """Removes what is older than that, and what is left of sandboxes that their owners killed."""
+        query = f"""{_GET_CONTAINER_FILE} WHERE created_at < ? OR sandbox IN
+            (SELECT id FROM sandboxes WHERE state = 'killed' AND end_reason IS NOT ? AND ended_at < ?)"""
+        values = (before, SHUT_DOWN, surely_past() - KILLED_SECONDS)
+        rows = await self._database.do(lambda db: db.execute(query, values).fetchall())
+        await self.remove(_container_file_from_row(row) for row in rows)
+
+
+def _register(db: sqlite3.Connection, files: list[ContainerFile]) -> list[ContainerFile]:
+    with db:
+        db.executemany(_ADD, [msgspec.structs.astuple(file) for file in files])
+    query = f"{_GET_CONTAINER_FILE} WHERE sandbox = ? AND path = ?"
+    return [_container_file_from_row(db.execute(query, (file.sandbox, file.path)).fetchone()) for file in files]
+
+
+def _insert_container_file(db: sqlite3.Connection, file: ContainerFile) -> None:
+    with db:
+        db.execute(_PUT_CONTAINER_FILE, msgspec.structs.astuple(file))
+
+
+def _kept_bytes(db: sqlite3.Connection, owner: str, sandbox: str, without: str | None) -> tuple[int, int]:
+    # A link takes no room while the file is there that it is of, which counts itself.
+    query = """SELECT COALESCE(SUM(bytes), 0), COALESCE(SUM(bytes) FILTER (WHERE sandbox = ?), 0) FROM container_files
+        WHERE owner = ? AND kept AND id IS NOT ? AND
+        (origin IS NULL OR NOT EXISTS (SELECT 1 FROM files WHERE files.id = origin))"""
+    all, own = db.execute(query, (sandbox, owner, without)).fetchone()
+    return int(all), int(own)
+
+
+def _mark_kept(db: sqlite3.Connection, file: ContainerFile) -> bool:
+    with db:
+        query = "UPDATE container_files SET kept = 1, bytes = ?, modified_at = ?, origin = ? WHERE id = ?"
+        return db.execute(query, (file.bytes, file.modified_at, file.origin, file.id)).rowcount > 0
+
+
+def _mark_not_kept(db: sqlite3.Connection, ids: list[str]) -> None:
+    with db:
+        db.executemany("UPDATE container_files SET kept = 0 WHERE id = ?", [(id,) for id in ids])
+
+
+def _delete_container_files(db: sqlite3.Connection, ids: list[str]) -> None:
+    with db:
+        db.executemany("DELETE FROM container_files WHERE id = ?", [(id,) for id in ids])
+
+
+def _container_file_from_row(row: tuple[object, ...]) -> ContainerFile:
+    return msgspec.convert(dict(zip(_CONTAINER_COLUMNS, row, strict=True)), ContainerFile, strict=False)

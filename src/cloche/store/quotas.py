@@ -160,3 +160,17 @@ def _owners(db: sqlite3.Connection) -> set[str]:
     paused = "SELECT owner FROM sandboxes WHERE state = 'paused'"
     query = " UNION ".join([paused, *(f"SELECT owner FROM {table}" for table in tables)])
     return {owner for (owner,) in db.execute(query).fetchall() if owner}
+
+
+# What each may have of something that is for all.
+
+
+def equal_share(amounts: Iterable[int], most: int) -> int:
+    """What one may have at most, so that all together have no more than `most`: whoever has little loses nothing."""
+    ordered, left = sorted(amounts), most
+    for at, amount in enumerate(ordered):
+        equal = left // (len(ordered) - at)
+        if amount > equal:
+            return equal
+        left -= amount
+    return most

@@ -8,22 +8,185 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from cloche.model import GIB, MIB, Struct
-from cloche.store import named_items
-from cloche.store.allowance import Allow, anything
+from cloche import errors
+from cloche.model import GIB, KIB, MIB, Struct
+from cloche.store.base import Allow, anything
 from cloche.store.database import Database, Work
-from cloche.store.fairness import equal_share
-from cloche.store.lengths import is_longer
-from cloche.store.response_events import is_slim, slim, whole
+from cloche.store.quotas import equal_share
 from cloche.telemetry import log
 
-T = TypeVar("T")
+# Items that are kept, of responses and of conversations, by the ids that they got here.
+#
+# Only such ids count: a client that chooses an id cannot put its text in the place of somebody else's.
+
 Json = dict[str, Any]
+
+NAMED_ITEMS_MAX_BYTES = 64 * MIB  # of the items that are found at once
+MAX_READ_BYTES = 256 * MIB  # of the responses that they are looked for in
+_AT_ONCE = 500  # ids in one query
+
+
+class _Named(msgspec.Struct):
+    id: Any = None
+
+
+class _Body(msgspec.Struct):
+    output: list[msgspec.Raw] = []
+
+
+def found(db: sqlite3.Connection, owner: str, ids: Sequence[str], *, strict: bool) -> dict[str, Json]:
+    """Those of the owner's items that are kept, by their ids.
+
+    Raises InvalidRequest if they are too large; if not `strict`, those are left out that would be too much.
+    """
+    items: dict[str, Json] = {}
+    size = 0
+    try:
+        for id, text in _texts(db, owner, ids):
+            size += len(text)
+            _check(size, NAMED_ITEMS_MAX_BYTES)
+            items.setdefault(id, msgspec.json.decode(text))
+    except errors.InvalidRequest:
+        if strict:
+            raise
+    return items
+
+
+def _texts(db: sqlite3.Connection, owner: str, ids: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    groups = [ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE)]
+    known: dict[str, str] = {}
+    for group in groups:
+        query = f"SELECT id, response FROM response_items WHERE owner = ? AND id IN ({_marks(group)})"
+        known |= dict(db.execute(query, (owner, *group)).fetchall())
+    yield from _of_responses(db, _places(known, ids))
+    for group in groups:
+        yield from _of_conversations(db, owner, [id for id in group if id not in known])
+
+
+def _places(known: Mapping[str, str], ids: Sequence[str]) -> dict[str, set[str]]:
+    """The ids by their responses, those first whose ids come first."""
+    places: dict[str, set[str]] = {}
+    for id in ids:
+        if id in known:
+            places.setdefault(known[id], set()).add(id)
+    return places
+
+
+def _of_responses(db: sqlite3.Connection, places: Mapping[str, set[str]]) -> Iterator[tuple[str, bytes]]:
+    read = 0
+    for response, wanted in places.items():
+        body, given = db.execute("SELECT body, input FROM responses WHERE id = ?", (response,)).fetchone()
+        read += len(body) + len(given)
+        _check(read, MAX_READ_BYTES)
+        yield from _among(msgspec.json.decode(body, type=_Body).output, wanted)
+        yield from _among(msgspec.json.decode(given, type=list[msgspec.Raw]), wanted)
+
+
+def _of_conversations(db: sqlite3.Connection, owner: str, ids: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    query = (
+        "SELECT items.id, items.body FROM conversation_items AS items "
+        "JOIN conversations ON conversations.id = items.conversation "
+        f"WHERE items.id IN ({_marks(ids)}) AND items.minted AND conversations.owner = ?"
+    )
+    for id, text in db.execute(query, (*ids, owner)):
+        yield id, text.encode()
+
+
+def _among(items: Sequence[msgspec.Raw], wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    for raw in items:
+        id = msgspec.json.decode(raw, type=_Named).id
+        if isinstance(id, str) and id in wanted:
+            yield id, bytes(raw)
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _check(size: int, most: int) -> None:
+    if size > most:
+        raise errors.InvalidRequest(
+            f"the items that are named have more than {NAMED_ITEMS_MAX_BYTES} bytes, or are among too much else: "
+            "name fewer at once, or send what matters of them"
+        )
+
+
+# How long JSON would be, before it is made.
+
+NUMBER_LENGTH = 8  # of any, and of true, false and null
+
+
+def is_longer(value: Any, most: int) -> bool:
+    """Whether a JSON value has more characters, about. Much faster than to encode it."""
+    waiting, size = [value], 0
+    while waiting and size <= most:
+        each = waiting.pop()
+        if isinstance(each, str):
+            size += len(each)
+        elif isinstance(each, dict):
+            size += sum(map(len, each))
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+        else:
+            size += NUMBER_LENGTH
+    return size > most
+
+
+# The events of a response's stream, as they are kept: what its body has is not kept again.
+#
+# Pure. An event that shows the response has only what changes while it is made; one that shows an item with large
+# outputs has none of them. Both are put together again from the body when they are read.
+
+
+LARGE_BYTES = 16 * KIB  # of an item's outputs
+_CHANGING = ("status", "completed_at", "error", "incomplete_details", "service_tier", "usage")
+_LEFT_OUT = "cloche.left_out"  # in an event that is kept: "response" or "outputs"; no client ever sees it
+
+
+def slim(event: Json) -> Json:
+    """The event as it is kept."""
+    if isinstance(event.get("response"), dict):
+        response = event["response"]
+        changing = {name: response[name] for name in _CHANGING if name in response}
+        return {**event, "response": {**changing, "output": len(response["output"])}, _LEFT_OUT: "response"}
+    item = event.get("item")
+    if isinstance(item, dict) and is_longer(item.get("outputs"), LARGE_BYTES):
+        return {**event, "item": {**item, "outputs": None}, _LEFT_OUT: "outputs"}
+    return event
+
+
+def is_slim(event: Json) -> bool:
+    return _LEFT_OUT in event
+
+
+def whole(events: Iterable[Json], body: Json, *, ended: bool) -> list[Json]:
+    """The events as they were. Of one that has not ended, those before the first that the body cannot complete yet."""
+    outputs = {item.get("id"): item.get("outputs") for item in body["output"]}
+    told = []
+    for event in events:
+        if not ended and event.get(_LEFT_OUT) == "outputs" and event["item"]["id"] not in outputs:
+            break
+        told.append(_whole(event, body, outputs))
+    return told
+
+
+def _whole(event: Json, body: Json, outputs: Mapping[Any, Any]) -> Json:
+    match event.pop(_LEFT_OUT, None):
+        case "response":
+            changing = event["response"]
+            event["response"] = {**body, **changing, "output": body["output"][: changing["output"]]}
+        case "outputs":
+            event["item"]["outputs"] = outputs.get(event["item"]["id"])
+    return event
+
+
+T = TypeVar("T")
 
 LATER_SECONDS = 0.01
 MAX_CHAIN = 1000  # responses that one can go on from
@@ -31,7 +194,7 @@ MAX_CHAIN_BYTES = 64 * MIB
 MAX_BODY_BYTES = 64 * MIB  # of one: beyond that the outputs of its code are not kept
 MAX_EVENT_BYTES = 64 * MIB  # of one: beyond that its deltas are not kept
 MAX_RESPONSE_BYTES = 128 * MIB  # a larger one is not kept
-MAX_BYTES = 8 * GIB  # of all that are kept; the oldest of those go first who have most
+RESPONSES_MAX_BYTES = 8 * GIB  # of all that are kept; the oldest of those go first who have most
 MAX_BYTES_OF_OWNER = 2 * GIB
 EVENTS_AT_ONCE = 1000
 REMOVED_AT_ONCE = 32 * MIB
@@ -144,7 +307,7 @@ class Responses:
         wanted = list(dict.fromkeys(ids))
         if not wanted:
             return {}
-        return await self._do(lambda db: named_items.found(db, owner, wanted, strict=strict))
+        return await self._do(lambda db: found(db, owner, wanted, strict=strict))
 
     async def delete(self, owner: str, id: str) -> bool:
         """All of it. Whether there was one."""
@@ -337,7 +500,7 @@ def _prunable(db: sqlite3.Connection, before: float) -> dict[str, int]:
 
 def share(sizes: Sequence[int]) -> int:
     """How many bytes one owner may have, so that all have no more than there may be: whoever has little loses none."""
-    return min(equal_share(sizes, MAX_BYTES), MAX_BYTES_OF_OWNER)
+    return min(equal_share(sizes, RESPONSES_MAX_BYTES), MAX_BYTES_OF_OWNER)
 
 
 def _too_much(db: sqlite3.Connection, owner: str, most: int) -> dict[str, int]:

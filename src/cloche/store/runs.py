@@ -15,10 +15,9 @@ from cloche.config.sections import Runs
 from cloche.event_json import encode_event
 from cloche.events import Ended
 from cloche.model import Outcome, Struct
-from cloche.store.allowance import Allow, anything
-from cloche.store.database import Database, Work
-from cloche.store.outage import Unusable
-from cloche.store.past import surely_past
+from cloche.store.base import Allow, anything
+from cloche.store.database import Database, Unusable, Work
+from cloche.store.retention_clock import surely_past
 
 T = TypeVar("T")
 

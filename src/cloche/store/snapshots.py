@@ -9,9 +9,8 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Snapshot
-from cloche.store.allowance import Allow, anything
-from cloche.store.database import Database
-from cloche.store.outage import Unusable
+from cloche.store.base import Allow, anything
+from cloche.store.database import Database, Unusable
 
 # What can be long is not in the table of which all rows are read, but only in that of their bodies.
 _WHOLE = "SELECT whole.body FROM snapshots JOIN snapshot_bodies AS whole ON whole.id = snapshots.id"

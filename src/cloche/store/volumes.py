@@ -9,7 +9,7 @@ import msgspec
 
 from cloche import errors
 from cloche.model import Struct, VolumeInfo
-from cloche.store.allowance import Allow, anything
+from cloche.store.base import Allow, anything
 from cloche.store.database import Database
 
 

@@ -21,7 +21,7 @@ from cloche.api.http import body_chunks
 from cloche.api.tokens import same, token_of
 from cloche.config import Config
 from cloche.network_policy import NetworkPolicy
-from cloche.store.template_builds import Build, BuiltTemplate
+from cloche.store.builds import Build, BuiltTemplate
 
 UPLOAD_SECONDS = 3600  # how long an address for an upload can be used
 

@@ -13,7 +13,7 @@ from cloche.api.e2b.replies import NotOffered, timestamp
 from cloche.engine.build_steps import MAX_PATH_BYTES, Step, StepKind
 from cloche.engine.building import Plan
 from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
-from cloche.store.template_builds import Build, BuiltTemplate, LogEntry, Tag
+from cloche.store.builds import Build, BuiltTemplate, LogEntry, Tag
 
 MAX_STEPS = 500
 MAX_TAGS = 100  # of one request

@@ -17,7 +17,7 @@ from cloche.api.e2b.replies import NotOffered, json_reply
 from cloche.config import Config
 from cloche.engine.housing import default_limits
 from cloche.model import Limits, Template
-from cloche.store.template_builds import BuiltTemplate
+from cloche.store.builds import BuiltTemplate
 
 
 def routes(desk: Desk, config: Config) -> list[BaseRoute]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator
 from cloche import errors
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal
-from cloche.store.code_files import StoredCodeFiles
+from cloche.store.librechat import StoredCodeFiles
 
 CHECK_BYTES = 4 << 20  # what one request brings is looked at whenever so much more of it has come
 NO_ROOM = "storage_limit_exceeded"

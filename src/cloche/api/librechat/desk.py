@@ -18,7 +18,7 @@ from cloche.api.librechat.room import Room, Share
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import MIB
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 
 MAX_JSON_BYTES = 50 * MIB
 ROOM_BYTES = 512 * MIB  # for requests that come, wait or run

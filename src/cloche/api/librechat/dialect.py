@@ -16,7 +16,7 @@ from cloche.api.librechat.replies import json_reply
 from cloche.api.librechat.workshop import Workshop
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.store.shelf import Shelf
+from cloche.store.gateway import Shelf
 
 PREFIXES = ("/librechat/v1", "/librechat")
 

@@ -10,7 +10,7 @@ from cloche.api.librechat.names import ending_of
 from cloche.api.librechat.replies import Json, timestamp
 from cloche.api.librechat.uploads import Failed, Upload
 from cloche.api.spans import last_modified
-from cloche.store.code_files import CodeFile
+from cloche.store.librechat import CodeFile
 
 
 def sessions_body(session: str) -> Json:

@@ -18,7 +18,7 @@ from cloche.api.librechat.desk import Desk
 from cloche.api.librechat.replies import Refusal, is_code_id, json_reply
 from cloche.api.librechat.spaces import reach_of
 from cloche.api.librechat.uploads import Upload
-from cloche.store.code_files import CodeFile, Reach
+from cloche.store.librechat import CodeFile, Reach
 
 MAX_LISTED = 10_000
 MAX_REMEMBERED = 10_000

@@ -20,7 +20,7 @@ from cloche.engine.files import INLINE_BYTES, Content
 from cloche.engine.sandbox import Sandbox
 from cloche.gateway.names import free_name
 from cloche.model import Struct
-from cloche.store.code_files import CodeFile, Reach, Ref, StoredCodeFiles
+from cloche.store.librechat import CodeFile, Reach, Ref, StoredCodeFiles
 
 GUARDED_AT_ONCE = 500  # their names go as one message
 SMALL_AT_ONCE = 64  # of up to 256 KiB each, which are in memory for a moment

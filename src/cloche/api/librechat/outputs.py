@@ -21,7 +21,7 @@ from cloche.config.librechat import LibreChat
 from cloche.engine.sandbox import Sandbox
 from cloche.engine.survey import Found, Survey
 from cloche.model import Struct
-from cloche.store.code_files import CodeFile, Content, StoredCodeFiles, new_file
+from cloche.store.librechat import CodeFile, Content, StoredCodeFiles, new_file
 
 AT_ONCE = 8
 DIRECTORY_MARK = ".dirkeep"  # what stands for a directory with nothing in it, since only files are kept

@@ -28,8 +28,7 @@ from cloche.api.librechat.places import Place
 from cloche.api.librechat.request import DATA, Asked
 from cloche.engine.sandbox import Sandbox
 from cloche.model import SandboxSpec
-from cloche.store.code_files import CodeFile, Tenant
-from cloche.store.code_sessions import WorkspaceEntry
+from cloche.store.librechat import CodeFile, Tenant, WorkspaceEntry
 
 SPARE_SECONDS = 300.0  # beside a program's own time: for its files
 SWEEP_SECONDS = 60.0

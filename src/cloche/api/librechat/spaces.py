@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal
-from cloche.store.code_files import Kind, Reach, Space, Tenant
+from cloche.store.librechat import Kind, Reach, Space, Tenant
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _VERSION = re.compile(r"[0-9]{1,18}")

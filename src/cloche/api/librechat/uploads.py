@@ -18,7 +18,7 @@ from cloche.api.librechat.names import check_name, content_type_of
 from cloche.api.librechat.replies import Refusal, new_code_id
 from cloche.api.librechat.spaces import space_of
 from cloche.api.multipart import Part, boundary_of, parts
-from cloche.store.code_files import CodeFile, Content, new_file
+from cloche.store.librechat import CodeFile, Content, new_file
 
 MAX_FIELD_BYTES = 4096
 MAX_FAILED = 200  # that are listed; the others are counted

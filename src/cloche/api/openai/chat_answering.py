@@ -16,7 +16,7 @@ from cloche.gateway.asked import Asked
 from cloche.gateway.gateway import Gateway
 from cloche.gateway.happenings import Finished
 from cloche.gateway.trace import Trace
-from cloche.store.chat_calls import ChatTurn
+from cloche.store.gateway import ChatTurn
 
 
 class ChatAnswer:

@@ -21,7 +21,7 @@ from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.items import Item
 from cloche.gateway.tooling import python_name
 from cloche.model import Struct
-from cloche.store.chat_calls import ChatTurn
+from cloche.store.gateway import ChatTurn
 
 SESSION = "session_id"  # in a chat's metadata: requests of one session share a container
 MAX_SESSION = 512

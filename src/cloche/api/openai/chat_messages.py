@@ -10,7 +10,7 @@ from cloche.api.openai.dialect import BadParameter
 from cloche.gateway import history
 from cloche.gateway.items import Item
 from cloche.model import Struct
-from cloche.store.chat_calls import ChatTurn
+from cloche.store.gateway import ChatTurn
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

@@ -18,7 +18,7 @@ from cloche.api.openai.forms import content_reply, is_form, take_form
 from cloche.api.openai.pagination import PageAsked, list_body, page_asked
 from cloche.gateway.attachments import Attachments
 from cloche.gateway.containers import PREFIX, Container, sandbox_id
-from cloche.store.container_files import ContainerFile
+from cloche.store.files import ContainerFile
 
 PATH = "/v1/containers/{container}/files"
 

@@ -18,7 +18,7 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reading import Verdict, Wanted, last, verify
+from cloche.store.audit_reader import Verdict, Wanted, last, verify
 
 ROWS = 100
 MAX_PAGES = 100

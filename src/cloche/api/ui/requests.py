@@ -17,8 +17,8 @@ from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.request_outcomes import FILTERS, Outcome, label_of, outcome_of
 from cloche.api.ui.request_tree import href, sandbox_of, took, tree_of
-from cloche.store.steps import Page as Wanted
-from cloche.store.steps import Step
+from cloche.store.gateway import Page as Wanted
+from cloche.store.gateway import Step
 
 ROWS = 50
 MAX_TEXT = 300

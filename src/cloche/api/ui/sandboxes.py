@@ -19,7 +19,7 @@ from cloche.api.ui.sandbox_list import asked_of, found
 from cloche.engine.endings import KILLED_BY_OWNER, absent
 from cloche.engine.sandbox import Sandbox
 from cloche.model import Struct
-from cloche.store.audit_reading import Wanted, last
+from cloche.store.audit_reader import Wanted, last
 from cloche.store.base import SandboxRecord
 
 MAX_AT_ONCE = 1000  # that are killed by one request

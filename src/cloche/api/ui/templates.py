@@ -19,7 +19,7 @@ from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.template_builds import HostBuilds
 from cloche.api.ui.template_changes import changes_of
 from cloche.model import Struct, Template
-from cloche.store.template_builds import Build, BuiltTemplate, Tag
+from cloche.store.builds import Build, BuiltTemplate, Tag
 from cloche.templates import Catalogue, difference, recipe
 
 T = TypeVar("T")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from cloche import errors
+from cloche.model import MIB
 from cloche.store.base import HOST_DIED, SHUT_DOWN, Lost, SandboxRecord
-from cloche.store.database import Database, Work
-from cloche.store.outage import Unusable
-from cloche.store.past import surely_past
+from cloche.store.database import Database, Unusable, Work
+from cloche.store.quotas import equal_share
+from cloche.store.retention_clock import surely_past
 from cloche.telemetry import log
 
 T = TypeVar("T")
@@ -213,3 +214,31 @@ def _record(row: tuple[object, ...]) -> SandboxRecord:
     for name in _JSON:
         fields[name] = msgspec.json.decode(str(fields[name]))
     return msgspec.convert(fields, SandboxRecord)
+
+
+# Records of sandboxes that have ended: which of them are too many.
+#
+# They are bounded in number and in bytes, all together, and fairly: whoever has the most of them loses the oldest of
+# theirs, and a flood of one owner's takes none of the others'.
+
+MAX_RECORDS = 200_000  # about 0.6 KB each, where their metadata are few
+MAX_BYTES = 256 * MIB
+ROW_BYTES = 256  # of one, beside what clients and programs have a say in
+
+_TEXTS = ("metadata", "notes", "volumes", "revival", "end_reason", "template")
+_SIZE = " + ".join([str(ROW_BYTES), *(f"LENGTH(CAST(COALESCE({name}, '') AS BLOB))" for name in _TEXTS)])
+_ENDED_BY_AGE = f"SELECT id, owner, ended_at, {_SIZE} AS size FROM sandboxes WHERE ended_at IS NOT NULL"
+_OWNERS = f"SELECT owner, COUNT(*), SUM(size) FROM ({_ENDED_BY_AGE}) GROUP BY owner"
+_OF_OWNER = f"""SELECT id, ROW_NUMBER() OVER newest AS place, SUM(size) OVER newest AS bytes
+    FROM ({_ENDED_BY_AGE} AND owner = ?1) WINDOW newest AS (ORDER BY ended_at DESC, id ROWS UNBOUNDED PRECEDING)"""
+_SURPLUS = f"SELECT id FROM ({_OF_OWNER}) WHERE place > ?2 OR bytes > ?3"
+
+
+def surplus(db: sqlite3.Connection) -> Iterator[str]:
+    """The ids of those that are to go."""
+    owners = db.execute(_OWNERS).fetchall()
+    count = equal_share((each for _, each, _ in owners), MAX_RECORDS)
+    size = equal_share((each for _, _, each in owners), MAX_BYTES)
+    for owner, own_count, own_size in owners:
+        if own_count > count or own_size > size:
+            yield from (id for (id,) in db.execute(_SURPLUS, (owner, count, size)).fetchall())
