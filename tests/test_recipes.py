@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
-from cloche.templates import pythons, recipe, registry
+from cloche.templates import pythons, recipe, uv
 from cloche.templates.recipe import Recipe
 
 
@@ -124,7 +124,7 @@ def test_pips_settings_are_used_where_uv_has_none(tmp_path):
         "[global]\nindex-url = https://mirror/simple\nextra-index-url =\n  https://a\n  https://b\n"
     )
     base = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    given = registry.environment({**base, "PIP_INDEX_URL": "https://mine/simple"})
+    given = uv.environment({**base, "PIP_INDEX_URL": "https://mine/simple"})
     assert given["UV_DEFAULT_INDEX"] == "https://mine/simple"
     assert given["UV_INDEX"] == "https://a https://b"
-    assert registry.environment({**base, "UV_INDEX_URL": "https://uv"}) == {**base, "UV_INDEX_URL": "https://uv"}
+    assert uv.environment({**base, "UV_INDEX_URL": "https://uv"}) == {**base, "UV_INDEX_URL": "https://uv"}

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, difference, ensure, export, import_archive, lock, pythons, recipe
+from cloche.templates import Catalogue, build, comparison, ensure, export, import_archive, pythons, recipe
 from cloche.templates import catalogue as catalogues
 from cloche.templates.archive import CONTENTS
 from cloche.templates.build import describe, digest
@@ -32,7 +32,7 @@ assert OWN is not None
 def make(catalogue: Catalogue, packages: str, at: float = 1.0, **changes: object) -> Template:
     """A template as a build leaves it, without the packages themselves: a module, a script and links are enough."""
     wanted = Recipe(**{"name": "geo", "env": {"UNITS": "metric"}, **changes})  # type: ignore[arg-type]
-    locked = lock.parse("".join(f"{each} \\\n    --hash=sha256:00\n" for each in packages.split()))
+    locked = build.parse("".join(f"{each} \\\n    --hash=sha256:00\n" for each in packages.split()))
     version = digest(wanted, OWN, locked)
     root = catalogue.directory / wanted.name / version
     series = root / "env/lib" / f"python{OWN.series}"
@@ -121,7 +121,7 @@ def test_what_is_not_there_cannot_be_pinned(catalogue, ref):
 def test_a_difference_has_packages_recipe_and_sizes(catalogue):
     before = make(catalogue, "six==1.0 gone==1.0 same==1.0", 1.0)
     after = make(catalogue, "six==2.0 new==1.0 same==1.0", 2.0, env={"UNITS": "imperial"}, imports=("six",))
-    found = difference(before, after)
+    found = comparison(before, after)
     assert found.packages_added == ("new==1.0",) and found.packages_removed == ("gone==1.0",)
     assert [(each.what, each.before, each.after) for each in found.packages_changed] == [("six", "1.0", "2.0")]
     assert [each.what for each in found.recipe] == ["imports", "env"] and found.python is None
@@ -271,7 +271,7 @@ def test_an_import_that_is_killed_leaves_nothing_that_counts(catalogue, tmp_path
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from cloche.templates import Catalogue, importing\n"
+        "from cloche.templates import Catalogue, archive as importing\n"
         "importing.install.open_to_readers = lambda root: (print('unpacked', flush=True), time.sleep(60))\n"
         "importing.import_archive(Catalogue(sys.argv[1]), Path(sys.argv[2]))\n"
     )

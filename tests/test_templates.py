@@ -21,9 +21,9 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, Progress, build, ensure, pythons, registry
+from cloche.templates import Catalogue, Progress, build, ensure, pythons, uv
 from cloche.templates import catalogue as catalogues
-from cloche.templates.lock import lock
+from cloche.templates.build import lock
 from cloche.templates.recipe import Recipe
 
 TINY = Recipe(name="tiny", packages=("six", "trapped"), imports=("six",), env={"GREETING": "hello"})
@@ -72,7 +72,7 @@ def hostile_packages(tmp_path_factory, trace):
     make_wheel(directory, "trapped", {"trapped.pth": f"import os; {leave_trace}\n", "trapped.py": f"{leave_trace}\n"})
     make_sdist(directory, "unbuilt", f"{leave_trace}\nimport setuptools; setuptools.setup()\n")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in registry.environment(os.environ).items():
+        for name, value in uv.environment(os.environ).items():
             patch.setenv(name, value)
         links = [value for value in (os.environ.get("UV_FIND_LINKS"), str(directory)) if value]
         patch.setenv("UV_FIND_LINKS", ",".join(links))

@@ -31,7 +31,7 @@ from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups
 from cloche.model import SandboxSpec, Template
 from cloche.sdk.assembly import stores_in
-from cloche.templates import Catalogue, build, registry
+from cloche.templates import Catalogue, build, uv
 from cloche.templates.recipe import Recipe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
@@ -79,7 +79,7 @@ def hostile(tmp_path_factory, trace) -> Template:
     )
     make_wheel(wheels, PACKAGE, {f"{PACKAGE}.py": "", f"{PACKAGE}.pth": pth})
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in registry.environment(os.environ).items():
+        for name, value in uv.environment(os.environ).items():
             patch.setenv(name, value)
         links = [value for value in (os.environ.get("UV_FIND_LINKS"), str(wheels)) if value]
         patch.setenv("UV_FIND_LINKS", ",".join(links))

@@ -17,8 +17,7 @@ from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule
 from cloche.sdk import embedded
 from cloche.templates import catalogue, recipe
-from cloche.templates.build import describe
-from cloche.templates.lock import Lock
+from cloche.templates.build import Lock, describe
 from cloche.templates.pythons import Interpreter
 
 GEO = 'name = "geo"\n'

@@ -25,7 +25,7 @@ from cloche.model import Template, new_id
 from cloche.store import sandboxes
 from cloche.store.migrations import MIGRATIONS
 from cloche.templates import Catalogue
-from cloche.templates.collecting import hold
+from cloche.templates.catalogue import hold
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 DAY = 86400.0

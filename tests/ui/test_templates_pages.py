@@ -19,7 +19,7 @@ from cloche.api.ui.template_builds import MAX_LINES, HostBuild
 from cloche.api.ui.template_changes import changes_of
 from cloche.model import Template
 from cloche.templates import Catalogue, Progress, Recipe
-from cloche.templates.difference import Change
+from cloche.templates.comparison import Change
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -25,9 +25,8 @@ from cloche.store.images import ImageFiles
 from cloche.store.migrations import MIGRATIONS
 from cloche.store.retention_clock import surely_past
 from cloche.store.sandboxes import KEPT_SECONDS as RECORD_SECONDS
-from cloche.templates.catalogue import Catalogue
-from cloche.templates.collecting import collect as collect_template
-from cloche.templates.collecting import unneeded
+from cloche.templates.catalogue import Catalogue, unneeded
+from cloche.templates.catalogue import collect as collect_template
 
 REMOVED_AT_ONCE = 5_000  # rows: others who need the store have their turn between
 VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, where that is asked for

@@ -10,7 +10,7 @@ from cloche import errors
 from cloche.isolation.base import Backend, Nursery
 from cloche.model import Template
 from cloche.telemetry import log
-from cloche.templates.collecting import hold
+from cloche.templates.catalogue import hold
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0

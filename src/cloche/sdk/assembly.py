@@ -20,7 +20,7 @@ from cloche.store.sandboxes import SqliteRecords
 from cloche.store.snapshots import StoredSnapshots
 from cloche.store.volumes import StoredVolumes
 from cloche.templates import Catalogue, Report, ensure
-from cloche.templates.progress import silent
+from cloche.templates.build import silent
 
 MOST_OPEN_FILES = 1 << 17
 

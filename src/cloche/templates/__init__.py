@@ -17,12 +17,10 @@ Wheels are hostile. Unpacking one runs none of its code, but starting an interpr
 interpreter does all the work, with `-I -S`.
 """
 
-from cloche.templates.archive import export
-from cloche.templates.build import build, ensure
+from cloche.templates.archive import export, import_archive
+from cloche.templates.build import Progress, Report, build, ensure
 from cloche.templates.catalogue import Catalogue
-from cloche.templates.difference import Difference, difference
-from cloche.templates.importing import import_archive
-from cloche.templates.progress import Progress, Report
+from cloche.templates.comparison import Difference, difference
 from cloche.templates.recipe import Recipe
 
 __all__ = [

@@ -5,22 +5,175 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from cloche import errors
-from cloche.model import Template
+from cloche.model import Struct, Template
 from cloche.templates import catalogue as catalogues
-from cloche.templates import install, pythons
+from cloche.templates import pythons, uv
 from cloche.templates import recipe as recipes
 from cloche.templates.catalogue import Catalogue
-from cloche.templates.lock import Lock, lock
-from cloche.templates.progress import Phase, Progress, Report, silent
 from cloche.templates.pythons import Interpreter
 from cloche.templates.recipe import Recipe
+
+# A lock becomes files: `env/` as it will be seen at /opt/cloche/env in a sandbox.
+
+GUEST_ENV = "/opt/cloche/env"
+GUEST_PYTHON = "/opt/cloche/python"
+COMPILE_SECONDS = 1800
+
+# The two ways in which an installer starts a script: the plain one, and the one for interpreters with long paths.
+_SHEBANG = re.compile(rb"#![^\n]*python[^\n]*\n")
+_TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' [^\n]*\n' '''\n")
+
+
+def install_packages(lock_file: Path, interpreter: Interpreter, env: Path, on_line: Callable[[str], None]) -> None:
+    """Unpacks the wheels of `lock_file` below `env`. None of their code runs. Raises TemplateBuildFailed."""
+    arguments = ["pip", "install", "--python", interpreter.path, "--prefix", str(env), "--requirements", str(lock_file)]
+    arguments += ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-python-downloads"]
+    # Copies, because files that are shared with the user's uv cache would not be immutable.
+    arguments += ["--no-compile-bytecode", "--link-mode", "copy"]
+    uv.run(arguments, lock_file.parent, on_line)
+    _make_environment(env, interpreter)
+
+
+def compile_bytecode(interpreter: Interpreter, env: Path, on_file: Callable[[int, int], None]) -> None:
+    """Compiles every module for the path that it has in the sandbox; `on_file(done, of)` as it goes.
+
+    Compiling runs nothing of what it compiles. Files that do not compile (there are always some) are left as they
+    are. The bytecode is never checked against its source again, since neither changes.
+    """
+    library = env / "lib"
+    total = sum(1 for _ in library.rglob("*.py"))
+    done = 0
+
+    def count(line: str) -> None:
+        nonlocal done
+        if line.startswith("Compiling "):
+            done += 1
+            on_file(min(done, total), total)
+
+    command = [
+        interpreter.path,
+        "-I",
+        "-S",
+        "-W",
+        "ignore",
+        "-m",
+        "compileall",
+        "--invalidation-mode",
+        "unchecked-hash",
+    ]
+    command += ["-j", str(len(os.sched_getaffinity(0))), "-s", str(env), "-p", GUEST_ENV, str(library)]
+    uv.watch(command, count, cwd=env, seconds=COMPILE_SECONDS)
+
+
+def open_to_readers(root: Path) -> int:
+    """Makes everything below `root` readable for all (and writable for its owner only); the bytes it takes on disk."""
+    size_bytes = 0
+    for path in (root, *_walk(root)):
+        status = path.lstat()
+        size_bytes += status.st_blocks * 512
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        executable = stat.S_ISDIR(status.st_mode) or status.st_mode & 0o111
+        path.chmod(0o755 if executable else 0o644)
+    return size_bytes
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for directory, directories, files in os.walk(root):
+        for name in (*directories, *files):
+            yield Path(directory, name)
+
+
+def _make_environment(env: Path, interpreter: Interpreter) -> None:
+    scripts = env / "bin"
+    scripts.mkdir(exist_ok=True)
+    for script in scripts.iterdir():
+        _point_at_guest(script)
+    for name in ("python", "python3", f"python{interpreter.series}"):
+        link = scripts / name
+        link.unlink(missing_ok=True)  # a wheel may have brought a script of that name
+        link.symlink_to(f"{GUEST_PYTHON}/bin/python{interpreter.series}")
+    settings = f"home = {GUEST_PYTHON}/bin\ninclude-system-site-packages = false\nversion = {interpreter.version}\n"
+    (env / "pyvenv.cfg").write_text(settings)
+
+
+def _point_at_guest(script: Path) -> None:
+    content = script.read_bytes()
+    match = _TRAMPOLINE.match(content) or _SHEBANG.match(content)
+    if match:
+        script.write_bytes(f"#!{GUEST_ENV}/bin/python3\n".encode() + content[match.end() :])
+
+
+# A recipe and an interpreter become a list of exact, hashed wheels.
+
+# What our own code in the sandbox needs, in every template.
+GUEST_REQUIREMENTS = (
+    "ipython>=8.18",  # the kernel
+    "threadpoolctl",  # quiets BLAS thread pools before the fork
+    "pip",  # so that `python -m pip` exists
+)
+# Reads the data of charts; it needs matplotlib, so it goes only where matplotlib goes.
+CHART_REQUIREMENTS = ("e2b-charts",)
+
+
+class Lock(Struct):
+    text: str  # a requirements file with hashes and no registry in it
+    packages: tuple[str, ...]  # "numpy==2.1.0", ...
+
+
+def lock(recipe: Recipe, interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]) -> Lock:
+    """Resolves the recipe for that interpreter, using `directory` for scratch. Raises TemplateBuildFailed."""
+    wanted = sorted({*recipe.packages, *GUEST_REQUIREMENTS})
+    locked = _compile(wanted, interpreter, directory, on_line)
+    if any(package.startswith("matplotlib==") for package in locked.packages):
+        locked = _compile(sorted({*wanted, *CHART_REQUIREMENTS}), interpreter, directory, on_line)
+    return locked
+
+
+def _compile(wanted: Iterable[str], interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]) -> Lock:
+    arguments = ["pip", "compile", "-", "--python", interpreter.path, "--generate-hashes", "--only-binary", ":all:"]
+    arguments += [
+        "--no-header",
+        "--no-annotate",
+        "--no-emit-index-url",
+        "--no-emit-find-links",
+        "--no-python-downloads",
+    ]
+    text = uv.run(arguments, directory, on_line, stdin="\n".join(wanted) + "\n")
+    return parse(text)
+
+
+def parse(text: str) -> Lock:
+    """The lock that a file of such lines is."""
+    return Lock(text=text, packages=tuple(re.findall(r"^([\w.-]+==[^\s;\\]+)", text, re.MULTILINE)))
+
+
+# What a build says about itself while it works.
+
+Phase = Literal["wait", "lock", "install", "compile", "archive", "done"]
+
+
+class Progress(Struct):
+    phase: Phase
+    detail: str
+    fraction: float | None = None  # of the whole build, 0 to 1; None: not known
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(_progress: Progress) -> None:
+    """A Report for callers that do not watch."""
+
 
 # Where each phase begins on the way from 0 to 1, by how long it takes on a machine with an empty cache.
 _BEGINS: dict[Phase, float] = {"wait": 0.0, "lock": 0.0, "install": 0.1, "compile": 0.6, "archive": 0.0, "done": 1.0}
@@ -81,7 +234,7 @@ def _build(catalogue: Catalogue, recipe: Recipe, report: Report) -> Template:
             return _with_interpreter(existing, interpreter)
         root = scratch / "root"
         _fill(root, recipe, interpreter, locked, report)
-        size_bytes = install.open_to_readers(root)
+        size_bytes = open_to_readers(root)
         final = catalogue.directory / recipe.name / version
         template = describe(recipe, interpreter, locked, version, final, size_bytes)
         catalogues.write(template, root)
@@ -104,9 +257,9 @@ def _fill(root: Path, recipe: Recipe, interpreter: Interpreter, locked: Lock, re
     lock_file.write_text(locked.text, "utf-8")
     count = len(locked.packages)
     report(Progress(phase="install", detail=f"fetching {count} packages", fraction=_BEGINS["install"]))
-    install.install(lock_file, interpreter, root / "env", _uv_lines("install", report))
+    install_packages(lock_file, interpreter, root / "env", _uv_lines("install", report))
     lock_file.rename(root / "lock.txt")
-    install.compile_bytecode(interpreter, root / "env", _compile_steps(report))
+    compile_bytecode(interpreter, root / "env", _compile_steps(report))
 
 
 def describe(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from cloche.templates.difference import Change
+from cloche.templates.comparison import Change
 
 Sign = Literal["+", "-", " "]
 
