@@ -12,8 +12,7 @@ from cloche.api.e2b.network_wire import DOMAINS_NEED_DENIAL, Egress, Network, eg
 from cloche.api.e2b.replies import NotOffered
 from cloche.config.sections import Network as OperatorsNetwork
 from cloche.config.sections import Packages
-from cloche.egress.destination import parse
-from cloche.egress.rulebook import Denied, Rulebook
+from cloche.egress.rules import Denied, Rulebook, parse
 from cloche.engine.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule

@@ -16,9 +16,9 @@ from cloche import errors
 from cloche.api import multipart
 from cloche.api.e2b import connect
 from cloche.egress import client_hello, http1
-from cloche.egress.packages import npm, simple
+from cloche.egress.packages import npm, pypi
 from cloche.egress.packages.upstream import UpstreamError
-from cloche.egress.refusal import Refusal
+from cloche.egress.streams import Refusal
 from cloche.engine import files, frames, inspection
 from cloche.gateway import sse
 from cloche.guest import wire
@@ -191,10 +191,10 @@ def event_frame(body: bytes) -> None:
 def page(body: bytes) -> None:
     for kind in ("application/vnd.pypi.simple.v1+json", "text/html"):
         try:
-            project = simple.read("a", body, kind, "https://pypi.test/simple/a/")
-        except simple.BadPage:
+            project = pypi.read("a", body, kind, "https://pypi.test/simple/a/")
+        except pypi.BadPage:
             continue
-        assert simple.write_json(project) and simple.write_html(project)
+        assert pypi.write_json(project) and pypi.write_html(project)
 
 
 def packument(body: bytes) -> None:

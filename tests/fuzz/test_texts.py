@@ -19,8 +19,8 @@ from cloche.api.librechat.jwt import Verifier
 from cloche.api.librechat.jwt_keys import Keys
 from cloche.api.opensandbox import quantities
 from cloche.config.librechat import Jwt
-from cloche.egress import destination
-from cloche.egress.refusal import Refusal
+from cloche.egress import rules
+from cloche.egress.streams import Refusal
 from cloche.templates import recipe
 
 KEY = new_ed25519()
@@ -79,10 +79,10 @@ def _can_be_said(value: Any) -> bool:
 def authority(text: str) -> None:
     for port in (None, 80):
         try:
-            found = destination.parse_authority(text, port)
+            found = rules.parse_authority(text, port)
         except Refusal:
             continue
-        assert destination.parse_authority(str(found), None) == found, "what was understood is said the same again"
+        assert rules.parse_authority(str(found), None) == found, "what was understood is said the same again"
 
 
 def pattern(text: str) -> None:

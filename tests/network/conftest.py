@@ -21,9 +21,9 @@ import pytest_asyncio
 from tests.network.index_server import IndexDoor, IndexServer, index_door, index_server
 
 from cloche.config.sections import Network, Packages
+from cloche.egress import Egress
+from cloche.egress.connect import Resolve
 from cloche.egress.door import Door
-from cloche.egress.egress import Egress
-from cloche.egress.resolver import Resolve
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -26,8 +26,8 @@ import httpx2
 import pytest
 
 from cloche.config.sections import Network, Packages
+from cloche.egress import Egress
 from cloche.egress.door import Door
-from cloche.egress.egress import Egress
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 JSON = "application/vnd.pypi.simple.v1+json"

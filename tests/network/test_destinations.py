@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.egress.destination import BadDestination, Destination, parse, parse_authority
+from cloche.egress.rules import BadDestination, Destination, parse, parse_authority
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche.egress import http1
-from cloche.egress.destination import BadDestination, parse_authority
 from cloche.egress.forward import check_host, split_target
 from cloche.egress.http1 import BadAnswer, BadRequest, Head
+from cloche.egress.rules import BadDestination, parse_authority
 from cloche.egress.tunnel import MAX_LINE_BYTES, FirstLine
 
 

@@ -20,9 +20,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.sync.client import connect
 
 from cloche.config.sections import Network, Packages
+from cloche.egress import Egress
 from cloche.egress.authority import Authority
 from cloche.egress.door import Door
-from cloche.egress.egress import Egress
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 pytestmark = [

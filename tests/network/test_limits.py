@@ -14,10 +14,8 @@ import uvloop
 from tests.network.conftest import GOOD, Opening, answering, echo, read_all, serving_at
 
 from cloche.egress import journal
-from cloche.egress.dialling import LOOKUPS_EACH
-from cloche.egress.journal import LINES_AT_ONCE
-from cloche.egress.left_out import FIRST_LINES, MAX_PLACES
-from cloche.egress.resolver import Unresolved
+from cloche.egress.connect import LOOKUPS_EACH, Unresolved
+from cloche.egress.journal import FIRST_LINES, LINES_AT_ONCE, MAX_PLACES
 from cloche.network_policy import NetworkPolicy
 from cloche.telemetry import log
 

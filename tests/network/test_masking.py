@@ -17,8 +17,7 @@ import pytest
 
 from cloche import errors
 from cloche.egress.http1 import BadRequest
-from cloche.egress.masking import Mask, MaskedStream, Masks, basic_credentials, forms_of
-from cloche.egress.placeholders import MAX_FILLED_BYTES, with_secrets
+from cloche.egress.secrets import MAX_FILLED_BYTES, Mask, MaskedStream, Masks, basic_credentials, forms_of, with_secrets
 from cloche.network_policy import NetworkPolicy, Secret, useless_secret
 
 TOKEN = 'sk-7Jd0/+v<&>"x?q9Zt4WmB2Yc'

@@ -17,8 +17,7 @@ from tests.network.index_server import IndexServer, Told, index_door, index_door
 
 from cloche.egress.packages import cache as cache_module
 from cloche.egress.packages.cache import Cache, Digest, file_key
-from cloche.egress.packages.memory import Memory
-from cloche.egress.packages.problems import NoRoom
+from cloche.egress.packages.replies import Memory, NoRoom
 from cloche.telemetry import log
 
 WHEEL = "demo-1.0-py3-none-any.whl"

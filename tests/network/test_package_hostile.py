@@ -29,7 +29,7 @@ from tests.network.index_server import (
 )
 
 from cloche.config.sections import Network
-from cloche.egress.packages import pages, simple, upstream
+from cloche.egress.packages import pypi, upstream
 
 WHEEL = "demo-1.0-py3-none-any.whl"
 
@@ -246,7 +246,7 @@ async def test_a_file_without_a_length_comes_whole(index: IndexServer, door: Ind
 async def test_a_huge_page_is_given_up(
     index: IndexServer, door: IndexDoor, monkeypatch: pytest.MonkeyPatch, compressed: bool
 ) -> None:
-    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(pypi, "MAX_PAGE_BYTES", 1 << 20)
     body = b" " * (8 << 20)
     headers = {"content-type": JSON, **({"content-encoding": "gzip"} if compressed else {})}
     index.told["/simple/huge/"] = Told(gzip.compress(body) if compressed else body, headers=headers)
@@ -293,7 +293,7 @@ def test_a_page_is_read_for_files_that_can_be_installed_and_nothing_else() -> No
     said += [{"filename": "ok-1.tar.gz", "url": "second"}, {"filename": "mail-1.whl", "url": "mailto:x"}]
     said += [{"filename": "file-1.whl", "url": "file:///etc/passwd"}, {"filename": "plain-1.whl", "url": "http://a/b"}]
     said += [{"filename": "user-1.whl", "url": "https://me:pw@host/user-1.whl"}]
-    page = simple.read("p", json.dumps({"files": said}).encode(), JSON, "https://index/simple/p/")
+    page = pypi.read("p", json.dumps({"files": said}).encode(), JSON, "https://index/simple/p/")
     assert {file.name: file.url for file in page.files} == {
         "ok-1.tar.gz": "https://index/simple/p/f",
         "user-1.whl": "https://host/user-1.whl",
@@ -302,9 +302,9 @@ def test_a_page_is_read_for_files_that_can_be_installed_and_nothing_else() -> No
 
 def test_what_a_page_says_is_escaped_in_ours() -> None:
     said: dict[str, Any] = {"filename": "a-1.whl", "url": "a", "requires-python": '"><script>', "yanked": "<b>"}
-    page = simple.read("p", json.dumps({"files": [said]}).encode(), JSON, "https://index/simple/p/")
-    assert "<script>" not in simple.write_html(page).decode()
-    assert "<b>" not in simple.write_html(page).decode()
+    page = pypi.read("p", json.dumps({"files": [said]}).encode(), JSON, "https://index/simple/p/")
+    assert "<script>" not in pypi.write_html(page).decode()
+    assert "<b>" not in pypi.write_html(page).decode()
 
 
 _LETTERS = st.text(alphabet=st.sampled_from("<>a b=\"'/#:@[]%?.-!x01\n\x00é&;\\"), max_size=60)
@@ -321,11 +321,11 @@ _SAID = st.recursive(
 def test_whatever_an_index_says_is_read_or_refused(said: Any, letters: str) -> None:
     where = "https://index/simple/p/"
     for page in (letters, f'<a href="{letters}">', f"<base href='{letters}'><a href='p-1.whl'>"):
-        simple.write_html(simple.read("p", page.encode(), "text/html", where))
+        pypi.write_html(pypi.read("p", page.encode(), "text/html", where))
     file = {"filename": "p-1.whl", "url": letters, "hashes": said, "yanked": said, "size": said, "core-metadata": said}
     for body in (said, {"files": said}, {"files": [file]}):
-        with contextlib.suppress(simple.BadPage):
-            simple.write_json(simple.read("p", json.dumps(body).encode(), JSON, where))
+        with contextlib.suppress(pypi.BadPage):
+            pypi.write_json(pypi.read("p", json.dumps(body).encode(), JSON, where))
 
 
 async def test_a_page_may_not_name_files_in_the_hosts_own_networks(index: IndexServer, door: IndexDoor) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cloche import errors
 from cloche.config.sections import Packages
 from cloche.egress.packages.sources import NPM, PYPI, Sources, read_sources
-from cloche.egress.packages.urls import BadURL, Keyring, join, split_userinfo
+from cloche.egress.packages.upstream import BadURL, Keyring, join, split_userinfo
 from cloche.telemetry import log
 
 Read = Callable[..., Sources]

@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.egress import rulebook
-from cloche.egress.destination import parse
-from cloche.egress.own_addresses import is_own
-from cloche.egress.packages import reach
-from cloche.egress.packages.problems import OutOfReach
-from cloche.egress.rulebook import FORBIDDEN, Denied, Rulebooks
+from cloche.egress import rules
+from cloche.egress.packages import upstream
+from cloche.egress.packages.replies import OutOfReach
+from cloche.egress.rules import FORBIDDEN, Denied, Rulebooks, is_own, parse
 from cloche.network_policy import NetworkPolicy, NetworkRule
 
 EVERYTHING = NetworkPolicy(allow=("*:*",))
@@ -179,7 +177,7 @@ ONES_OWN = ["127.0.0.1", "127.9.8.7", *(["::1"] if socket.has_dualstack_ipv6() e
 @pytest.mark.parametrize("own", ONES_OWN)
 def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, monkeypatch) -> None:
     """Loopback stands for it here: it is the host's own everywhere."""
-    monkeypatch.setattr(rulebook, "FORBIDDEN", [])
+    monkeypatch.setattr(rules, "FORBIDDEN", [])
     books = rulebooks(allow=("*:*",))
     with pytest.raises(Denied, match="is an address of this host itself"):
         books.check(parse(own, 443))
@@ -191,14 +189,14 @@ def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, 
 
 @pytest.mark.parametrize("own", ONES_OWN)
 async def test_nor_do_packages_come_from_there(own: str, monkeypatch) -> None:
-    monkeypatch.setattr(reach, "FORBIDDEN", [])
+    monkeypatch.setattr(upstream, "FORBIDDEN", [])
 
     async def resolve(name: str):
         return [ipaddress.ip_address(own)]
 
     with pytest.raises(OutOfReach):
-        await reach.Reach(resolve, ()).addresses("files.example.com", 443)
-    assert await reach.Reach(resolve, (), [ipaddress.ip_network(own)]).addresses("files.example.com", 443)
+        await upstream.Reach(resolve, ()).addresses("files.example.com", 443)
+    assert await upstream.Reach(resolve, (), [ipaddress.ip_network(own)]).addresses("files.example.com", 443)
 
 
 def test_whose_an_address_is() -> None:
@@ -212,9 +210,9 @@ def own_ones(*addresses: str, before: str = "", within: tuple[str, ...] = ()) ->
     """Those that are its own to a process that has done something `before`, or runs `within` another program."""
     program = f"""
 import sys
-sys.path.insert(0, {str(Path(rulebook.__file__).parents[2])!r})
+sys.path.insert(0, {str(Path(rules.__file__).parents[2])!r})
 import ipaddress, resource
-from cloche.egress.own_addresses import is_own
+from cloche.egress.rules import is_own
 {before}
 print(*(each for each in sys.argv[1:] if is_own(ipaddress.ip_address(each))))
 """

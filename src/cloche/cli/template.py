@@ -13,7 +13,7 @@ from cloche.cli import configuration
 from cloche.cli.progress import showing
 from cloche.cli.template_lines import in_brief, in_lines
 from cloche.model import MIB, Template
-from cloche.templates import Catalogue, Recipe, build, comparison, export, import_archive, recipe
+from cloche.templates import Catalogue, Recipe, build, difference, export, import_archive, recipe
 
 
 @click.group("template")
@@ -100,7 +100,7 @@ def history_command(name: str) -> None:
         mark = ("pinned" if pin else "in use") if each.version == meant else ""
         click.echo(_line(each, mark))
         if before is not None:
-            click.echo(f"    {in_brief(comparison(before, each))}")
+            click.echo(f"    {in_brief(difference(before, each))}")
 
 
 @command.command("diff")
@@ -110,7 +110,7 @@ def history_command(name: str) -> None:
 def diff_command(before: str, after: str, as_json: bool) -> None:
     """Show what the second has, lacks or has otherwise than the first."""
     known = catalogue()
-    found = comparison(known.resolve(before), known.resolve(after))
+    found = difference(known.resolve(before), known.resolve(after))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
         return

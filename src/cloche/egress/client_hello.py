@@ -8,7 +8,7 @@ from asyncio import IncompleteReadError, StreamReader
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from cloche.egress.refusal import Refusal
+from cloche.egress.streams import Refusal
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_RECORD_BYTES = 16 << 10

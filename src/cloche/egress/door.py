@@ -4,21 +4,189 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import select
 import socket
+import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from cloche.config.sections import Network
-from cloche.egress import refusal
-from cloche.egress.arrivals import Arrivals
+from cloche.egress import streams
 from cloche.egress.journal import Attempt, Journal
-from cloche.egress.rulebook import Denied, Rulebooks
-from cloche.egress.visit import Visit as Visit
+from cloche.egress.rules import Address, Denied, Destination, Rulebooks
+from cloche.egress.streams import BUFFER_BYTES, Pace, Refusal, TooSlow, accepted
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
-if TYPE_CHECKING:  # loaded with the first sandbox that has secrets
+if TYPE_CHECKING:
     from cloche.egress.authority import Authority
+
+# One connection of a program to the door, and those that were opened for it: whoever ends, nothing stays open.
+
+LEAVE_SECONDS = 5.0  # for what was written last to be taken
+LINGER_SECONDS = 1.0
+LINGER_BYTES = 1 << 20
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Visit:
+    """What a program says and is told, and its line in the log."""
+
+    def __init__(self, door: Door, connection: socket.socket):
+        self.door = door
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+        self.attempt = Attempt(door.journal)
+        self.say_no: streams.Say = streams.in_http  # how a refusal is said, where it can be
+        self._connection = connection
+        self._transport: asyncio.Transport | None = None
+        self._opened: list[tuple[socket.socket, asyncio.StreamWriter]] = []
+        self._bound_for: Destination | None = None
+        self._reached: Address | None = None
+        self._has_left = False
+
+    async def enter(self) -> None:
+        self.reader, self.writer = await accepted(self._connection, self._entered)
+
+    def _entered(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def set_out(self, asked: Destination) -> None:
+        """From here on a new policy is asked whether that may still be done."""
+        self.attempt.asked = self._bound_for = asked
+
+    def head_for(self, address: Address) -> None:
+        """And whether it may go there."""
+        self._reached = address
+
+    def arrived(self, connection: socket.socket, writer: asyncio.StreamWriter) -> None:
+        """A connection was opened for it, which ends with it."""
+        still = [(each, its) for each, its in self._opened if not its.transport.is_closing()]
+        self._opened = [*still, (connection, writer)]
+        self.attempt.let_through = True
+
+    def check_again(self) -> None:
+        """Raises Denied where the rules of today do not allow it."""
+        if self._bound_for is not None:
+            self.door.rulebooks.check_again(self._bound_for, self._reached)
+
+    async def refuse(self, why: Refusal) -> None:
+        """Written down first, then said, and then waited for: unread bytes would make a reset of it, and lose it."""
+        self.attempt.end(why.verdict, str(why))
+        if self.attempt.asked is not None:
+            why.host = self.attempt.asked.host
+        said = self.say_no(why)
+        if not said:
+            return self.reset()
+        self.writer.write(said)
+        await self._linger()
+        return None
+
+    async def _linger(self) -> None:
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self.writer.drain()
+                self.writer.write_eof()
+                left = LINGER_BYTES
+                while left > 0 and (part := await self.reader.read(BUFFER_BYTES)):
+                    left -= len(part)
+
+    async def leave(self) -> None:
+        """What was written is given some time to be taken."""
+        await self._linger()
+        writers = [self.writer, *(writer for _, writer in self._opened)]
+        for writer in writers:
+            writer.close()
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
+                self._has_left = True
+
+    def reset(self) -> None:
+        """The program, and whoever it speaks to, see that it broke off and did not end, unless it did."""
+        if self._has_left:
+            return
+        for connection in (self._connection, *(connection for connection, _ in self._opened)):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.abort()
+
+    def abort(self) -> None:
+        """At once. It can be said again."""
+        if self._transport is None:
+            self._connection.close()
+        else:
+            self._transport.abort()
+        for _, writer in self._opened:
+            writer.transport.abort()
+
+
+# Who connects to a listener in a sandbox, at a pace that the host's loop can bear.
+
+ACCEPTED_AT_ONCE = 32
+PAUSE_SECONDS = 0.1
+# A program that does nothing else can connect thousands of times in a second, and all doors are one loop's.
+CONNECTS_AT_ONCE = 1000
+CONNECTS_PER_SECOND = 200.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class Arrivals:
+    """Hands every connection that comes to `listener` to `admit(connection)`, who owns it, until `close`."""
+
+    def __init__(self, listener: socket.socket, admit: Callable[[socket.socket], None]):
+        self.port: int = listener.getsockname()[1]
+        self._listener = listener
+        self._admit = admit
+        self._waiting = select.poll()
+        self._waiting.register(listener, select.POLLIN)
+        self._pace = Pace(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        self._listen()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def _listen(self) -> None:
+        if self._is_open:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                if not self._is_somebody_there():
+                    return
+                connection, _address = self._listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:  # it would be called again at once, for ever
+                    self._pause()
+                return
+            connection.setblocking(False)
+            self._admit(connection)
+            if not self._pace.take():
+                self._pause()
+                return
+
+    def _is_somebody_there(self) -> bool:
+        """Whether `accept` has somebody for us, and does not wait in any case.
+
+        Who made the listener may have kept it, and could make it one that waits, with all of the loop, and take away
+        who came. Between this and `accept` that is still possible. It is left at that since the maker is a sandbox's
+        init, which runs our code alone: programs inside have no way to its descriptors.
+        """
+        self._listener.setblocking(False)
+        return bool(self._waiting.poll(0))
+
+    def _pause(self) -> None:
+        """Who connects meanwhile waits in the kernel's queue."""
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(PAUSE_SECONDS, self._listen)
+
 
 Attend = Callable[[Visit], Awaitable[None]]
 
@@ -137,7 +305,7 @@ class Door:
     def _turn_away(self, connection: socket.socket, why: str) -> None:
         with connection, contextlib.suppress(OSError):
             Attempt(self.journal).end("denied", why)
-            connection.send(refusal.answer(503, why))
+            connection.send(streams.answer(503, why))
 
     def _let_in(self, visit: Visit) -> None:
         task = self._loop.create_task(self._serve(visit))
@@ -169,3 +337,19 @@ class Door:
 
 def _shown(error: OSError | EOFError) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
+
+
+# How long a program may take to say what it wants.
+
+
+@contextlib.asynccontextmanager
+async def patience(visit: Visit) -> AsyncIterator[None]:
+    """Raises TooSlow."""
+    seconds = visit.door.config.request_seconds
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TooSlow(f"it did not say within {seconds:g} s what it wants") from None

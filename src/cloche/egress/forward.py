@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from cloche.egress import http1, refusal
-from cloche.egress.destination import BadDestination, Destination, parse_authority
-from cloche.egress.dialling import Streams
+from cloche.egress import http1, streams
+from cloche.egress.connect import Streams
+from cloche.egress.door import Visit
 from cloche.egress.http1 import UNTIL_CLOSED, BadAnswer, BadRequest, Head
 from cloche.egress.relay import CHUNK_BYTES, Meter, both, pass_on, pump, who_broke_off
-from cloche.egress.visit import Visit
+from cloche.egress.rules import BadDestination, Destination, parse_authority
 
 MAX_INTERIM_ANSWERS = 20
 _FRAMING = ("host", "content-length", "transfer-encoding", "expect")
@@ -136,13 +136,13 @@ class Exchange:
     async def _answer(self) -> bool:
         answer = await self._final_answer()
         if answer.status == 101:
-            self._visit.say_no = refusal.in_silence
+            self._visit.say_no = streams.in_silence
             await self._give(http1.write_head(_start(answer), self._answer_headers(answer, 0, "Upgrade")))
             return True
         has_body = self._head.method != "HEAD" and answer.status not in (204, 304)
         length = answer.answer_length if has_body else 0
         chunks = length is None and self._head.start[2] == "HTTP/1.1"
-        self._visit.say_no = refusal.in_silence  # half an answer cannot be taken back
+        self._visit.say_no = streams.in_silence  # half an answer cannot be taken back
         await self._give(http1.write_head(_start(answer), self._answer_headers(answer, length, "close", chunks)))
         async for part in self._body(length):
             await self._give(_framed(part, chunks))

@@ -11,8 +11,7 @@ from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from cloche.egress.refusal import Refusal
-from cloche.egress.streams import at_hand
+from cloche.egress.streams import Refusal, at_hand
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 200

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from cloche.egress.dialling import Streams
-from cloche.egress.refusal import OverLimit, Refusal
-from cloche.egress.visit import Visit
+from cloche.egress.connect import Streams
+from cloche.egress.door import Visit
+from cloche.egress.streams import OverLimit, Refusal
 
 CHUNK_BYTES = 32 << 10
 

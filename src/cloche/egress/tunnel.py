@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from cloche.egress import forward, http1, refusal
+from cloche.egress import forward, http1, streams
 from cloche.egress.client_hello import Hello, after_hello, looks_like_tls, read_hello
-from cloche.egress.destination import Destination
-from cloche.egress.dialling import Dialler, Streams
-from cloche.egress.refusal import Refusal
+from cloche.egress.connect import Dialler, Streams
+from cloche.egress.door import Visit, patience
 from cloche.egress.relay import relay
-from cloche.egress.rulebook import Denied
-from cloche.egress.streams import at_hand
-from cloche.egress.visit import Visit
-from cloche.egress.waiting import patience
+from cloche.egress.rules import Denied, Destination
+from cloche.egress.streams import Refusal, at_hand
 
 TLS_PORT = 443
 MAX_LINE_BYTES = 16 << 10
@@ -66,7 +63,7 @@ class Tunnel:
 
     def _welcome(self) -> None:
         self._visit.writer.write(self._established)
-        self._visit.say_no = refusal.in_silence
+        self._visit.say_no = streams.in_silence
 
     async def _hello_of_tls(self) -> Hello | None:
         """None where nothing was said."""
@@ -76,7 +73,7 @@ class Tunnel:
             return await self._hello(first) if first else None
 
     async def _hello(self, first: bytes) -> Hello:
-        self._visit.say_no = refusal.in_tls
+        self._visit.say_no = streams.in_tls
         hello = await read_hello(self._visit.reader, first)
         self._check_name(hello)
         return hello
@@ -91,7 +88,7 @@ class Tunnel:
         yield hello.raw
         async for part in after_hello(self._visit.reader, hello, self._check_name):
             yield part
-        self._visit.say_no = refusal.in_silence
+        self._visit.say_no = streams.in_silence
 
     async def _intercept(self, hello: Hello | None) -> None:
         if hello is not None:
@@ -146,7 +143,7 @@ class Tunnel:
 
     async def _http(self, far: Streams, line: bytes) -> None:
         visit, asked = self._visit, self._asked
-        visit.say_no = refusal.in_http
+        visit.say_no = streams.in_http
         async with patience(visit):
             head = await http1.read_head(visit.reader, line)
         if head is None or visit.attempt.received_bytes:

@@ -14,9 +14,9 @@ from cloche.guest.paths import DOOR_PORT
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 if TYPE_CHECKING:  # loaded where a sandbox has a network: most have none
+    from cloche.egress import Egress
     from cloche.egress.authority import Authority
     from cloche.egress.door import Door
-    from cloche.egress.egress import Egress
 
 PROXY = f"http://127.0.0.1:{DOOR_PORT}"
 NO_PROXY = "localhost,127.0.0.1,0.0.0.0,::1,cloche"  # no networks: many programs know only addresses

@@ -15,7 +15,7 @@ from cloche.model import SandboxSpec, Template
 from cloche.network_policy import NetworkPolicy, first_outside, useless_secret
 
 if TYPE_CHECKING:  # loaded with the first sandbox that has a network
-    from cloche.egress.egress import Egress
+    from cloche.egress import Egress
 
 
 class Networks:
@@ -129,7 +129,7 @@ class Networks:
             await self._egress.aclose()
 
     def _proxy(self) -> Egress:
-        from cloche.egress.egress import Egress
+        from cloche.egress import Egress
 
         if self._egress is None:
             self._egress = Egress(self._config, self._packages, self._directory)

@@ -13,7 +13,7 @@ from cloche.engine.guest import Guest
 from cloche.engine.listening import open_listener
 
 if TYPE_CHECKING:
-    from cloche.egress.arrivals import Arrivals  # loaded with the first door
+    from cloche.egress.door import Arrivals  # loaded with the first door
 
 MAX_CONNECTIONS = 256
 SEND_SECONDS = 30.0  # for a program to say what it calls
@@ -56,7 +56,7 @@ class ToolDoor:
 
     async def open(self) -> int:
         """The port on the sandbox's loopback. Raises NoSpace and the like of init's, Gone."""
-        from cloche.egress.arrivals import Arrivals
+        from cloche.egress.door import Arrivals
 
         async with self._opening:
             if self._arrivals is None or self._is_closed:  # then init says so

@@ -1,16 +1,12 @@
 """Templates: immutable, versioned Python environments that sandboxes are made from.
 
-    recipe.py     what a template.toml says
-    pythons.py    the interpreters of this host
-    registry.py   where packages come from: the user's own pip and uv settings
-    uv.py         running uv
-    lock.py       a recipe and an interpreter become a list of exact, hashed wheels
-    install.py    that list becomes files
-    build.py      all of it, atomically, once
-    catalogue.py  what was built, and which version a name means
-    difference.py what is different between two versions
-    archive.py    a version as one file, out and in again
-    importing.py  such a file becomes a template of this host
+    recipe.py      a template.toml, parsed and checked
+    pythons.py     the interpreters of this host
+    uv.py          running uv, with the package indexes of the user's own pip and uv settings
+    build.py       a recipe becomes a lock of exact, hashed wheels, then files: atomically, once
+    catalogue.py   the versions that were built, and the version that a name means
+    comparison.py  the difference between two versions
+    archive.py     a version as one file: export and import
 
 Wheels are hostile. Unpacking one runs none of its code, but starting an interpreter whose site-packages holds one does
 (a `.pth` file is executed at every start). So nothing here ever starts a template's own interpreter: the trusted base

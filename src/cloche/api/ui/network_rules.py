@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from cloche.api.ui.network_rows import Row
 from cloche.config.sections import Network
-from cloche.egress.destination import Destination, parse, parse_authority
-from cloche.egress.refusal import Refusal
-from cloche.egress.rulebook import Rule, Rulebook, Rulebooks
+from cloche.egress.rules import Destination, Rule, Rulebook, Rulebooks, parse, parse_authority
+from cloche.egress.streams import Refusal
 from cloche.network_policy import NetworkPolicy
 
 DEFAULT_PORTS = {"http": 80, "ws": 80}  # of URLs; that of others is 443

@@ -20,7 +20,7 @@ from cloche.api.ui.template_builds import HostBuilds
 from cloche.api.ui.template_changes import changes_of
 from cloche.model import Struct, Template
 from cloche.store.builds import Build, BuiltTemplate, Tag
-from cloche.templates import Catalogue, comparison, recipe
+from cloche.templates import Catalogue, difference, recipe
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Templates:
     async def compare(self, request: Request, visitor: Visitor) -> Response:
         before = await self._resolved(request.query_params.get("before", ""))
         after = await self._resolved(request.query_params.get("after", ""))
-        found = await _in_thread(comparison, before, after)
+        found = await _in_thread(difference, before, after)
         versions = [each.template for each in await self._versions(visitor)]
         changes = [changes_of(each) for each in found.recipe]
         return self._render(request, visitor, "template_diff.html", found=found, changes=changes, versions=versions)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cloche.egress.packages.problems import NoRoom
+from cloche.egress.packages.replies import NoRoom
 
 FREE_BYTES = 1 << 30  # of the disk, which packages do not take
 MAX_FILES = 50_000

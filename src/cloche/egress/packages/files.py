@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloche.egress.packages.cache import Cache, Digest, Room, file_key
-from cloche.egress.packages.problems import HashMismatch, NoRoom, UpstreamError
-from cloche.egress.packages.saying import Seldom
-from cloche.egress.packages.threads import Threads
-from cloche.egress.packages.upstream import Answer, Upstream
-from cloche.egress.packages.urls import origin
+from cloche.egress.packages.replies import HashMismatch, NoRoom, Seldom, Threads, UpstreamError
+from cloche.egress.packages.upstream import Answer, Upstream, origin
 
 CHUNK_BYTES = 256 << 10
 HELD_BYTES = 64 << 10

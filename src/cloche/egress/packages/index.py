@@ -3,31 +3,269 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 from weakref import WeakKeyDictionary
+
+import msgspec
 
 from cloche.config.sections import Network, Packages
 from cloche.egress import http1
-from cloche.egress.destination import Destination
-from cloche.egress.door import Door
+from cloche.egress.connect import Resolve
+from cloche.egress.door import Door, Visit
 from cloche.egress.journal import Attempt
-from cloche.egress.packages import simple
-from cloche.egress.packages.allowance import Allowance, Exceeded, Names
-from cloche.egress.packages.answers import Exchange, segments
+from cloche.egress.packages import pypi
 from cloche.egress.packages.cache import Cache
-from cloche.egress.packages.files import Files, Reference
+from cloche.egress.packages.files import CHUNK_BYTES, Body, Files, Reference
 from cloche.egress.packages.npm import ABBREVIATED, Npm, is_name
-from cloche.egress.packages.pages import Pages
-from cloche.egress.packages.problems import NotThere, UpstreamError
-from cloche.egress.packages.pypi import PyPI
-from cloche.egress.packages.reach import Reach
+from cloche.egress.packages.pypi import Pages, PyPI
+from cloche.egress.packages.replies import NotThere, Threads, UpstreamError
 from cloche.egress.packages.sources import Sources, read_sources
-from cloche.egress.packages.threads import Threads
-from cloche.egress.packages.upstream import Upstream
-from cloche.egress.packages.urls import origin
-from cloche.egress.refusal import Verdict
-from cloche.egress.resolver import Resolve
-from cloche.egress.visit import Visit
+from cloche.egress.packages.upstream import Reach, Upstream, origin
+from cloche.egress.rules import Destination
+from cloche.egress.streams import Verdict
+
+# What one sandbox may ask of the package index, and which packages anybody may.
+
+KINDS = ("pypi", "npm")
+REQUESTS_AT_ONCE = 16  # of one sandbox that are seen to, so that there is room for others; the rest wait
+NOTED_SECONDS = 60.0  # for which it can be asked why something was refused
+PAGES_AT_ONCE = 4  # of one sandbox: they are in memory, and can be large
+
+
+class Exceeded(Exception):
+    """Its text says which limit, for the program and for the log."""
+
+    def __init__(self, why: str, status: int):
+        super().__init__(why)
+        self.status = status
+
+
+class Allowance:
+    """Of one sandbox: so many requests a minute, with a minute's worth at once, and so many bytes in its life."""
+
+    def __init__(self, config: Packages):
+        self._per_minute = config.requests_per_minute
+        self._sandbox_bytes = config.sandbox_bytes
+        self._requests = float(config.requests_per_minute)
+        self._at = time.monotonic()
+        self._taken_bytes = 0
+        self._refused, self._refused_at = "", 0.0
+        self.requests = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        self.pages = asyncio.Semaphore(PAGES_AT_ONCE)
+
+    def ask(self) -> None:
+        """Raises Exceeded."""
+        now = time.monotonic()
+        self._requests = min(self._per_minute, self._requests + (now - self._at) * self._per_minute / 60)
+        self._at = now
+        if self._requests < 1:
+            raise Exceeded(f"a sandbox may ask the package index {self._per_minute} times a minute: wait a little", 429)
+        self._requests -= 1
+
+    def check(self, count: int) -> None:
+        """Whether so many bytes may be taken. Raises Exceeded."""
+        if self._taken_bytes + count > self._sandbox_bytes:
+            raise Exceeded(f"a sandbox may take {self._sandbox_bytes} bytes of packages in its life", 403)
+
+    def take(self, count: int) -> None:
+        """Raises Exceeded."""
+        self.check(count)
+        self._taken_bytes += count
+
+    def note_refusal(self, why: str) -> None:
+        self._refused, self._refused_at = why, time.monotonic()
+
+    def last_refusal(self) -> str:
+        """Why it did not get what it asked for, a moment ago. It is told once."""
+        why, self._refused = self._refused, ""
+        return why if time.monotonic() - self._refused_at < NOTED_SECONDS else ""
+
+
+class Names:
+    """Which packages the operator allows. `deny` comes first; `pypi:` or `npm:` before a name means one kind only."""
+
+    def __init__(self, config: Packages):
+        self._allow = {kind: _patterns(kind, config.allow) for kind in KINDS}
+        self._deny = {kind: _patterns(kind, config.deny) for kind in KINDS}
+
+    def allows(self, kind: str, name: str) -> bool:
+        """A project's name is normalised."""
+        plain = name.lower()
+        return not _fits(self._deny[kind], plain) and _fits(self._allow[kind], plain)
+
+
+def _patterns(kind: str, patterns: Iterable[str]) -> list[str]:
+    found = []
+    for pattern in patterns:
+        before, colon, name = pattern.strip().lower().rpartition(":")
+        if not colon or before == kind:
+            found.append(re.sub(r"[-_.]+", "-", name) if kind == "pypi" else name)
+    return found
+
+
+def _fits(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# One request of a program to the package index, and what it is answered.
+
+MAX_SEGMENTS = 8
+REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 403: "Denied by package policy", 404: "Not Found",
+           405: "Method Not Allowed", 408: "Request Timeout", 416: "Range Not Satisfiable", 429: "Too Many Requests",
+           502: "Bad Gateway"}  # fmt: skip
+
+DENIED = 403
+REMEMBERED = frozenset({DENIED, 429, 502})  # pip and uv do not show what is said with them
+
+_SEGMENT = re.compile(rb"[\x20-\x7e]{1,300}")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9a-fA-F:]{2,45}\](:[0-9]{1,5})?")
+_RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
+
+
+class Span(NamedTuple):
+    start: int
+    stop: int
+
+
+def segments(target: str) -> list[str] | None:
+    """Of a path, each decoded once: a slash in one does not make two of it. None where it is no path of ours."""
+    parts = [unquote_to_bytes(part) for part in target.partition("?")[0].split("/")[1:]]
+    if parts and parts[-1] == b"":
+        parts.pop()
+    if len(parts) > MAX_SEGMENTS or not all(_SEGMENT.fullmatch(part) and part not in (b".", b"..") for part in parts):
+        return None
+    return [part.decode() for part in parts]
+
+
+class Exchange:
+    """`keeps` says whether the connection can have another request after it: none after one that was refused.
+
+    Raises BadRequest where its body's length can be read in two ways. No body is ever read: it ends the connection.
+    """
+
+    def __init__(self, visit: Visit, head: http1.Head, allowance: Allowance):
+        self.visit = visit
+        self.head = head
+        self.allowance = allowance
+        self.has_begun = False
+        self.has_body = head.body_length != 0
+        asked = {word.strip().lower() for value in head.all("connection") for word in value.split(",")}
+        self.keeps = head.start[2] == "HTTP/1.1" and "close" not in asked
+
+    @property
+    def accept(self) -> str:
+        return ", ".join(self.head.all("accept"))
+
+    @property
+    def base(self) -> str:
+        """Where the program thinks that we are. Raises BadRequest."""
+        host = self.head.one("host") or ""
+        if not _HOST.fullmatch(host):
+            raise http1.BadRequest("the header host names none")
+        return f"http://{host}"
+
+    async def refuse(self, status: int, why: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """A few words, which are on the house, and the end of the connection."""
+        if status in REMEMBERED and self.head.target.startswith("/pypi/"):
+            self.allowance.note_refusal(why)
+        kind, body = self._said(why)
+        self._begin(status, len(body), [("content-type", kind), *headers])
+        if self.head.method != "HEAD":
+            self.visit.writer.write(body)
+            await self._drain()
+
+    def _said(self, why: str) -> tuple[str, bytes]:
+        """As npm shows it, and as people read it."""
+        if self.head.target.startswith("/npm/"):
+            return "application/json", msgspec.json.encode({"error": f"Cloche: {why}"})
+        return "text/plain; charset=utf-8", f"Cloche: {why}\n".encode()
+
+    async def content(self, content_type: str, body: bytes) -> None:
+        """Raises Exceeded."""
+        headers = [("content-type", content_type), ("cache-control", "no-cache"), ("vary", "accept")]
+        self.allowance.check(len(body))
+        self._begin(200, len(body), headers)
+        if self.head.method != "HEAD":
+            self.allowance.take(len(body))
+            view = memoryview(body)
+            for start in range(0, len(body), CHUNK_BYTES):
+                await self._send(view[start : start + CHUNK_BYTES])
+
+    async def file(self, body: Body, tag: str) -> None:
+        """Or the part of it that was asked for. Not to be kept inside: the host has it.
+
+        Raises Exceeded, UpstreamError.
+        """
+        headers = [("content-type", "application/octet-stream"), ("cache-control", "no-store"), ("etag", f'"{tag}"')]
+        span = self._span(body, tag)
+        if span is None:
+            self._begin(416, 0, [("content-range", f"bytes */{body.size}")])
+            return
+        if body.has_ranges:
+            headers.append(("accept-ranges", "bytes"))
+        is_part = span != (0, body.size)
+        if is_part:
+            headers.append(("content-range", f"bytes {span.start}-{span.stop - 1}/{body.size}"))
+        await self._send_file(body, span, 206 if is_part else 200, headers)
+
+    async def _send_file(self, body: Body, span: Span, status: int, headers: list[tuple[str, str]]) -> None:
+        # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too, and
+        # who asked for its head only.
+        is_head = self.head.method == "HEAD"
+        paid_bytes = body.size if not body.is_here else 0 if is_head else span.stop - span.start
+        self.allowance.take(paid_bytes)
+        if is_head:
+            self._begin(status, span.stop - span.start, headers)
+            return
+        async for part in body.parts(*span):
+            if not self.has_begun:  # only now: before its first bytes were checked there may be an error to tell
+                self._begin(status, span.stop - span.start, headers)
+            await self._send(part)
+        if not self.has_begun:
+            self._begin(status, 0, headers)
+
+    def _span(self, body: Body, tag: str) -> Span | None:
+        """None where there is no such part."""
+        whole = Span(0, body.size)
+        match = _RANGE.fullmatch(self.head.one("range") or "")
+        only_if = self.head.one("if-range")
+        if match is None or not body.has_ranges or only_if not in (None, f'"{tag}"'):
+            return whole
+        first, last = match[1], match[2]
+        if not first:
+            return Span(max(0, body.size - int(last)), body.size) if last and int(last) and body.size else None
+        stop = min(int(last) + 1, body.size) if last else body.size
+        return Span(int(first), stop) if int(first) < stop else None
+
+    def _begin(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
+        self.has_begun = True
+        if status >= 400:  # or a program could ask for what it does not get as fast as it can write
+            self.keeps = False
+        self.visit.attempt.let_through = status < 300
+        said = [*headers, ("content-length", str(length)), ("connection", "keep-alive" if self.keeps else "close")]
+        package = self.visit.attempt.package if status == DENIED else ""
+        phrase = REASONS[status] + (f": {package}" if package else "")
+        self.visit.writer.write(http1.write_head(f"HTTP/1.1 {status} {phrase}", said))
+
+    async def _send(self, part: bytes | memoryview) -> None:
+        """Raises Exceeded."""
+        self.visit.attempt.received_bytes += len(part)
+        self.visit.writer.write(part)
+        await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(self.visit.door.config.idle_seconds):
+                await self.visit.writer.drain()
+        except TimeoutError:
+            raise Exceeded("the program does not read what it asked for", 408) from None
+
 
 IDLE_SECONDS = 60.0  # between two requests on one connection
 TOO_MANY_PAUSE_SECONDS = 0.5  # before who asks too often hears so
@@ -130,10 +368,10 @@ class PackageIndex:
 
     async def _project(self, exchange: Exchange, name: str) -> None:
         async with exchange.allowance.pages:
-            as_json = simple.wants_json(exchange.accept)
+            as_json = pypi.wants_json(exchange.accept)
             index, body = await self._pypi.project(name, as_json)
             _name_host(exchange, index)
-            await exchange.content(simple.JSON if as_json else "text/html; charset=utf-8", body)
+            await exchange.content(pypi.JSON if as_json else "text/html; charset=utf-8", body)
 
     async def _pypi_file(self, exchange: Exchange, project: str, filename: str) -> None:
         index, reference = await self._pypi.file(project, filename)
@@ -163,7 +401,7 @@ class PackageIndex:
         if not self._pypi.indexes:
             raise Refused(404, "this host has no index of Python packages", "there is no index")
         _name_host(exchange, self._pypi.indexes[0])
-        name = simple.normalise(text)
+        name = pypi.normalise(text)
         if name is None:
             raise Refused(404, f"{text[:100]!r} is not the name of a project", "not the name of a project")
         self._check_name(exchange, "pypi", name)

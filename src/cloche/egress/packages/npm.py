@@ -12,12 +12,9 @@ import msgspec
 
 from cloche.egress.packages.cache import Digest
 from cloche.egress.packages.files import Reference
-from cloche.egress.packages.memory import Made
-from cloche.egress.packages.pages import Page, Pages
-from cloche.egress.packages.problems import NotThere, UpstreamError
-from cloche.egress.packages.threads import Threads
-from cloche.egress.packages.upstream import Upstream
-from cloche.egress.packages.urls import BadURL, downgrades, join
+from cloche.egress.packages.pypi import Page, Pages
+from cloche.egress.packages.replies import Made, NotThere, Threads, UpstreamError
+from cloche.egress.packages.upstream import BadURL, Upstream, downgrades, join
 
 ABBREVIATED = "application/vnd.npm.install-v1+json"
 ACCEPT_ABBREVIATED = f"{ABBREVIATED}; q=1.0, application/json; q=0.8, */*"

@@ -6,17 +6,238 @@ its own scheme, by `Keyring` alone.
 
 from __future__ import annotations
 
+import base64
+import binascii
+import configparser
+import netrc
 import os
-from collections.abc import Iterable, Mapping
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cloche import errors
 from cloche.config.sections import Packages
-from cloche.egress.packages.npm_config import read_npm_config
-from cloche.egress.packages.pip_config import read_pip_config
-from cloche.egress.packages.urls import BadURL, Keyring, Origin, origin, split_userinfo
+from cloche.egress.packages.upstream import BadURL, Keyring, Origin, basic, origin, split_userinfo
+from cloche.structs import Struct
 from cloche.telemetry import log
+
+# What this host's pip is told about indexes: its files, and its and uv's variables.
+
+MAX_FILE_BYTES = 1 << 20
+SECTIONS = ("global", "install")  # the later wins, as in pip
+
+
+class PipConfig(Struct):
+    index_url: str = ""
+    extra_index_urls: tuple[str, ...] = ()
+    no_index: bool = False
+    ca_file: str | None = None
+    trusted_hosts: tuple[str, ...] = ()
+    find_links: int = 0  # how many, which are not served
+    netrc: dict[str, str] = {}  # host -> what is sent to it
+
+    def __repr__(self) -> str:  # URLs can have passwords in them
+        return "PipConfig(...)"
+
+
+def read_pip_config(environ: Mapping[str, str], root: Path) -> PipConfig:
+    """Where two say something, variables win over files, and pip's over uv's."""
+    values: dict[str, str] = {}
+    for path in _pip_files(environ, root):
+        values.update(_read_pip(path))
+    uv = {"index-url": environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL")}
+    uv["extra-index-url"] = environ.get("UV_INDEX") or environ.get("UV_EXTRA_INDEX_URL")
+    names = ("index-url", "extra-index-url", "no-index", "cert", "trusted-host", "find-links")
+    pip = {name: environ.get("PIP_" + name.upper().replace("-", "_")) for name in names}
+    values.update({name: value for each in (uv, pip) for name, value in each.items() if value})
+    return _config(values, environ, root)
+
+
+def _config(values: Mapping[str, str], environ: Mapping[str, str], root: Path) -> PipConfig:
+    return PipConfig(
+        index_url=_unnamed(values.get("index-url", "").strip()),
+        extra_index_urls=tuple(_unnamed(each) for each in values.get("extra-index-url", "").split()),
+        no_index=values.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
+        ca_file=values.get("cert", "").strip() or None,
+        trusted_hosts=tuple(_host(each) for each in values.get("trusted-host", "").split()),
+        find_links=len(values.get("find-links", "").split()),
+        netrc=_netrc(environ, root),
+    )
+
+
+def _unnamed(index: str) -> str:
+    """uv's indexes can have a name before them: `corp=https://...`."""
+    name, equals, url = index.partition("=")
+    return url if equals and name.replace("-", "").replace("_", "").isalnum() else index
+
+
+def _host(text: str) -> str:
+    """pip's trusted hosts can have a port, which we do not tell apart."""
+    return text.lower() if text.count(":") != 1 else text.lower().partition(":")[0]
+
+
+def _pip_files(environ: Mapping[str, str], root: Path) -> list[Path]:
+    """In pip's order: the later wins."""
+    chosen = environ.get("PIP_CONFIG_FILE")
+    if chosen == "/dev/null":
+        return []
+    home = _home(environ, root)
+    xdg = [Path(each) for each in (environ.get("XDG_CONFIG_DIRS") or str(root / "etc/xdg")).split(":") if each]
+    user = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    prefix = Path(environ.get("VIRTUAL_ENV") or sys.prefix)
+    found = [*(each / "pip/pip.conf" for each in reversed(xdg)), root / "etc/pip.conf"]
+    found += [home / ".pip/pip.conf", user / "pip/pip.conf", prefix / "pip.conf"]
+    return [*found, Path(chosen)] if chosen else found
+
+
+def _home(environ: Mapping[str, str], root: Path) -> Path:
+    return Path(environ.get("HOME") or root / "root")
+
+
+def _read_pip(path: Path) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return {}
+        parser.read_string(path.read_text("utf-8"))
+    except (OSError, UnicodeError):
+        return {}
+    except configparser.Error:
+        log.warning("packages.pip_config_skipped", reason="it is not a configuration of pip")
+        return {}
+    return dict(_items(parser, SECTIONS))
+
+
+def _items(parser: configparser.RawConfigParser, sections: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for section in sections:
+        if parser.has_section(section):
+            yield from ((name.replace("_", "-"), value) for name, value in parser.items(section))
+
+
+def _netrc(environ: Mapping[str, str], root: Path) -> dict[str, str]:
+    path = environ.get("NETRC") or str(_home(environ, root) / ".netrc")
+    try:
+        hosts = netrc.netrc(path).hosts
+    except (OSError, UnicodeError, netrc.NetrcParseError):
+        return {}
+    return {
+        host.lower(): basic(user, password or "")
+        for host, (user, _, password) in hosts.items()
+        if host != "default" and user
+    }
+
+
+# What this host's npm is told about registries: its files, and its variables.
+
+
+_VARIABLE = re.compile(r"\$\{([^}$]+)\}")
+_OF_PLACE = re.compile(r"(//[^\s]+/?):(_authToken|_auth|username|_password)")
+_VARIABLES = re.compile(r"npm_config_(.+)", re.IGNORECASE)
+
+
+class NpmConfig(Struct):
+    registry: str = ""
+    scopes: dict[str, str] = {}  # @scope -> registry
+    authorizations: dict[str, str] = {}  # //host/path/ -> what is sent there
+    ca_file: str | None = None
+
+    def __repr__(self) -> str:
+        return "NpmConfig(...)"
+
+
+def read_npm_config(environ: Mapping[str, str], root: Path) -> NpmConfig:
+    """Where two say something, variables win over the user's file, and that over the host's."""
+    values: dict[str, str] = {}
+    for path in _npm_files(environ, root):
+        values.update(_read_npm(path, environ))
+    values.update(_variables(environ))
+    return NpmConfig(
+        registry=values.get("registry", ""),
+        scopes={name.partition(":")[0]: url for name, url in values.items() if re.fullmatch(r"@[^:]+:registry", name)},
+        authorizations=dict(_authorizations(values)),
+        ca_file=values.get("cafile") or None,
+    )
+
+
+def _npm_files(environ: Mapping[str, str], root: Path) -> list[Path]:
+    home = Path(environ.get("HOME") or root / "root")
+    settings = {name.lower(): value for name, value in environ.items() if value}
+    found = [root / "etc/npmrc", *_near_npm(environ)]
+    if "npm_config_globalconfig" in settings:
+        found = [Path(settings["npm_config_globalconfig"])]
+    return [*found, Path(settings.get("npm_config_userconfig") or home / ".npmrc")]
+
+
+def _near_npm(environ: Mapping[str, str]) -> list[Path]:
+    """`PREFIX/etc/npmrc`, where npm is `PREFIX/bin/npm`."""
+    prefix = environ.get("PREFIX")
+    npm = shutil.which("npm", path=environ.get("PATH"))
+    prefixes = [prefix] if prefix else [os.path.dirname(os.path.dirname(npm))] if npm else []
+    return [Path(each) / "etc/npmrc" for each in prefixes]
+
+
+def _read_npm(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return {}
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeError):
+        return {}
+    return {name: _expanded(value, environ) for name, value in _lines(text)}
+
+
+def _lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if equals and not name.startswith(("#", ";", "[")):
+            yield name.strip(), value.strip().strip("\"'")
+
+
+def _expanded(value: str, environ: Mapping[str, str]) -> str:
+    """`${NAME}` is a variable. One that is not set stays as it is, as with npm, and `${NAME?}` is nothing then."""
+    return _VARIABLE.sub(lambda match: _variable(match, environ), value)
+
+
+def _variable(match: re.Match[str], environ: Mapping[str, str]) -> str:
+    optional = match[1].endswith("?")
+    return environ.get(match[1].removesuffix("?"), "" if optional else match[0])
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """`npm_config_registry`, in any case, and `npm_config_//host/:_authToken`, in its own."""
+    found = {}
+    for name, value in environ.items():
+        match = _VARIABLES.fullmatch(name)
+        if match and value:
+            found[match[1] if "/" in match[1] else match[1].lower()] = value
+    return found
+
+
+def _authorizations(values: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """A token wins over `_auth`, and that over a name and a password."""
+    places: dict[str, dict[str, str]] = {}
+    for name, value in values.items():
+        match = _OF_PLACE.fullmatch(name)
+        if match and value:
+            places.setdefault(match[1], {})[match[2]] = value
+    for place, known in places.items():
+        if "_authToken" in known:
+            yield place, f"Bearer {known['_authToken']}"
+        elif "_auth" in known:
+            yield place, f"Basic {known['_auth']}"
+        elif "username" in known and "_password" in known:
+            yield place, basic(known["username"], _decoded(known["_password"]))
+
+
+def _decoded(password: str) -> str:
+    try:
+        return base64.b64decode(password).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return password
+
 
 PYPI = "https://pypi.org/simple/"
 NPM = "https://registry.npmjs.org/"

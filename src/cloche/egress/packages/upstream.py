@@ -4,18 +4,191 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from cloche.egress.packages.problems import NotThere, UpstreamError
-from cloche.egress.packages.reach import Reach
-from cloche.egress.packages.urls import BadURL, Keyring, downgrades, join, origin
+import httpcore2
+import httpx2
+
+from cloche.egress.connect import Resolve, Unresolved
+from cloche.egress.packages.replies import NotThere, OutOfReach, UpstreamError
+from cloche.egress.rules import FORBIDDEN, Address, BadDestination, is_own, parse
+from cloche.network_policy import Network
 from cloche.telemetry import log
 
-if TYPE_CHECKING:  # loaded with the first package that is asked for
+if TYPE_CHECKING:
     import httpx2
+
+# Where the host itself goes for packages: to the indexes that its operator chose, and else to public addresses.
+
+
+class Reach:
+    """`chosen` are hosts and ports of configured indexes, which may be anywhere; what their pages name may not be."""
+
+    def __init__(self, resolve: Resolve, chosen: Collection[tuple[str, int]], internal: Sequence[Network] = ()):
+        self._resolve = resolve
+        self._chosen = frozenset(chosen)
+        self._internal = tuple(internal)
+
+    async def addresses(self, host: str, port: int) -> list[Address]:
+        """Those that may be connected to, one at least. Raises OutOfReach."""
+        try:
+            asked = parse(host, port)
+            found = [asked.address] if asked.address is not None else await self._resolve(asked.host)
+        except (BadDestination, Unresolved):
+            raise OutOfReach(f"{host} has no address") from None
+        if (host, port) not in self._chosen:
+            found = [address for address in found if self._is_public(address)]
+        if not found:
+            raise OutOfReach(
+                f"the index names files at {host}:{port}, which is in a network of this host's own: its operator can "
+                "allow that with network.internal"
+            )
+        return found
+
+    def _is_public(self, address: Address) -> bool:
+        if any(address.version == each.version and address in each for each in self._internal):
+            return True
+        near = any(address.version == network.version and address in network for network, _ in FORBIDDEN)
+        return not near and not is_own(address)
+
+
+# httpx2's transport, with addresses that were checked. What was checked is what is connected to.
+
+
+class GuardedTransport(httpx2.AsyncHTTPTransport):
+    def __init__(self, reach: Reach, context: ssl.SSLContext, limits: httpx2.Limits):
+        super().__init__(verify=context, limits=limits, trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
+            network_backend=_Network(reach),
+        )
+
+
+class _Network(httpcore2.AnyIOBackend):
+    def __init__(self, reach: Reach):
+        self._reach = reach
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        addresses = await self._reach.addresses(host, port)  # raises OutOfReach, which nobody on the way knows
+        for address in addresses[:-1]:
+            try:
+                return await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
+                continue
+        return await super().connect_tcp(str(addresses[-1]), port, timeout, local_address, socket_options)
+
+
+# URLs of indexes, and of what their pages name: where they lead, and what may be sent there.
+
+MAX_URL = 4096
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_PLAIN = re.compile(r"[\x21-\x7e]+")
+
+
+class BadURL(ValueError):
+    """It leads to no HTTP server."""
+
+
+class Origin(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def origin(url: str) -> Origin:
+    """Raises BadURL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise BadURL("it is not a URL") from None
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise BadURL("it does not begin with https:// and a host")
+    return Origin(parts.scheme, parts.hostname.removesuffix("."), port or _DEFAULT_PORTS[parts.scheme])
+
+
+def join(base: str, reference: str) -> str:
+    """Where a reference in the page at `base` leads, without a fragment or anybody's password. Raises BadURL."""
+    if len(reference) > MAX_URL:
+        raise BadURL(f"it is longer than {MAX_URL} characters")
+    try:
+        url = urljoin(base, reference.strip())
+        parts = urlsplit(url)
+    except ValueError:
+        raise BadURL("it is not a URL") from None
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment=""))
+    bare = quote(bare, safe="%/:?#[]@!$&'()*+,;=~")
+    if not _PLAIN.fullmatch(bare):
+        raise BadURL("it is not a URL")
+    origin(bare)
+    return bare
+
+
+def downgrades(before: str, after: str) -> bool:
+    """Whether going from one to the other gives up TLS."""
+    return origin(before).scheme == "https" and origin(after).scheme != "https"
+
+
+class Credential(NamedTuple):
+    """What is sent to one host, over one scheme, below one path."""
+
+    origin: Origin
+    path: str
+    authorization: str
+
+    def __repr__(self) -> str:  # it ends up in logs and tracebacks
+        return f"Credential({self.origin.host!r})"
+
+
+class Keyring:
+    """Who this host is to whom. The most exact path wins, and where there are equals the first that was added."""
+
+    def __init__(self) -> None:
+        self._credentials: list[Credential] = []
+
+    def add(self, url: str, authorization: str) -> None:
+        """Raises BadURL."""
+        place, path = origin(url), urlsplit(url).path
+        if authorization.isascii() and authorization.isprintable():
+            self._credentials.append(Credential(place, path if path.endswith("/") else path + "/", authorization))
+
+    def authorization(self, url: str) -> str | None:
+        """For exactly the scheme, host and port that it was given for. Raises BadURL."""
+        place, path = origin(url), urlsplit(url).path + "/"
+        fit = [each for each in self._credentials if each.origin == place and path.startswith(each.path)]
+        return max(fit, key=lambda each: len(each.path)).authorization if fit else None
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+
+def split_userinfo(url: str) -> tuple[str, str | None]:
+    """A URL without the user and password in it, and the header that says them. Raises BadURL."""
+    bare = join(url, "")
+    userinfo, at, _ = urlsplit(url.strip()).netloc.rpartition("@")
+    if not at:
+        return bare, None
+    user, _, password = userinfo.partition(":")
+    return bare, basic(unquote(user), unquote(password))
+
 
 FETCHES = 64  # at once, of all sandboxes
 REDIRECTS = 5
@@ -122,8 +295,6 @@ class Upstream:
 
     def _new_client(self, proxied: bool, verified: bool) -> httpx2.AsyncClient:
         import httpx2
-
-        from cloche.egress.packages.transport import GuardedTransport
 
         context = _context(self._ca_file) if verified else _blind_context()
         limits = httpx2.Limits(max_connections=FETCHES, max_keepalive_connections=IDLE_CONNECTIONS)

@@ -1,13 +1,6 @@
-"""Secrets' values in what a server answers, covered with asterisks of the same length.
+"""Secrets into the headers of a request: headers of their own, or values where a program wrote a placeholder.
 
-A server that echoes a request (many do, when they report an error) would hand a program the value that the proxy added
-for it. It is recognised as it is, in base64 at any offset, in hex, percent-encoded, and escaped as in HTML and JSON.
-That is a net under those who may hold the secret anyway, and not a wall: a server can always say it in another way, and
-wrapping base64 into lines is one.
-
-What is held back until more has come depends on lengths and ends of lines, and never on what a value is: a program can
-have a server say whatever it likes, and would see a guess wait that is the beginning of a value. A whole value that was
-guessed right is covered, which tells no more than trying it with the server does.
+Nothing else of a request is looked at, neither its URL nor its body: those are what servers log and store.
 """
 
 from __future__ import annotations
@@ -19,10 +12,30 @@ import json
 import re
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from asyncio import IncompleteReadError, StreamReader
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cloche.network_policy import NetworkPolicy, Secret
+from cloche.egress import http1
+from cloche.egress.http1 import BadAnswer
+from cloche.egress.relay import CHUNK_BYTES, Count
+from cloche.network_policy import FRAMING_HEADERS, MAX_SECRETS_BYTES, NetworkPolicy, Secret
+
+# Secrets' values in what a server answers, covered with asterisks of the same length.
+#
+# A server that echoes a request (many do, when they report an error) would hand a program the value that the proxy
+# added
+# for it. It is recognised as it is, in base64 at any offset, in hex, percent-encoded, and escaped as in HTML and
+# JSON.
+# That is a net under those who may hold the secret anyway, and not a wall: a server can always say it in another way,
+# and
+# wrapping base64 into lines is one.
+#
+# What is held back until more has come depends on lengths and ends of lines, and never on what a value is: a program
+# can
+# have a server say whatever it likes, and would see a guess wait that is the beginning of a value. A whole value that
+# was
+# guessed right is covered, which tells no more than trying it with the server does.
 
 MIN_PART = 4  # of a value: something shorter is in every text
 SLICE_SECONDS = 0.002  # of looking, before others have their turn
@@ -180,11 +193,11 @@ def _period(content: bytes) -> int:
 
 
 def forms_of(value: str) -> frozenset[Form]:
-    contents = {content for part in _parts(value) for content in _contents(part)}
+    contents = {content for part in _secret_parts(value) for content in _contents(part)}
     return frozenset(Form(content, _period(content)) for content in contents)
 
 
-def _parts(value: str) -> Iterator[str]:
+def _secret_parts(value: str) -> Iterator[str]:
     """The value, and what of it is secret by itself: `token` of `Bearer token`, the password of `Basic ...`."""
     yield value
     match = _SCHEME.fullmatch(value)
@@ -238,3 +251,153 @@ def _base64_forms(raw: bytes, offset: int) -> Iterator[bytes]:
         if len(form) >= MIN_PART:
             yield form
             yield form.replace(b"+", b"-").replace(b"/", b"_")
+
+
+# What a program may send, with all secrets in it once: a placeholder is short, and may be there very often.
+MAX_FILLED_BYTES = http1.MAX_HEAD_BYTES + MAX_SECRETS_BYTES
+
+Headers = Sequence[tuple[str, str]]
+
+_AUTHORIZATION = ("authorization", "proxy-authorization")
+
+
+def with_secrets(headers: Headers, secrets: Sequence[Secret]) -> list[tuple[str, str]]:
+    """The headers of a request, with what the secrets say. What a program sent under a secret's header is dropped.
+
+    Where two secrets would set the same, the one for the more particular domain does.
+
+    Raises BadRequest where they would be longer than MAX_FILLED_BYTES, before they are.
+    """
+    ordered = sorted(secrets, key=_particular)
+    own = {secret.header.lower(): secret.value for secret in ordered if secret.header is not None}
+    values = {secret.name: secret.value for secret in ordered if secret.name is not None}
+    kept = [(name, value) for name, value in headers if name not in own]
+    room = _Room(sum(len(name) + len(value) for name, value in (*kept, *own.items())))
+    return [*((name, _filled(name, value, values, room)) for name, value in kept), *own.items()]
+
+
+class _Room:
+    """How much a request's headers can still grow."""
+
+    def __init__(self, taken_bytes: int):
+        self._bytes = MAX_FILLED_BYTES
+        self.take(taken_bytes)
+
+    def take(self, count: int) -> None:
+        self._bytes -= count
+        if self._bytes < 0:
+            raise http1.BadRequest(f"with its secrets the head of the request is over {MAX_FILLED_BYTES} bytes")
+
+
+def _particular(secret: Secret) -> tuple[bool, int]:
+    """All are for one host, so that the longer domain is below the shorter one."""
+    return not secret.domain.startswith("*"), len(secret.domain)
+
+
+def _filled(header: str, value: str, values: dict[str, str], room: _Room) -> str:
+    if not values or header in FRAMING_HEADERS:
+        return value
+    credentials = basic_credentials(value) if header in _AUTHORIZATION else None
+    if credentials is not None:
+        filled = _fill(credentials, values, room)
+        return value if filled == credentials else f"Basic {base64.b64encode(filled.encode()).decode()}"
+    return _fill(value, values, room)
+
+
+def _fill(text: str, values: dict[str, str], room: _Room) -> str:
+    """In one pass, so that a value that looks like a placeholder stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        found = values[match[1] or match[2]]
+        room.take(len(found))
+        return found
+
+    names = "|".join(sorted(values, key=len, reverse=True))
+    return re.sub(rf"\$(?:\{{({names})\}}|({names}))", value, text)
+
+
+# What a server says over a WebSocket, with secrets' values covered in it.
+#
+# Its frames are understood and written anew: a value may be cut by the header of a frame, and a message ends where
+# its
+# last frame does, so that nothing of it has to wait longer. Without extensions frames can be cut in any other way.
+#
+# Raises BadAnswer, IncompleteReadError.
+
+MAX_CONTROL_BYTES = 125
+_LAST, _RESERVED, _CONTROL, _OPCODE, _MASKED = 0x80, 0x70, 0x08, 0x0F, 0x80
+
+
+class Frame(NamedTuple):
+    opcode: int
+    is_last: bool  # of its message
+    length: int
+
+
+async def frames(reader: StreamReader, mask: Mask, count: Count) -> AsyncIterator[bytes]:
+    """As they can go on, until the server ends. `count` is told how many bytes have come."""
+    message: MaskedStream | None = None
+    opcode = 0
+    while (frame := await _read_frame(reader, count)) is not None:
+        await asyncio.sleep(0)  # thousands of small ones may be there already: others have their turn
+        if frame.opcode & _CONTROL:
+            yield await _control(reader, frame, mask, count)
+            continue
+        if (frame.opcode == 0) != (message is not None):
+            raise BadAnswer("the server's WebSocket has frames of one message in another")
+        message, opcode = message or MaskedStream(mask), frame.opcode or opcode
+        ready, left = b"", frame.length
+        async for part in _payload_parts(reader, frame.length, count):
+            ready, left = await message.feed(part), left - len(part)
+            if ready and (left or not frame.is_last):
+                yield _written(opcode, False, ready)
+                opcode = 0
+        if frame.is_last:
+            yield _written(opcode, True, ready + message.end())
+            message = None
+    if message is not None:
+        raise BadAnswer("the server's WebSocket broke off in the middle of a message")
+
+
+async def _control(reader: StreamReader, frame: Frame, mask: Mask, count: Count) -> bytes:
+    """They come between the frames of a message, and are whole."""
+    whole = MaskedStream(mask)
+    content = [await whole.feed(part) async for part in _payload_parts(reader, frame.length, count)]
+    return _written(frame.opcode, True, b"".join(content) + whole.end())
+
+
+async def _read_frame(reader: StreamReader, count: Count) -> Frame | None:
+    try:
+        first, second = await reader.readexactly(2)
+    except IncompleteReadError as error:
+        if error.partial:
+            raise
+        return None
+    if first & _RESERVED or second & _MASKED:
+        raise BadAnswer("the server's WebSocket has frames that no server sends without extensions")
+    more = {126: 2, 127: 8}.get(second, 0)
+    length = int.from_bytes(await reader.readexactly(more), "big") if more else second
+    count(2 + more)
+    frame = Frame(first & _OPCODE, bool(first & _LAST), length)
+    if frame.opcode & _CONTROL and (not frame.is_last or frame.length > MAX_CONTROL_BYTES):
+        raise BadAnswer("the server's WebSocket has a control frame that is not whole")
+    return frame
+
+
+async def _payload_parts(reader: StreamReader, length: int, count: Count) -> AsyncIterator[bytes]:
+    while length:
+        part = await reader.read(min(length, CHUNK_BYTES))
+        if not part:
+            raise IncompleteReadError(b"", length)
+        count(len(part))
+        length -= len(part)
+        yield part
+
+
+def _written(opcode: int, is_last: bool, content: bytes) -> bytes:
+    first, size = opcode | (_LAST if is_last else 0), len(content)
+    if size < 126:
+        return bytes((first, size)) + content
+    if size < 1 << 16:
+        return bytes((first, 126)) + size.to_bytes(2, "big") + content
+    return bytes((first, 127)) + size.to_bytes(8, "big") + content

@@ -1,0 +1,299 @@
+"""What policies say about a destination: the sandbox's own, the operator's, and addresses that nobody may reach."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import socket
+import struct
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from typing import NamedTuple
+
+from cloche.egress.streams import Refusal
+from cloche.network_policy import ALL_PORTS, WEB_PORTS, Network, NetworkPolicy, NetworkRule, Pattern, parse_pattern
+
+# The host that a program names, in any spelling, as one thing: a lower-case name, or an address.
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NUMBER = r"(0x[0-9a-f]*|[0-9]+)"
+_NUMERIC = re.compile(_NUMBER)
+_NUMBERS = re.compile(rf"{_NUMBER}(\.{_NUMBER}){{0,3}}")  # the C library overlooks what follows on a space
+
+
+_SHOWABLE = re.compile(r"[0-9A-Za-z._:%\[\]-]{1,300}")
+
+
+def is_showable(host: str) -> bool:
+    """Whether it may be in a log. With anything in it that no host has it could be a path, or a password."""
+    return _SHOWABLE.fullmatch(host) is not None
+
+
+def shown(host: str) -> str:
+    return repr(host) if is_showable(host) else "what was named"
+
+
+class BadDestination(Refusal):
+    """What was named is no host and port."""
+
+    status, socks_code = 400, 1
+
+
+class Destination(NamedTuple):
+    host: str  # a name, or an address in its usual spelling
+    port: int
+    address: Address | None  # where an address was named
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse(host: str, port: int) -> Destination:
+    """Raises BadDestination. Whatever a resolver could take for an address is an address here."""
+    if not 0 < port < 65536:
+        raise BadDestination(f"{port} is not a port")
+    if not host.isascii():  # some letters are others in lower case
+        raise BadDestination("the name of the host is not ASCII: names of other letters are written xn--...")
+    bare = host.lower().removesuffix(".")
+    address = _address(bare)
+    if address is not None:
+        return Destination(str(address), port, address)
+    if len(bare) > 253 or not _NAME.fullmatch(bare):
+        raise BadDestination(f"{shown(host)} is not the name of a host")
+    return Destination(bare, port, None)
+
+
+def parse_authority(text: str, default_port: int | None) -> Destination:
+    """`host:port`, `[v6]:port` or, with a default, `host`. Raises BadDestination."""
+    host, colon, port = text.rpartition(":")
+    if text.startswith("[") and text.endswith("]"):
+        host, colon = text, ""
+    elif not colon:
+        host = text
+    if not colon and default_port is None:
+        raise BadDestination(f"{shown(text)} names no port")
+    if colon and not (port.isascii() and port.isdecimal() and len(port) <= 5):
+        raise BadDestination(f"{shown(text)} names no port that exists")
+    number = int(port) if colon else default_port or 0
+    if host.startswith("[") and host.endswith("]"):
+        address = _six(host[1:-1])
+        return parse(str(address), number)
+    if ":" in host:
+        raise BadDestination(f"{shown(text)} is not a host and a port: write [ADDRESS]:PORT for IPv6")
+    return parse(host, number)
+
+
+def _address(host: str) -> Address | None:
+    """None where it is a name. Numbers are addresses, as the C library would have it: decimal, octal, hex, short."""
+    if ":" in host:
+        return _six(host)
+    if not _NUMERIC.fullmatch(host.rpartition(".")[2]):
+        return None
+    try:
+        if _NUMBERS.fullmatch(host):
+            return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        pass
+    raise BadDestination(f"{shown(host)} is neither a name nor an address")
+
+
+def _six(text: str) -> Address:
+    try:
+        found = ipaddress.IPv6Address(text)
+    except ValueError:
+        raise BadDestination(f"{shown(text)} is not an IPv6 address") from None
+    if found.scope_id is not None:
+        raise BadDestination(f"{shown(text)} is an address of one link only")
+    return plain(found)
+
+
+def plain(address: Address) -> Address:
+    """An IPv4 address as such, also where it is written as one of IPv6."""
+    return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+
+
+# Which addresses are this host's own, public ones among them: its services listen there, too.
+
+# Of <linux/rtnetlink.h>.
+_NETLINK_ROUTE = 0
+_NEW_ROUTE, _GET_ROUTE = 24, 26
+_REQUEST = 1
+_DESTINATION = 1
+_LOCAL, _ANYCAST = 2, 4
+_ERROR = 2
+_NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_HEADER, _ROUTE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=8BI"), struct.Struct("=HH")
+_KIND_AT = _HEADER.size + 7
+
+
+def is_own(address: Address) -> bool:
+    """Asked of the kernel each time, as addresses come and go. Nothing is sent, and nothing waits.
+
+    An address that somebody else translates to one of this host is not known to it, and is not its own here.
+    """
+    try:
+        return _leads_back(address)
+    except OSError:  # some containers have no routing socket
+        return _speaks_from(address)
+
+
+def _leads_back(address: Address) -> bool:
+    """Whether the way there ends in this host. Raises OSError."""
+    target = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), _DESTINATION) + address.packed
+    asked = _ROUTE.pack(_family(address), address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE) as kernel:
+        kernel.send(_HEADER.pack(_HEADER.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
+        reply = kernel.recv(4096)  # it is there as soon as the question was taken
+    kind = _HEADER.unpack_from(reply)[1]
+    if kind == _ERROR:
+        number = -struct.unpack_from("=i", reply, _HEADER.size)[0]
+        if number in _NO_WAY:
+            return False
+        raise OSError(number, os.strerror(number))
+    return kind == _NEW_ROUTE and reply[_KIND_AT] in (_LOCAL, _ANYCAST)
+
+
+def _speaks_from(address: Address) -> bool:
+    """Whether who connects there does so from there, as is so for most of a host's own. Where it cannot be found out,
+    as when there are no descriptors left, it counts as one."""
+    try:
+        with socket.socket(_family(address), socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
+            asking.connect((str(address), 9))
+            return bool(asking.getsockname()[0] == str(address))
+    except OSError as error:
+        return error.errno not in _NO_WAY
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_INET6 if address.version == 6 else socket.AF_INET
+
+
+class Denied(Refusal):
+    """A policy does not allow it, or nobody may go there."""
+
+    phrase = "Denied by network policy"
+
+
+class Rule(NamedTuple):
+    """A rule, taken apart."""
+
+    allows: bool
+    text: str
+    pattern: Pattern
+    ports: tuple[tuple[int, int], ...]
+
+    def has_port(self, port: int) -> bool:
+        return any(first <= port <= last for first, last in self.ports)
+
+    def has_name(self, name: str) -> bool:
+        return self.pattern.has_name(name)
+
+    def has_address(self, address: Address) -> bool:
+        network = self.pattern.network
+        return network is not None and network.version == address.version and address in network
+
+
+def _rule(rule: NetworkRule) -> Rule:
+    pattern, allows = parse_pattern(rule.host), rule.action == "allow"
+    return Rule(allows, rule.host, pattern, pattern.ports or (WEB_PORTS if allows else ALL_PORTS))
+
+
+class Rulebook:
+    """One policy. The first rule that matches decides; where none does it is denied."""
+
+    def __init__(self, policy: NetworkPolicy, whose: str):
+        self._rules = [_rule(rule) for rule in policy.ordered]
+        self._whose = whose
+
+    def check(self, asked: Destination) -> None:
+        """Whether it may be tried at all, before anything is looked up. Raises Denied."""
+        rule = self.rule_for(asked)
+        if rule is None:
+            raise Denied(f"{asked} is not allowed by the {self._whose}")
+        if not rule.allows:
+            raise Denied(f"{asked} is denied by the {self._whose}: {rule.text}")
+
+    def rule_for(self, asked: Destination) -> Rule | None:
+        """The one that decides; None where there is none, which is a denial."""
+        matching = (each for each in self._rules if each.has_port(asked.port) and self._matches(each, asked))
+        return next(matching, None)
+
+    def check_address(self, asked: Destination, address: Address) -> None:
+        """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises Denied."""
+        for rule in self._rules:
+            if not rule.has_port(asked.port):
+                continue
+            if self._matches(rule, asked) or (rule.allows and rule.has_address(address)):
+                return
+            if rule.has_address(address):
+                raise Denied(f"{asked.host} leads to what is denied by the {self._whose}: {rule.text}")
+
+    def _matches(self, rule: Rule, asked: Destination) -> bool:
+        if asked.address is None:
+            return rule.has_name(asked.host)
+        return rule.pattern.name == "*" or rule.has_address(asked.address)
+
+
+class Rulebooks:
+    """Both that count for a sandbox. Its own can be replaced while it runs."""
+
+    def __init__(self, own: NetworkPolicy, bound: NetworkPolicy, internal: Sequence[Network] = ()):
+        self._bound = Rulebook(bound, "operator's network policy")
+        self._internal = tuple(internal)
+        self.replace(own)
+
+    def replace(self, own: NetworkPolicy) -> None:
+        self._own = Rulebook(own, "sandbox's network policy")
+
+    def check(self, asked: Destination) -> None:
+        """Raises Denied."""
+        self._own.check(asked)
+        self._bound.check(asked)
+        if asked.address is not None:
+            self._check_place(asked, asked.address)
+
+    def reachable(self, asked: Destination, found: Iterable[Address]) -> list[Address]:
+        """Those of a name's addresses that may be connected to. Raises Denied where none may be."""
+        allowed, why = [], f"{asked.host} has no address"
+        for address in map(plain, found):
+            try:
+                self._own.check_address(asked, address)
+                self._bound.check_address(asked, address)
+                self._check_place(asked, address)
+            except Denied as denied:
+                why = str(denied)
+            else:
+                allowed.append(address)
+        if not allowed:
+            raise Denied(why)
+        return allowed
+
+    def check_again(self, asked: Destination, reached: Address | None) -> None:
+        """As both, for what was let through before. Raises Denied."""
+        self.check(asked)
+        if reached is not None and asked.address is None:
+            self.reachable(asked, [reached])
+
+    def _check_place(self, asked: Destination, address: Address) -> None:
+        if any(address.version == each.version and address in each for each in self._internal):
+            return
+        leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
+        for network, reason in FORBIDDEN:
+            if address.version == network.version and address in network:
+                raise Denied(f"{asked.host} {leads} no public address: {reason}")
+        if is_own(address):
+            raise Denied(f"{asked.host} {leads} an address of this host itself")
+
+
+def _forbidden() -> list[tuple[Network, str]]:
+    text = resources.files("cloche.egress").joinpath("forbidden.toml").read_text("utf-8")
+    return [(ipaddress.ip_network(network), reason) for network, reason in tomllib.loads(text)["networks"].items()]
+
+
+FORBIDDEN = _forbidden()
