@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, build, comparison, ensure, export, import_archive, pythons, recipe
+from cloche.templates import Catalogue, build, difference, ensure, export, import_archive, pythons, recipe
 from cloche.templates import catalogue as catalogues
 from cloche.templates.archive import CONTENTS
 from cloche.templates.build import describe, digest
@@ -121,7 +121,7 @@ def test_what_is_not_there_cannot_be_pinned(catalogue, ref):
 def test_a_difference_has_packages_recipe_and_sizes(catalogue):
     before = make(catalogue, "six==1.0 gone==1.0 same==1.0", 1.0)
     after = make(catalogue, "six==2.0 new==1.0 same==1.0", 2.0, env={"UNITS": "imperial"}, imports=("six",))
-    found = comparison(before, after)
+    found = difference(before, after)
     assert found.packages_added == ("new==1.0",) and found.packages_removed == ("gone==1.0",)
     assert [(each.what, each.before, each.after) for each in found.packages_changed] == [("six", "1.0", "2.0")]
     assert [each.what for each in found.recipe] == ["imports", "env"] and found.python is None

@@ -16,7 +16,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Run
 from cloche.isolation.conformance import Traces, traces
-from cloche.isolation.conformance_claims import program
+from cloche.isolation.conformance.claims import program
 from cloche.model import MIB, Limits, SandboxSpec, Template
 from cloche.sdk.assembly import assemble
 

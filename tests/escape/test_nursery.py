@@ -26,7 +26,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
 from cloche.engine.pipe import Pipe
 from cloche.engine.sandbox import Sandbox
-from cloche.isolation.conformance_claims import program
+from cloche.isolation.conformance.claims import program
 from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups
 from cloche.model import SandboxSpec, Template

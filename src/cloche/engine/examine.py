@@ -11,7 +11,7 @@ from cloche.engine.process import ProcessResult
 from cloche.engine.sandbox import Sandbox
 from cloche.events import Folding, Output, Run
 from cloche.isolation import conformance
-from cloche.isolation.conformance_claims import Boxes, Claim, Done, Ran
+from cloche.isolation.conformance.claims import Boxes, Claim, Done, Ran
 from cloche.model import Limits, SandboxSpec, User
 
 COMMAND_SECONDS = 60.0

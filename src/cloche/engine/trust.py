@@ -25,7 +25,7 @@ _BY_NAME = dict.fromkeys(
     ),
     BUNDLE,
 )
-TRUST_ENV = {**_BY_NAME, "SYSTEM_WGETRC": "/etc/cloche-wgetrc"}  # wget: see isolation/installers.py
+TRUST_ENV = {**_BY_NAME, "SYSTEM_WGETRC": "/etc/cloche-wgetrc"}  # wget: see isolation/rootfs.py
 MAX_BYTES = 16 << 20
 _PLACES = (
     "/etc/ssl/certs/ca-certificates.crt",

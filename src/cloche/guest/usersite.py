@@ -1,4 +1,4 @@
-"""Runs whenever the template's interpreter starts, from a `.pth` file: see `cloche.isolation.installers`.
+"""Runs whenever the template's interpreter starts, from a `.pth` file: see `cloche.isolation.rootfs`.
 
 What programs install goes to the user's own site-packages, and comes before what the template has. This is compiled
 at every start, and so kept short.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,108 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.isolation import ids, installers, rootfs
+from cloche.isolation import ids, rootfs
 from cloche.isolation.base import Cell, CellSpec, Check, Mounts
-from cloche.isolation.nursery import Order, ZygoteNursery, bound_imports, start_process
+from cloche.isolation.channel import close_all
+from cloche.isolation.ids import volume_maps
+from cloche.isolation.nursery import Order, Trees, ZygoteNursery, bound_imports, start_process
 from cloche.isolation.probe import checks, refuse_unless_possible
-from cloche.isolation.sweeper import Sweeper
-from cloche.isolation.volumes import ZygoteVolume, trees_for
 from cloche.linux import cgroups, seccomp
-from cloche.model import Limits, Template
+from cloche.linux.cgroups import Parent
+from cloche.model import KIB, Limits, Template
+
+# Cgroups that were still busy when they were to be removed, removed a moment later.
+
+FIRST_SECONDS = 0.5
+MAX_SECONDS = 30.0  # somebody who waits for the kernel itself (a disk that does not answer) dies when that is over
+
+
+class Sweeper:
+    """Looks again while there is something left, less and less often. Without it they would last as long as we do.
+
+    A cell that was forked just when its zygote was killed, or its maker cancelled, takes a moment to die.
+    """
+
+    def __init__(self, parent: Parent):
+        self._parent = parent
+        self._pause_seconds = FIRST_SECONDS
+        self._next: asyncio.TimerHandle | None = None
+        parent.on_busy = self._sweep_later
+
+    def close(self) -> None:
+        self._parent.on_busy = None
+        if self._next is not None:
+            self._next.cancel()
+
+    def _sweep_later(self) -> None:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(self._pause_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        self._next = None
+        if self._parent.sweep():
+            self._pause_seconds = FIRST_SECONDS
+        else:
+            self._pause_seconds = min(2 * self._pause_seconds, MAX_SECONDS)
+            self._sweep_later()
+
+
+# Volumes as the host sees them: a name that a zygote knows, and descriptors of mounts that go from it into cells.
+#
+# The host never opens a path in one. A mount comes from the zygote that made the volume, and goes with the order for
+# a
+# cell to that cell's own zygote, which may be another one.
+
+_BYTES_PER_INODE = 4 * KIB
+
+
+class ZygoteVolume:
+    """Made by `make`."""
+
+    def __init__(self, zygote: ZygoteNursery, name: str, size_bytes: int):
+        self._zygote = zygote
+        self._name = name
+        self.bytes = size_bytes
+
+    @classmethod
+    async def make(cls, zygote: ZygoteNursery, size_bytes: int, owner: int) -> ZygoteVolume:
+        """`owner`: the id in it whose it is. Raises NurseryFailed, Unavailable."""
+        volume = cls(zygote, secrets.token_hex(8), size_bytes)
+        inodes = max(size_bytes // _BYTES_PER_INODE, 1024)
+        try:
+            asked = zygote.ask_volume("make", volume=volume._name, bytes=size_bytes, inodes=inodes, owner=owner)
+            close_all(await asked)
+        except BaseException:  # whoever is cancelled does not know whether it was made
+            volume.drop()
+            raise
+        return volume
+
+    @property
+    def alive(self) -> bool:
+        return self._zygote.alive
+
+    async def tree(self, share: dict[str, Any]) -> int:
+        fds = await self._zygote.ask_volume("tree", volume=self._name, **volume_maps(share))
+        if len(fds) != 1:
+            close_all(fds)
+            raise errors.NurseryFailed("the zygote passed no mount for a volume")
+        return fds[0]
+
+    def drop(self) -> None:
+        self._zygote.tell_volume("drop", volume=self._name)
+
+
+@asynccontextmanager
+async def trees_for(mounts: Mounts, share: dict[str, Any]) -> AsyncIterator[Trees]:
+    """Mounts for a cell with those ids, until its zygote has them. Raises as `Volume.tree` does."""
+    fds: list[int] = []
+    try:
+        for volume in mounts.volumes.values():
+            fds.append(await volume.tree(share))
+        yield Trees(list(mounts.volumes), fds, mounts.bytes)
+    finally:
+        close_all(fds)
+
 
 _ENV = {
     "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
@@ -94,7 +190,7 @@ class NamespacesBackend:
         return nursery
 
     def _order(self, template: Template) -> Order:
-        installers.compile_programs(template)
+        rootfs.compile_programs(template)
         env = {**_ENV, **rootfs.environment(template)}
         stdin: dict[str, Any] = {
             "host_pid": os.getpid(),

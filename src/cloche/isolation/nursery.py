@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,10 +22,67 @@ from cloche import errors
 from cloche.isolation.base import CellSpec
 from cloche.isolation.cell import ProcessCell, Wires, ended
 from cloche.isolation.channel import Channel, Header, close_all
-from cloche.isolation.hung import kill_zygote
-from cloche.isolation.last_words import LastWords
 from cloche.linux.cgroups import Group, Parent
 from cloche.model import GIB, KIB, MIB, Template
+
+# What a nursery says before it ends.
+
+
+class LastWords:
+    """The last few KiB that a nursery wrote to its stderr."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        if process.stderr is None:
+            raise ValueError("the nursery's stderr must be a pipe")
+        self._pipe = process.stderr
+        self._tail = b""
+        os.set_blocking(self._pipe.fileno(), False)
+        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            piece = os.read(self._pipe.fileno(), 64 * KIB)
+        except BlockingIOError:
+            return
+        if piece:
+            self._tail = (self._tail + piece)[-8 * KIB :]
+        else:
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+
+    def text(self) -> str:
+        self._read()
+        return self._tail.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        self._pipe.close()
+
+
+# The end of a zygote, or of its cradle, that does not answer any more.
+#
+# It cannot be left there: it is the parent of the first kernels of its cells, and no pid 1 is dead before all of its
+# namespace have been collected. When it is gone, what holds the nursery collects them.
+
+
+def kill_zygote(inits: Iterable[int]) -> None:
+    """Kills the cradle, which is the parent of these pids 1, and its parent, the zygote.
+
+    Not what holds the nursery, a pid 1 itself, to which they may have been left.
+    """
+    for init in inits:
+        with suppress(OSError, ValueError, StopIteration):
+            ancestors = [cradle := int(_field(init, "PPid")), int(_field(cradle, "PPid"))]
+            living = [pid for pid in ancestors if pid > 1 and _field(pid, "NSpid").split()[-1] != "1"]
+            for pid in reversed(living):
+                os.kill(pid, signal.SIGKILL)
+            if living:
+                return
+
+
+def _field(pid: int, name: str) -> str:
+    with open(f"/proc/{pid}/status") as file:
+        return next(line.partition(":")[2] for line in file if line.startswith(f"{name}:"))
+
 
 IMPORT_SECONDS = 180.0
 SPAWN_SECONDS = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 
 from cloche import errors
-from cloche.isolation import installers
-from cloche.isolation.conformance_claims import (
+from cloche.isolation import rootfs
+from cloche.isolation.conformance.claims import (
     USERS,
     Claim,
     Examine,
@@ -28,7 +28,7 @@ _NEW_NAMESPACES |= {"pid": 0x20000000, "net": 0x40000000, "time": 0x80}
 
 # The environment of a program is what Cloche says it is, and this is all that it says by itself.
 _NAMES = {"PATH", "LANG", "SHELL", "MPLBACKEND", "TZ", "HOME", "USER", "LOGNAME", "PWD", "SHLVL", "_", "OLDPWD", "TERM"}
-_NAMES |= set(installers.ENVIRONMENT)
+_NAMES |= set(rootfs.ENVIRONMENT)
 _DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "fd", "stdin", "stdout", "stderr"}
 _WRITABLE_TYPES = {"tmpfs", "proc", "devpts", "devtmpfs"}
 

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from cloche import errors
-from cloche.isolation.conformance_claims import Boxes, Claim, Failed, Kind, Scene, Traces
-from cloche.isolation.conformance_functions import FUNCTIONS
-from cloche.isolation.conformance_limits import LIMITS
-from cloche.isolation.conformance_walls import WALLS
+from cloche.isolation.conformance.claims import Boxes, Claim, Failed, Kind, Scene, Traces
+from cloche.isolation.conformance.functions import FUNCTIONS, LIMITS
+from cloche.isolation.conformance.walls import WALLS
 from cloche.model import Limits, Struct
 
 CLAIMS: tuple[Claim, ...] = (*FUNCTIONS, *WALLS, *LIMITS)
