@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloche.config import Config, Pool
-from cloche.engine.examine import boxes_of, claims_for
+from cloche.engine.operations.conformance import boxes_of, claims_for
 from cloche.isolation import conformance
 from cloche.isolation.conformance import CLAIMS
 from cloche.sdk.assembly import assemble

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloche.config import Config
-from cloche.engine.checkup import leftovers as checkup_leftovers
+from cloche.engine.operations import doctor as checkup_leftovers
 
 pytestmark = pytest.mark.alone
 
@@ -173,7 +173,7 @@ def test_a_host_killed_while_it_pauses_and_keeps_leaves_whole_things_or_none(
 
 def leftovers(data_dir: str) -> set[str]:
     """The dead hosts of which, as `cloche doctor` says, something is left."""
-    (found,) = checkup_leftovers.checks(Config(data_dir=data_dir))
+    (found,) = checkup_leftovers.leftover_checks(Config(data_dir=data_dir))
     return set(re.findall(r"\bh[a-z0-9]{20}\b", found.detail))
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.engine.history import Archive, Transcript
+from cloche.engine.executions.history import Archive, Transcript
 from cloche.events import Cleared, Display, Ended, Event, Output, Raised, Started
 from cloche.model import Usage
 from cloche.notebook import Cell, encode, notebook

@@ -19,10 +19,10 @@ from cloche.api.traffic import Traffic
 from cloche.api.ui import House, Ui
 from cloche.api.witness import Witness
 from cloche.config import Config
-from cloche.engine.acting import acting
 from cloche.engine.engine import Engine
-from cloche.engine.health import Health
-from cloche.engine.trail import NONE
+from cloche.engine.operations.audit import NONE
+from cloche.engine.operations.health import Health
+from cloche.engine.principal import acting
 from cloche.gateway.gateway import Gateway
 from cloche.mcp.door import Mcp
 from cloche.model import Principal

@@ -17,7 +17,7 @@ from tests import javascript
 from tests.conftest import RunningServer, serving
 from tests.network.far_server import own_trust
 
-from cloche.engine.network import environment_of
+from cloche.engine.sandboxes.network import environment_of
 from cloche.network_policy import NetworkPolicy
 
 ONE, TWO = "127.0.0.11", "127.0.0.12"

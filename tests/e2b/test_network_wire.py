@@ -13,7 +13,7 @@ from cloche.api.e2b.replies import NotOffered
 from cloche.config.sections import Network as OperatorsNetwork
 from cloche.config.sections import Packages
 from cloche.egress.rules import Denied, Rulebook, parse
-from cloche.engine.networks import Networks
+from cloche.engine.sandboxes.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule
 

@@ -7,8 +7,8 @@ import pytest
 from cloche import errors
 from cloche.api.e2b import process_wire as wire
 from cloche.api.e2b.connect import Refusal, decode
-from cloche.engine.job import Chunk
-from cloche.engine.program import Exited
+from cloche.engine.commands.jobs import Chunk
+from cloche.engine.commands.program import Exited
 
 
 def test_a_recorded_start():

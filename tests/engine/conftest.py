@@ -12,7 +12,7 @@ from tests.conftest import with_template
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
 from cloche.sdk.assembly import assemble
 

@@ -17,11 +17,12 @@ from tests.conftest import with_template
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.config.sections import Capacity, Override
-from cloche.engine import housing, memory, pool
 from cloche.engine.engine import Engine
-from cloche.engine.gate import Gate
-from cloche.engine.health import Health
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.operations.health import Health
+from cloche.engine.quotas import capacity
+from cloche.engine.quotas.capacity import Gate
+from cloche.engine.sandboxes import pool
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxSpec, Template
 from cloche.store.quotas import Tenant
 
@@ -243,7 +244,7 @@ async def test_whoever_waits_when_the_host_shuts_down_is_told(own_config: Config
 async def test_where_memory_runs_short_cells_that_wait_go_first_and_come_back(
     own_config: Config, opening, monkeypatch: pytest.MonkeyPatch
 ):
-    for module, name in ((housing, "WATCH_SECONDS"), (pool, "SHORT_SECONDS"), (memory, "FRESH_SECONDS")):
+    for module, name in ((pool, "WATCH_SECONDS"), (pool, "SHORT_SECONDS"), (capacity, "FRESH_SECONDS")):
         monkeypatch.setattr(module, name, 0.01)
     config = msgspec.structs.replace(own_config, pool=Pool(ready=2), capacity=Capacity(queue_seconds=0.05))
     async with opening(config) as engine:

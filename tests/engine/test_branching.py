@@ -10,10 +10,10 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.branching import MAX_MARKS
-from cloche.engine.context import Context
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import MAX_CONTEXTS, Sandbox
+from cloche.engine.executions.checkpoints import MAX_MARKS
+from cloche.engine.executions.context import Context
+from cloche.engine.sandboxes.sandbox import MAX_CONTEXTS, Sandbox
 from cloche.events import Output
 from cloche.model import MIB, Limits, SandboxSpec
 

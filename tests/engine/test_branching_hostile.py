@@ -7,9 +7,9 @@ import os
 import pytest
 
 from cloche import errors
-from cloche.engine.context import Context
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -109,7 +109,7 @@ _ANSWERS = {
 async def test_nonsense_instead_of_an_answer_is_an_error_of_its_own_context(
     box: Sandbox, said: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("cloche.engine.kernel.READY_SECONDS", 0.5)
+    monkeypatch.setattr("cloche.engine.executions.kernel.READY_SECONDS", 0.5)
     context = box.context()
     await run(context, f"{_TAKE_OVER}\ndef answer(header, channel, copy):\n    {said}")
     with pytest.raises((errors.ProtocolViolation, errors.Unavailable)):

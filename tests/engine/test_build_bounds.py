@@ -13,11 +13,8 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.config import Config, Pool
-from cloche.engine import builds
-from cloche.engine.build_layers import recorded
-from cloche.engine.build_log import KEPT_BYTES, BuildLog
-from cloche.engine.build_steps import Step, expanded
-from cloche.engine.building import Plan
+from cloche.engine.builds import builds
+from cloche.engine.builds.build import KEPT_BYTES, BuildLog, Plan, Step, expanded, recorded
 from cloche.engine.engine import Engine
 from cloche.model import Limits, Snapshot, new_id
 from cloche.store import builds as template_builds

@@ -12,12 +12,11 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.config.sections import Runs as Limits
-from cloche.engine import detached, runs
 from cloche.engine.engine import Engine
+from cloche.engine.executions import runs
+from cloche.engine.executions.runs import Line, Runs
 from cloche.engine.instance import Instance
-from cloche.engine.kept_events import Line
-from cloche.engine.runs import Runs
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Ended, Input, Numbered, Output, Raised, RunInfo, Started, Truncated, fold
 from cloche.model import SandboxSpec
 from cloche.store.database import Database
@@ -76,7 +75,7 @@ async def small(tmp_path: Path) -> AsyncIterator[Runs]:
 @pytest.fixture
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Readers get everything from the store."""
-    monkeypatch.setattr(detached, "TAIL_BYTES", 0)
+    monkeypatch.setattr(runs, "TAIL_BYTES", 0)
     yield
 
 
@@ -114,13 +113,13 @@ async def test_attaching_again_and_again_gives_every_event_once(engine: Engine, 
 
 
 async def test_two_readers_and_a_slow_one_see_the_same(engine: Engine, box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(detached, "TAIL_BYTES", 64 * KIB)
+    monkeypatch.setattr(runs, "TAIL_BYTES", 64 * KIB)
     info = await start(engine.runs, box, FLOOD.format(count=2000))
 
     async def slow() -> list[Numbered]:
         seen = []
         async for batch in await engine.runs.attach(info.id, OWNER):
-            assert sum(len(line.body) for line in batch) < 2 * detached.PAGE_BYTES
+            assert sum(len(line.body) for line in batch) < 2 * runs.PAGE_BYTES
             seen += numbered(batch)
             await asyncio.sleep(0.05)
         return seen
@@ -191,7 +190,7 @@ async def test_one_that_waits_for_its_turn_can_be_interrupted(engine: Engine, bo
     second = await start(engine.runs, box, "print('never')")
     assert await engine.runs.interrupt(second.id, OWNER)
     run = await engine.runs.result(second.id, OWNER)
-    assert (run.outcome, run.reason, run.stdout) == ("interrupted", detached.NOT_BEGUN, "")
+    assert (run.outcome, run.reason, run.stdout) == ("interrupted", runs.NOT_BEGUN, "")
     assert await engine.runs.interrupt(first.id, OWNER)
     assert (await engine.runs.result(first.id, OWNER)).outcome == "interrupted"
     assert not await engine.runs.interrupt(first.id, OWNER)

@@ -10,10 +10,10 @@ import weakref
 import pytest
 
 from cloche import errors
+from cloche.engine.commands.process import Exited, Process
 from cloche.engine.engine import Engine
-from cloche.engine.process import Exited, Process
-from cloche.engine.queue import EVENT_BYTES, HIGH_BYTES
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.streams import EVENT_BYTES, HIGH_BYTES
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output, Truncated
 from cloche.model import SandboxSpec
 

@@ -13,11 +13,11 @@ from contextlib import AsyncExitStack, contextmanager
 import pytest
 
 from cloche import errors
-from cloche.engine import housing as housing_module
 from cloche.engine.engine import Engine
-from cloche.engine.housing import MAX_ODD_POOLS, MAX_TEMPLATES_KNOWN
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.watch import MAX_WAITING_BYTES, MAX_WATCHES, TooManyWatches
+from cloche.engine.sandboxes import pool as housing_module
+from cloche.engine.sandboxes.files import MAX_WAITING_BYTES, MAX_WATCHES, TooManyWatches
+from cloche.engine.sandboxes.pool import MAX_ODD_POOLS, MAX_TEMPLATES_KNOWN
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB, Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

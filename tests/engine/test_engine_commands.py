@@ -8,9 +8,9 @@ import os
 import pytest
 
 from cloche import errors
+from cloche.engine.commands.process import Exited, Process
 from cloche.engine.engine import Engine
-from cloche.engine.process import Exited, Process
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import Limits, SandboxSpec
 

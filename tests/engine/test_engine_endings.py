@@ -14,7 +14,7 @@ import pytest
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

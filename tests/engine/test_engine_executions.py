@@ -8,8 +8,8 @@ import pytest
 
 from cloche import errors
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Input, Output, Run, Started, Truncated, fold
 from cloche.model import Limits, SandboxSpec
 

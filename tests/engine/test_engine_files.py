@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 
 from cloche import errors
-from cloche.engine.descriptors import check_regular
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.init_client import check_regular
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileAttributes, Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

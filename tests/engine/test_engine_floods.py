@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from cloche.engine import frames
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions import kernel_frames
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Display, Truncated
 from cloche.guest import wire
 from cloche.isolation.channel import FRAMES_PER_TURN, Channel
@@ -156,9 +156,9 @@ JSONS = {
 @pytest.mark.parametrize("kind", JSONS)
 async def test_what_json_takes_in_memory_is_never_underrated(kind: str):
     content = JSONS[kind]
-    rated = frames.parsed_bytes([["application/json", len(content)]], content)
+    rated = kernel_frames.parsed_bytes([["application/json", len(content)]], content)
     tracemalloc.start()
-    parsed = frames.value("application/json", content)
+    parsed = kernel_frames.value("application/json", content)
     used, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert parsed and used <= rated + 4096

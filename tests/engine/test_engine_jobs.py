@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from cloche import errors
-from cloche.engine.job import Chunk, Listener
-from cloche.engine.program import Exited
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.jobs import Chunk, Listener
+from cloche.engine.commands.program import Exited
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from cloche import errors
-from cloche.engine import metrics
 from cloche.engine.engine import Engine
-from cloche.engine.metrics import Meter, Sample, measured_inside
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.operations import metrics
+from cloche.engine.operations.metrics import Meter, Sample, measured_inside
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation.base import CellStats
 from cloche.model import Limits, SandboxSpec, new_id
 

@@ -18,9 +18,9 @@ from cloche import errors
 from cloche.config import Config, Lifetime, Pool
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
-from cloche.engine.pool import Pool as CellPool
-from cloche.engine.pool import ReadyCell
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.pool import Pool as CellPool
+from cloche.engine.sandboxes.pool import ReadyCell
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.linux import cgroups
 from cloche.model import Limits, SandboxSpec
 from cloche.network_policy import NetworkPolicy

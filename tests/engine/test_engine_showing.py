@@ -6,7 +6,7 @@ import pytest
 
 from cloche import errors
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxSpec, Showing
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

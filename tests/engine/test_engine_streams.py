@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.engine import frames
-from cloche.engine.marks import MarkedStream
-from cloche.engine.output import Outlet
-from cloche.engine.queue import HIGH_BYTES, EventQueue
+from cloche.engine.executions import kernel_frames
+from cloche.engine.executions.kernel import MarkedStream
+from cloche.engine.executions.streams import HIGH_BYTES, EventQueue, Outlet
 from cloche.events import Output, Truncated
 from cloche.guest import wire
 from cloche.isolation.channel import Channel
@@ -158,23 +157,23 @@ HEADERS = st.dictionaries(
 @given(HEADERS, st.binary(max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, body: bytes):
-    for make in (frames.display, frames.raised):
+    for make in (kernel_frames.display, kernel_frames.raised):
         try:
             make(header, body)
         except wire.WireError:
             pass
-    for make_from_header in (frames.asked, frames.wrote, frames.cleared):
+    for make_from_header in (kernel_frames.asked, kernel_frames.wrote, kernel_frames.cleared):
         try:
             make_from_header(header)
         except wire.WireError:
             pass
-    assert frames.number(header, "cpu") >= 0
+    assert kernel_frames.number(header, "cpu") >= 0
 
 
 def test_parts_of_a_bundle_are_what_their_type_says():
     parts = [("text/plain", b"a\xff"), ("image/png", b"\x89PNG"), ("application/vnd.x+json", b'{"a": [1]}')]
     header = {"parts": [[mime, len(content)] for mime, content in parts], "main": True}
-    event = frames.display(header, b"".join(content for _mime, content in parts))
+    event = kernel_frames.display(header, b"".join(content for _mime, content in parts))
     assert event.data == {"text/plain": "a�", "image/png": b"\x89PNG", "application/vnd.x+json": {"a": [1]}}
 
 

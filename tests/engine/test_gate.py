@@ -10,9 +10,7 @@ import pytest
 
 from cloche import errors
 from cloche.config.sections import Capacity
-from cloche.engine.admission import Turns
-from cloche.engine.gate import Gate, Place
-from cloche.engine.room import Room, executions_at_once, sandboxes_at_once
+from cloche.engine.quotas.capacity import Gate, Place, Room, Turns, executions_at_once, sandboxes_at_once
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cloche.engine import program, stopping
-from cloche.engine.clock import Clock, ProgramTime
+from cloche.engine.commands import program
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions import execution as stopping
+from cloche.engine.executions.clock import Clock, ProgramTime
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import SandboxSpec
 

@@ -13,11 +13,11 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine import images as transfer
 from cloche.engine.engine import Engine
-from cloche.engine.guest import Guest
-from cloche.engine.images import Images
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.pauses import images as transfer
+from cloche.engine.pauses.images import Images
+from cloche.engine.sandboxes.init_client import Guest
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, fold
 from cloche.model import MIB, Limits, SandboxSpec
 from cloche.store import images as store

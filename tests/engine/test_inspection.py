@@ -10,8 +10,8 @@ import pytest
 
 from cloche import errors
 from cloche.engine.engine import Engine
-from cloche.engine.history import history_of, notebook_of
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.history import history_of, notebook_of
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -124,7 +124,7 @@ async def test_what_a_kernel_tells_is_bounded(box: Sandbox):
 
 
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("cloche.engine.inspection.INSPECTION_SECONDS", 0.2)
+    monkeypatch.setattr("cloche.engine.executions.variables.INSPECTION_SECONDS", 0.2)
     await run(
         box, "import cloche.guest.inspection as i, time\ni.answer = lambda *_: (time.sleep(0.6), ({'ev': 'x'}, b''))[1]"
     )

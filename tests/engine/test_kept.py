@@ -13,8 +13,8 @@ from tests.conftest import with_template
 
 from cloche import errors
 from cloche.config import Config, Kept, Pool
-from cloche.engine import lasting, pauses
 from cloche.engine.engine import Engine
+from cloche.engine.pauses import pause
 from cloche.model import SandboxSpec, Template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -75,7 +75,7 @@ async def test_a_paused_sandbox_is_given_up_after_a_while(
     opening: Opening, own_config: Config, monkeypatch: pytest.MonkeyPatch
 ):
     config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused_seconds=0.01))
-    monkeypatch.setattr(lasting, "SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr(pause, "SWEEP_SECONDS", 0.05)
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec())
         await engine.pause(box.id, ME, memory=False)
@@ -142,8 +142,8 @@ async def test_the_files_of_paused_sandboxes_have_so_many_bytes(opening: Opening
 async def test_one_that_cannot_be_paused_at_its_deadline_does_not_run_for_ever(
     opening: Opening, own_config: Config, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lasting, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(lasting, "OVERTIME_SECONDS", -86400.0 + 0.4)
+    monkeypatch.setattr(pause, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(pause, "OVERTIME_SECONDS", -86400.0 + 0.4)
     config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused=0))
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec(lifetime_seconds=0.1, on_deadline="pause"))
@@ -220,7 +220,7 @@ async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed
         await engine.pause(box.id, ME, memory=memory)
         await engine.resume(box.id, ME)
     await engine.kill(box.id, ME)
-    await asyncio.sleep(3 * pauses.FORGET_SECONDS)
+    await asyncio.sleep(3 * pause.FORGET_SECONDS)
     assert (await engine.describe(box.id, ME)).state == "ended"
     record = await engine.records.get(box.id)
     assert record is not None and (record.state, record.revival) == ("killed", None)

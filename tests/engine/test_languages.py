@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from cloche import errors
-from cloche.engine.context import Context
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Run, Started, fold
 from cloche.model import MIB, Limits, SandboxSpec
 

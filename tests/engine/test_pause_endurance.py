@@ -11,8 +11,8 @@ from tests.engine.conftest import open_engine
 
 from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import SandboxSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche.engine.queue import ALL_BYTES, HIGH_BYTES, LEAST_BYTES, EventQueue, Share
+from cloche.engine.executions.streams import ALL_BYTES, HIGH_BYTES, LEAST_BYTES, EventQueue, Share
 
 BLOCK = 64 << 10
 

@@ -15,15 +15,13 @@ import pytest_asyncio
 from cloche import errors
 from cloche.cli.usage import together
 from cloche.config.sections import Override, Quota, QuotaDefaults
-from cloche.engine import quotas
-from cloche.engine.acting import act_for
-from cloche.engine.build_steps import Step
-from cloche.engine.building import Plan
-from cloche.engine.charge import SLOW_CPUS
+from cloche.engine.builds.build import Plan, Step
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.usage import OwnerUsage
-from cloche.engine.window import Window
+from cloche.engine.principal import act_for
+from cloche.engine.quotas import quotas
+from cloche.engine.quotas.quotas import SLOW_CPUS
+from cloche.engine.quotas.usage import OwnerUsage, Window
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
 from cloche.store.builds import Build

@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from cloche.config import Config
-from cloche.engine import guest
+from cloche.engine.commands.program import Script
 from cloche.engine.engine import Engine
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes import init_client
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation import namespaces
 from cloche.linux import cgroups
 from cloche.model import MIB, Limits, SandboxSpec
@@ -138,14 +138,14 @@ async def test_one_that_is_stopped_holds_up_init_once_and_nothing_runs_twice(sow
 async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_be_another(
     sown: Sandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    for _ in range(guest.MAX_SEEDS + 1):
+    for _ in range(init_client.MAX_SEEDS + 1):
         await signal_seed(sown, "KILL")
         assert (await (await sown.create_context()).execute("6 * 7").result()).text == "42"
         if (await sown.commands.run(SEED)).stdout == "":
             break
     else:
         pytest.fail("there was always another")
-    monkeypatch.setattr(guest, "SEED_SECONDS", 0.01)
+    monkeypatch.setattr(init_client, "SEED_SECONDS", 0.01)
     await asyncio.sleep(0.1)
     await sown.create_context()
     assert (await sown.commands.run(SEED)).stdout != ""

@@ -18,7 +18,7 @@ from tests.engine.conftest import open_engine
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.isolation import namespaces
 from cloche.linux import cgroups

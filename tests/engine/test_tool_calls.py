@@ -10,9 +10,9 @@ import pytest
 from tests.engine.tool_programs import ECHO, Client, execute, script, shell
 
 from cloche import errors
-from cloche.engine import tool_calls
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.program import Script
+from cloche.engine.executions import tools
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
 from cloche.model import Tool, ToolCall, ToolResult
 
@@ -185,7 +185,7 @@ async def test_any_json_value_is_a_result(box: Sandbox):
 
 
 async def test_large_values_pass_and_larger_ones_are_refused(box: Sandbox):
-    limit = tool_calls.MAX_RESULT_BYTES
+    limit = tools.MAX_RESULT_BYTES
     source = f"""
 print(len(await echo_it(size={limit - 2})))
 try:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from tests.engine.tool_programs import ECHO, Client, script
 
-from cloche.engine import tool_calls
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.tool_calls import Offer
+from cloche.engine.executions import tools
+from cloche.engine.executions.tools import Offer
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -69,7 +69,7 @@ async def test_a_token_is_good_for_as_long_as_its_offer_is(box: Sandbox):
 
 
 async def test_a_program_says_so_much_and_no_more(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tool_calls, "MAX_PROGRAM_BYTES", 1 << 20)
+    monkeypatch.setattr(tools, "MAX_PROGRAM_BYTES", 1 << 20)
     source = """
 await echo_it(text="x" * 700_000)
 try:
@@ -146,7 +146,7 @@ print([heard(each).count(b"200 times, and this one has") for each in waiting[1:]
 
 
 async def test_results_that_nobody_reads_are_counted_and_have_a_limit(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tool_calls, "MAX_UNREAD_BYTES", 12_000_000)
+    monkeypatch.setattr(tools, "MAX_UNREAD_BYTES", 12_000_000)
     program = """
 line = say(b"6\\0" + b"echo_it\\0{}\\0" * 6)
 input()

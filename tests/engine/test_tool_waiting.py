@@ -8,8 +8,8 @@ import pytest
 from tests.engine.tool_programs import ECHO, Client, execute, script
 
 from cloche import errors
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.program import Script
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import ToolsCalled
 from cloche.model import ToolCall, ToolResult
 

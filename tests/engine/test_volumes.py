@@ -20,9 +20,9 @@ from tests.conftest import with_template
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.config.sections import VolumeLimits
-from cloche.engine import volumes
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes import volumes
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation.cell import pid_of
 from cloche.model import MIB, SandboxSpec, Template
 from cloche.templates import catalogue
@@ -239,7 +239,7 @@ async def test_many_sandboxes_use_one_at_once(opening: Opening, small: Config):
 DIES = """
 import asyncio, os, sys
 from cloche.config import Config, Pool
-from cloche.engine import volumes
+from cloche.engine.sandboxes import volumes
 from cloche.model import SandboxSpec
 from cloche.sdk.assembly import assemble
 volumes.SAVE_SECONDS, volumes.SAVE_SHARE = 0.02, 0

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloche.engine.process import ProcessResult
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.tool_calls import Offer
+from cloche.engine.commands.process import ProcessResult
+from cloche.engine.commands.program import Script
+from cloche.engine.executions.tools import Offer
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
 from cloche.model import Tool, ToolCall, ToolResult
 

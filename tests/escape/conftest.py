@@ -13,7 +13,7 @@ import pytest_asyncio
 from cloche import errors
 from cloche.config import Config, Pool
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run
 from cloche.isolation.conformance import Traces, traces
 from cloche.isolation.conformance.claims import program

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB, Limits, SandboxSpec
 
 pytestmark = [

@@ -21,11 +21,11 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config, Pool
-from cloche.engine.descriptors import PipeWriter
 from cloche.engine.engine import Engine
+from cloche.engine.executions.streams import Pipe
 from cloche.engine.instance import Instance
-from cloche.engine.pipe import Pipe
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.init_client import PipeWriter
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation.conformance.claims import program
 from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups

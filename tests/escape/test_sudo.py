@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.config.sections import VolumeLimits
-from cloche.engine.vault import PLACE
+from cloche.engine.sandboxes.volumes import PLACE
 from cloche.model import MIB, SandboxSpec
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]

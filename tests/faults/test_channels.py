@@ -20,8 +20,8 @@ from tests.escape.test_nursery import hostile, nursery_of, trace
 from tests.faults.test_hung import engine_with
 
 from cloche import errors
-from cloche.engine import guest
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes import init_client
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation import nursery
 from cloche.model import MIB, SandboxSpec
 
@@ -73,7 +73,7 @@ def memory() -> int:
 @pytest.mark.parametrize("lie", INITS)
 async def test_an_init_that_answers_with(nursery_of, neighbour: Sandbox, monkeypatch, lie: str):
     """Whoever asked is told that something is wrong, within the time that any init has."""
-    monkeypatch.setattr(guest, "HUNG_SECONDS", 1.0)
+    monkeypatch.setattr(init_client, "HUNG_SECONDS", 1.0)
     before = memory()
     async with asyncio.timeout(60), nursery_of("", ANSWER.format(INITS[lie])) as engine:
         box = await engine.create(SandboxSpec(owner="me"))
@@ -95,7 +95,7 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
     neighbour: Sandbox,
     monkeypatch,
 ):
-    monkeypatch.setattr(guest, "HUNG_SECONDS", 2.0)
+    monkeypatch.setattr(init_client, "HUNG_SECONDS", 2.0)
     deaf = "import cloche.guest.init as i, time\ni.Init._serve_host = lambda self: time.sleep(600)"
     async with asyncio.timeout(60), nursery_of("", deaf) as engine:
         box = await engine.create(SandboxSpec(owner="me"))

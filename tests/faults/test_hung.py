@@ -16,9 +16,9 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config, Pool
-from cloche.engine import guest
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes import init_client
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation import cell, nursery
 from cloche.isolation.cell import pid_of
 from cloche.model import SandboxSpec
@@ -81,7 +81,7 @@ async def test_a_sandbox_whose_nursery_hangs_can_be_killed(place: Path, monkeypa
 
 
 async def test_an_init_that_hangs_costs_its_sandbox_and_whoever_waits_is_told(place: Path, monkeypatch):
-    monkeypatch.setattr(guest, "HUNG_SECONDS", 0.5)
+    monkeypatch.setattr(init_client, "HUNG_SECONDS", 0.5)
     async with asyncio.timeout(60), engine_with(place) as engine:
         box, other = [await engine.create(SandboxSpec(owner="me")) for _ in range(2)]
         os.kill(init_of(box), signal.SIGSTOP)
@@ -97,7 +97,7 @@ async def test_an_init_that_hangs_costs_its_sandbox_and_whoever_waits_is_told(pl
 
 
 async def test_an_init_that_is_slow_is_waited_for(place: Path, monkeypatch):
-    monkeypatch.setattr(guest, "HUNG_SECONDS", 2.0)
+    monkeypatch.setattr(init_client, "HUNG_SECONDS", 2.0)
     async with asyncio.timeout(60), engine_with(place) as engine:
         box = await engine.create(SandboxSpec(owner="me"))
         os.kill(init_of(box), signal.SIGSTOP)
@@ -118,7 +118,7 @@ async def test_a_kernel_that_stops_itself_costs_its_execution_the_time_limit(pla
 
 async def test_a_cell_of_the_pool_that_hangs_is_no_use_to_anybody_but_a_creation_ends(place: Path, monkeypatch):
     """Its kernel answers still, so it is taken; what asks its init finds out."""
-    monkeypatch.setattr(guest, "HUNG_SECONDS", 0.5)
+    monkeypatch.setattr(init_client, "HUNG_SECONDS", 0.5)
     async with asyncio.timeout(60), engine_with(place, ready=1) as engine:
         await engine.housing.warm()
         (pool,) = engine.housing._pools.values()

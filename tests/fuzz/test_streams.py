@@ -19,7 +19,8 @@ from cloche.egress import client_hello, http1
 from cloche.egress.packages import npm, pypi
 from cloche.egress.packages.upstream import UpstreamError
 from cloche.egress.streams import Refusal
-from cloche.engine import files, frames, inspection
+from cloche.engine.executions import kernel_frames, variables
+from cloche.engine.sandboxes import files
 from cloche.gateway import sse
 from cloche.guest import wire
 from cloche.isolation.channel import Channel
@@ -175,12 +176,12 @@ def event_frame(body: bytes) -> None:
     if not isinstance(header, dict):
         return
     for decode in (
-        lambda: frames.display(header, b'"1"{"a":1}'),
-        lambda: frames.raised(header, b"traceback"),
-        lambda: frames.wrote(header),
-        lambda: frames.asked(header),
-        lambda: frames.cleared(header),
-        lambda: (frames.number(header, "id"), frames.exit_code(header)),
+        lambda: kernel_frames.display(header, b'"1"{"a":1}'),
+        lambda: kernel_frames.raised(header, b"traceback"),
+        lambda: kernel_frames.wrote(header),
+        lambda: kernel_frames.asked(header),
+        lambda: kernel_frames.cleared(header),
+        lambda: (kernel_frames.number(header, "id"), kernel_frames.exit_code(header)),
     ):
         try:
             decode()
@@ -213,7 +214,7 @@ CLAIMS = [
     Claim("a guest's channel", guest_reader, streams(FRAMES)),
     Claim("a host's channel", host_channel, streams(FRAMES)),
     Claim("a kernel's event", event_frame, bodies(*HEADERS)),
-    Claim("a kernel's variables", lambda body: inspection.variables_of({"more": 0}, body), bodies([{"name": "x"}])),
+    Claim("a kernel's variables", lambda body: variables.variables_of({"more": 0}, body), bodies([{"name": "x"}])),
     Claim("a guest's list of files", files._listing, bodies(LIST)),
     Claim("envelopes of Connect", envelopes, streams(envelope({"a": 1}, {"b": "c" * 50}))),
     Claim("a form", form, streams(FORM)),

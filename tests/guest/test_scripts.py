@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from cloche.config import Config, Pool
-from cloche.engine.process import ProcessResult
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.process import ProcessResult
+from cloche.engine.commands.program import Script
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
 from cloche.sdk.assembly import assemble
 

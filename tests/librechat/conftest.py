@@ -14,7 +14,7 @@ from tests.conftest import RunningServer, serving, with_template
 from tests.librechat.minting import claims, jwk, mint, new_ed25519
 
 from cloche.config import Config
-from cloche.engine.admission import Admission
+from cloche.engine.quotas.capacity import Admission
 from cloche.model import Template
 
 SIGNING_KEY = new_ed25519()

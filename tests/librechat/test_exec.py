@@ -19,8 +19,8 @@ from cloche import errors
 from cloche.api.librechat.notes import Notes
 from cloche.api.librechat.outcome import Outcome, encode, whole_letters
 from cloche.api.librechat.request import decode
-from cloche.engine.capture import HeadAndTail, Kept
-from cloche.engine.program import Exited
+from cloche.engine.commands.jobs import HeadAndTail, Kept
+from cloche.engine.commands.program import Exited
 
 FIELDS = {"session_id", "files", "stdout", "stderr", "code", "signal", "message", "status", "wall_time"}
 

@@ -12,8 +12,8 @@ from tests.librechat.programs import Json, content, names, reference, run, uploa
 from cloche import errors
 from cloche.api.librechat.inputs import Input
 from cloche.api.librechat.outputs import changes_of
-from cloche.engine.guest import Reply
-from cloche.engine.survey import Found, Survey, survey_of
+from cloche.engine.sandboxes.files import Found, Survey, survey_of
+from cloche.engine.sandboxes.init_client import Reply
 from cloche.model import MIB
 from cloche.store.librechat import CodeFile
 

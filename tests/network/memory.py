@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 
 def processes_of(box: Sandbox) -> list[Path]:

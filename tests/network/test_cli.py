@@ -18,7 +18,7 @@ import cloche
 from cloche.cli import main
 from cloche.cli.network_options import NetworkAsk, policy_of
 from cloche.config import Config, load
-from cloche.engine.checkup import networks
+from cloche.engine.operations import doctor
 from cloche.model import Template
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
@@ -220,13 +220,13 @@ def test_doctor_says_what_is_in_force(within: Callable[..., Result], data_dir: s
     assert "pypi.org, *.example.com; never x.example.com" in said
     assert "who does not ask gets nothing, and clients of E2B and OpenSandbox that do not ask get all of it" in said
     assert "install from index.example.com (as configured), npm from" in said and "hush" not in said
-    checks = {each.name: each for each in networks.checks(Config(data_dir=data_dir))}
+    checks = {each.name: each for each in doctor.network_checks(Config(data_dir=data_dir))}
     assert {name: each.state for name, each in checks.items()} == dict.fromkeys(
         ("policy", "packages", "secrets"), "enforced"
     )
     assert "nothing but their own loopback" in checks["policy"].detail and checks["packages"].detail.startswith("off")
     plain = Config(data_dir=data_dir, backend="plain-unsafe")
-    assert [each.state for each in networks.checks(plain)] == ["missing"]
+    assert [each.state for each in doctor.network_checks(plain)] == ["missing"]
 
 
 def test_config_prints_lists_of_the_environment_and_no_password_of_an_index(within: Callable[..., Result]):

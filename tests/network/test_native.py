@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import RunningServer, serving
 from tests.network.neighbour import Neighbour, living_next_door
 
-from cloche.engine.network import DOOR_PORT
+from cloche.engine.sandboxes.network import DOOR_PORT
 
 SECRET = {"domain": "api.test", "header": "Authorization", "value": "Bearer hush-hush"}
 

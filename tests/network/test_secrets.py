@@ -26,9 +26,8 @@ from cloche import errors
 from cloche.config import Config
 from cloche.config.sections import Network
 from cloche.engine.engine import Engine
-from cloche.engine.network import PROXY_ENV
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.trust import TRUST_ENV
+from cloche.engine.sandboxes.network import PROXY_ENV, TRUST_ENV
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import fold
 from cloche.model import Limits, SandboxSpec, Template
 from cloche.network_policy import NetworkPolicy, Secret

@@ -21,7 +21,7 @@ from tests.network.carried import httpx_archive
 from tests.network.conftest import GOOD, OTHER, answering, echo, serving_at
 
 import cloche
-from cloche.engine.network import DOOR_PORT
+from cloche.engine.sandboxes.network import DOOR_PORT
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 

@@ -18,10 +18,10 @@ from tests.conftest import RunningServer, serving, wait_until
 
 from cloche.api.witness import Witness
 from cloche.config.sections import Audit
-from cloche.engine import ration as ration_of
-from cloche.engine import trail as trails
-from cloche.engine.acting import act_for
-from cloche.engine.trail import FLOOD, MOST_LINES, Trail
+from cloche.engine.operations import audit as ration_of
+from cloche.engine.operations import audit as trails
+from cloche.engine.operations.audit import FLOOD, MOST_LINES, Trail
+from cloche.engine.principal import act_for
 from cloche.model import Principal
 from cloche.store import audit
 from cloche.store.audit import AuditFiles, AuditLine

@@ -19,7 +19,7 @@ from tests.opensandbox.conftest import CREATE
 import cloche
 from cloche import errors
 from cloche.api.e2b.connect import code_of
-from cloche.engine.occupancy import CapacityInfo
+from cloche.engine.quotas.occupancy import CapacityInfo
 
 ROOM = {
     "CLOCHE_CAPACITY_SANDBOXES": "2",

@@ -19,8 +19,8 @@ from tests.conftest import wait_until
 from cloche.config import Config
 from cloche.config.librechat import LibreChat
 from cloche.config.sections import Disk
-from cloche.engine import collection
-from cloche.engine.collection import Collection, Found
+from cloche.engine.operations import gc
+from cloche.engine.operations.gc import Collection, Found
 from cloche.model import Template, new_id
 from cloche.store import sandboxes
 from cloche.store.migrations import MIGRATIONS
@@ -201,7 +201,7 @@ def test_contents_go_that_no_file_has_unless_they_are_new(place: Path, directory
         db.execute(f"INSERT INTO {table} VALUES (?, {', '.join('?' * len(row))})", (id, *row))
         db.commit()
     assert collected(place) == []
-    monkeypatch.setattr(collection, "ORPHAN_SECONDS", -60.0)  # no test can make a file that changed long ago
+    monkeypatch.setattr(gc, "ORPHAN_SECONDS", -60.0)  # no test can make a file that changed long ago
     assert {each.name for each in collected(place)} == {orphan, ".draft-x"}
     assert {path.name for path in (place / directory).iterdir()} == {id, "something-else"}
 
@@ -242,7 +242,7 @@ def test_records_are_bounded_in_bytes_and_whoever_has_the_most_loses(place: Path
 
 
 def test_a_store_that_is_mostly_free_is_written_anew(place: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collection, "VACUUM_BYTES", 1 << 20)
+    monkeypatch.setattr(gc, "VACUUM_BYTES", 1 << 20)
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         db.executemany("INSERT INTO snapshot_bodies VALUES (?, ?)", [(str(n), "x" * 4000) for n in range(1000)])
         db.commit()

@@ -12,8 +12,8 @@ import httpx2
 from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
-from cloche.engine.health import Health
-from cloche.engine.tally import Tally
+from cloche.engine.operations.counters import Tally
+from cloche.engine.operations.health import Health
 
 
 def kill_nurseries(server_pid: int) -> None:

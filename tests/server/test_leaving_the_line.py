@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import RunningServer, serving, wait_until
 from tests.opensandbox.conftest import CREATE
 
-from cloche.engine.occupancy import CapacityInfo, Occupancy
+from cloche.engine.quotas.occupancy import CapacityInfo, Occupancy
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from cloche import errors
 from cloche.api.native.stdin import feeding
 from cloche.config import Config
-from cloche.engine.program import Program
+from cloche.engine.commands.program import Program
 from cloche.model import SandboxSpec
 from cloche.sdk.embedded import Embedded
 

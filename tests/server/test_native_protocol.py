@@ -8,8 +8,8 @@ from cloche import errors, events
 from cloche.api.native.door import read
 from cloche.api.native.files import mode_of
 from cloche.api.native.sse import encode as encode_sse
-from cloche.engine.kept_events import Line
-from cloche.engine.process import Exited
+from cloche.engine.commands.process import Exited
+from cloche.engine.executions.runs import Line
 from cloche.model import Usage
 from cloche.protocol import asks, told
 

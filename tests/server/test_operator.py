@@ -20,8 +20,8 @@ from tests.conftest import RunningServer
 from cloche import cli, errors
 from cloche.cli.moments import moment
 from cloche.config.sections import Quota
-from cloche.engine.account import Account
 from cloche.engine.instance import Instance, pid_of
+from cloche.engine.quotas.usage import Account
 from cloche.store.database import unusable
 from cloche.store.migrations import MIGRATIONS
 

@@ -11,7 +11,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from cloche.api.auth import Gatekeeper
 from cloche.app import LOCAL_ADMIN, Server
 from cloche.config import Config
-from cloche.engine.health import Health
+from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
 from cloche.store.database import Database

@@ -16,7 +16,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 
 from cloche.api.ui.health import meaning_of
-from cloche.engine.health import Verdict
+from cloche.engine.operations.health import Verdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -10,7 +10,7 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.http import Dialect, Edge
 from cloche.api.system import json_reply
 from cloche.engine.engine import Engine
-from cloche.engine.occupancy import CapacityInfo, MemoryLeft, Pools
+from cloche.engine.quotas.occupancy import CapacityInfo, MemoryLeft, Pools
 
 
 class AdminCapacity:

@@ -14,7 +14,7 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.http import Dialect, Edge, whole_body
 from cloche.api.system import json_reply
 from cloche.config.sections import NAMES, Override
-from cloche.engine.quotas import Quotas
+from cloche.engine.quotas.quotas import Quotas
 from cloche.model import KIB
 from cloche.store.keys import StoredKeys, check_owner
 from cloche.store.quotas import Tenant

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from cloche import errors
-from cloche.engine.acting import act_for
+from cloche.engine.principal import act_for
 from cloche.model import Principal
 
 OWN_HEADERS = ("x-api-key", "api-key", "open-sandbox-api-key")

@@ -12,9 +12,9 @@ import msgspec
 
 from cloche import errors
 from cloche.api.traffic import Traffic
-from cloche.engine.acting import acting
 from cloche.engine.engine import Engine
-from cloche.engine.erasing import end_all
+from cloche.engine.operations.erase import end_all
+from cloche.engine.principal import acting
 from cloche.gateway.gateway import Gateway
 from cloche.model import Struct
 from cloche.store import audit, erasure

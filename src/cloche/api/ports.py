@@ -20,7 +20,7 @@ from cloche import errors
 from cloche.api.forwarding import HOP_BY_HOP, Outward, RawHeaders, target_of
 from cloche.api.http import Dropped, Edge
 from cloche.api.websocket_ports import carry_websocket
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 18

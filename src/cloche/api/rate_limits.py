@@ -9,9 +9,9 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from cloche.api.whose import PAYER
-from cloche.engine.account import Rate
-from cloche.engine.quotas import Quotas
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.quotas.quotas import Quotas
+from cloche.engine.quotas.usage import Rate
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Principal
 
 POLICY, LEFT = b"ratelimit-policy", b"ratelimit"

@@ -22,7 +22,7 @@ from cloche.api.auth import Gatekeeper, is_local
 from cloche.api.http import Edge, status_of
 from cloche.api.traffic import Traffic
 from cloche.engine.engine import Engine
-from cloche.engine.health import Health
+from cloche.engine.operations.health import Health
 from cloche.gateway.tally import Tally as GatewayTally
 from cloche.telemetry import Histogram
 

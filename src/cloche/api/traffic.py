@@ -14,7 +14,7 @@ from cloche.api.http import CUT_OFF, REQUEST_ID, request_id_of
 from cloche.api.rate_limits import RateLimits
 from cloche.api.whose import SESSION, TOKEN, key_of, owner_of
 from cloche.api.witness import Witness
-from cloche.engine.acting import act_for
+from cloche.engine.principal import act_for
 from cloche.telemetry import Histogram, log
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)

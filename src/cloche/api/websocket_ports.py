@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 
 from cloche import errors
 from cloche.api.forwarding import RawHeaders, target_of
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 MAX_MESSAGE_BYTES = 16 << 20
 OPEN_SECONDS = 10.0

@@ -13,8 +13,8 @@ import msgspec
 from starlette.types import Scope
 
 from cloche.api.whose import BEHIND
-from cloche.engine.acting import acting
-from cloche.engine.trail import NONE, Trail
+from cloche.engine.operations.audit import NONE, Trail
+from cloche.engine.principal import acting
 from cloche.model import Principal
 
 REFUSED = frozenset({401, 403, 404, 429})

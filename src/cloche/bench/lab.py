@@ -12,7 +12,7 @@ import msgspec
 from cloche.bench import ipykernel_peer, programs
 from cloche.bench.samples import Book, expect
 from cloche.config import Config, Pool
-from cloche.engine.metrics import measured_inside
+from cloche.engine.operations.metrics import measured_inside
 from cloche.events import Run
 from cloche.model import SandboxSpec, Struct
 from cloche.sdk.embedded import Embedded, using

@@ -15,7 +15,7 @@ from cloche import errors
 from cloche.cli.lines import READ_BYTES, readable
 from cloche.cli.screen import STDERR, STDOUT, say, write
 from cloche.cli.session import INTERRUPTED, ending_by_signal, on_interrupt
-from cloche.engine.program import Exited
+from cloche.engine.commands.program import Exited
 from cloche.events import Output
 from cloche.sdk.seam import Process, Sandbox
 

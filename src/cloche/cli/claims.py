@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from cloche import errors
 from cloche.cli.progress import showing
 from cloche.config import Config
-from cloche.engine.examine import examine
+from cloche.engine.operations.conformance import examine
 from cloche.isolation.base import Check
 from cloche.sdk.assembly import assemble
 from cloche.templates import Catalogue, ensure

@@ -14,7 +14,7 @@ import msgspec
 from cloche import errors
 from cloche.cli import configuration
 from cloche.config import Config, default_data_dir
-from cloche.engine.checkup import Section, attempt, examine, missing_in
+from cloche.engine.operations.doctor import Section, attempt, examine, missing_in
 from cloche.isolation.base import Check
 
 _MARKS = {"enforced": ("ok", "green"), "best effort": ("part", "yellow"), "missing": ("no", "red")}

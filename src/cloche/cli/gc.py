@@ -15,7 +15,7 @@ from cloche.engine.instance import Instance, any_live
 from cloche.model import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from cloche.engine.collection import Found
+    from cloche.engine.operations.gc import Found
 
 
 @click.command("gc")
@@ -28,7 +28,7 @@ def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     A server does the same at its start and every hour. Nothing goes that any process uses. What could not be looked at
     is named, and the status is 125 then.
     """
-    from cloche.engine.collection import SERVED_VACUUM_BYTES, Collection  # here: it takes a while to import
+    from cloche.engine.operations.gc import SERVED_VACUUM_BYTES, Collection  # here: it takes a while to import
 
     config = configuration()
     run_dir = existing(config) / "run"

@@ -13,10 +13,10 @@ from cloche.app import Server, Trusted
 from cloche.cli.listening import Listener, control_socket
 from cloche.cli.progress import showing
 from cloche.config import Config
-from cloche.engine.collecting import collecting
 from cloche.engine.engine import Engine
-from cloche.engine.health import Health
-from cloche.engine.trail import Trail
+from cloche.engine.operations.audit import Trail
+from cloche.engine.operations.gc import collecting
+from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble
 from cloche.store.audit import AuditFiles

@@ -9,7 +9,7 @@ import msgspec
 
 from cloche.cli import configuration
 from cloche.cli.control import ask, client_of, no_server, sockets
-from cloche.engine.occupancy import CapacityInfo, Occupancy
+from cloche.engine.quotas.occupancy import CapacityInfo, Occupancy
 from cloche.model import SandboxInfo
 
 _HEAD = ("ID", "OWNER", "KEY", "TEMPLATE", "STATE", "AGE", "ENDS IN", "METADATA")

@@ -18,7 +18,7 @@ from cloche.cli.names import key_id, owner_name, unknown
 from cloche.cli.ps import table
 from cloche.config import bytes_of
 from cloche.config.sections import NAMES, Override
-from cloche.engine.quotas import Quotas
+from cloche.engine.quotas.quotas import Quotas
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys, check_owner
 from cloche.store.quotas import StoredQuotas, Tenant

@@ -24,8 +24,8 @@ from cloche.cli.welcome import VARIABLE, preset_key, welcome
 from cloche.config import Config
 from cloche.config.librechat import SECRET_VARIABLES
 from cloche.engine.engine import Engine
-from cloche.engine.health import Health
-from cloche.engine.quotas import Quotas
+from cloche.engine.operations.health import Health
+from cloche.engine.quotas.quotas import Quotas
 from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys

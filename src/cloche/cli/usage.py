@@ -11,7 +11,7 @@ from cloche.cli import configuration
 from cloche.cli.control import ask, client_of, no_server, sockets
 from cloche.cli.names import owner_name, unknown
 from cloche.cli.ps import printable, table
-from cloche.engine.usage import OwnerUsage
+from cloche.engine.quotas.usage import OwnerUsage
 from cloche.model import GIB, KIB, MIB
 
 _HEAD = ("OWNER", "SANDBOXES", "MEMORY", "EXECUTIONS/MIN", "IN ALL", "CPU S/HOUR", "IN ALL", "STORED")

@@ -17,7 +17,7 @@ from cloche.structs import Struct
 
 
 class Audit(Struct):
-    """The audit log of a server: see `cloche.engine.trail`."""
+    """The audit log of a server: see `cloche.engine.operations.audit`."""
 
     enabled: bool = True
     days: float = 90.0  # that a line is kept
@@ -55,7 +55,7 @@ class Capacity(Struct):
 
 
 class Disk(Struct):
-    """What is collected: see `cloche.engine.collection`."""
+    """What is collected: see `cloche.engine.operations.gc`."""
 
     template_versions: int = 5  # of one name that are kept, though nothing uses them
     template_days: float = 30.0  # for which a version that nothing uses is kept in any case
@@ -192,7 +192,7 @@ class Override(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Runs(Struct):
-    """Detached runs: see `cloche.engine.runs`."""
+    """Detached runs: see `cloche.engine.executions.runs`."""
 
     events_bytes: int = 8 * MIB  # of one run's events: the oldest make room
     owner_bytes: int = 64 * MIB  # of all runs of one owner: those that ended first make room

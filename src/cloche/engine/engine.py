@@ -12,24 +12,23 @@ import msgspec
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.builds import Builds, Site
-from cloche.engine.chronicle import Chronicle
-from cloche.engine.endings import KILLED_BY_OWNER, absent, gone, never
-from cloche.engine.housing import Housing, Templates, default_limits
-from cloche.engine.images import Images
+from cloche.engine.builds.builds import Builds, Site
+from cloche.engine.executions.runs import Runs
 from cloche.engine.instance import CONTROL_SOCKET, Instance
-from cloche.engine.lasting import MAX_FORKS, Lasting, Source
-from cloche.engine.launching import launched
-from cloche.engine.making import Making, from_snapshot, shutting_down
-from cloche.engine.networks import Networks
-from cloche.engine.quotas import Quotas
-from cloche.engine.runs import Runs
-from cloche.engine.sandbox import Sandbox, info_of
-from cloche.engine.snapshots import Snapshots, is_id
+from cloche.engine.operations.audit import Trail
+from cloche.engine.operations.counters import Tally
+from cloche.engine.operations.lifecycle_log import Chronicle
+from cloche.engine.pauses.images import Images
+from cloche.engine.pauses.pause import MAX_FORKS, Lasting, Source
+from cloche.engine.pauses.snapshots import Snapshots, is_id
+from cloche.engine.quotas.quotas import Quotas
+from cloche.engine.sandboxes.create import Making, from_snapshot, launched, shutting_down
+from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, absent, gone, never
+from cloche.engine.sandboxes.networks import Networks
+from cloche.engine.sandboxes.pool import Housing, Templates, default_limits
+from cloche.engine.sandboxes.sandbox import Sandbox, info_of
+from cloche.engine.sandboxes.volumes import Volumes
 from cloche.engine.stores import Stores
-from cloche.engine.tally import Tally
-from cloche.engine.trail import Trail
-from cloche.engine.volumes import Volumes
 from cloche.isolation.base import Backend
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot, Template, check_seconds, new_id
 from cloche.store.base import SHUT_DOWN, SandboxRecord

@@ -17,8 +17,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, 
 import msgspec
 
 from cloche import errors
-from cloche.engine.reading import OpenFile
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.files import OpenFile
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.attachments import Attachment
 from cloche.gateway.containers import Container
 from cloche.gateway.data_files import DATA, regular_file, regular_files, reserve

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.asked import MemoryTier
 from cloche.gateway.container_network import NETWORK, label_of, remembered
 from cloche.gateway.wrapped_ids import unwrapped

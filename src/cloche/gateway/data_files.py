@@ -6,7 +6,7 @@ import posixpath
 import re
 
 from cloche import errors
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.names import free_name
 from cloche.model import FileInfo
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from cloche.engine.acting import acting
+from cloche.engine.principal import acting
 
 
 class Errands:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 
 from cloche import errors
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import GIB, MIB
 from cloche.store.files import StoredContainerFiles
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.context import Context
+from cloche.engine.executions.context import Context
 from cloche.events import AnyEvent, Ended
 from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.attachments import Attachment, Attachments

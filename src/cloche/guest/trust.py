@@ -1,4 +1,4 @@
-"""Whom programs inside trust: one file with certificates, at a place that stays the same. See `cloche.engine.network`.
+"""The CA certificates that programs inside trust: one file at a fixed path. See `engine/sandboxes/network.py`.
 
 Only init's own rights are used, and root's directory: what `user` could replace, nobody should trust.
 """

@@ -56,7 +56,7 @@ _UV = {
     "cache-dir": '"/home/user/.cache/uv"',  # from where files can be linked
     "python-downloads": '"never"',
 }
-# Read where a sandbox has a network: see engine/trust.py. Else there need be no such certificates.
+# Read where a sandbox has a network: see engine/sandboxes/network.py. Else there need be no such certificates.
 _WGET = "ca_certificate = /run/cloche/ca.pem\n"
 _NPM = {"prefix": USER_BASE, "audit": "false", "fund": "false", "update-notifier": "false"}
 

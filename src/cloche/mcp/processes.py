@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from cloche import errors
-from cloche.engine.program import Exited
+from cloche.engine.commands.program import Exited
 from cloche.events import Output
 from cloche.sdk import seam
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from cloche import errors
-from cloche.engine.process import ProcessResult
-from cloche.engine.program import Exited
+from cloche.engine.commands.process import ProcessResult
+from cloche.engine.commands.program import Exited
 from cloche.events import Output
 from cloche.mcp.call import Answer, Call, Tool
 from cloche.mcp.content import Content, Room, Words, ending_of, shortened, text

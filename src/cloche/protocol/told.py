@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.engine.process import Exited, ProcessEvent
+from cloche.engine.commands.process import Exited, ProcessEvent
 from cloche.event_json import ToldDisplay, binary_in, display_of, with_bytes
 from cloche.event_json import decode as decode
 from cloche.event_json import encode as encode

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from cloche import errors
-from cloche.engine.answers import InputSource
+from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import seam

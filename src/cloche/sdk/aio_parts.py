@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.engine.files import Content
-from cloche.engine.process import ProcessEvent
+from cloche.engine.commands.process import ProcessEvent
+from cloche.engine.sandboxes.files import Content
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
 from cloche.sdk import seam

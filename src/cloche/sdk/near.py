@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 
-from cloche.engine.answers import InputSource
-from cloche.engine.context import Context
+from cloche.engine.commands.process import Process, ProcessResult
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.forks import all_made
-from cloche.engine.history import history_of, notebook_of
-from cloche.engine.process import Process, ProcessResult
-from cloche.engine.sandbox import DEFAULT_CONTEXT, Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.executions.execution import Execution
+from cloche.engine.executions.history import history_of, notebook_of
+from cloche.engine.executions.input import InputSource
+from cloche.engine.sandboxes.create import all_made
+from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT, Sandbox
 from cloche.events import Run, RunInfo
 from cloche.model import Mark, ProcessInfo, SandboxInfo, SnapshotInfo, Tool, User, Variables
 from cloche.network_policy import NetworkPolicy, with_secrets

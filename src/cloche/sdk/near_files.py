@@ -6,8 +6,7 @@ import builtins
 from collections.abc import AsyncGenerator
 
 from cloche import errors
-from cloche.engine.files import Content
-from cloche.engine.watch import Watch
+from cloche.engine.sandboxes.files import Content, Watch
 from cloche.model import FileChange, FileInfo, User
 from cloche.sdk.near_home import Home
 

@@ -6,8 +6,8 @@ import contextlib
 
 from cloche import errors
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import RunInfo
 
 _LIVE = ("running", "paused")

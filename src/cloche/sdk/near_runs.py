@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from cloche.engine.engine import Engine
-from cloche.engine.kept_events import Line
+from cloche.engine.executions.runs import Line
 from cloche.events import Numbered, Run, RunInfo
 from cloche.sdk.request import OWNER
 

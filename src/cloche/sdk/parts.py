@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.engine.files import Content
-from cloche.engine.process import ProcessEvent, ProcessResult
+from cloche.engine.commands.process import ProcessEvent, ProcessResult
+from cloche.engine.sandboxes.files import Content
 from cloche.events import AnyEvent
 from cloche.model import FileChange, FileInfo, ProcessInfo, User
 from cloche.sdk import seam

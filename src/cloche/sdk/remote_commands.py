@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.engine.commands import check_words
-from cloche.engine.process import ProcessEvent, ProcessResult
-from cloche.engine.program import Exited, check_size
-from cloche.engine.queue import EventQueue
+from cloche.engine.commands.commands import check_words
+from cloche.engine.commands.process import ProcessEvent, ProcessResult
+from cloche.engine.commands.program import Exited, check_size
+from cloche.engine.executions.streams import EventQueue
 from cloche.events import Output
 from cloche.model import ProcessInfo, User, check_seconds, check_user
 from cloche.protocol import asks, told

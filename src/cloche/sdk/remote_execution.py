@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.engine.answers import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
+from cloche.engine.executions.input import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
 from cloche.events import AnyEvent, Ended, Folding, Input, Run, RunInfo
 from cloche.model import Mark, Tool, ToolResult, Variables, check_copies, check_env, check_seconds
 from cloche.notebook import History

@@ -12,10 +12,8 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.engine.files import Content, chunk_of, chunks_of
-from cloche.engine.paths import sandbox_path
-from cloche.engine.queue import Bell
-from cloche.engine.watch import MAX_WAITING
+from cloche.engine.executions.streams import Bell
+from cloche.engine.sandboxes.files import MAX_WAITING, Content, chunk_of, chunks_of, sandbox_path
 from cloche.model import FileChange, FileInfo, User, check_mode, check_user
 from cloche.protocol import asks, told
 from cloche.sdk.remote_server import Server, events_of
@@ -88,7 +86,7 @@ class RemoteFiles:
 
 
 class RemoteWatch:
-    """As `cloche.engine.watch.Watch`."""
+    """As `cloche.engine.sandboxes.files.Watch`."""
 
     def __init__(self, server: Server, path: str, query: dict[str, Any]):
         self.missed = 0

@@ -10,9 +10,8 @@ from typing import Literal, get_args
 import msgspec
 
 from cloche import errors
-from cloche.engine.answers import InputSource
-from cloche.engine.files import Chunk, Content
-from cloche.engine.paths import check_cwd
+from cloche.engine.executions.input import InputSource
+from cloche.engine.sandboxes.files import Chunk, Content, check_cwd
 from cloche.model import (
     Limits,
     OnDeadline,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
-from cloche.engine.answers import InputSource
+from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import seam

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from cloche.engine.answers import InputSource
-from cloche.engine.files import Content
-from cloche.engine.process import ProcessEvent, ProcessResult
-from cloche.engine.program import Exited
+from cloche.engine.commands.process import ProcessEvent, ProcessResult
+from cloche.engine.commands.program import Exited
+from cloche.engine.executions.input import InputSource
+from cloche.engine.sandboxes.files import Content
 from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
 from cloche.model import (
     FileChange,
@@ -38,7 +38,7 @@ Self = TypeVar("Self")
 
 
 class Execution(Protocol):
-    """As `cloche.engine.execution.Execution`."""
+    """As `cloche.engine.executions.execution.Execution`."""
 
     @property
     def ended(self) -> Ended | None: ...
@@ -57,7 +57,7 @@ class Execution(Protocol):
 
 
 class Process(Protocol):
-    """As `cloche.engine.process.Process`."""
+    """As `cloche.engine.commands.process.Process`."""
 
     id: str
     pid: int
@@ -78,7 +78,7 @@ class Process(Protocol):
 
 
 class Watch(Protocol):
-    """As `cloche.engine.watch.Watch`."""
+    """As `cloche.engine.sandboxes.files.Watch`."""
 
     async def __aenter__(self: Self) -> Self: ...
     def __aiter__(self: Self) -> Self: ...
@@ -87,7 +87,7 @@ class Watch(Protocol):
 
 
 class Files(Protocol):
-    """As `cloche.engine.files.Files`."""
+    """As `cloche.engine.sandboxes.files.Files`."""
 
     async def read(self, path: str, *, user: User | None = None) -> bytes: ...
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]: ...
@@ -104,7 +104,7 @@ class Files(Protocol):
 
 
 class Commands(Protocol):
-    """As `cloche.engine.commands.Commands`, but that `kill` waits."""
+    """As `cloche.engine.commands.commands.Commands`, but that `kill` waits."""
 
     async def start(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.engine.tool_calls import MAX_RESULT_BYTES
+from cloche.engine.executions.tools import MAX_RESULT_BYTES
 from cloche.events import AnyEvent, Ended, Folding, Run, ToolsCalled
 from cloche.model import Tool as Offered
 from cloche.model import ToolCall, ToolResult

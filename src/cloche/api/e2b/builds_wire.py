@@ -10,8 +10,7 @@ from cloche import errors
 from cloche.api.e2b.control_replies import ENVD_VERSION, Json, size
 from cloche.api.e2b.control_wire import decode, whole_number
 from cloche.api.e2b.replies import NotOffered, timestamp
-from cloche.engine.build_steps import MAX_PATH_BYTES, Step, StepKind
-from cloche.engine.building import Plan
+from cloche.engine.builds.build import MAX_PATH_BYTES, Plan, Step, StepKind
 from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
 from cloche.store.builds import Build, BuiltTemplate, LogEntry, Tag
 

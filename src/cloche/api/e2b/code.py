@@ -19,9 +19,9 @@ from cloche.api.e2b.replies import AWAY, json_reply
 from cloche.api.e2b.residents import Residents, away_reply
 from cloche.api.http import Dropped, Edge, Handler, Stream, status_of, whole_body
 from cloche.config import Config
-from cloche.engine.context import LANGUAGES, Context
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import LANGUAGES, Context
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Showing
 
 QUIET_SECONDS = 5.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloche import errors
 from cloche.api.ascii_json import ascii_json
-from cloche.engine.context import Context
+from cloche.engine.executions.context import Context
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
 from cloche.model import Struct
 

@@ -13,7 +13,7 @@ from cloche import errors
 from cloche.api.e2b import envd_wire as wire
 from cloche.api.e2b.replies import json_reply
 from cloche.api.http import whole_body
-from cloche.engine.files import Files
+from cloche.engine.sandboxes.files import Files
 from cloche.model import MIB, User
 
 MAX_SOURCES = 10_000

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 from cloche import errors
 from cloche.api.e2b.replies import AWAY, json_reply
 from cloche.api.http import Dialect, Edge, Handler, Reset, Stream, body_chunks, whole_body
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
 UNARY_TYPE = "application/json"

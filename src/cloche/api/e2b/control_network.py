@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute
 from cloche.api.e2b.control_wire import decode
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.network_wire import Egress, Network, egress, policy_of
-from cloche.engine.networks import Networks
+from cloche.engine.sandboxes.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy
 

@@ -14,7 +14,7 @@ from cloche.api.e2b.control_wire import Connection, Fork, Pause, Resumption, dec
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.replies import Conflict, NotOffered, error_body, json_reply
 from cloche.api.http import status_of
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 CONNECT_SECONDS = 300
 RESUME_SECONDS = 15

@@ -12,7 +12,7 @@ import msgspec
 from cloche.api.e2b.network_wire import has_internet, shown
 from cloche.api.e2b.replies import microseconds, timestamp
 from cloche.api.e2b.residents import Resident, alias_of, template_id
-from cloche.engine.metrics import Sample
+from cloche.engine.operations.metrics import Sample
 from cloche.model import MIB, Limits, SandboxInfo, Template
 
 ENVD_VERSION = "0.6.13"  # what it promises decides which of their features clients use

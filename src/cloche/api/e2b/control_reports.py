@@ -14,7 +14,7 @@ from cloche.api.e2b.control_wire import whole_number
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.replies import json_reply, timestamp
 from cloche.api.e2b.routing import bare_id
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 MAX_IDS = 100
 MAX_LINES = 1000

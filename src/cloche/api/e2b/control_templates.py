@@ -15,7 +15,7 @@ from cloche.api.e2b.control_replies import template_detail, template_listed
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.replies import NotOffered, json_reply
 from cloche.config import Config
-from cloche.engine.housing import default_limits
+from cloche.engine.sandboxes.pool import default_limits
 from cloche.model import Limits, Template
 from cloche.store.builds import BuiltTemplate
 

@@ -19,8 +19,8 @@ from cloche.api.e2b.files_http import BYTES_TYPE, small_or_streamed
 from cloche.api.e2b.replies import is_worth_a_retry, json_reply
 from cloche.api.http import Edge, Handler, Stream, body_chunks, status_of
 from cloche.api.tokens import same, token_of
-from cloche.engine.files import Files
-from cloche.engine.vault import PLACE
+from cloche.engine.sandboxes.files import Files
+from cloche.engine.sandboxes.volumes import PLACE
 from cloche.model import FileInfo
 from cloche.store.volumes import VolumeRecord
 

@@ -14,7 +14,7 @@ from cloche.api.e2b.routing import bare_id
 from cloche.api.http import Edge, Handler, status_of, whole_body
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
 MAX_BODY_BYTES = 4 * MIB

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.e2b.replies import timestamp
-from cloche.engine.launching import DEFAULT_USER as DEFAULT_USER_NOTE
+from cloche.engine.sandboxes.create import DEFAULT_USER as DEFAULT_USER_NOTE
 from cloche.model import FileInfo, FileKind, User
 
 DEFAULT_USER: User = "user"

@@ -18,9 +18,8 @@ from cloche.api.encodings import chosen_encoding, gunzipped, gzipped
 from cloche.api.http import Dropped, Stream, body_chunks
 from cloche.api.multipart import MULTIPART_TYPE, boundary_of, parts
 from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition, last_modified
-from cloche.engine.files import INLINE_BYTES, Content
-from cloche.engine.reading import OpenFile
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.files import INLINE_BYTES, Content, OpenFile
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileAttributes, User
 
 BYTES_TYPE = "application/octet-stream"

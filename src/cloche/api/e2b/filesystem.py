@@ -15,8 +15,8 @@ from cloche import errors
 from cloche.api.e2b import envd_wire as wire
 from cloche.api.e2b.connect import Message, Refusal, Reply, server_stream, service, unary
 from cloche.api.http import Dialect
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.watch import TooManyWatches, Watch
+from cloche.engine.sandboxes.files import TooManyWatches, Watch
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileChange, User, new_id
 
 MAX_DEPTH = 4096  # no path has more parts

@@ -16,8 +16,8 @@ from cloche.api.e2b import process_wire as wire
 from cloche.api.e2b.connect import Refusal, client_stream, server_stream, service, timeout_seconds, unary
 from cloche.api.e2b.envd_wire import absolute, caller
 from cloche.api.http import Dialect
-from cloche.engine.job import Chunk, Job, PastJob
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.jobs import Chunk, Job, PastJob
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 INPUT_SECONDS = 60.0  # for input that a program does not read, where the client sets no time
 KILL_SECONDS = 5.0  # how long the answer to a signal that kills waits for the end

@@ -8,8 +8,8 @@ from typing import Any
 
 from cloche import errors
 from cloche.api.e2b.connect import Message, Refusal
-from cloche.engine.job import Chunk, Job
-from cloche.engine.program import Exited
+from cloche.engine.commands.jobs import Chunk, Job
+from cloche.engine.commands.program import Exited
 
 CHUNK_BYTES = 32 << 10
 SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}

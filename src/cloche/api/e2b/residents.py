@@ -15,7 +15,7 @@ from cloche.api.e2b.network_wire import PORT_VARIABLE
 from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.tokens import Operation, Signed, Tokens, digest_in
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo
 
 # What a sandbox's notes say of it, which outlive pauses and this process. What is not there is as by default.

@@ -9,7 +9,7 @@ from typing import Any
 from cloche import errors
 from cloche.api.e2b.control_wire import decode, whole_number
 from cloche.api.e2b.replies import timestamp
-from cloche.engine.vault import PLACE
+from cloche.engine.sandboxes.volumes import PLACE
 from cloche.model import FileInfo, Struct, check_mode
 from cloche.store.volumes import VolumeRecord
 

@@ -17,7 +17,7 @@ from cloche.api.librechat.jwt_keys import Keys
 from cloche.api.librechat.replies import Refusal
 from cloche.api.whose import TOKEN
 from cloche.config.librechat import Jwt
-from cloche.engine.acting import act_for
+from cloche.engine.principal import act_for
 from cloche.model import Principal, Struct
 from cloche.telemetry import log
 

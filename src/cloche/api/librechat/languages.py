@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from cloche import errors
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Struct
 
 MAX_ARGUMENT_BYTES = 100_000  # the kernel takes 131,072

@@ -8,8 +8,8 @@ import msgspec
 
 from cloche.api.librechat.notes import MARK, Notes
 from cloche.api.librechat.replies import Json
-from cloche.engine.capture import Kept
-from cloche.engine.program import Exited
+from cloche.engine.commands.jobs import Kept
+from cloche.engine.commands.program import Exited
 from cloche.model import Struct, Usage
 
 _CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a letter in UTF-8

@@ -18,8 +18,8 @@ from cloche.api.librechat.replies import Json, new_code_id
 from cloche.api.librechat.request import DATA
 from cloche.api.librechat.spaces import own_space
 from cloche.config.librechat import LibreChat
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.survey import Found, Survey
+from cloche.engine.sandboxes.files import Found, Survey
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Struct
 from cloche.store.librechat import CodeFile, Content, StoredCodeFiles, new_file
 

@@ -13,7 +13,7 @@ from cloche.api.librechat.notes import Notes
 from cloche.api.librechat.outcome import Outcome
 from cloche.api.librechat.outputs import Collected, Outputs
 from cloche.api.librechat.replies import Json
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 COLLECT_SECONDS = 120.0  # what is in a sandbox is read by its init, which its programs can keep busy
 

@@ -35,9 +35,9 @@ from cloche.api.librechat.replies import Json, json_reply
 from cloche.api.librechat.request import decode_object
 from cloche.api.librechat.sessions import SPARE_SECONDS
 from cloche.api.librechat.workshop import Workshop, outcome_of
-from cloche.engine.capture import Capture, Kept
-from cloche.engine.program import Exited
-from cloche.engine.tool_calls import Offer
+from cloche.engine.commands.jobs import Capture, Kept
+from cloche.engine.commands.program import Exited
+from cloche.engine.executions.tools import Offer
 
 MAX_CANCEL_BYTES = 64 << 10
 PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all of it comes at the end

@@ -13,10 +13,10 @@ import msgspec
 from cloche import errors
 from cloche.api.librechat.languages import MAX_ARGUMENT_BYTES, Language
 from cloche.api.librechat.request import Asked
-from cloche.engine.capture import Capture
-from cloche.engine.program import Script
-from cloche.engine.sandbox import Sandbox
-from cloche.engine.tool_calls import Offer
+from cloche.engine.commands.jobs import Capture
+from cloche.engine.commands.program import Script
+from cloche.engine.executions.tools import Offer
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Struct
 
 SHELL = "/bin/bash"

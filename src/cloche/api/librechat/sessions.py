@@ -26,7 +26,7 @@ from cloche.api.librechat.notes import Notes, named
 from cloche.api.librechat.outputs import Collected, Outputs
 from cloche.api.librechat.places import Place
 from cloche.api.librechat.request import DATA, Asked
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 from cloche.store.librechat import CodeFile, Tenant, WorkspaceEntry
 

@@ -12,8 +12,8 @@ from cloche.api.librechat.outcome import Outcome
 from cloche.api.librechat.places import Place
 from cloche.api.librechat.programs import Bounds
 from cloche.api.librechat.request import DATA, Asked
-from cloche.engine.capture import HeadAndTail
-from cloche.engine.program import Exited
+from cloche.engine.commands.jobs import HeadAndTail
+from cloche.engine.commands.program import Exited
 from cloche.events import AnyEvent, Display, Ended, Output, Raised
 
 SCRIPT = "main.py"

@@ -23,8 +23,8 @@ from cloche.api.librechat.programs import Bounds, running
 from cloche.api.librechat.replies import Json, new_code_id
 from cloche.api.librechat.request import Asked
 from cloche.api.librechat.sessions import SPARE_SECONDS, Sessions
-from cloche.engine.capture import Capture
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.jobs import Capture
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
 OWN_NAME = "(cloche)"  # the owner of sandboxes that are nobody's: no key can have it

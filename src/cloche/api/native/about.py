@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.native.door import Door, reply
-from cloche.engine.context import LANGUAGES
+from cloche.engine.executions.context import LANGUAGES
 from cloche.model import Template
 from cloche.protocol import networks, told
 from cloche.templates import Catalogue

@@ -12,7 +12,7 @@ from cloche.api.http import has_left, whole_body
 from cloche.api.native.door import Door, body_of, reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.sandboxes import described
-from cloche.engine.context import Context
+from cloche.engine.executions.context import Context
 from cloche.protocol import asks
 
 

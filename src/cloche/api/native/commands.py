@@ -12,8 +12,8 @@ from cloche.api.http import body_chunks
 from cloche.api.native.door import Door, body_of, reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.stdin import feeding
-from cloche.engine.commands import Commands as Core
-from cloche.engine.program import Program
+from cloche.engine.commands.commands import Commands as Core
+from cloche.engine.commands.program import Program
 from cloche.protocol import asks, told
 
 SHELL = ("/bin/bash", "-c")

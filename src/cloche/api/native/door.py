@@ -17,7 +17,7 @@ from cloche.api.http import request_id, status_of, whole_body
 from cloche.api.whose import OPERATOR
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Principal
 from cloche.protocol import OWN_ONLY, told
 

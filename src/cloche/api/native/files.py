@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.api.http import Stream, body_chunks
 from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.api.native.sse import event_stream
-from cloche.engine.watch import Watch
+from cloche.engine.sandboxes.files import Watch
 from cloche.events import Event
 from cloche.protocol import asks, told
 

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.native.door import Door, query_of, reply
-from cloche.engine.history import history_of, notebook_of
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.history import history_of, notebook_of
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.notebook import MIME
 from cloche.protocol import asks, told
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.native.door import Door, body_of, reply
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy, with_secrets
 from cloche.protocol import asks, networks, told
 

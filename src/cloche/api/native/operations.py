@@ -21,8 +21,8 @@ from cloche.api.native.sandboxes import Sandboxes
 from cloche.api.native.snapshots import Snapshots
 from cloche.api.native.sockets import Talk
 from cloche.api.native.volumes import Volumes
-from cloche.engine.process import ProcessResult
-from cloche.engine.usage import OwnerUsage
+from cloche.engine.commands.process import ProcessResult
+from cloche.engine.quotas.usage import OwnerUsage
 from cloche.events import RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import asks, told

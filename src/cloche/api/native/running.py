@@ -12,9 +12,9 @@ from cloche import errors
 from cloche.api.native.door import Door, body_of, raw_reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.sse import event_stream
-from cloche.engine.execution import Execution
-from cloche.engine.paths import check_cwd
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.files import check_cwd
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Tool
 from cloche.protocol import asks, told

@@ -13,8 +13,8 @@ from cloche.api.native.door import Door, body_of, query_of, raw_reply, reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.running import execution_of
 from cloche.api.native.sse import event_stream
-from cloche.engine.kept_events import Line
-from cloche.engine.runs import Runs as DetachedRuns
+from cloche.engine.executions.runs import Line
+from cloche.engine.executions.runs import Runs as DetachedRuns
 from cloche.protocol import asks, told
 
 LAST_EVENT = "last-event-id"

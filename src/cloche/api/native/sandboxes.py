@@ -15,9 +15,9 @@ from cloche.api.crowd import while_wanted
 from cloche.api.http import Stream, has_left
 from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.api.native.sse import event_stream
-from cloche.engine.context import Context
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
 from cloche.network_policy import NetworkPolicy

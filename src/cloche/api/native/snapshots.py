@@ -10,7 +10,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.http import has_left
 from cloche.api.native.door import Door, body_of, query_of, reply
-from cloche.engine.forks import all_made
+from cloche.engine.sandboxes.create import all_made
 from cloche.model import check_seconds
 from cloche.protocol import asks
 

@@ -21,11 +21,11 @@ from cloche.api.native.commands import check_signal, started
 from cloche.api.native.door import Door, query_of, read, reply
 from cloche.api.native.running import execution_of
 from cloche.api.native.stdin import Stdin, feeding
-from cloche.engine.execution import Execution
-from cloche.engine.job import Job
-from cloche.engine.process import Exited, Process
-from cloche.engine.program import Program
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.commands.jobs import Job
+from cloche.engine.commands.process import Exited, Process
+from cloche.engine.commands.program import Program
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event, Output
 from cloche.model import ToolResult
 from cloche.protocol import asks, told

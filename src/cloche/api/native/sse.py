@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.http import Stream, request_id
-from cloche.engine.kept_events import Line
+from cloche.engine.executions.runs import Line
 from cloche.events import Event
 from cloche.protocol import told
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable
 
 from cloche import errors
-from cloche.engine.program import Program
-from cloche.engine.queue import Bell
+from cloche.engine.commands.program import Program
+from cloche.engine.executions.streams import Bell
 
 MAX_WAITING_BYTES = 1 << 20
 PIECE_BYTES = 1 << 16

@@ -25,7 +25,7 @@ from cloche.api.opensandbox.replies import (
 )
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
 MAX_BODY_BYTES = 4 * MIB

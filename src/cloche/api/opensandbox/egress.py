@@ -23,7 +23,7 @@ from cloche.api.opensandbox.lifecycle_wire import decode
 from cloche.api.opensandbox.replies import error_reply, json_reply
 from cloche.api.opensandbox.vault import Vaults
 from cloche.api.tokens import same
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
 
 BASE = f"/sandboxes/{{id}}/proxy/{EGRESS_PORT}"

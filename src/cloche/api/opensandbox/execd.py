@@ -17,10 +17,10 @@ from cloche.api.opensandbox.lifecycle_replies import EXECD_PORT, TOKEN_HEADER
 from cloche.api.opensandbox.replies import NotOffered, error_reply, json_reply
 from cloche.api.rate_limits import bill
 from cloche.api.tokens import same
-from cloche.engine.context import Context
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import Sandbox
 
 PING_SECONDS = 3.0
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself

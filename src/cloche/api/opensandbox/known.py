@@ -9,10 +9,10 @@ import msgspec
 
 from cloche.api.opensandbox.vault_wire import Vault
 from cloche.api.tokens import token_of
-from cloche.engine.context import Context
 from cloche.engine.engine import Engine
-from cloche.engine.execution import Execution
-from cloche.engine.sandbox import DEFAULT_CONTEXT
+from cloche.engine.executions.context import Context
+from cloche.engine.executions.execution import Execution
+from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT
 from cloche.model import Struct
 
 Plane = Literal["execd", "egress"]

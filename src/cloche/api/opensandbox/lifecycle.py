@@ -16,7 +16,7 @@ from cloche.api.opensandbox.desk import Desk
 from cloche.api.opensandbox.known import Asked
 from cloche.api.opensandbox.network_wire import policy_unasked
 from cloche.api.opensandbox.replies import NotOffered, json_reply, timestamp
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec
 from cloche.network_policy import NetworkPolicy
 

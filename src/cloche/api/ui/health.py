@@ -16,8 +16,8 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import is_partial
 from cloche.api.ui.host_facts import disk_of, memory_of_server, parts_of, uptime_seconds, versions
 from cloche.api.ui.house import House, Page, Visitor
-from cloche.engine.checkup import examine, missing_in
-from cloche.engine.health import Verdict
+from cloche.engine.operations.doctor import examine, missing_in
+from cloche.engine.operations.health import Verdict
 
 _WORDS = {
     "nursery_failed": "The process that sandboxes are forked from could not be started.",

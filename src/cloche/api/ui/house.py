@@ -16,7 +16,7 @@ from cloche.api.traffic import Traffic
 from cloche.api.ui.statics import Statics
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.health import Health
+from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Gateway
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys

@@ -14,7 +14,7 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import KINDS, limits_of
-from cloche.engine.quotas import Quotas
+from cloche.engine.quotas.quotas import Quotas
 from cloche.store.keys import PRESET_ID, KeyRecord
 from cloche.store.quotas import Tenant
 

@@ -12,7 +12,7 @@ from cloche.api.ui import words
 from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.network_rows import MAX_TEXT, ROWS, VERDICTS, Asked, Found, Row, asked_of, found
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
 from cloche.protocol import networks
 

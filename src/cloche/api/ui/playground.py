@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.statics import PLACE
-from cloche.engine.context import LANGUAGES
+from cloche.engine.executions.context import LANGUAGES
 from cloche.templates import Catalogue
 
 PANELS = (("files", "Files"), ("variables", "Variables"), ("terminal", "Terminal"), ("chat", "Chat"))

@@ -17,7 +17,7 @@ from cloche.api.ui.house import House, Visitor
 from cloche.api.ui.origin import HEADER, SAFE, check_origin, check_reading, check_token
 from cloche.api.ui.sessions import AWAY_SECONDS, LONGEST_SECONDS, Sessions
 from cloche.api.whose import OPERATOR, SESSION
-from cloche.engine.acting import act_for
+from cloche.engine.principal import act_for
 from cloche.model import KIB
 
 TLS_COOKIE, COOKIE = SESSION_COOKIES

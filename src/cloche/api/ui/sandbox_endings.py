@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cloche.engine.endings import KILLED_BY_OWNER
+from cloche.engine.sandboxes.endings import KILLED_BY_OWNER
 from cloche.store.base import HOST_DIED, SHUT_DOWN, SandboxRecord
 
 _INIT_DIED = "its init died"

@@ -11,11 +11,11 @@ from cloche import errors
 from cloche.api.ui.sandbox_endings import Ending, why
 from cloche.api.ui.sandbox_list import LIVE
 from cloche.api.ui.sparklines import LONG_HEIGHT, LONG_POINTS, LONG_WIDTH, Usage, usage_of
-from cloche.engine.context import Context
-from cloche.engine.endings import never
 from cloche.engine.engine import Engine
-from cloche.engine.ports import listening
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.executions.context import Context
+from cloche.engine.sandboxes.endings import never
+from cloche.engine.sandboxes.network import listening
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import ProcessInfo, SnapshotInfo
 from cloche.protocol import networks
 from cloche.protocol.told import NetworkInfo

@@ -11,7 +11,7 @@ from cloche import errors
 from cloche.api.ui.sandbox_endings import Ending, why
 from cloche.api.ui.sparklines import Usage, usage_of
 from cloche.engine.engine import Engine
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.store.base import SandboxRecord
 
 PAGE_ROWS = 100

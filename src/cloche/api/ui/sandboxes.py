@@ -16,8 +16,8 @@ from cloche.api.ui.asking import body_of, is_partial, packed
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.sandbox_facts import SHOWN_RULES, facts_of, recorded
 from cloche.api.ui.sandbox_list import asked_of, found
-from cloche.engine.endings import KILLED_BY_OWNER, absent
-from cloche.engine.sandbox import Sandbox
+from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, absent
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Struct
 from cloche.store.audit_reader import Wanted, last
 from cloche.store.base import SandboxRecord

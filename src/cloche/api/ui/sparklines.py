@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cloche.engine.metrics import Meter, Sample
+from cloche.engine.operations.metrics import Meter, Sample
 
 WIDTH, HEIGHT = 72, 20
 POINTS = 36  # in a row: three minutes

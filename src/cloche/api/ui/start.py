@@ -15,7 +15,7 @@ from cloche.api.ui.connecting import base_url, snippets
 from cloche.api.ui.health import failing_parts, meaning_of
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import meter
-from cloche.engine.usage import OwnerUsage
+from cloche.engine.quotas.usage import OwnerUsage
 
 SHOWN = 6  # sandboxes
 ABOUT = {

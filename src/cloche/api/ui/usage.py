@@ -13,7 +13,7 @@ from cloche.api.ui.asking import is_partial
 from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.quota_words import Meter, meter
 from cloche.config.sections import KeyQuota
-from cloche.engine.usage import Amounts, KeyUsage, OwnerUsage
+from cloche.engine.quotas.usage import Amounts, KeyUsage, OwnerUsage
 from cloche.store.quotas import Spent
 
 WIDTH, HEIGHT = 240, 40  # of a chart, in its own units

@@ -1,0 +1,1 @@
+"""Building templates in sandboxes."""

@@ -1,0 +1,1 @@
+"""Commands and background jobs of a sandbox."""

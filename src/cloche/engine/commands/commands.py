@@ -1,0 +1,252 @@
+"""A sandbox's commands and terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.commands.jobs import Capture, Job, Jobs
+from cloche.engine.commands.process import Process, ProcessResult
+from cloche.engine.commands.program import Ask, Exited, Program, Script, check_size
+from cloche.engine.sandboxes.files import sandbox_path
+from cloche.engine.sandboxes.init_client import Guest, clean
+from cloche.model import (
+    MAX_STRING_BYTES,
+    Limits,
+    ProcessInfo,
+    User,
+    check_command_size,
+    check_env,
+    check_seconds,
+    check_user,
+)
+
+
+class Commands:
+    def __init__(
+        self,
+        guest: Guest,
+        *,
+        user: User,
+        cwd: str,
+        limits: Limits,
+        oom_kills: Callable[[], int],
+        count: Callable[[], None],
+    ):
+        """`count` hears of each that is started. It may raise QuotaExceeded."""
+        self._guest = guest
+        self._user = user
+        self._cwd = cwd
+        self._limits = limits
+        self._oom_kills = oom_kills
+        self._count = count
+        self.jobs = Jobs()
+        self._running: dict[str, Program] = {}
+
+    async def start(
+        self,
+        command: str | Sequence[str] = (),
+        *,
+        script: Script | None = None,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        background: bool = False,
+        counted: bool = True,
+    ) -> Process:
+        """Starts a shell command (a string), a program with arguments (a list), or a `script`.
+
+        It is one of the owner's executions if `counted`. Raises InvalidRequest for what makes no sense, QuotaExceeded.
+        A program that does not exist has exit code 127. In the background, output that nobody reads never blocks it.
+        """
+        check_seconds("timeout", timeout_seconds)
+        ask = self._ask(script or command, user, env, cwd, stdin, pty)
+        process = Process(
+            self._guest,
+            _new_id(),
+            output_bytes=self._limits.output_bytes,
+            oom_kills=self._oom_kills,
+            on_end=self._on_end,
+            patient=not background,
+        )
+        process.detached = background
+        await self._start(process, ask, timeout_seconds, counted=counted)
+        return process
+
+    async def launch(
+        self,
+        argv: Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+        pty: tuple[int, int] | None = None,
+        tag: str | None = None,
+        counted: bool = True,
+    ) -> Job:
+        """Starts a program that lives on whoever listens to it; `jobs` finds it again.
+
+        Raises InvalidRequest for what makes no sense, FileNotFound or NotADirectory for the working directory,
+        QuotaExceeded. A program that does not exist has exit code 127.
+        """
+        check_seconds("timeout", timeout_seconds)
+        ask = msgspec.structs.replace(self._ask(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
+        job = Job(self._guest, _new_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_end)
+        await self._start(job, ask, timeout_seconds, counted=counted)
+        if job.exited is None:
+            self.jobs.add(job)
+        return job
+
+    async def capture(
+        self,
+        command: str | Sequence[str] = (),
+        *,
+        script: Script | None = None,
+        keep_bytes: int,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: bool = False,
+    ) -> Capture:
+        """As `start`, for whoever wants the output at the end, as bytes: `keep_bytes` of each stream, head and tail."""
+        check_seconds("timeout", timeout_seconds)
+        ask = self._ask(script or command, None, env, cwd, stdin, None)
+        program = Capture(self._guest, _new_id(), keep_bytes=keep_bytes, oom_kills=self._oom_kills, on_end=self._on_end)
+        await self._start(program, ask, timeout_seconds)
+        return program
+
+    async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None, *, counted: bool = True) -> None:
+        if counted:
+            self._count()
+        self._running[program.id] = program
+        self._guest.noted("command.started" if ask.pty is None else "terminal.opened", id=program.id)
+        try:
+            await program.start(ask, timeout_seconds)
+        except BaseException:
+            self._running.pop(program.id, None)
+            raise
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        user: User | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_seconds: float | None = None,
+        stdin: str | bytes | None = None,
+    ) -> ProcessResult:
+        """Runs a command to its end (by default at most as long as an execution). Never raises for an exit code."""
+        check_seconds("timeout", timeout_seconds)
+        process = await self.start(
+            command,
+            user=user,
+            env=env,
+            cwd=cwd,
+            timeout_seconds=timeout_seconds or self._limits.execution_seconds,
+            stdin=stdin is not None,
+        )
+        async with process:
+            feeding = asyncio.create_task(_feed(process, stdin)) if stdin is not None else None
+            try:
+                return await process.result()
+            finally:
+                if feeding is not None:
+                    feeding.cancel()
+
+    async def list(self) -> list[ProcessInfo]:
+        """The commands and terminals that run now."""
+        found = (await self._guest.request("process_list")).ok.get("processes")
+        try:
+            processes = msgspec.convert(found, list[ProcessInfo])
+        except msgspec.ValidationError as error:
+            raise errors.ProtocolViolation(f"the guest's init sent no list of processes: {error}") from None
+        return [msgspec.structs.replace(each, command=clean(each.command, 4096)) for each in processes]
+
+    def get(self, id: str) -> Program:
+        """A process or job that runs. Raises ProcessNotFound."""
+        try:
+            return self._running[id]
+        except KeyError:
+            raise errors.ProcessNotFound(f"no process {id!r} runs in this sandbox") from None
+
+    def kill(self, id: str) -> None:
+        """Kills a process with its session. Raises ProcessNotFound."""
+        self.get(id).kill()
+
+    def end_all(self, reason: str) -> None:
+        """The sandbox ends: every process has ended with it."""
+        for process in list(self._running.values()):
+            process.finish(Exited(exit_code=137, outcome="died", reason=reason))
+
+    def _on_end(self, program: Program) -> None:
+        self._running.pop(program.id, None)
+        if isinstance(program, Job):
+            self.jobs.end(program)
+
+    def _ask(
+        self,
+        command: str | Sequence[str] | Script,
+        user: User | None,
+        env: dict[str, str] | None,
+        cwd: str | None,
+        stdin: bool,
+        pty: tuple[int, int] | None,
+    ) -> Ask:
+        check_env(env or {})
+        check_user(user)
+        if pty is not None:
+            check_size(pty)
+        script = command if isinstance(command, Script) else None
+        words = _words(command)
+        check_words(words)
+        check_command_size(words, env or {})
+        return Ask(
+            command=command if isinstance(command, str) else None,
+            argv=None if isinstance(command, str) or script else words,
+            script=script,
+            user=user or self._user,
+            env=env or {},
+            cwd=self._cwd if cwd is None else sandbox_path(cwd, self._cwd),
+            stdin=stdin,
+            pty=pty,
+        )
+
+
+def _new_id() -> str:
+    return "p" + secrets.token_hex(8)
+
+
+def _words(command: str | Sequence[str] | Script) -> tuple[str, ...]:
+    if isinstance(command, Script):
+        return (command.name, *command.argv)
+    return (command,) if isinstance(command, str) else tuple(command)
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raises InvalidRequest unless a program can be given these arguments."""
+    if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
+    try:
+        longest = max(len(word.encode()) for word in words)
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("a command must be valid Unicode") from None
+    if longest >= MAX_STRING_BYTES:
+        raise errors.InvalidRequest(f"an argument can have {MAX_STRING_BYTES} bytes: put {longest} bytes into a file")
+
+
+async def _feed(process: Process, stdin: str | bytes) -> None:
+    # A command need not read all of its input: `head -1` does not.
+    with contextlib.suppress(errors.InvalidRequest):
+        await process.send_stdin(stdin.encode() if isinstance(stdin, str) else stdin)
+    process.close_stdin()

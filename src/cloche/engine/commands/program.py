@@ -1,0 +1,284 @@
+"""One program in a sandbox: how it starts, is fed, signalled and ends. What becomes of its output is for others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cloche import errors
+from cloche.engine.executions import kernel_frames
+from cloche.engine.executions.clock import Clock, Standstill
+from cloche.engine.executions.streams import Pipe, is_readable_pipe
+from cloche.engine.sandboxes.init_client import Guest, PipeWriter, Reply
+from cloche.events import Event
+from cloche.isolation.channel import Header, close_all
+from cloche.model import Outcome, Stream, Struct, Usage
+
+KILL_SECONDS = 10.0
+PAUSED = "; its sandbox is paused: it ends when that goes on"
+
+
+class Exited(Event, tag="exited"):
+    """The last event of a process. A process that a signal ended has exit code 128 + signal, as in a shell."""
+
+    exit_code: int
+    outcome: Outcome = "ok"
+    reason: str | None = None
+    signal: int | None = None  # that ended it
+
+
+class Script(Struct):
+    """A Python program that runs as `python3 NAME ARGV...` would if `source` were in that file of the directory.
+
+    `awaits` allows await outside of functions. `tools` is an offer of tools: its functions are among the globals.
+    """
+
+    source: str
+    name: str = "main.py"
+    argv: tuple[str, ...] = ()
+    awaits: bool = False
+    tools: dict[str, Any] | None = None
+
+    def header(self) -> dict[str, Any]:
+        """All but the source, for init."""
+        return {"name": self.name, "argv": list(self.argv), "awaits": self.awaits, "tools": self.tools}
+
+
+class Ask(Struct):
+    """What to start. Exactly one of `command` (for the shell), `argv` and `script`."""
+
+    user: str
+    cwd: str
+    command: str | None = None
+    argv: tuple[str, ...] | None = None
+    script: Script | None = None
+    env: dict[str, str] = {}
+    stdin: bool = False
+    pty: tuple[int, int] | None = None  # rows, columns
+    make_cwd: bool = True  # else a working directory that is not there is an error
+
+
+class Program:
+    """`on_end(program)` is called once, after the end. Those who inherit say where output goes, and when to pause."""
+
+    def __init__(self, guest: Guest, id: str, *, oom_kills: Callable[[], int], on_end: Callable[[Program], None]):
+        self.id = id
+        self.pid = 0
+        self.exited: Exited | None = None
+        self.usage = Usage()  # of the program and those that it waited for; known at its end
+        self._guest = guest
+        self._oom_kills = oom_kills
+        self._oom_kills_before = oom_kills()
+        self._on_end = on_end
+        self._pipes: list[Pipe] = []
+        self._stdin: PipeWriter | None = None
+        self._has_terminal = False
+        self._is_paused = False
+        self._clock: Clock | None = None
+        self._last_resort: Clock | None = None
+        self._standstill: Standstill | None = None
+        self._ending: tuple[Outcome, str] | None = None
+
+    async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
+        """Raises what init answers."""
+        try:
+            warm = ask.script is not None
+            reply = await self._guest.request("process_start", _body(ask), warm=warm, process=self.id, **_fields(ask))
+            self._take(reply, ask)
+        except BaseException:
+            # Whoever is cancelled here does not know whether init has started it already.
+            self._signal(signal.SIGKILL)
+            raise
+        if timeout_seconds is not None:
+            self._clock = Clock(timeout_seconds, partial(self._on_timeout, timeout_seconds), self._guest.time)
+        # Last: its end may be known already, and is then told at once.
+        self._guest.subscribe("process_exited", self.id, self._on_exited)
+
+    # -- what is done to it
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Signals the process with everything in its session."""
+        if self.exited is None:
+            if number == signal.SIGKILL and self._ending is None:
+                self._ending = ("interrupted", "killed by its caller")
+                self._arm_last_resort()
+            self._signal(number)
+
+    async def send_stdin(self, data: bytes) -> None:
+        """Raises InvalidRequest if the process has no stdin or has closed it."""
+        if self._stdin is None or self._stdin.closed:
+            raise errors.InvalidRequest(f"process {self.id} has no stdin, or it was closed")
+        try:
+            await self._stdin.write(data)
+        except OSError:
+            raise errors.InvalidRequest(f"process {self.id} does not read its stdin any more") from None
+
+    def close_stdin(self) -> None:
+        """The end of its input; a terminal gets Ctrl-D from its user instead."""
+        if self._stdin is not None and not self._has_terminal:
+            self._stdin.close()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Raises InvalidRequest if it is no terminal or the size makes no sense."""
+        if self._stdin is None or not self._has_terminal:
+            raise errors.InvalidRequest(f"process {self.id} has no terminal")
+        check_size((rows, columns))
+        try:
+            self._stdin.resize(rows, columns)
+        except OSError:
+            raise errors.InvalidRequest(f"process {self.id} has closed its terminal") from None
+
+    # -- as the runner of a program that calls tools: see `cloche.engine.executions.tools`
+
+    def hold_clock(self) -> None:
+        """Its time limit stands still until `release_clock` was called as often."""
+        if self._clock is not None:
+            self._clock.hold()
+
+    def release_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.go_on()
+
+    async def stirring(self) -> bool:
+        """Whether anything in its session runs just now, and does not wait. Raises Gone."""
+        return (await self._guest.request("stirring", process=self.id)).ok.get("stirring") is True
+
+    def catch_up(self) -> None:
+        """Reads what it has written so far, unless its reader is slow and makes it wait."""
+        if not self._is_paused:
+            self._drain()
+
+    # -- the life of it
+
+    def finish(self, exited: Exited) -> None:
+        """The last word. Only the first call counts."""
+        if self.exited is not None:
+            return
+        self.exited = exited
+        for each in (self._clock, self._last_resort, self._standstill):
+            if each is not None:
+                each.stop()
+        self._guest.unsubscribe("process_exited", self.id)
+        self._drain()
+        self._close()
+        self._conclude(exited)
+        self._on_end(self)
+
+    def _feed(self, stream: Stream, data: bytes) -> None:
+        """Output has come."""
+        raise NotImplementedError
+
+    def _conclude(self, exited: Exited) -> None:
+        """All output has come, and this is the end."""
+        raise NotImplementedError
+
+    def _take(self, reply: Reply, ask: Ask) -> None:
+        if self.exited is not None:
+            close_all(reply.fds)
+            raise errors.SandboxLost("the sandbox ended while a process was being started in it")
+        wanted = 1 if ask.pty else 3 if ask.stdin else 2
+        outputs = reply.fds[: 1 if ask.pty else 2]
+        if len(reply.fds) != wanted or not all(is_readable_pipe(fd) for fd in reply.fds):
+            close_all(reply.fds)
+            raise errors.ProtocolViolation("the guest's init did not pass the pipes of a process")
+        pid = reply.ok.get("pid")
+        self.pid = pid if type(pid) is int and 0 < pid < 1 << 32 else 0
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        self._pipes = [Pipe(fd, partial(self._feed, name)) for fd, name in zip(outputs, streams, strict=False)]
+        if ask.pty:
+            self._has_terminal = True
+            self._stdin = PipeWriter(os.dup(outputs[0]))
+        elif ask.stdin:
+            self._stdin = PipeWriter(reply.fds[2])
+        self._begin()
+
+    def _begin(self) -> None:
+        """Its pipes are there."""
+        self._resume()
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        for pipe in self._pipes:
+            pipe.pause()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        for pipe in self._pipes:
+            pipe.resume()
+
+    def _on_exited(self, header: Header) -> None:
+        status = header.get("status")
+        code = os.waitstatus_to_exitcode(status) if type(status) is int and 0 <= status < 1 << 16 else 0
+        outcome, reason = self._ending or self._verdict(code)
+        self.usage = _usage(header)
+        number = -code if code < 0 else None
+        self.finish(Exited(exit_code=128 - code if number else code, outcome=outcome, reason=reason, signal=number))
+
+    def _verdict(self, code: int) -> tuple[Outcome, str | None]:
+        if code >= 0:
+            return "ok", None
+        if code == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before:
+            return "out_of_memory", "the sandbox ran out of memory"
+        return "died", f"killed by signal {-code}"
+
+    def _on_timeout(self, seconds: float) -> None:
+        self._ending = ("timed_out", f"the time limit of {seconds:g} s was reached")
+        self._arm_last_resort()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        still = self._guest.time.still
+        self._guest.tell("process_signal", process=self.id, signal=int(number), brief=still)
+
+    def _arm_last_resort(self) -> None:
+        """Whatever init does: whoever waits for the end gets one, in a sandbox that stands still at once."""
+        for each in (self._clock, self._last_resort, self._standstill):
+            if each is not None:
+                each.stop()
+        self._last_resort = Clock(KILL_SECONDS, self._give_up, self._guest.time)
+        self._standstill = Standstill(partial(self._give_up, PAUSED), self._guest.time)
+
+    def _give_up(self, why: str = "") -> None:
+        outcome, reason = self._ending or ("died", "it could not be killed")
+        reason += why
+        self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome=outcome, reason=reason, signal=signal.SIGKILL))
+
+    def _drain(self) -> None:
+        # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
+        for pipe in self._pipes:
+            room = pipe.capacity_bytes
+            while room > 0 and (got := pipe.read_now()):
+                room -= got
+
+    def _close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes = []  # they know us: else only the garbage collector would let go of what waits to be read
+        if self._stdin is not None:
+            self._stdin.close()
+
+
+def _usage(header: Header) -> Usage:
+    cpu_seconds, peak_bytes = kernel_frames.number(header, "cpu"), kernel_frames.number(header, "rss")
+    return Usage(cpu_seconds=cpu_seconds, memory_peak_bytes=int(peak_bytes))
+
+
+def check_size(size: tuple[int, int]) -> None:
+    """Raises InvalidRequest unless a terminal can have so many rows and columns."""
+    if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
+        raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
+
+
+def _body(ask: Ask) -> bytes:
+    return ask.script.source.encode("utf-8", "surrogatepass") if ask.script else b""
+
+
+def _fields(ask: Ask) -> dict[str, Any]:
+    what: dict[str, Any] = {"argv": list(ask.argv)} if ask.argv else {"command": ask.command}
+    if ask.script is not None:
+        what = {"script": ask.script.header()}
+    how = {"user": ask.user, "env": ask.env, "cwd": ask.cwd, "stdin": ask.stdin, "pty": ask.pty}
+    return {**what, **how, "make_cwd": ask.make_cwd}

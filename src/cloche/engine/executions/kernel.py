@@ -1,0 +1,489 @@
+"""One kernel as the host sees it: its channel, its two output pipes, and the order between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from cloche import errors
+from cloche.engine.executions.kernel_frames import next_count, number
+from cloche.engine.executions.streams import Pipe
+from cloche.engine.executions.variables import Inspection
+from cloche.engine.sandboxes.endings import KernelExit, failed_start
+from cloche.engine.sandboxes.init_client import Guest, clean, is_kernel
+from cloche.guest import wire
+from cloche.isolation.base import FirstKernel
+from cloche.isolation.channel import Channel, Header, close_all
+from cloche.model import Stream, Variables
+
+# Finding marks in a kernel's output: see "Marks" in `cloche.guest.wire`.
+
+_HEX = frozenset(b"0123456789abcdef")
+
+
+class MarkedStream:
+    """Takes the bytes of one output pipe, hands the text to `emit` and stops at each mark whose frame has not come.
+
+    A mark that is split across reads is found. While `held` is not None, `feed` must not be called.
+    The work is linear in the bytes, whatever marks a hostile kernel writes.
+    """
+
+    def __init__(self, token: str, emit: Callable[[bytes], None]):
+        self._start = wire.MARK_START + token.encode() + b";"
+        self._emit = emit
+        self._rest = b""  # after the mark that holds us, or the beginning of what may be a mark
+        self._released = -1
+        self._ignoring = False
+        self.held: int | None = None
+
+    def feed(self, data: bytes) -> None:
+        buffer = self._rest + data if self._rest else data
+        self._rest = b""
+        done = seen = 0  # given away up to `done`, looked at up to `seen`
+        while self.held is None:
+            at = buffer.find(self._start, seen)
+            end = at + wire.MARK_LENGTH
+            if at < 0 or end > len(buffer):
+                self._keep_tail(buffer, done, at)
+                return
+            seen = at + 1  # what looks like a mark and is none is the program's
+            mark = self._mark(buffer, at)
+            if mark is not None:
+                self._give(buffer[done:at])
+                done = seen = end
+                self.held = mark if mark > self._released and not self._ignoring else None
+        self._rest = buffer[done:]
+
+    def release(self, mark: int) -> bool:
+        """Frame `mark` came. True if the stream stands at that mark or beyond; False if more must be read first."""
+        if mark <= self._released:
+            return True
+        self._released = mark - 1
+        self.go_on()
+        if self.held is None:
+            return False
+        self._released = mark
+        return True
+
+    def skip(self, mark: int) -> None:
+        """Frame `mark` came and its mark did not: nothing waits for it any more."""
+        self._released = max(self._released, mark)
+
+    def go_on(self) -> None:
+        """Hands on what stood behind a released mark."""
+        if self.held is not None and self.held <= self._released:
+            self.held = None
+            rest, self._rest = self._rest, b""
+            self.feed(rest)
+
+    def let_go(self) -> None:
+        """An execution has ended: marks that no frame claimed hold nothing back any longer."""
+        if self.held is not None:
+            self._ignoring, self.held = True, None
+            rest, self._rest = self._rest, b""
+            self.feed(rest)
+            self._ignoring = False
+
+    def flush(self) -> None:
+        """All that is to come has come: hands on also what waits for its frame, or might be the beginning of a mark."""
+        self.let_go()
+        rest, self._rest = self._rest, b""
+        self._give(rest)
+
+    def _mark(self, buffer: bytes, at: int) -> int | None:
+        end = at + wire.MARK_LENGTH - 1
+        digits = buffer[at + len(self._start) : end]
+        return int(digits, 16) if buffer[end] == 0x07 and _HEX.issuperset(digits) else None
+
+    def _keep_tail(self, buffer: bytes, done: int, at: int) -> None:
+        if at < 0:
+            at = buffer.rfind(b"\x1b", max(done, len(buffer) - len(self._start) + 1))
+        if at >= 0 and (at + len(self._start) <= len(buffer) or self._start.startswith(buffer[at:])):
+            self._rest = buffer[at:]
+            self._give(buffer[done:at])
+        else:
+            self._give(buffer[done:] if done else buffer)
+
+    def _give(self, data: bytes) -> None:
+        if data:
+            self._emit(data)
+
+
+FIRST_KERNEL = "0"
+READY_SECONDS = 30.0
+EXIT_ROUNDS = 4096  # more than a socket can hold of the smallest frames
+ERROR_BYTES = 1000
+IDLE_BYTES = 64 << 10
+CLOSED_GRACE_SECONDS = 1.0
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+class Sink(Protocol):
+    """Who receives what a kernel says: the execution that runs on it."""
+
+    run: str
+    started: bool
+    left: bool  # nobody reads any more
+
+    def on_output(self, stream: Stream, data: bytes) -> None: ...
+
+    def on_frame(self, header: Header, body: bytes) -> None: ...
+
+    def on_kernel_exit(self, exit: KernelExit) -> None: ...
+
+
+class Kernel:
+    """Made by `start_kernel` or `take_first_kernel`. At most one execution runs on it at a time; `sink` is that one."""
+
+    def __init__(self, guest: Guest, id: str, token: str, fds: Sequence[int]):
+        channel_fd, *outputs = fds
+        self.id, self.time = id, guest.time
+        self.sink: Sink | None = None
+        self.exit: KernelExit | None = None
+        self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether an execution has told of it
+        self._guest = guest
+        self.unread = guest.unread
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._next_count: int | None = None  # of the next execution, if the kernel waits for it: see `wire`
+        self._inspection: Inspection | None = None
+        self._idle: list[tuple[Stream, bytes]] = []
+        self._idle_room = IDLE_BYTES
+        self._over_memory = False
+        self._signalled = False
+        self._paused = False
+        self._branching: dict[str, asyncio.Future[int]] = {}
+        self.on_collected: dict[str, Callable[[Header], None]] = {}  # by its id, who hears how a copy has ended
+        self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
+        self._pipes = [
+            Pipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
+            for index, (fd, stream) in enumerate(zip(outputs, self._streams, strict=True))
+        ]
+        self._channel = Channel(socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0)
+        guest.subscribe("over_memory", id, self._on_over_memory)
+        guest.subscribe("kernel_exited", id, self.exited)
+        self._resume_pipes()
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None and not self._channel.closed and self._guest.alive
+
+    async def wait_ready(self) -> None:
+        """Raises what kept it from its work if the kernel ends first, Unavailable if it takes far too long, or Gone."""
+        try:
+            async with self.time.timeout(READY_SECONDS):
+                await self._guest.wait(self._ready)
+        except TimeoutError:
+            raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
+
+    def configure(self, env: dict[str, str], cwd: str | None, limits: dict[str, int]) -> None:
+        """Sets what a kernel could not know when it started. It takes it up between two executions."""
+        self._channel.send({"do": "configure", "env": env, "cwd": cwd, "limits": limits})
+
+    def rehearse(self) -> None:
+        """Has it do what a first execution does, so that the first one need not. Nobody is told, and nothing stays."""
+        self._channel.send({"do": "rehearse"})
+
+    def execute(self, sink: Sink, header: Header, code: bytes) -> None:
+        """Starts an execution; the sink hears all about it."""
+        self.sink = sink
+        count, self._next_count = self._next_count, None
+        if count is None:
+            self._channel.send({"do": "execute", "run": sink.run, **header}, code)
+        else:
+            self._channel.send({"do": "execute", "run": sink.run, "next": count, **header}, code)
+            sink.on_frame({"ev": "started", "count": count}, b"")
+
+    async def inspect(self) -> Variables:
+        """What its names are bound to. Nothing may execute meanwhile. Raises as `Inspection.answer` does."""
+        asked = self._inspection = Inspection()
+        self._channel.send({"do": "inspect", "ask": asked.id})
+        try:
+            return await asked.answer(self._guest)
+        finally:
+            self._inspection = None
+
+    def answer(self, answer: Header) -> None:
+        """Answers `input()`: {"text": ..} or {"error": ..}."""
+        self._channel.send({"do": "input", **answer})
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Signals the kernel's process group; with `group` everything in its session."""
+        self._signalled = True
+        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group, brief=self.time.still)
+
+    def interrupt(self) -> None:
+        """Interrupts the execution. A frame tells the kernel, if it comes to read it, whose signal that was."""
+        if self.sink is not None:
+            self._channel.send({"do": "interrupt", "run": self.sink.run})
+        self.signal(signal.SIGINT)
+
+    async def settle(self, *, always: bool = False) -> None:
+        """Until init has sent every signal: one that was meant for a run must not meet the next."""
+        if self._signalled or always:
+            self._signalled = False
+            with contextlib.suppress(errors.ClocheError):  # it has ended: whoever uses it next finds out
+                await self._guest.request("kernel_signal", kernel=self.id, signal=0, group=False)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL, group=True)
+
+    def discard(self) -> None:
+        """Kills it with all that it started; nobody hears of it."""
+        self.on_exit = None
+        self.kill()
+        self.close()
+
+    async def branch(self, id: str, token: str, wires: Sequence[int]) -> int:
+        """Has it make a copy of itself that owns `wires`. What it says is the copy's pid. See `branching`."""
+        future = self._branching[id] = self._loop.create_future()
+        try:
+            self._channel.send({"do": "branch", "branch": id, "token": token}, fds=wires)
+            close_all(wires)
+            if self._channel.closed:
+                raise errors.Unavailable("the kernel has ended before it was copied")
+            async with self.time.timeout(READY_SECONDS):
+                return await self._guest.wait(future)
+        except TimeoutError:
+            raise errors.Unavailable(f"a kernel was not copied within {READY_SECONDS:.0f} s") from None
+        finally:
+            del self._branching[id]
+
+    def collect(self) -> None:
+        """One of its copies has ended: `on_collected` hears how, if the kernel comes to say it."""
+        self._channel.send({"do": "collect"})
+
+    async def stirring(self) -> bool:
+        """Whether anything in its session runs just now, and does not wait. Raises Gone."""
+        return (await self._guest.request("stirring", kernel=self.id)).ok.get("stirring") is True
+
+    def catch_up(self) -> None:
+        """Reads what the program has written so far, unless a slow consumer makes it wait."""
+        for index, pipe in enumerate(self._pipes):
+            room = 0 if self._paused else pipe.capacity_bytes
+            while room > 0 and self._may_read(index) and (got := pipe.read_now()):
+                room -= got
+
+    def take_idle_output(self) -> list[tuple[Stream, bytes]]:
+        """What was written while nothing executed, as far as it was kept."""
+        idle, self._idle, self._idle_room = self._idle, [], IDLE_BYTES
+        return idle
+
+    def pause(self) -> None:
+        """Stops reading: the consumer is slow. The program then blocks in its writes, as in a shell's pipeline."""
+        self._paused = True
+        self._channel.pause()
+        for pipe in self._pipes:
+            pipe.pause()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._channel.resume()
+            self._resume_pipes()
+
+    def close(self) -> None:
+        """Lets go of all descriptors. Does not kill."""
+        self._guest.unsubscribe("kernel_exited", self.id)
+        self._guest.unsubscribe("over_memory", self.id)
+        self.exit = self.exit or KernelExit()
+        if self._inspection is not None:
+            self._inspection.ended("kernel was stopped")
+        for future in self._branching.values():
+            if not future.done():
+                future.set_exception(errors.Unavailable(f"the {self.exit} before it was copied"))
+        self._channel.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _resume_pipes(self) -> None:
+        if not self._paused:
+            for pipe in self._pipes:
+                pipe.resume()
+
+    def _may_read(self, index: int) -> bool:
+        if self.sink is not None and not self.sink.started:
+            # "started" was sent before the program wrote anything: whose output this is shows when we have read that.
+            more = self._channel.pump()
+            if more and self.sink is not None and not self.sink.started:
+                return False  # asked again at once, after whatever else waits for the loop
+        if self._streams[index].held is not None:
+            self._pipes[index].pause()
+            return False
+        return True
+
+    def _on_text(self, stream: Stream, data: bytes) -> None:
+        if self.sink is not None and self.sink.started:
+            self.sink.on_output(stream, data)
+        elif self._idle_room > 0:
+            self._idle.append((stream, data[: self._idle_room]))
+            self._idle_room -= len(data)
+
+    def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
+        close_all(fds)
+        what = header.get("ev")
+        if what == "ready":
+            if not self._ready.done():
+                self._next_count = next_count(header)
+                self._ready.set_result(None)
+        elif what in ("branched", "refused", "collected"):
+            self._on_branch(header)
+        elif what == "inspected":
+            if self._inspection is not None:
+                self._inspection.told(header, body)
+        else:
+            self._on_step(header, body)
+
+    def _on_step(self, header: Header, body: bytes) -> None:
+        """Something of an execution, to be told behind what was written before it."""
+        mark = header.get("mark")
+        ours = self.sink is not None and header.get("run") == self.sink.run
+        ended = ours and header.get("ev") == "ended"
+        if ours and "mark" in header:
+            self._catch_up(mark)
+        elif type(mark) is int:
+            for stream in self._streams:
+                stream.skip(mark)  # of no execution: nothing is read for it, and nothing waits for it
+        if ours and self.sink is not None:
+            if ended:
+                self._next_count = next_count(header)  # before the next one, whom its end lets in
+            self.sink.on_frame(header, body)
+        if ended or type(mark) is int:
+            self._go_on(ended=ended)
+
+    def _on_branch(self, header: Header) -> None:
+        name, pid = str(header.get("branch")), header.get("pid")
+        future = self._branching.get(name)
+        if header.get("ev") == "collected":
+            self.on_collected.get(name, _ignore)(header)
+        elif future is None or future.done():
+            return
+        elif header.get("ev") == "refused":
+            future.set_exception(errors.NotCopyable(clean(str(header.get("message")), ERROR_BYTES)))
+        elif type(pid) is int:
+            future.set_result(pid)
+        else:
+            raise wire.WireError("the pid of a copy is no number")
+
+    def _catch_up(self, mark: object) -> None:
+        for pipe, stream in zip(self._pipes, self._streams, strict=True):
+            if type(mark) is not int:
+                stream.flush()
+                continue
+            # The mark was written before its frame: it is found within what the pipe can hold.
+            if not stream.release(mark):
+                room = pipe.capacity_bytes
+                while room > 0 and (got := pipe.read_now()) and not stream.release(mark):
+                    room -= got
+            stream.skip(mark)
+
+    def _go_on(self, *, ended: bool) -> None:
+        for stream in self._streams:
+            stream.go_on()
+            if ended:
+                stream.let_go()
+        self._resume_pipes()
+
+    def _on_over_memory(self, header: Header) -> None:
+        self._over_memory = True
+
+    def exited(self, header: Header, rounds: int = EXIT_ROUNDS) -> None:
+        """It has ended, and the header says how. Harmless when that is known."""
+        if self.exit is not None:
+            return
+        if self._channel.pump() and rounds:  # it may have said "ended" just before
+            self._loop.call_soon(self.exited, header, rounds - 1)
+            return
+        self._drain()
+        status = header.get("status")
+        exit = KernelExit(
+            status=status if type(status) is int and 0 <= status < 1 << 16 else 0,
+            cpu_seconds=number(header, "cpu"),
+            memory_peak_bytes=int(number(header, "rss")),
+            over_memory=self._over_memory,
+        )
+        self._end(exit)
+
+    def _drain(self) -> None:
+        for pipe, stream in zip(self._pipes, self._streams, strict=True):
+            room = pipe.capacity_bytes
+            stream.let_go()
+            while room > 0 and (got := pipe.read_now()):
+                stream.let_go()
+                room -= got
+            stream.flush()
+
+    def _end(self, exit: KernelExit) -> None:
+        self.exit = exit
+        if not self._ready.done():
+            self._ready.set_exception(failed_start(exit, self._last_words()))
+            self._ready.exception()  # whether somebody waits for it or not
+        if self._inspection is not None:
+            self._inspection.ended(str(exit))
+        sink, self.sink = self.sink, None
+        self.close()
+        if sink is not None:
+            sink.on_kernel_exit(exit)
+        if self.on_exit is not None:
+            self.on_exit(self, sink is not None and not sink.left)
+
+    def _last_words(self) -> str:
+        """What it wrote to stderr while nothing executed."""
+        said = b"".join(data for stream, data in self._idle if stream == "stderr")
+        return said[:ERROR_BYTES].decode("utf-8", "replace").strip()
+
+    def _on_channel_closed(self, why: str) -> None:
+        if self.exit is None and self._guest.alive:
+            # It ends as well, or it shut us out and must not go on unseen.
+            self.time.call_later(CLOSED_GRACE_SECONDS, self._kill_if_running)
+
+    def _kill_if_running(self) -> None:
+        if self.exit is None:
+            self.kill()
+            self.time.call_later(CLOSED_GRACE_SECONDS, self._presume_dead)
+
+    def _presume_dead(self) -> None:
+        """Nobody told how it ended: a first kernel is the zygote's child, and the zygote may be gone."""
+        if self.exit is None and self._guest.alive:
+            self.exited({"status": signal.SIGKILL.value})
+
+
+def _ignore(_header: Header) -> None:
+    """Nobody wants to know."""
+
+
+async def start_kernel(
+    guest: Guest, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
+) -> Kernel:
+    """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
+    how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env}
+    try:
+        reply = await guest.request("kernel_start", warm=language == "python", kernel=id, **how)
+        if not is_kernel(reply):
+            close_all(reply.fds)
+            raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
+    except BaseException:
+        # Whoever is cancelled here does not know whether init has started it already.
+        guest.tell("kernel_signal", kernel=id, signal=int(signal.SIGKILL), group=True)
+        raise
+    return await _ready(Kernel(guest, id, str(reply.ok["token"]), reply.fds))
+
+
+async def take_first_kernel(guest: Guest, first: FirstKernel) -> Kernel:
+    """The kernel that a new cell starts by itself, once it is ready. Raises as `wait_ready` does."""
+    return await _ready(Kernel(guest, FIRST_KERNEL, first.token, first.fds))
+
+
+async def _ready(kernel: Kernel) -> Kernel:
+    try:
+        await kernel.wait_ready()
+    except BaseException:
+        kernel.kill()
+        kernel.close()
+        raise
+    return kernel

@@ -1,0 +1,452 @@
+"""Runs that outlive the connection that began them.
+
+Their events are numbered and kept, and whoever owns them can follow them from any event on, while they go on and
+afterwards. A reader is told only what is kept: what it has seen is not forgotten when this process is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cloche import errors
+from cloche.config.sections import Runs as Limits
+from cloche.engine.executions.execution import RUN_LENGTH, Execution
+from cloche.engine.executions.streams import EVENT_BYTES, Bell
+from cloche.engine.instance import Instance
+from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.event_json import decode_event, encode_event
+from cloche.events import AnyEvent, Ended, Folding, Output, Run, RunInfo, Started, Truncated
+from cloche.store.runs import Chunk, Page, RunRecord, RunStore
+from cloche.telemetry import log
+
+# A detached run's events between memory and the store. Pure.
+#
+# An event's number is its place in the run. It is kept as the line of JSON that most readers want, and that takes as
+# much
+# memory as it says: what is parsed can take thirty times that.
+#
+# What made room for later events is told by Truncated events that stand in the last places of the gap, so that a
+# reader
+# goes on from their numbers as from any other.
+
+CHUNK_BYTES = 64 << 10
+
+_TYPE = b'{"type":"'
+_OTHER = "display"  # what Truncated calls all that is not output
+
+
+class Line(NamedTuple):
+    """An event of a detached run, written. The first is number 1."""
+
+    number: int
+    body: bytes
+
+    @property
+    def kind(self) -> bytes:
+        """Its type, which is written first."""
+        return self.body[len(_TYPE) : self.body.index(b'"', len(_TYPE))]
+
+    @property
+    def event(self) -> AnyEvent:
+        return decode_event(self.body)
+
+
+class Written(NamedTuple):
+    """A line, and what is lost with it, should it be dropped."""
+
+    line: Line
+    stream: str
+    size: int
+
+
+def written(events: Iterable[AnyEvent], first: int, max_event_bytes: int) -> list[Written]:
+    """The events from number `first` on. One that is larger than all of a run may be is told as truncated."""
+    return [_written(number, event, max_event_bytes) for number, event in enumerate(events, first)]
+
+
+def _written(number: int, event: AnyEvent, max_event_bytes: int) -> Written:
+    body = encode_event(event)
+    stream, size = _OTHER, len(body)
+    if isinstance(event, Output):
+        stream, size = event.stream, len(event.text.encode("utf-8", "surrogatepass"))
+    if len(body) > max_event_bytes:
+        body = encode_event(Truncated(stream=stream, dropped_bytes=size))
+    return Written(Line(number, body), stream, size)
+
+
+def chunks_of(events: Sequence[Written]) -> Iterator[Chunk]:
+    """Event 1 is one of its own, which is never dropped."""
+    begin, size = 0, 0
+    for at, (line, _, _) in enumerate(events):
+        size += len(line.body)
+        if line.number == 1 or size >= CHUNK_BYTES or at == len(events) - 1:
+            yield _chunk(events[begin : at + 1])
+            begin, size = at + 1, 0
+
+
+def _chunk(events: Sequence[Written]) -> Chunk:
+    sizes: dict[str, int] = {}
+    for _, stream, size in events:
+        sizes[stream] = sizes.get(stream, 0) + size
+    body = b"\n".join(line.body for line, _, _ in events)
+    return Chunk(first=events[0].line.number, last=events[-1].line.number, body=body, sizes=sizes)
+
+
+def lines_in(page: Page, after: int) -> list[Line]:
+    """The events of a page that come after number `after`."""
+    told: list[Line] = []
+    expected = after + 1
+    for chunk in page.chunks:
+        if chunk.first > expected:
+            told += gap(expected, chunk.first - 1, page.record.dropped)
+        bodies = enumerate(chunk.body.split(b"\n"), chunk.first)
+        told += [Line(number, body) for number, body in bodies if number > after]
+        expected = chunk.last + 1
+    return told
+
+
+def gap(first: int, last: int, dropped: dict[str, int]) -> list[Line]:
+    """What stands for the events `first` to `last`, of which nothing is left."""
+    events = [Truncated(stream=name, dropped_bytes=size) for name, size in dropped.items()]
+    events = events or [Truncated(stream=_OTHER, dropped_bytes=0)]  # it could not be written: the disk was full
+    places = range(last - len(events) + 1, last + 1)
+    told = zip(places, events, strict=True)
+    return [Line(number, encode_event(event)) for number, event in told if number >= first]
+
+
+def with_notice(folding: Folding, dropped: dict[str, int]) -> Run:
+    """The run that they are, whose stderr begins with what is missing."""
+    run = folding.run()
+    if not dropped:
+        return run
+    parts = ", ".join(f"{size} bytes of {name}" for name, size in dropped.items())
+    notice = f"[cloche] the events of this run were too many to be kept; the oldest are missing: {parts}\n"
+    return msgspec.structs.replace(run, stderr=notice + run.stderr)
+
+
+# One run without a connection, while it goes on.
+
+PACE_SECONDS = 0.05  # between two transactions: what comes meanwhile is written together
+TAIL_BYTES = 1 << 20  # of the newest events, which most readers want, in memory
+PAGE_BYTES = 256 << 10  # of older ones, that a reader holds at once
+RETRY_SECONDS = 1.0  # after which the end of a run is written once more, where it could not be
+
+NOT_BEGUN = "it was interrupted before it began"
+
+
+class DetachedRun:
+    """Takes the events of an execution, keeps them, and tells them to any number of readers, each at its own pace."""
+
+    def __init__(self, record: RunRecord, execution: Execution, store: RunStore, max_event_bytes: int):
+        self.id, self.owner = record.id, record.owner
+        self.last = 0  # the number of the last event that is kept
+        self.ended = False
+        self._execution = execution
+        self._store = store
+        self._max_event_bytes = max_event_bytes
+        self._tail: deque[Line] = deque()
+        self._tail_bytes = 0
+        self._unwritten: list[Chunk] = []  # what could not be, so far
+        self._news = Bell()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> asyncio.Task[None]:
+        self._task = asyncio.create_task(self._go())
+        return self._task
+
+    def interrupt(self) -> bool:
+        """As `Execution.interrupt`; one that waits for its turn ends. False if it has ended."""
+        if self.ended or self._task is None:
+            return False
+        # A moment later: a task that is called off before its first step would never say that it ended.
+        asyncio.get_running_loop().call_soon(self._stop, self._task)
+        return True
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        if self._execution.begun:
+            self._execution.interrupt()
+        else:
+            task.cancel()
+
+    async def end(self) -> None:
+        """Interrupts it, and kills it where that does not help. Returns when it has ended."""
+        if self.interrupt() and self._task is not None:
+            await asyncio.sleep(0)
+            await self._execution.aclose()
+            await asyncio.wait((self._task,))
+
+    async def follow(self, after: int) -> AsyncGenerator[list[Line], None]:
+        """The events with greater numbers, as they come, until the last. Raises RunNotFound if it is removed."""
+        while True:
+            if after < self.last:
+                batch = self._recent(after) or await self._older(after)
+                after = batch[-1].number
+                yield batch
+            elif self.ended:
+                return
+            else:
+                await self._news.heard()
+
+    def _recent(self, after: int) -> list[Line]:
+        """From memory, if all of it is there."""
+        if not self._tail or self._tail[0].number > after + 1:
+            return []
+        return list(islice(self._tail, after + 1 - self._tail[0].number, None))
+
+    async def _older(self, after: int) -> list[Line]:
+        page = await self._store.page(self.id, after, PAGE_BYTES)
+        if page is None:
+            raise errors.RunNotFound(f"run {self.id} was removed")
+        if not page.chunks:  # they could not be written
+            return gap(after + 1, self._tail[0].number - 1 if self._tail else self.last, page.record.dropped)
+        return lines_in(page, after)
+
+    # -- its life
+
+    async def _go(self) -> None:
+        ending = Ended(outcome="died", reason="a fault of Cloche's ended it")
+        try:
+            await self._take_all()
+        except asyncio.CancelledError:
+            ending = Ended(outcome="interrupted", reason=NOT_BEGUN)
+        except errors.ClocheError as error:  # its sandbox ended before its turn came, or no kernel could be started
+            ending = Ended(outcome="died", reason=str(error))
+        finally:
+            if not self.ended:
+                await self._keep_end(self._execution.ended or ending)
+
+    async def _keep_end(self, ended: Ended) -> None:
+        await self._keep([ended] if self.last else [Started(execution=self.id, count=0), ended])
+
+    async def _take_all(self) -> None:
+        async with aclosing(self._execution):
+            while events := await self._execution.next_events():
+                await self._keep(events)
+                if not self.ended and self.last > 1:
+                    await asyncio.sleep(PACE_SECONDS)
+
+    async def _keep(self, events: Sequence[AnyEvent]) -> None:
+        numbered = written(events, self.last + 1, self._max_event_bytes)
+        ended = events[-1] if isinstance(events[-1], Ended) else None
+        self._unwritten += chunks_of(numbered)
+        written_by_now = await self._write(ended)
+        if ended is not None and not written_by_now:
+            await asyncio.sleep(RETRY_SECONDS)
+            await self._write(ended)
+        self._show([each.line for each in numbered])
+        self.ended = ended is not None
+        self._news.ring()
+
+    async def _write(self, ended: Ended | None) -> bool:
+        """Whether it could be. What could not is tried again with what comes next: a disk may be full for a while.
+
+        Readers are told nevertheless. If too much waits, it is given up: there is a gap then.
+        """
+        try:
+            await self._store.write(self.id, self._unwritten, ended)
+        except errors.Unavailable as error:
+            log.error("run.not_written", run=self.id, error=str(error))
+            if sum(chunk.bytes for chunk in self._unwritten) > self._max_event_bytes:
+                self._unwritten = []
+            return False
+        self._unwritten = []
+        return True
+
+    def _show(self, lines: Sequence[Line]) -> None:
+        self._tail.extend(lines)
+        self._tail_bytes += sum(len(line.body) + EVENT_BYTES for line in lines)
+        self.last = lines[-1].number
+        while self._tail_bytes > TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft().body) + EVENT_BYTES
+
+
+POLL_SECONDS = 0.5  # how often a run of another process is looked at
+PRUNE_SECONDS = 3600.0
+CLOSE_SECONDS = 5.0
+
+_ID = re.compile(rf"x[0-9a-f]{{{RUN_LENGTH}}}")
+
+
+class Runs:
+    """All detached runs. An owner of None sees those of all; a foreign run is answered for as one that never was."""
+
+    def __init__(self, store: RunStore, instance: Instance, limits: Limits):
+        self._store = store
+        self._instance = instance
+        self._limits = limits
+        self._live: dict[str, DetachedRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pruning: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        """Removes what is too old, now and every hour."""
+        self._store.prune(lambda name: name != self._instance.name and not self._instance.is_live(name))
+        self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self.open)
+
+    async def start(self, sandbox: Sandbox, context: str, execution: Execution, *, last: bool = False) -> RunInfo:
+        """The execution goes on by itself from now on. Returns when the run would be found after a crash, too.
+
+        After the `last` one its sandbox ends.
+        Raises InvalidRequest where too many of the owner's go on, and Unavailable where it cannot be kept.
+        """
+        record = RunRecord(
+            id=execution.id,
+            owner=sandbox.spec.owner,
+            sandbox=sandbox.id,
+            context=context,
+            instance=self._instance.name,
+            created_at=time.time(),
+        )
+        self._check_room(record.owner)
+        run = self._live[record.id] = DetachedRun(record, execution, self._store, self._limits.events_bytes)
+        try:
+            await self._store.add(record)
+        except BaseException:
+            del self._live[record.id]
+            self._store.remove_later(record.id)
+            raise
+        self._keep_task(self._lived(run.id, run.begin(), sandbox if last else None))
+        return info_of(record)
+
+    async def info(self, id: str, owner: str | None) -> RunInfo:
+        """Raises RunNotFound."""
+        return info_of(await self._record(id, owner))
+
+    async def list(self, owner: str | None, sandbox: str | None = None) -> list[RunInfo]:
+        """Those that are kept, the newest first."""
+        found = await self._store.list(owner, sandbox)
+        left = [each for each in found if self._is_left(each)]
+        for each in left:
+            await self._lose(each)
+        if left:
+            found = await self._store.list(owner, sandbox)
+        return [info_of(each) for each in found]
+
+    async def attach(self, id: str, owner: str | None, after: int = 0) -> AsyncGenerator[builtins.list[Line], None]:
+        """The events with numbers greater than `after`, as they come, until `Ended`.
+
+        Raises RunNotFound, also later if it is removed; and InvalidRequest if it has not that many events.
+        """
+        record = await self._record(id, owner)
+        run = self._live.get(id)
+        last = run.last if run is not None else record.events
+        if not 0 <= after <= last:
+            raise errors.InvalidRequest(
+                f"after must be the number of an event of run {id}, 0 to {last} so far, not {after}: what comes after "
+                "that one is told"
+            )
+        return run.follow(after) if run is not None else self._stored(id, owner, after)
+
+    async def result(self, id: str, owner: str | None) -> Run:
+        """What it did, when it has ended. Raises RunNotFound."""
+        async for _ in await self.attach(id, owner, (await self._record(id, owner)).events):
+            pass
+        folding = Folding()
+        async for batch in self._stored(id, owner, 0):
+            for line in batch:
+                folding.feed(line.event)
+        return with_notice(folding, (await self._record(id, owner)).dropped)
+
+    async def interrupt(self, id: str, owner: str | None) -> bool:
+        """False if it has ended. Raises RunNotFound, and InvalidRequest if it goes on in another process."""
+        record = await self._record(id, owner)
+        run = self._live.get(id)
+        if run is None and record.instance is not None:
+            raise errors.InvalidRequest(f"run {id} goes on in another process of this host: interrupt it there")
+        return run is not None and run.interrupt()
+
+    async def remove(self, id: str, owner: str | None) -> None:
+        """Ends it if it goes on, and forgets it. Raises as `interrupt` does."""
+        await self.interrupt(id, owner)
+        if (run := self._live.get(id)) is not None:
+            await run.end()
+        await self._store.remove(id)
+
+    async def aclose(self) -> None:
+        """When all sandboxes have ended, so have the runs; this waits until all of it is kept."""
+        if self._pruning is not None:
+            self._pruning.cancel()
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            for task in stuck:
+                task.cancel()
+
+    # -- inside
+
+    def _check_room(self, owner: str) -> None:
+        if sum(run.owner == owner for run in self._live.values()) >= self._limits.at_once:
+            raise errors.InvalidRequest(
+                f"{self._limits.at_once} detached runs go on, the most that one owner can have (runs.at_once): "
+                "wait for one to end, or interrupt one"
+            )
+
+    def _keep_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _lived(self, id: str, life: asyncio.Task[None], ends: Sandbox | None) -> None:
+        try:
+            await life
+        finally:
+            self._live.pop(id, None)
+        if ends is not None:
+            await ends.kill("its last run ended")
+
+    async def _record(self, id: str, owner: str | None) -> RunRecord:
+        found = await self._store.get(id, owner) if isinstance(id, str) and _ID.fullmatch(id) else None
+        if found is not None and self._is_left(found):
+            await self._lose(found)
+            found = await self._store.get(id)
+        if found is None:
+            raise errors.RunNotFound(f"there is no run {str(id)[:100]!r}: it never was, or is not kept any more")
+        return found
+
+    def _is_left(self, record: RunRecord) -> bool:
+        """Whether nobody runs it any more, though somebody did when it was looked at."""
+        if record.instance is None or record.id in self._live:
+            return False
+        return record.instance == self._instance.name or not self._instance.is_live(record.instance)
+
+    async def _lose(self, record: RunRecord) -> None:
+        assert record.instance is not None
+        await self._store.lose(record.id, record.instance)
+
+    async def _stored(self, id: str, owner: str | None, after: int) -> AsyncGenerator[builtins.list[Line], None]:
+        """Of one that has ended, or goes on in another process."""
+        while True:
+            record = await self._record(id, owner)
+            while after < record.events:
+                page = await self._store.page(id, after, PAGE_BYTES)
+                if page is None or not page.chunks:
+                    raise errors.RunNotFound(f"run {id} was removed")
+                batch = lines_in(page, after)
+                after = batch[-1].number
+                yield batch
+            if record.instance is None:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def info_of(record: RunRecord) -> RunInfo:
+    return RunInfo(
+        id=record.id,
+        sandbox=record.sandbox,
+        context=record.context,
+        state="ended" if record.instance is None else "running",
+        events=record.events,
+        created_at=record.created_at,
+        ended_at=record.ended_at,
+        outcome=record.outcome,
+        reason=record.reason,
+    )

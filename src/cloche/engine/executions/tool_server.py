@@ -1,0 +1,283 @@
+"""Where a sandbox's programs call tools: see "The tools' door" in `cloche.guest.wire`. Any program may come here; what
+it says is believed as far as its token goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol, cast
+
+from cloche import errors
+from cloche.engine.sandboxes.init_client import Guest, only_fd
+
+if TYPE_CHECKING:
+    from cloche.egress.door import Arrivals
+
+# Listeners on a sandbox's loopback, on which the host itself accepts: what comes in goes past the sandbox's init.
+
+
+async def open_listener(guest: Guest, port: int) -> socket.socket:
+    """Raises FileError where a program has that port (0: any that is free), ProtocolViolation, Gone."""
+    fd = only_fd(await guest.request("door_open", port=port))
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        raise errors.ProtocolViolation("the guest's init passed something else than a socket") from None
+    is_tcp = listener.family == socket.AF_INET and listener.type == socket.SOCK_STREAM
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.close()
+        raise errors.ProtocolViolation("the guest's init passed a socket that does not listen")
+    listener.setblocking(False)
+    return listener
+
+
+MAX_CONNECTIONS = 256
+SEND_SECONDS = 30.0  # for a program to say what it calls
+LEAVE_SECONDS = 2.0  # for one that was refused to read why
+HEAD_BYTES = 128
+ALL = -1  # the place of an answer to all calls of a connection
+
+Said = tuple[str, bytes]
+
+
+class Host(Protocol):
+    """Who hears the calls of one program."""
+
+    def admit(self, size: int) -> str | None:
+        """So many bytes more have come. Why that is too much, or None."""
+
+    def expect(self, calls: int) -> str | None:
+        """A connection announces so many. Why none of them is possible, or None."""
+
+    def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
+        """All of a connection's calls have come: (name, input) of each."""
+
+    def leave(self, caller: Caller) -> None:
+        """The program waits for these calls no longer."""
+
+    def close(self) -> None:
+        """The sandbox has ended."""
+
+
+class ToolDoor:
+    """Opens when it is first needed. One listener for all programs of a sandbox: a token says whose a call is."""
+
+    def __init__(self, guest: Guest):
+        self._guest = guest
+        self._arrivals: Arrivals | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+        self._hosts: dict[str, Host] = {}
+        self._callers: set[Caller] = set()
+
+    async def open(self) -> int:
+        """The port on the sandbox's loopback. Raises NoSpace and the like of init's, Gone."""
+        from cloche.egress.door import Arrivals
+
+        async with self._opening:
+            if self._arrivals is None or self._is_closed:  # then init says so
+                listener = await open_listener(self._guest, 0)
+                if self._is_closed:  # the sandbox ended while its init answered
+                    listener.close()
+                    raise errors.SandboxLost("the sandbox ended before its tools were ready")
+                self._arrivals = Arrivals(listener, self._admit)
+        return self._arrivals.port
+
+    def add(self, token: str, host: Host) -> None:
+        self._hosts[token] = host
+
+    def remove(self, token: str) -> None:
+        """Whoever came with it is sent away."""
+        host = self._hosts.pop(token, None)
+        for caller in list(self._callers):
+            if caller.host is host:
+                caller.abort()
+
+    def host(self, token: bytes) -> Host | None:
+        return self._hosts.get(token.decode("ascii", "replace"))
+
+    def unread_bytes(self, host: Host) -> int:
+        """Of what its program was told, and has not read."""
+        return sum(caller.unread_bytes for caller in self._callers if caller.host is host)
+
+    def held_bytes(self, host: Host) -> int:
+        """And of what its program has begun to say."""
+        return sum(caller.unread_bytes + caller.said_bytes for caller in self._callers if caller.host is host)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._arrivals is not None:
+            self._arrivals.close()
+        for host in list(self._hosts.values()):
+            host.close()
+        for caller in list(self._callers):
+            caller.abort()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def left(self, caller: Caller) -> None:
+        self._callers.discard(caller)
+
+    def _admit(self, connection: socket.socket) -> None:
+        if len(self._callers) >= MAX_CONNECTIONS:
+            connection.close()
+            return
+        caller = Caller(self)
+        self._callers.add(caller)
+        loop = asyncio.get_running_loop()
+        connecting = loop.create_task(loop.connect_accepted_socket(lambda: caller, connection))
+        connecting.add_done_callback(lambda task: self._connected(task, caller, connection))
+
+    def _connected(self, task: asyncio.Task[object], caller: Caller, connection: socket.socket) -> None:
+        if task.cancelled() or task.exception() is not None:
+            connection.close()
+            self.left(caller)
+
+
+class Caller(asyncio.Protocol):
+    """One connection: its calls, all at once, and the answers in whatever order they come."""
+
+    def __init__(self, door: ToolDoor):
+        self.host: Host | None = None
+        self.said_bytes = 0  # that are kept, since there is more to come
+        self._door = door
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._buffer = bytearray()
+        self._seen = 0  # up to there the buffer has no end of a field
+        self._fields: list[bytes] = []
+        self._wanted = 2  # fields, as far as is known yet
+        self._is_complete = False
+        self._unanswered = 0
+
+    # -- as the host has it
+
+    def answer(self, place: int, *, success: bool, content: bytes) -> None:
+        """Of the call in that place. After the last one the connection is closed."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        verdict = "ok" if success else "error"
+        transport.write(f"{place} {verdict} {len(content) + 1}\n".encode() + content + b"\n")
+        self._unanswered -= 1
+        if place == ALL:
+            self._part()
+        elif self._unanswered <= 0:
+            transport.close()  # once all is read
+
+    @property
+    def unread_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        self._door.left(self)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- as the loop has it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        self._arm(SEND_SECONDS)
+        if self._door.is_closed:
+            self.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_complete:
+            return  # it has said all that there is to say
+        self._buffer += data
+        self.said_bytes += len(data)
+        if self.host is not None and (problem := self.host.admit(len(data))) is not None:
+            self._refuse(problem)
+            return
+        while not self._is_complete and (field := self._next_field()) is not None:
+            self._fields.append(field)
+            self._advance()
+        if self.host is None and not self._is_complete and len(self._buffer) > HEAD_BYTES:
+            self._refuse("this is where programs call tools: what came is no call")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._disarm()
+        self._door.left(self)
+        if self.host is not None:
+            self.host.leave(self)
+
+    # -- inside
+
+    def _next_field(self) -> bytes | None:
+        end = self._buffer.find(0, self._seen)
+        if end < 0:
+            self._seen = len(self._buffer)
+            return None
+        field = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._seen = 0
+        return field
+
+    def _advance(self) -> None:
+        if len(self._fields) == 1:
+            self._enter(self._fields[0])
+        elif len(self._fields) == 2:
+            self._count(self._fields[1])
+        elif len(self._fields) == self._wanted:
+            self._complete()
+
+    def _enter(self, token: bytes) -> None:
+        self.host = self._door.host(token)
+        if self.host is None:
+            self._refuse("no tools are offered to this program, or no longer")
+        elif (problem := self.host.admit(len(self._buffer))) is not None:
+            self._refuse(problem)
+
+    def _count(self, count: bytes) -> None:
+        if not count.isdigit() or len(count) > 4 or (count != b"0" and int(count) == 0):
+            self._refuse("what came is no call: it does not say how many it is")
+            return
+        calls = max(int(count), 1)
+        self._wanted = 2 + 2 * calls
+        assert self.host is not None
+        if (problem := self.host.expect(calls)) is not None:
+            self._refuse(problem)
+
+    def _complete(self) -> None:
+        self._is_complete = True
+        self._disarm()
+        alone = self._fields[1] == b"0"
+        names, inputs = self._fields[2::2], self._fields[3::2]
+        self._drop()
+        self._unanswered = len(names)
+        assert self.host is not None
+        said = [(name.decode("utf-8", "replace"), input) for name, input in zip(names, inputs, strict=True)]
+        self.host.take(self, said, alone=alone)
+
+    def _refuse(self, why: str) -> None:
+        self._is_complete = True
+        self._drop()
+        self.answer(ALL, success=False, content=why.encode())
+
+    def _drop(self) -> None:
+        """What has come is kept no longer here."""
+        self._fields, self._buffer, self.said_bytes = [], bytearray(), 0
+
+    def _part(self) -> None:
+        """No more is said. What still comes is read and dropped: else what was said last would be lost with it."""
+        self._is_complete = True
+        if self._transport is not None:
+            with contextlib.suppress(OSError):
+                self._transport.write_eof()
+        self._arm(LEAVE_SECONDS)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,1 @@
+"""The work of an operator: audit, health, metrics, cleaning up, the doctor."""

@@ -1,0 +1,1 @@
+"""Pauses, snapshots and images of sandboxes."""

@@ -1,0 +1,1 @@
+"""Admission, quotas, and the usage that is charged to owners and keys."""

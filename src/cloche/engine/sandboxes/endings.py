@@ -1,0 +1,99 @@
+"""What is said of a sandbox that has ended: which of the three ways, when, and what to do. And of a kernel's end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from datetime import UTC, datetime
+
+from cloche import errors
+from cloche.model import MIB, Limits, Struct
+from cloche.store.base import SandboxRecord
+
+KILLED_BY_OWNER = "killed by its owner"  # unless whoever kills one says why
+
+_KINDS: dict[str, tuple[type[errors.Gone], str]] = {
+    "expired": (errors.SandboxExpired, "timed out"),
+    "killed": (errors.SandboxKilled, "was killed"),
+    "lost": (errors.SandboxLost, "was lost"),
+}
+
+
+def gone(record: SandboxRecord) -> errors.Gone:
+    """The error for whoever still asks for it."""
+    kind, verb = _KINDS.get(record.state, _KINDS["lost"])
+    when = datetime.fromtimestamp(record.ended_at or record.created_at, UTC)
+    what = f"sandbox {record.id} {verb} at {when:%Y-%m-%d %H:%M:%S} UTC"
+    return kind(f"{what}: {record.end_reason or 'its host process died'}; create a new one")
+
+
+def absent(record: SandboxRecord) -> errors.ClocheError:
+    """The error for whoever wants to use, or pause, one that does not run: it is paused, or it has ended."""
+    if record.state != "paused":
+        return gone(record)
+    when = datetime.fromtimestamp(record.paused_at or record.created_at, UTC)
+    what = f"sandbox {record.id} is paused already, since {when:%Y-%m-%d %H:%M:%S} UTC"
+    return errors.SandboxPaused(f"{what}: resume it (connect to it) to use it, or kill it")
+
+
+def never(id: str) -> errors.SandboxNotFound:
+    """The same for an id that never existed and for one that belongs to somebody else."""
+    return errors.SandboxNotFound(f"there is no sandbox {id!r}")
+
+
+def out_of_memory(limits: Limits) -> str:
+    """Why an execution ended whose kernel the system killed. Files count, as writable space is memory."""
+    memory, space = limits.memory_bytes / MIB, limits.space_bytes / MIB
+    limit = f"its limit is {memory:g} MiB, and {space:g} MiB for files"
+    return f"the sandbox ran out of memory: {limit}; the context's state is lost"
+
+
+# How kernels end, and what that says about one that never came to its work.
+
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
+_START_ERRORS: dict[int, type[errors.ClocheError]] = {
+    errno.EACCES: errors.PermissionDenied,
+    errno.EPERM: errors.PermissionDenied,
+    errno.EROFS: errors.PermissionDenied,
+    errno.ENOTDIR: errors.NotADirectory,
+    errno.EEXIST: errors.NotADirectory,  # `makedirs` where a file is
+    errno.ENOENT: errors.InvalidPath,  # `makedirs` where none can be made
+    errno.ENOSPC: errors.NoSpace,
+    errno.ENAMETOOLONG: errors.InvalidPath,
+    errno.ELOOP: errors.InvalidPath,
+}
+
+
+class KernelExit(Struct):
+    """How a kernel ended."""
+
+    status: int = 0  # as from waitpid
+    cpu_seconds: float = 0.0
+    memory_peak_bytes: int = 0
+    over_memory: bool = False
+
+    @property
+    def signal(self) -> int | None:
+        return os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None
+
+    @property
+    def code(self) -> int:
+        """As a shell says it: 128 + signal for one that a signal ended."""
+        return os.waitstatus_to_exitcode(self.status) if self.signal is None else 128 + self.signal
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"kernel exited with code {os.waitstatus_to_exitcode(self.status)}"
+        try:
+            return f"kernel killed by signal {self.signal} ({signal.Signals(self.signal).name})"
+        except ValueError:
+            return f"kernel killed by signal {self.signal}"
+
+
+def failed_start(exit: KernelExit, said: str) -> errors.ClocheError:
+    """Init's fork says in one line why it could not go where it was sent: see `guest.processes`."""
+    found = _ERRNO.match(said)
+    kind = _START_ERRORS.get(int(found[1]), errors.FileError) if found else errors.Unavailable
+    return kind(f"the {exit} before it was ready" + (f": {said.splitlines()[-1]}" if said else ""))

@@ -1,0 +1,594 @@
+"""A sandbox's files. All of it is done by the guest's init under the caller's identity; the host opens no path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+import secrets
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from cloche import errors
+from cloche.engine.executions.kernel_frames import file_info, number
+from cloche.engine.executions.streams import Bell
+from cloche.engine.sandboxes.init_client import (
+    CHUNK_BYTES,
+    Guest,
+    PipeWriter,
+    Reply,
+    check_regular,
+    clean,
+    only_fd,
+    read_whole,
+)
+from cloche.guest import wire
+from cloche.isolation.channel import Header
+from cloche.model import GIB, MIB, FileAttributes, FileChange, FileInfo, Limits, Struct, User, check_mode, check_user
+
+# A file of a sandbox that is open for reading: in memory when it is small, else as a descriptor that init passed.
+
+
+class OpenFile:
+    """Its size and time are those of when it was opened. Owns the descriptor: `close`, or `async with`."""
+
+    def __init__(self, size_bytes: int, modified_at: float, *, content: bytes = b"", fd: int | None = None):
+        self.size_bytes = size_bytes
+        self.modified_at = modified_at
+        self._content = content
+        self._fd = fd
+
+    @property
+    def small(self) -> bytes | None:
+        """All of it, where it is so small that it has come with the answer."""
+        return self._content if self._fd is None else None
+
+    async def __aenter__(self) -> OpenFile:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def chunks(self, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+        """The bytes from `start` up to `end`, else to the file's own end, in chunks of up to 1 MiB.
+
+        Fewer than that come where a program has cut the file meanwhile.
+        """
+        while chunk := await self._read(start, CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - start)):
+            yield chunk
+            start += len(chunk)
+
+    async def until_read(self, end: int | None = None) -> AsyncGenerator[bytes, None]:
+        """All chunks, up to `end`; the file is closed then."""
+        async with self, contextlib.aclosing(self.chunks(end=end)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def close(self) -> None:
+        """Harmless when it is closed."""
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd, self._content = None, b""
+
+    async def _read(self, start: int, size: int) -> bytes:
+        if self._fd is None:
+            return self._content[start : start + size]
+        return await asyncio.to_thread(os.pread, self._fd, size, start)
+
+
+def opened(reply: Reply) -> OpenFile:
+    """What init has opened. Raises PermissionDenied unless it is a regular file, ProtocolViolation."""
+    if not reply.fds:
+        return OpenFile(len(reply.body), number(reply.ok, "modified_at"), content=reply.body)
+    fd = only_fd(reply)
+    try:
+        about = check_regular(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return OpenFile(about.st_size, about.st_mtime, fd=fd)
+
+
+# Paths inside a sandbox, as callers give them. Resolving them is the guest's work, never the host's.
+
+MAX_PATH = 4096
+
+
+def check_cwd(cwd: object) -> None:
+    """Raises InvalidPath unless `cwd` is None or something that `sandbox_path` takes."""
+    if cwd is not None:
+        sandbox_path(cwd, "/")
+
+
+def sandbox_path(path: object, cwd: str) -> str:
+    """An absolute path for the guest's init; relative ones are below `cwd`. Raises InvalidPath."""
+    if not isinstance(path, str):
+        raise errors.InvalidPath(f"a path must be a string, not {type(path).__name__}")
+    if not path:
+        raise errors.InvalidPath("a path must not be empty")
+    if "\0" in path:
+        raise errors.InvalidPath(f"a path cannot hold a NUL character: {path!r}")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise errors.InvalidPath(f"a path must be valid Unicode: {path!r}") from None
+    if size > MAX_PATH:
+        raise errors.InvalidPath(f"a path can have {MAX_PATH} bytes, not {size}")
+    return posixpath.join(cwd, path)
+
+
+# What lies below a directory of a sandbox, as its init told it.
+
+_Path = Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Found(Struct):
+    """A regular file. Its SHA-256 is there if it was asked for and the size is the one that was expected."""
+
+    path: str  # relative
+    size_bytes: int
+    sha256: str | None = None
+
+
+class Survey(Struct):
+    """Regular files and empty directories, by their paths, which lead through no symlink.
+
+    `passed` counts what is left out: "symlink", "special", "hidden" and "deep" directories, "unreadable" ones, those
+    that "packages" were installed into lately, and "unnamed": what has a name that is no text.
+    """
+
+    files: tuple[Found, ...]
+    empty: tuple[str, ...] = ()
+    passed: dict[str, int] = {}
+    whole: bool = True  # else there is more than could be told
+    at_ns: int = 0  # when it began, by the sandbox's clock
+
+
+class _Told(msgspec.Struct):
+    files: list[tuple[_Path, _Size, _Digest | None]]
+    empty: list[_Path]
+
+
+def survey_of(reply: Reply) -> Survey:
+    """Raises ProtocolViolation."""
+    try:
+        told = msgspec.json.decode(reply.body, type=_Told)
+        passed = msgspec.convert(reply.ok.get("passed"), dict[str, int])
+        at_ns = msgspec.convert(reply.ok.get("at_ns"), _Size)
+    except (msgspec.MsgspecError, UnicodeError):
+        raise errors.ProtocolViolation("the guest's init sent no survey") from None
+    paths = [path for path, _, _ in told.files] + told.empty
+    if any(_is_odd(path) for path in paths) or len(set(paths)) != len(paths):
+        raise errors.ProtocolViolation("the guest's init sent a survey of paths that cannot be")
+    files = tuple(_found(*each) for each in sorted(told.files, key=lambda each: each[0]))
+    whole = reply.ok.get("truncated") is False
+    return Survey(files=files, empty=tuple(sorted(told.empty)), passed=passed, whole=whole, at_ns=at_ns)
+
+
+def _found(path: str, size_bytes: int, digest: str | None) -> Found:
+    return Found(path=path, size_bytes=size_bytes, sha256=digest)
+
+
+def _is_odd(path: str) -> bool:
+    return any(name in ("", ".", "..") or "\0" in name for name in path.split("/"))
+
+
+# Watching a directory of a sandbox for changes.
+
+MAX_WATCHES = 64  # of one sandbox, whoever opened them
+MAX_WAITING = 10_000
+MAX_WAITING_BYTES = 1 * MIB  # of paths, as they lie in memory
+
+_KINDS = ("created", "written", "removed", "renamed", "attributes")
+
+
+class TooManyWatches(errors.InvalidRequest):
+    """A sandbox has as many watches as it can have."""
+
+
+class Watch:
+    """An async iterator of FileChange between `__aenter__` and `__aexit__`.
+
+    Up to 10,000 changes wait for a slow reader, or 1 MiB of paths; `missed` counts those beyond. When the kernel has
+    dropped some inside the sandbox it grows too, by one: nobody knows how many they were.
+    """
+
+    def __init__(self, guest: Guest, path: str, *, recursive: bool, user: User):
+        self.path = path
+        self.missed = 0
+        self._guest = guest
+        self._fields: dict[str, Any] = {"path": path, "recursive": recursive, "user": user}
+        self._id = "w" + secrets.token_hex(8)
+        self._changes: deque[FileChange] = deque()
+        self._waiting_bytes = 0
+        self._bell = Bell()
+        self._open = False
+
+    async def __aenter__(self) -> Watch:
+        """Raises TooManyWatches, what the sandbox's file system says, or Gone."""
+        if self._guest.subscribers("changes") >= MAX_WATCHES:
+            raise TooManyWatches(f"a sandbox can have {MAX_WATCHES} watches: stop one that you do not need")
+        self._guest.subscribe("changes", self._id, self._on_changes)
+        try:
+            await self._guest.request("watch_start", watch=self._id, **self._fields)
+        except BaseException:
+            self._stop()
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops watching; whoever waits for the next change gets the end of the iteration."""
+        if not self._open:
+            return
+        self._open = False
+        self._stop()
+        self._bell.ring()
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> FileChange:
+        """Raises Gone if the sandbox ends while it is watched."""
+        while not self._changes:
+            if not self._open:
+                raise StopAsyncIteration
+            await self._guest.wait(self._bell.heard())
+        change = self._changes.popleft()
+        self._waiting_bytes -= sys.getsizeof(change.path)
+        return change
+
+    async def news(self) -> bool:
+        """Waits until there is a change or something was missed; False if it was closed. Raises Gone."""
+        while not self._changes and not self.missed:
+            if not self._open:
+                return False
+            await self._guest.wait(self._bell.heard())
+        return True
+
+    async def collect(self) -> list[FileChange]:
+        """All that has changed up to now and was not told of yet. Raises Gone if the sandbox has ended."""
+        await self.catch_up()
+        return self.take()
+
+    async def catch_up(self) -> None:
+        """Waits until everything that has changed up to now is here. Raises Gone."""
+        await self._guest.request("watch_collect")
+
+    def take(self) -> list[FileChange]:
+        """The changes that are here, without waiting."""
+        changes, self._changes = list(self._changes), deque()
+        self._waiting_bytes = 0
+        return changes
+
+    def _stop(self) -> None:
+        self._guest.unsubscribe("changes", self._id)
+        self._guest.tell("watch_stop", watch=self._id)
+
+    def _on_changes(self, header: Header) -> None:
+        changes = header.get("changes")
+        for change in changes if isinstance(changes, list) else ():
+            if isinstance(change, list) and len(change) == 2 and change[0] in _KINDS and isinstance(change[1], str):
+                self._put(FileChange(kind=change[0], path=clean(change[1], 8192)))
+        if header.get("missed") is True:
+            self._miss()
+
+    def _put(self, change: FileChange) -> None:
+        size = sys.getsizeof(change.path)
+        if len(self._changes) >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
+            self._miss()
+            return
+        self._changes.append(change)
+        self._waiting_bytes += size
+        self._bell.ring()
+
+    def _miss(self) -> None:
+        self.missed += 1
+        self._bell.ring()
+
+
+Chunk = bytes | bytearray | memoryview | str
+Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
+Content = Chunk | Chunks
+
+NOTED = {
+    "file_read": "files.read",
+    "file_write": "files.written",
+    "file_make_dir": "files.written",
+    "file_move": "files.moved",
+    "file_remove": "files.removed",
+    "file_change": "files.changed",
+    "tree_guard": "files.changed",
+}
+"""What the audit log calls what is asked of init; all else only looks at what there is. Never which file it was."""
+LISTS = frozenset({"file_list", "tree_survey"})
+
+INLINE_BYTES = wire.INLINE_BYTES  # up to which a content goes by itself, and is not streamed
+MIN_READ_LIMIT = 64 * MIB
+MAX_READ_LIMIT = 2 * GIB
+
+
+class Listing(msgspec.Struct):
+    files: list[FileInfo]
+
+
+class Files:
+    """Paths are absolute, or relative to the sandbox's cwd. `..` and symlinks never leave the sandbox.
+
+    All methods raise InvalidPath, FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace or FileError
+    as the sandbox's file system says, and SandboxLost if it is gone.
+    """
+
+    def __init__(self, guest: Guest, *, user: User, cwd: str, limits: Limits):
+        self._guest = guest
+        self._user = user
+        self._cwd = cwd
+        # A sparse file may claim any size; what is over the writable space cannot be real.
+        self._read_limit = min(max(limits.space_bytes, MIN_READ_LIMIT), MAX_READ_LIMIT)
+
+    async def read(self, path: str, *, user: User | None = None) -> bytes:
+        """The whole content. Files over the sandbox's writable space or 2 GiB are refused: use `open_read`."""
+        reply = await self._ask("file_read", path, user, max_inline=INLINE_BYTES)
+        if not reply.fds:
+            return reply.body
+        fd = only_fd(reply)
+        try:
+            size = check_regular(fd).st_size
+            self._check_readable(path, size)
+            return await asyncio.to_thread(read_whole, fd, size)
+        finally:
+            os.close(fd)
+
+    async def open(self, path: str, *, user: User | None = None) -> OpenFile:
+        """A file to be read in parts. Whoever opens it closes it."""
+        return opened(await self._ask("file_read", path, user, max_inline=INLINE_BYTES))
+
+    async def open_whole(self, path: str, *, user: User | None = None) -> OpenFile:
+        """As `open`, for whoever will have all of it in memory. Refuses what `read` does."""
+        file = await self.open(path, user=user)
+        try:
+            self._check_readable(path, file.size_bytes)
+        except errors.FileError:
+            file.close()
+            raise
+        return file
+
+    def _check_readable(self, path: str, size: int) -> None:
+        if size > self._read_limit:
+            raise errors.FileError(
+                f"{path} claims {size} bytes, and {self._read_limit} can be read at once: read it as a stream, "
+                "with read_chunks"
+            )
+
+    async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
+        """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk.
+
+        Whoever stops before the end closes it.
+        """
+        return (await self.open(path, user=user)).until_read()
+
+    async def write(
+        self,
+        path: str,
+        content: Content,
+        *,
+        user: User | None = None,
+        mode: int | None = None,
+        owner: User | None = None,
+        attributes: FileAttributes | None = None,
+        in_place: bool = False,
+        below: str | None = None,
+    ) -> FileInfo:
+        """Makes or replaces a file, and the directories above it. A file that is replaced stays until all has come.
+
+        It is done with the rights of `user`; what is made is given to `owner`. With `in_place` the file is overwritten,
+        once all has come: it stays the same one to those who watch it or have it open, but they may see it half done.
+        No symlink is followed that lies `below` that directory, at the path's end or on the way: FileError.
+        Raises InvalidRequest also for a mode or a content that makes no sense.
+        """
+        check_mode(mode)
+        check_user(owner)
+        wishes: dict[str, Any] = {"mode": mode, "owner": owner, "in_place": in_place, "below": below}
+        if attributes is not None:
+            wishes["attributes"] = msgspec.structs.asdict(attributes)
+        chunked = isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, Chunk)
+        if chunked:
+            return await self._write_stream(path, cast(Chunks, content), user, wishes)
+        whole = chunk_of(content)
+        if len(whole) <= INLINE_BYTES:
+            return await self._write_small(path, whole, user, wishes)
+        return await self._write_stream(path, (whole,), user, wishes)
+
+    async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
+        """What is in a directory, sorted by path, down to `depth` levels. Raises FileError if that is too much."""
+        if type(depth) is not int or depth < 1:
+            raise errors.InvalidRequest(f"depth must be 1 or more, not {depth!r}")
+        reply = await self._ask("file_list", path, user, depth=depth)
+        if reply.ok.get("truncated") is not False:
+            raise errors.FileError(
+                f"{path} holds more than the 20,000 entries that can be listed at once: list its subdirectories one "
+                "by one, with depth=1, or let a command look"
+            )
+        return [_info(one) for one in _listing(reply.body)]
+
+    async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
+        """What lies at that path; a symlink is not followed."""
+        return _info((await self._ask("file_stat", path, user)).ok)
+
+    async def exists(self, path: str, *, user: User | None = None) -> bool:
+        try:
+            await self.stat(path, user=user)
+        except (errors.FileNotFound, errors.NotADirectory):
+            return False
+        return True
+
+    async def make_dir(self, path: str, *, user: User | None = None, owner: User | None = None) -> bool:
+        """Makes a directory and those above it, and gives them to `owner`. False if it was there."""
+        check_user(owner)
+        return (await self._ask("file_make_dir", path, user, owner=owner)).ok.get("created") is True
+
+    async def move(self, path: str, to: str, *, user: User | None = None, owner: User | None = None) -> FileInfo:
+        """Moves a file or a directory. What is there is replaced; a file moved to a directory lands in it.
+
+        Directories that are made for it are given to `owner`.
+        """
+        check_user(owner)
+        reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd), owner=owner)
+        return _info(reply.ok)
+
+    async def remove(self, path: str, *, user: User | None = None, below: str | None = None) -> None:
+        """Removes a file, or a directory with all that is in it. `below`: as with `write`."""
+        await self._ask("file_remove", path, user, below=below)
+
+    async def change(
+        self,
+        path: str,
+        *,
+        uid: int | None = None,
+        gid: int | None = None,
+        mode: int | None = None,
+        user: User | None = None,
+        below: str | None = None,
+    ) -> FileInfo:
+        """Gives a file or directory another owner, group or mode. `below`: as with `write`."""
+        check_mode(mode)
+        return _info((await self._ask("file_change", path, user, uid=uid, gid=gid, mode=mode, below=below)).ok)
+
+    async def survey(
+        self, path: str, known: Mapping[str, int] | None = None, *, since_ns: int = 0, depth: int = 10
+    ) -> Survey:
+        """All regular files below a directory, as far as they are worth keeping: see `Survey`.
+
+        `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told.
+        `since_ns` is when an earlier survey began: what that one has told of packages is not told again.
+        """
+        compared = msgspec.json.encode(dict(known or {}))
+        reply = await self._ask("tree_survey", path, None, compared, depth=depth, since_ns=since_ns)
+        if len(reply.body) <= INLINE_BYTES:
+            return survey_of(reply)
+        return await asyncio.to_thread(survey_of, reply)  # others would wait for so much
+
+    async def guard(self, path: str, names: Sequence[str]) -> Sequence[str]:
+        """Takes these files below a directory from `user`, who can then neither change, replace nor remove them.
+
+        The directories above them, with that one, become root's, and everybody can still add to them. Gives those
+        that are no regular files, or lie behind a symlink: those it did not take. Where `user` and `root` are one
+        identity, it merely takes the permission to write, which `user` can give back.
+        """
+        reply = await self._ask("tree_guard", path, "root", paths=list(names))
+        missing = reply.ok.get("missing")
+        if not isinstance(missing, list):
+            raise errors.ProtocolViolation("the guest's init does not say what it guards")
+        return [name for name in names if name in missing]
+
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
+        """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""
+        check_user(user)
+        self._guest.noted("files.watched")
+        return Watch(self._guest, sandbox_path(path, self._cwd), recursive=recursive, user=user or self._user)
+
+    async def _ask(self, verb: str, path: str, user: User | None, body: bytes = b"", **fields: Any) -> Reply:
+        full = sandbox_path(path, self._cwd)
+        check_user(user)
+        with _naming(path):
+            reply = await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
+        if "stream" not in fields:  # whose end is told
+            moved = 0 if verb in LISTS else max(len(body), len(reply.body))
+            self._guest.noted(NOTED.get(verb, "files.listed"), bytes=moved)
+        return reply
+
+    async def _write_small(self, path: str, content: bytes, user: User | None, wishes: dict[str, Any]) -> FileInfo:
+        reply = await self._ask("file_write", path, user, content, size=len(content), **wishes)
+        return _info(reply.ok)
+
+    async def _write_stream(self, path: str, content: Chunks, user: User | None, wishes: dict[str, Any]) -> FileInfo:
+        """Without a commit, what was there stays: the caller's chunks may fail, and the caller may go away."""
+        write = "u" + secrets.token_hex(8)
+        try:
+            reply = await self._ask("file_write", path, user, size=None, stream=True, write=write, **wishes)
+            size = await _fill(PipeWriter(only_fd(reply)), content)
+            with _naming(path):
+                ended = await self._guest.request("write_end", write=write, commit=True, size=size)
+            self._guest.noted("files.written", bytes=size)
+            return _info(ended.ok)
+        except BaseException:
+            self._guest.tell("write_end", write=write, commit=False)
+            raise
+
+
+async def _fill(pipe: PipeWriter, content: Chunks) -> int:
+    """How many bytes were put into the pipe, which is closed then."""
+    size = 0
+    try:
+        async with contextlib.aclosing(chunks_of(content)) as chunks:
+            async for chunk in chunks:
+                try:
+                    await pipe.write(chunk)
+                except BrokenPipeError:
+                    break  # init has stopped reading; it says why when it is asked to commit
+                size += len(chunk)
+    finally:
+        pipe.close()
+    return size
+
+
+async def chunks_of(content: Chunks) -> AsyncGenerator[bytes, None]:
+    """Each as bytes. Raises InvalidRequest at one that is neither bytes nor text."""
+    if isinstance(content, AsyncIterable):
+        async for chunk in content:
+            yield chunk_of(chunk)
+    else:
+        for chunk in content:
+            yield chunk_of(chunk)
+
+
+def chunk_of(chunk: object) -> bytes:
+    """Raises InvalidRequest unless it is bytes or text."""
+    if isinstance(chunk, (bytes, bytearray, memoryview)):
+        return bytes(chunk)
+    if not isinstance(chunk, str):
+        raise errors.InvalidRequest(f"a file's content must come as bytes or text, not as {type(chunk).__name__}")
+    try:
+        return chunk.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("text for a file must be valid Unicode: give bytes for anything else") from None
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What init says about a file says which."""
+    try:
+        yield
+    except (errors.FileError, errors.FileNotFound, errors.InvalidPath) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _listing(body: bytes) -> list[FileInfo]:
+    if len(body) > wire.MAX_LISTING_BYTES:
+        raise errors.ProtocolViolation(f"the guest's init sent a list of files of {len(body)} bytes")
+    try:
+        return msgspec.json.decode(body, type=Listing).files
+    except (msgspec.MsgspecError, UnicodeError):
+        raise errors.ProtocolViolation("the guest's init sent no list of files") from None
+
+
+def _info(described: object) -> FileInfo:
+    try:
+        return file_info(described)
+    except wire.WireError as error:
+        raise errors.ProtocolViolation(str(error)) from None

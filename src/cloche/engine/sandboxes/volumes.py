@@ -1,0 +1,411 @@
+"""Named volumes: directories that several sandboxes of one owner have at the same time, and that outlast them.
+
+While somebody has one, its files are in memory, in a tmpfs of its own. A *vault*, a cell in which nobody's programs
+run, has it as well: that one reads and writes its files for callers, and makes the images that outlast the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+
+import msgspec
+
+from cloche import errors
+from cloche.config.sections import VolumeLimits
+from cloche.engine.executions.streams import Bell
+from cloche.engine.instance import Instance
+from cloche.engine.operations.audit import Trail
+from cloche.engine.pauses.images import Images
+from cloche.engine.sandboxes.files import Files
+from cloche.engine.sandboxes.nursery import LiveNursery
+from cloche.engine.sandboxes.pool import Housing, ReadyCell, prepare
+from cloche.isolation.base import CellSpec, Mounts, Volume
+from cloche.model import MIB, Limits, Template, new_id
+from cloche.store.volumes import StoredVolumes, VolumeRecord, not_found
+from cloche.telemetry import log
+
+# A volume that is in use: its tmpfs, and the cell that reads, writes and saves its files for the host.
+
+PLACE = "/mnt/data"  # where the vault itself has it
+_SPACE_BYTES = 16 * MIB  # of the vault's own
+
+
+class Vault:
+    """Made by `open`. `holders` are those who have the volume."""
+
+    def __init__(self, record: VolumeRecord, nursery: LiveNursery, volume: Volume):
+        self.record = record
+        self.volume = volume
+        self.limits: Limits = msgspec.structs.replace(Limits(), space_bytes=_SPACE_BYTES)
+        self.holders: set[object] = set()
+        self.changed = False  # whether it may hold what no image has
+        self.saved_image = record.image
+        self.saving = asyncio.Lock()
+        self._writers: set[object] = set()
+        self._leaving: set[object] = set()
+        self._moved = Bell()
+        self._nursery = nursery
+        self._cell: ReadyCell | None = None
+        self._making = asyncio.Lock()
+        self._closed = asyncio.Event()
+
+    @classmethod
+    async def open(cls, record: VolumeRecord, nursery: LiveNursery, images: Images) -> Vault:
+        """With the files that were saved last. Raises as `Engine.create` does, NoSpace, NotFound."""
+        vault = cls(record, nursery, await (await nursery.get()).make_volume(record.size_bytes))
+        try:
+            ready = await vault.cell()
+            if record.image is not None:
+                await images.restore(ready.guest, record.image)
+        except BaseException:
+            await vault.aclose()
+            raise
+        return vault
+
+    async def cell(self) -> ReadyCell:
+        """The cell that has the volume. Should it have died, another one: its files are still there."""
+        async with self._making:
+            if self._cell is not None and not self._cell.guest.alive:
+                await self._cell.aclose()
+                self._cell = None
+            if self._cell is None:
+                spec = CellSpec(space_bytes=self.limits.space_bytes)
+                mounts = Mounts({PLACE: self.volume}, lambda: None, lambda: None)
+                self._cell = await prepare(self._nursery, spec, self.limits, mounts=mounts)
+            return self._cell
+
+    def take(self, holder: object, *, writes: bool) -> None:
+        self.holders.add(holder)
+        self._moved.ring()
+        if writes:
+            self._writers.add(holder)
+            self.changed = True
+
+    def leave(self, holder: object) -> None:
+        """It uses it no more, and lets go of it soon. Harmless when it has."""
+        if holder in self.holders:
+            self._leaving.add(holder)
+
+    async def left(self) -> None:
+        """Returns when nobody has it, or somebody who does not leave."""
+        while self.holders and self.holders <= self._leaving:
+            await self._moved.heard()
+
+    def let_go(self, holder: object) -> bool:
+        """Whether that was the last one. Harmless when it has let go already."""
+        if holder not in self.holders:
+            return False
+        self.holders.discard(holder)
+        self._leaving.discard(holder)
+        self._moved.ring()
+        if holder in self._writers:
+            self._writers.discard(holder)
+            self.changed = True
+        return not self.holders
+
+    def disown(self) -> None:
+        """Nobody has it from now on, whatever they think."""
+        self.holders.clear()
+        self._leaving.clear()
+        self._moved.ring()
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody has its files any more, since all that had them died."""
+        cell = self._cell is not None and self._cell.guest.alive
+        return not self.holders and not cell and not self.volume.alive
+
+    async def image(self, images: Images) -> str:
+        """A new image of its files. Each file is as it was when its turn came. Raises as `Images.save` does."""
+        self.changed = bool(self._writers)
+        try:
+            ready = await self.cell()
+            return (await images.save(ready.guest, self.record.size_bytes + _SPACE_BYTES)).id
+        except BaseException:
+            self.changed = True
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    async def closed_within(self, seconds: float) -> bool:
+        """Waits for so long, or until it is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        return self.closed
+
+    async def aclose(self) -> None:
+        """Nothing is saved. The files are gone with the last sandbox that has them."""
+        self._closed.set()
+        if self._cell is not None:
+            await self._cell.aclose()
+        self.volume.drop()
+
+
+LINGER_SECONDS = 5.0  # after its last use, in which the next one finds it as it is
+SAVE_SECONDS = 60.0  # between images of one that is in use
+SAVE_SHARE = 20  # and so many times as long as the last one took
+LEAVE_SECONDS = 20.0  # that sandboxes which have ended may take to be gone: a hundredth of one, on an idle host
+MAX_MOUNTS = 8
+TEMPLATE = "python"  # of the cell that has a volume which is first used without a sandbox
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Volumes:
+    def __init__(
+        self,
+        limits: VolumeLimits,
+        store: StoredVolumes,
+        images: Images,
+        instance: Instance,
+        housing: Housing,
+        trail: Trail,
+    ):
+        self._trail = trail
+        self._limits = limits
+        self._store = store
+        self._images = images
+        self._instance = instance
+        self._housing = housing
+        self._vaults: dict[str, Vault] = {}
+        self._changing: dict[str, asyncio.Lock] = {}  # held by whoever opens, closes or removes that one
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # -- what there is
+
+    async def create(self, name: str, owner: str) -> VolumeRecord:
+        """Raises InvalidRequest, VolumeConflict where there is one of that name, Unavailable."""
+        _check_name(name)
+        volume = VolumeRecord(
+            id=new_id("v"), owner=owner, name=name, size_bytes=self._limits.bytes, created_at=time.time()
+        )
+        await self._store.add(volume, self._limits.per_owner)
+        log.info("volume.made", volume=volume.id, owner=owner)
+        self._trail.note("volume.made", owner, id=volume.id)
+        return volume
+
+    async def list(self, owner: str) -> Sequence[VolumeRecord]:
+        """The oldest first."""
+        return await self._store.list(owner)
+
+    async def get(self, ref: str, owner: str | None) -> VolumeRecord:
+        """By its id or name; with None as the owner whoever's it is, by its id. Raises VolumeNotFound."""
+        found = await self._store.find(ref, owner)
+        if found is None:
+            raise not_found(ref)
+        return found
+
+    async def remove(self, ref: str, owner: str) -> None:
+        """With all its files. Raises VolumeNotFound; VolumeConflict while somebody has it.
+
+        Sandboxes that have ended are waited for: nobody could kill them to be rid of them.
+        """
+        id = (await self.get(ref, owner)).id
+        await self._left(id)
+        async with self._lock(id):
+            vault = self._vaults.get(id)
+            if vault is not None and vault.holders:
+                raise errors.VolumeConflict(
+                    f"the volume {vault.record.name!r} is in use: kill the sandboxes with it first"
+                )
+            if vault is not None:
+                await self._drop(vault)
+            claimed = await self._store.claim(id, self._instance.name, self._instance.is_live)
+            await self._store.remove(id)
+            if claimed.image is not None:
+                await self._images.remove(claimed.image)
+        self._changing.pop(id, None)
+        log.info("volume.removed", volume=id, owner=owner)
+        self._trail.note("volume.removed", owner, id=id)
+
+    # -- using them
+
+    async def mounts(self, wanted: Mapping[str, str], owner: str, template: Template) -> Mounts:
+        """For a new cell of that template: by path, the id or name of each. Whoever has them lets go of them once.
+
+        Raises InvalidRequest for paths and numbers that cannot be, VolumeNotFound, VolumeConflict, Unavailable.
+        """
+        _check_places(wanted)
+        records = {path: await self.get(ref, owner) for path, ref in wanted.items()}
+        if len({each.id for each in records.values()}) < len(records):
+            raise errors.InvalidRequest("volumes: one can be mounted once in a sandbox, not at two paths")
+        holder = object()
+        held: list[Vault] = []
+
+        def let_go() -> None:
+            for vault in held:
+                self._let_go(vault, holder)
+
+        def leave() -> None:
+            for vault in held:
+                vault.leave(holder)
+
+        try:
+            for record in records.values():
+                held.append(await self._hold(record, holder, template, writes=True))
+        except BaseException:
+            let_go()
+            raise
+        return Mounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go, leave)
+
+    @contextlib.asynccontextmanager
+    async def files(self, record: VolumeRecord, *, writes: bool) -> AsyncIterator[Files]:
+        """Its files, below PLACE, with root's rights. Raises VolumeNotFound, VolumeConflict, Unavailable."""
+        holder = object()
+        vault = await self._hold(record, holder, None, writes=writes)
+        try:
+            ready = await vault.cell()
+            ready.guest.noted = self._trail.of(f"volume:{record.id}", record.owner)
+            yield Files(ready.guest, user="root", cwd=PLACE, limits=vault.limits)
+        finally:
+            self._let_go(vault, holder)
+
+    async def discard(self, owner: str) -> None:
+        """Lets go of those of that owner, whoever has them, and saves none."""
+        for vault in [each for each in self._vaults.values() if each.record.owner == owner]:
+            async with self._lock(vault.record.id):
+                vault.disown()
+                await self._drop(vault)
+
+    async def aclose(self) -> None:
+        """Saves all of them."""
+        self._closed = True
+        for lock in list(self._changing.values()):
+            async with lock:  # for whoever opens one just now
+                pass
+        for vault in list(self._vaults.values()):
+            vault.disown()
+            await self._retire(vault)
+            if vault.record.id in self._vaults:  # it could not be saved, and nothing is left to wait for
+                await self._drop(vault)
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    # -- inside
+
+    async def _left(self, id: str) -> None:
+        vault = self._vaults.get(id)
+        if vault is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await vault.left()
+
+    def _lock(self, id: str) -> asyncio.Lock:
+        return self._changing.setdefault(id, asyncio.Lock())
+
+    async def _hold(self, record: VolumeRecord, holder: object, template: Template | None, *, writes: bool) -> Vault:
+        async with self._lock(record.id):
+            if self._closed:
+                raise errors.ShuttingDown("the host is shutting down")
+            vault = self._vaults.get(record.id)
+            if vault is not None and vault.lost:
+                await self._give_up(vault)
+                vault = None
+            vault = vault or await self._open(record.id, template)
+            vault.take(holder, writes=writes)
+            return vault
+
+    async def _open(self, id: str, template: Template | None) -> Vault:
+        """In the nursery of that template, which runs anyway, or that of the usual one."""
+        record = await self._store.claim(id, self._instance.name, self._instance.is_live)
+        try:
+            vault = await Vault.open(
+                record,
+                self._housing.nursery(template or await self._housing.template(TEMPLATE)),
+                self._images,
+            )
+        except BaseException:
+            await asyncio.shield(self._store.release(id, self._instance.name))
+            raise
+        self._vaults[id] = vault
+        self._later(self._save_at_times(vault))
+        return vault
+
+    def _let_go(self, vault: Vault, holder: object) -> None:
+        if vault.let_go(holder) and not self._closed:
+            asyncio.get_running_loop().call_later(LINGER_SECONDS, self._retire_later, vault)
+
+    def _retire_later(self, vault: Vault) -> None:
+        if not vault.holders and self._vaults.get(vault.record.id) is vault and not self._closed:
+            self._later(self._retire(vault))
+
+    async def _retire(self, vault: Vault) -> None:
+        """Nobody has it: it is saved and leaves the memory. One that cannot be saved stays there."""
+        async with self._lock(vault.record.id):
+            if vault.holders or self._vaults.get(vault.record.id) is not vault:
+                return
+            if vault.lost:
+                await self._give_up(vault)
+                return
+            if vault.changed and not await self._save(vault):
+                return
+            await self._drop(vault)
+
+    async def _give_up(self, vault: Vault) -> None:
+        """What came after the last image is gone."""
+        log.error("volume.lost_changes", volume=vault.record.id, owner=vault.record.owner)
+        await self._drop(vault)
+
+    async def _drop(self, vault: Vault) -> None:
+        self._vaults.pop(vault.record.id, None)
+        async with vault.saving:
+            await vault.aclose()
+        await self._store.release(vault.record.id, self._instance.name)
+
+    async def _save_at_times(self, vault: Vault) -> None:
+        pause = SAVE_SECONDS
+        while not self._closed and not await vault.closed_within(pause):
+            began = time.monotonic()
+            if vault.changed:
+                await self._save(vault)
+            pause = max(SAVE_SECONDS, SAVE_SHARE * (time.monotonic() - began))
+            if not vault.holders:  # it could not be saved when the last one let go of it
+                await self._retire(vault)
+
+    async def _save(self, vault: Vault) -> bool:
+        """Whether its files are kept as they are now."""
+        async with vault.saving:
+            if vault.closed:
+                return True
+            try:
+                saved = await vault.image(self._images)
+                if not await self._store.keep(vault.record.id, saved):
+                    await self._images.remove(saved)
+                    return True
+            except (errors.ClocheError, OSError) as error:
+                log.error("volume.not_saved", volume=vault.record.id, owner=vault.record.owner, reason=str(error))
+                return False
+            before, vault.saved_image = vault.saved_image, saved
+            if before is not None:
+                await self._images.remove(before)
+        return True
+
+    def _later(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise errors.InvalidRequest(
+            f"a volume's name has 1 to 64 letters, digits, dots, dashes and underscores, not {str(name)[:80]!r}"
+        )
+
+
+def _check_places(wanted: Mapping[str, str]) -> None:
+    if len(wanted) > MAX_MOUNTS:
+        raise errors.InvalidRequest(f"volumes: a sandbox can have {MAX_MOUNTS}, not {len(wanted)}")
+    for path in wanted:
+        name = path.removeprefix("/mnt/")
+        if name == path or name == "data" or not _NAME.fullmatch(name):
+            raise errors.InvalidRequest(
+                f"volumes: one is mounted at /mnt/NAME, with a NAME of letters, digits, dots, dashes and underscores "
+                f"that is not data, and not at {path[:80]!r}"
+            )
