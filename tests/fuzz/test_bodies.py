@@ -29,7 +29,7 @@ from cloche.api.openai import chat_decoding, containers, conversations, decoding
 from cloche.api.opensandbox import execd_wire, lifecycle_wire, vault_wire
 from cloche.api.opensandbox import network_wire as opensandbox_network
 from cloche.gateway import upstream_http
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 NETWORK = {"allowOut": ["pypi.org", "1.1.1.1/32"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": True}
 LIMITS = {"memory_bytes": 1 << 28, "cpus": 1.5, "processes": 64}
@@ -63,7 +63,7 @@ def programmatic(body: bytes) -> object:
 
 
 NATIVE = {
-    asks.CreateSandbox: {
+    requests.CreateSandbox: {
         "template": "python",
         "env": {"A": "b"},
         "metadata": {"k": "v"},
@@ -72,18 +72,18 @@ NATIVE = {
         "network": POLICY,
         "volumes": {"/mnt/v": "name"},
     },
-    asks.Execute: {"code": "1+1", "context": "default", "env": {"A": "b"}, "cwd": "/tmp", "tools": [TOOL]},
-    asks.Detach: {"code": "1+1", "timeout_seconds": 5, "input": ["a"]},
-    asks.RunCommand: {"command": ["ls", "-l"], "user": "root", "env": {}, "cwd": "/", "stdin": "x"},
-    asks.StartProcess: {"command": "ls", "terminal": {"rows": 24, "columns": 80}},
-    asks.SetNetwork: {**POLICY, "secrets": [{"domain": "pypi.org", "header": "X", "value": "y"}]},
-    asks.Fork: {"count": 2, "timeout_seconds": 3},
-    asks.Renew: {"seconds": 5},
-    asks.Signal: {"signal": 9},
-    asks.MovePath: {"path": "/a", "to": "/b"},
-    asks.Rollback: {"checkpoint": "c1"},
-    asks.MakeSnapshot: {"name": "a/b:c"},
-    asks.MakeVolume: {"name": "v"},
+    requests.Execute: {"code": "1+1", "context": "default", "env": {"A": "b"}, "cwd": "/tmp", "tools": [TOOL]},
+    requests.Detach: {"code": "1+1", "timeout_seconds": 5, "input": ["a"]},
+    requests.RunCommand: {"command": ["ls", "-l"], "user": "root", "env": {}, "cwd": "/", "stdin": "x"},
+    requests.StartProcess: {"command": "ls", "terminal": {"rows": 24, "columns": 80}},
+    requests.SetNetwork: {**POLICY, "secrets": [{"domain": "pypi.org", "header": "X", "value": "y"}]},
+    requests.Fork: {"count": 2, "timeout_seconds": 3},
+    requests.Renew: {"seconds": 5},
+    requests.Signal: {"signal": 9},
+    requests.MovePath: {"path": "/a", "to": "/b"},
+    requests.Rollback: {"checkpoint": "c1"},
+    requests.MakeSnapshot: {"name": "a/b:c"},
+    requests.MakeVolume: {"name": "v"},
 }
 E2B_PROCESS = {"cmd": "/bin/bash", "args": ["-l", "-c", "ls"], "envs": {"A": "b"}, "cwd": "/home"}
 CONNECT = {
@@ -205,9 +205,9 @@ LIBRECHAT = {
 OTHERS = {
     "admin's key": (lambda body: admin.decode(body, admin.Asked), {"owner": "ann", "role": "user", "name": "n"}),
     "admin's quota": (admin_tenants.decode, {}),
-    "told event": (told.decode_event, {"type": "output", "stream": "stdout", "text": "hi"}),
+    "told event": (responses.decode_event, {"type": "output", "stream": "stdout", "text": "hi"}),
     "told run": (
-        told.decode_run,
+        responses.decode_run,
         {
             "id": "x",
             "results": [{"data": {"text/plain": "1"}, "is_main_result": True}],
@@ -219,7 +219,7 @@ OTHERS = {
         },
     ),
     "told error": (
-        lambda body: told.error_in(body, 404),
+        lambda body: responses.error_in(body, 404),
         {"error": {"code": "sandbox_not_found", "message": "m", "request_id": "r"}},
     ),
     "upstream's answer": (upstream_http.json_object, {"id": "x", "output": []}),

@@ -24,7 +24,7 @@ from cloche.engine.sandboxes import files
 from cloche.gateway import sse
 from cloche.guest import wire
 from cloche.isolation.channel import Channel
-from cloche.protocol import told
+from cloche.protocol import responses
 
 DISPLAY = {"op": "display", "parts": [["text/plain", 2], ["application/json", 7]], "main": True, "id": "a"}
 FILE = {"path": "/a", "name": "a", "kind": "file", "size": 1, "mode": 420, "owner": "u", "group": "u", "mtime": 1.5}
@@ -115,7 +115,7 @@ def server_events(pieces: list[bytes]) -> None:
 
 
 def told_events(pieces: list[bytes]) -> None:
-    events = told.EventsIn()
+    events = responses.EventsIn()
     for piece in pieces:
         list(events.feed_numbered(piece))
 

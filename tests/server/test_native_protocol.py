@@ -11,7 +11,7 @@ from cloche.api.native.sse import encode as encode_sse
 from cloche.engine.commands.process import Exited
 from cloche.engine.executions.runs import Line
 from cloche.model import Usage
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 STARTED = events.Started(execution="x1", count=3)
 PICTURE = events.Display(data={"text/plain": "<Figure>", "image/png": b"\x89PNG", "image/gif": b"GIF\xff"}, main=True)
@@ -19,19 +19,19 @@ ENDED = events.Ended(outcome="ok", usage=Usage(wall_seconds=0.5))
 
 
 def test_an_event_is_one_object_with_its_type():
-    assert told.encode_event(STARTED) == b'{"type":"started","execution":"x1","count":3}'
-    assert told.encode_event(events.Output(stream="stdout", text="a\n")) == (
+    assert responses.encode_event(STARTED) == b'{"type":"started","execution":"x1","count":3}'
+    assert responses.encode_event(events.Output(stream="stdout", text="a\n")) == (
         b'{"type":"output","stream":"stdout","text":"a\\n"}'
     )
 
 
 def test_binary_values_are_marked_and_come_back_as_bytes():
-    raw = told.encode_event(PICTURE)
+    raw = responses.encode_event(PICTURE)
     assert raw == (
         b'{"type":"display","data":{"text/plain":"<Figure>","image/png":"iVBORw==","image/gif":"R0lG/w=="},'
         b'"main":true,"id":null,"update":false,"binary":["image/png","image/gif"]}'
     )
-    assert told.decode_event(raw) == PICTURE
+    assert responses.decode_event(raw) == PICTURE
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def test_binary_values_are_marked_and_come_back_as_bytes():
     ids=lambda event: type(event).__name__,
 )
 def test_every_event_survives_the_wire(event: events.Event):
-    assert told.decode_event(told.encode_event(event)) == event
+    assert responses.decode_event(responses.encode_event(event)) == event
 
 
 def test_a_run_survives_the_wire():
     run = events.fold([STARTED, PICTURE, events.Output(stream="stdout", text="a"), ENDED])
-    assert told.decode_run(told.encode_run(run)) == run
-    assert told.decode_run(told.encode_run(run)).results[0].extra == {"image/gif": b"GIF\xff"}
+    assert responses.decode_run(responses.encode_run(run)) == run
+    assert responses.decode_run(responses.encode_run(run)).results[0].extra == {"image/gif": b"GIF\xff"}
 
 
 def test_server_sent_events_have_a_name_and_one_line_of_data():
     assert encode_sse(STARTED) == b'event: started\ndata: {"type":"started","execution":"x1","count":3}\n\n'
-    assert told.event_in(encode_sse(events.Output(stream="stdout", text="a\n\nb")).removesuffix(b"\n\n")) == (
+    assert responses.event_in(encode_sse(events.Output(stream="stdout", text="a\n\nb")).removesuffix(b"\n\n")) == (
         events.Output(stream="stdout", text="a\n\nb")
     )
-    assert told.event_in(b": still here") is None
+    assert responses.event_in(b": still here") is None
 
 
 def test_an_event_of_a_run_has_its_number_as_its_id():
-    line = Line(7, told.encode_event(STARTED))
+    line = Line(7, responses.encode_event(STARTED))
     assert encode_sse(line) == b"id: 7\n" + encode_sse(STARTED)
-    assert list(told.EventsIn().feed_numbered(b": still here\n\n" + encode_sse(line))) == [(7, STARTED)]
+    assert list(responses.EventsIn().feed_numbered(b": still here\n\n" + encode_sse(line))) == [(7, STARTED)]
 
 
 @pytest.mark.parametrize("id", [b"", b"id: \n", b"id: -1\n", b"id: x\n", b"id: 1.5\n", b"id: " + b"9" * 5000 + b"\n"])
 def test_an_event_of_a_run_without_its_number_is_not_ours(id: bytes):
     with pytest.raises(errors.Unavailable, match="is it Cloche"):
-        list(told.EventsIn().feed_numbered(id + encode_sse(STARTED)))
+        list(responses.EventsIn().feed_numbered(id + encode_sse(STARTED)))
 
 
 def all_errors() -> list[type[errors.ClocheError]]:
@@ -86,17 +86,17 @@ def all_errors() -> list[type[errors.ClocheError]]:
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_an_error_comes_back_as_the_same_class_with_the_same_text(kind: type[errors.ClocheError]):
-    error = told.error_of(told.fault_of(kind("what: to do")))
+    error = responses.error_of(responses.fault_of(kind("what: to do")))
     assert (type(error), str(error), error.code) == (kind, "what: to do", kind.code)
 
 
 @pytest.mark.parametrize("error", [errors.Busy("full", retry_after_seconds=7.5), errors.QuotaExceeded("much")])
 def test_when_to_ask_again_comes_back_where_it_is_known(error: errors.ClocheError):
-    assert told.error_of(told.fault_of(error)).retry_after_seconds == error.retry_after_seconds
+    assert responses.error_of(responses.fault_of(error)).retry_after_seconds == error.retry_after_seconds
 
 
 def test_an_error_of_a_newer_server_is_still_one_of_ours():
-    error = told.error_of(told.Fault(code="brand_new", message="hm"))
+    error = responses.error_of(responses.Fault(code="brand_new", message="hm"))
     assert type(error) is errors.ClocheError and str(error) == "hm"
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_a_newer_server_is_still_one_of_ours():
 )
 def test_an_answer_that_is_not_ours_says_so(raw: bytes):
     with pytest.raises(errors.Unavailable, match="is it Cloche"):
-        told.decode_event(raw)
+        responses.decode_event(raw)
 
 
 @pytest.mark.parametrize(
@@ -123,41 +123,41 @@ def test_an_answer_that_is_not_ours_says_so(raw: bytes):
 )
 def test_a_request_that_makes_no_sense_is_refused_with_a_reason(raw: bytes, said: str):
     with pytest.raises(errors.InvalidRequest, match=said):
-        read(raw, asks.Execute)
+        read(raw, requests.Execute)
 
 
 def test_names_inside_a_message_are_hinted_at_too():
     with pytest.raises(errors.InvalidRequest, match="did you mean 'memory_bytes'"):
-        read(b'{"limits": {"memory_byte": 1}}', asks.CreateSandbox)
+        read(b'{"limits": {"memory_byte": 1}}', requests.CreateSandbox)
 
 
 def test_code_may_have_lone_surrogates():
-    assert read(b'{"code": "\'\\ud800\'"}', asks.Execute).code == "'\ud800'"
+    assert read(b'{"code": "\'\\ud800\'"}', requests.Execute).code == "'\ud800'"
 
 
 @pytest.mark.parametrize("as_text", [False, True])
 def test_what_only_the_slow_parser_takes_must_not_have_many_values(as_text: bool):
     raw = b'{"code": "\\ud800", "argv": [' + b"{}," * 300_000 + b"{}]}"
     with pytest.raises(errors.InvalidRequest, match="over 200000 values"):
-        read(raw.decode() if as_text else raw, asks.Execute)
-    assert len(read(b'{"code": "[,{' + b"," * 300_000 + b'"}', asks.Execute).code) == 300_003
+        read(raw.decode() if as_text else raw, requests.Execute)
+    assert len(read(b'{"code": "[,{' + b"," * 300_000 + b'"}', requests.Execute).code) == 300_003
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_json_has_no_constants_but_its_own(constant: str):
     with pytest.raises(errors.InvalidRequest, match=f"there is no {constant} in JSON"):
-        read(f'{{"code": "1", "timeout_seconds": {constant}}}', asks.Execute)
+        read(f'{{"code": "1", "timeout_seconds": {constant}}}', requests.Execute)
 
 
 def test_what_is_no_number_is_written_as_null_beside_a_lone_surrogate_too():
-    assert told.encode([float("nan"), "a"]) == b'[null,"a"]'
-    assert told.encode([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
+    assert responses.encode([float("nan"), "a"]) == b'[null,"a"]'
+    assert responses.encode([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_server_sent_events_are_found_however_they_are_cut(size: int):
     raw = encode_sse(STARTED) + b": still here\n\n" + encode_sse(PICTURE) + encode_sse(ENDED)
-    stream = told.EventsIn()
+    stream = responses.EventsIn()
     found = [event for at in range(0, len(raw), size) for event in stream.feed(raw[at : at + size])]
     assert found == [STARTED, PICTURE, ENDED]
 

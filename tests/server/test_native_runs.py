@@ -14,8 +14,8 @@ import pytest
 from tests.conftest import serving, wait_until
 
 from cloche.events import Output, fold
-from cloche.protocol import told
-from cloche.protocol.told import EventsIn
+from cloche.protocol import responses
+from cloche.protocol.responses import EventsIn
 
 PATIENCE_SECONDS = 60
 KEY = "e2b_" + "7" * 40
@@ -89,7 +89,7 @@ def test_connections_that_break_lose_nothing_and_repeat_nothing(api, box: str):
     assert [each.number for each in seen] == list(range(1, len(seen) + 1))
     done = fold(each.event for each in seen)
     assert done.stdout == "".join(f"{i}\n" for i in range(40)) and done.outcome == "ok"
-    assert told.decode_run(api.get(f"{run}/result").content) == done
+    assert responses.decode_run(api.get(f"{run}/result").content) == done
 
 
 def test_a_browser_that_comes_again_goes_on_where_it_was(api, box: str):
@@ -230,4 +230,4 @@ def _check_died(api: httpx2.Client, run: str, seen: list) -> None:
     done = fold(each.event for each in whole)
     numbers = [int(line) for line in done.stdout.split()]
     assert numbers == list(range(len(numbers))) and len(numbers) >= sum(isinstance(e.event, Output) for e in seen)
-    assert told.decode_run(api.get(f"{run}/result").content) == done
+    assert responses.decode_run(api.get(f"{run}/result").content) == done

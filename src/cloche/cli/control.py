@@ -143,6 +143,6 @@ def ask(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
 
 def error_of(response: httpx2.Response) -> errors.ClocheError:
     """The error that a response of ours tells of."""
-    from cloche.protocol.told import error_in  # here: it takes a while to import
+    from cloche.protocol.responses import error_in  # here: it takes a while to import
 
     return error_in(response.content, response.status_code)

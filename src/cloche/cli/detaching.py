@@ -16,7 +16,7 @@ from cloche.cli.session import asked_of
 from cloche.config import Config
 from cloche.events import Ended, Numbered, RunInfo
 from cloche.model import SandboxSpec, check_seconds
-from cloche.protocol import asks
+from cloche.protocol import requests
 from cloche.sdk import remote_sandbox
 from cloche.sdk.remote_runs import RemoteRuns
 from cloche.sdk.remote_sandbox import RemoteSandbox
@@ -47,7 +47,9 @@ async def start(config: Config, ask: Ask) -> int:
 async def _begin(server: Server, box: RemoteSandbox, ask: Ask) -> RunInfo:
     for path, place in ask.uploads:
         await upload(box, path, place)
-    asked = asks.Detach(code=ask.code, argv=ask.argv, timeout_seconds=ask.timeout_seconds, input=ask.answers, last=True)
+    asked = requests.Detach(
+        code=ask.code, argv=ask.argv, timeout_seconds=ask.timeout_seconds, input=ask.answers, last=True
+    )
     info: RunInfo = await server.ask("POST", f"/sandboxes/{box.id}/runs", RunInfo, body=asked)
     return info
 

@@ -15,7 +15,7 @@ from cloche.cli.control import ask, connected, error_of, no_server
 from cloche.cli.network_lines import of_events, of_sandbox, of_server
 from cloche.cli.ps import printable
 from cloche.cli.request_tree import show_request
-from cloche.protocol import told
+from cloche.protocol import responses
 
 
 @click.command("logs")
@@ -43,7 +43,7 @@ def command(id: str | None, follow: bool, network: bool, request: str | None, as
             _print(of_sandbox(client, id) if id else of_server(client))
         else:
             found = ask(client, "GET", f"/api/v1/logs{query}")
-            _print(line_of(told.decode(told.encode(each), told.Logged)) for each in found)
+            _print(line_of(responses.decode(responses.encode(each), responses.Logged)) for each in found)
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -55,22 +55,22 @@ def _print(lines: Iterable[str]) -> None:
         pass
 
 
-def _followed(client: httpx2.Client, path: str) -> Iterator[told.Logged]:
+def _followed(client: httpx2.Client, path: str) -> Iterator[responses.Logged]:
     """Raises Unavailable when the server ends."""
     try:
         with client.stream("GET", path, timeout=httpx2.Timeout(None)) as response:
             if not response.is_success:
                 response.read()
                 raise error_of(response)
-            events = told.EventsIn()
+            events = responses.EventsIn()
             for chunk in response.iter_raw():
-                yield from (event for event in events.feed(chunk) if isinstance(event, told.Logged))
+                yield from (event for event in events.feed(chunk) if isinstance(event, responses.Logged))
     except httpx2.HTTPError:
         pass
     raise errors.Unavailable("the server has ended")
 
 
-def line_of(entry: told.Logged) -> str:
+def line_of(entry: responses.Logged) -> str:
     """As a log's line: when, how grave, what, and its fields."""
     when = datetime.fromtimestamp(entry.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     fields = " ".join(f"{name}={value}" for name, value in entry.fields.items())

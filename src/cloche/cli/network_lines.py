@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.cli.control import ask
 from cloche.cli.ps import printable
 from cloche.network_policy import NetworkEntry
-from cloche.protocol import told
+from cloche.protocol import responses
 from cloche.telemetry import OF_NETWORKS
 
 LEFT_OUT = "network.left_out"
@@ -26,7 +26,7 @@ def of_sandbox(client: httpx2.Client, id: str) -> Iterator[str]:
     except errors.Gone:
         yield from of_events(_events(client, f"?sandbox={quote(id, safe='')}"))
         return
-    logged: told.NetworkLogged = told.decode(told.encode(answer), told.NetworkLogged)
+    logged: responses.NetworkLogged = responses.decode(responses.encode(answer), responses.NetworkLogged)
     if logged.dropped:
         yield f"({logged.dropped} older entries made room)"
     for entry in logged.entries:
@@ -38,7 +38,7 @@ def of_server(client: httpx2.Client) -> Iterator[str]:
     return of_events(_events(client))
 
 
-def of_events(entries: Iterable[told.Logged]) -> Iterator[str]:
+def of_events(entries: Iterable[responses.Logged]) -> Iterator[str]:
     for each in entries:
         sandbox = str(each.fields.get("sandbox", ""))
         if each.event == LEFT_OUT:
@@ -47,7 +47,7 @@ def of_events(entries: Iterable[told.Logged]) -> Iterator[str]:
             yield line_of(entry_of(each), sandbox)
 
 
-def sum_of(logged: told.Logged, sandbox: str) -> str:
+def sum_of(logged: responses.Logged, sandbox: str) -> str:
     """A line for many: they came faster than the server's log has lines for, and went where another line says."""
     fields = logged.fields
     there = f"{fields.get('host') or '-'}" + (f":{fields['port']}" if fields.get("port") else "")
@@ -58,7 +58,7 @@ def sum_of(logged: told.Logged, sandbox: str) -> str:
     return printable("  ".join(each for each in words if each))
 
 
-def entry_of(logged: told.Logged) -> NetworkEntry:
+def entry_of(logged: responses.Logged) -> NetworkEntry:
     """The entry that a line of the server's log was written for. What is left out there is nothing."""
     fields = logged.fields
     return NetworkEntry(
@@ -86,5 +86,8 @@ def _when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _events(client: httpx2.Client, query: str = "") -> list[told.Logged]:
-    return [told.decode(told.encode(each), told.Logged) for each in ask(client, "GET", f"/api/v1/logs{query}")]
+def _events(client: httpx2.Client, query: str = "") -> list[responses.Logged]:
+    return [
+        responses.decode(responses.encode(each), responses.Logged)
+        for each in ask(client, "GET", f"/api/v1/logs{query}")
+    ]

@@ -26,7 +26,7 @@ from cloche.model import SandboxSpec
 from cloche.sdk.seam import Execution, Sandbox
 
 if TYPE_CHECKING:
-    from cloche.protocol.asks import CreateSandbox
+    from cloche.protocol.requests import CreateSandbox
 
 INTERRUPTED = 130
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -95,15 +95,15 @@ async def _of_server(socket: Path, spec: SandboxSpec, limits: Mapping[str, float
 
 def asked_of(spec: SandboxSpec, limits: Mapping[str, float]) -> CreateSandbox:
     """How a server is asked for it; `limits` change the template's."""
-    from cloche.protocol import asks, networks
+    from cloche.protocol import requests
 
-    changed = asks.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
-    return asks.CreateSandbox(
+    changed = requests.LimitsAsked(**limits) if limits else None  # type: ignore[arg-type]
+    return requests.CreateSandbox(
         template=spec.template,
         env=spec.env,
         limits=changed,
-        network=None if spec.network is None else networks.asked_of(spec.network),
-        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
+        network=None if spec.network is None else requests.asked_of(spec.network),
+        secrets=[] if spec.network is None else requests.secrets_asked(spec.network),
     )
 
 

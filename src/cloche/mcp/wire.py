@@ -11,7 +11,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.http import request_id, status_of
 from cloche.mcp.shapes import sayable_values
-from cloche.protocol import told
+from cloche.protocol import responses
 
 PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 UNSUPPORTED_VERSION = -32022
@@ -51,7 +51,7 @@ def message_of(body: bytes) -> Message:
     if body[:1] == b"[":
         raise errors.InvalidRequest("one message at a time: batches are not part of the protocol any more")
     try:
-        message: Message = told.decode(body, Message, MAX_VALUES)
+        message: Message = responses.decode(body, Message, MAX_VALUES)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"this is no JSON-RPC message: {error}") from None
     except ValueError as error:

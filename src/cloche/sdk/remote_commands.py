@@ -20,7 +20,7 @@ from cloche.engine.commands.program import Exited, check_size
 from cloche.engine.executions.streams import EventQueue
 from cloche.events import Output
 from cloche.model import ProcessInfo, User, check_seconds, check_user
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 from cloche.sdk.remote_server import Server, Socket
 
 _TYPED_BYTES = 1 << 16
@@ -47,16 +47,16 @@ class RemoteCommands:
     ) -> RemoteProcess:
         if pty is not None:
             check_size(pty)
-        asked = asks.StartProcess(
+        asked = requests.StartProcess(
             **_how(command, user, env, cwd, timeout_seconds),
             stdin=stdin,
-            terminal=None if pty is None else asks.Terminal(rows=pty[0], columns=pty[1]),
+            terminal=None if pty is None else requests.Terminal(rows=pty[0], columns=pty[1]),
             attached=not background,
         )
         socket = await self._server.connect(f"{self._path}/process", {"raw": pty is not None})
         try:
             await socket.send(asked)
-            return RemoteProcess(self._server, self._path, socket, await socket.expect(told.Attached), asked)
+            return RemoteProcess(self._server, self._path, socket, await socket.expect(responses.Attached), asked)
         except BaseException:
             await socket.close()
             raise
@@ -72,7 +72,7 @@ class RemoteCommands:
         stdin: str | bytes | None = None,
     ) -> ProcessResult:
         content = stdin.encode() if isinstance(stdin, str) else stdin
-        asked = asks.RunCommand(**_how(command, user, env, cwd, timeout_seconds), stdin_base64=content)
+        asked = requests.RunCommand(**_how(command, user, env, cwd, timeout_seconds), stdin_base64=content)
         done: ProcessResult = await self._server.ask("POST", f"{self._path}/commands", ProcessResult, body=asked)
         return done
 
@@ -90,7 +90,9 @@ class RemoteProcess:
     There, the server is not listened to while much waits here for whoever reads it.
     """
 
-    def __init__(self, server: Server, path: str, socket: Socket, attached: told.Attached, asked: asks.StartProcess):
+    def __init__(
+        self, server: Server, path: str, socket: Socket, attached: responses.Attached, asked: requests.StartProcess
+    ):
         self.id = attached.id
         self.pid = attached.pid
         self.exited: Exited | None = None
@@ -157,13 +159,13 @@ class RemoteProcess:
             self._do(self._signal(int(number)))
 
     def close_stdin(self) -> None:
-        self._send(asks.CloseStdin())
+        self._send(requests.CloseStdin())
 
     def resize(self, rows: int, columns: int) -> None:
         if self._asked.terminal is None or self.exited is not None:
             raise errors.InvalidRequest(f"process {self.id} has no terminal")
         check_size((rows, columns))
-        self._send(asks.Resize(rows=rows, columns=columns))
+        self._send(requests.Resize(rows=rows, columns=columns))
 
     async def send_stdin(self, data: bytes) -> None:
         """What is typed is sent and forgotten; what is piped is awaited, so that the caller learns of its end."""
@@ -193,12 +195,12 @@ class RemoteProcess:
         if isinstance(event, Exited):
             self.exited = event
         elif not isinstance(event, ProcessEvent):
-            raise told.not_ours(f"{type(event).__name__} of a process")
+            raise responses.not_ours(f"{type(event).__name__} of a process")
         self._events.put(event, len(event.text) if isinstance(event, Output) else 0)
 
     async def _signal(self, number: int) -> None:
         with contextlib.suppress(errors.ClocheError):  # it has ended; or whoever waits for its end hears of it
-            await self._server.ask("POST", f"{self._path}/signal", body=asks.Signal(signal=number))
+            await self._server.ask("POST", f"{self._path}/signal", body=requests.Signal(signal=number))
 
     def _send(self, message: object) -> None:
         if self.exited is None:

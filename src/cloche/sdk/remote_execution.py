@@ -14,14 +14,14 @@ from cloche.engine.executions.input import NO_MORE_ANSWERS, Answers, InputSource
 from cloche.events import AnyEvent, Ended, Folding, Input, Run, RunInfo
 from cloche.model import Mark, Tool, ToolResult, Variables, check_copies, check_env, check_seconds
 from cloche.notebook import History
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 from cloche.sdk.remote_server import Server, Socket
 
 FRESH_SECONDS = 10.0  # less than the server waits for the begin
 
 
 class RemoteContext:
-    def __init__(self, server: Server, sandbox: str, info: told.ContextInfo):
+    def __init__(self, server: Server, sandbox: str, info: responses.ContextInfo):
         self._server = server
         self._sandbox = sandbox
         self.id = info.id
@@ -47,12 +47,12 @@ class RemoteContext:
 
         return RemoteExecution(await ask(), ask, answers)
 
-    async def _accepted(self, asked: asks.Execute) -> Socket:
+    async def _accepted(self, asked: requests.Execute) -> Socket:
         """A connection over which it can start. Raises what is wrong with it."""
         socket = await self._server.connect(f"/sandboxes/{quote(self._sandbox)}/execute")
         try:
             await socket.send(asked)
-            await socket.expect(told.Accepted)
+            await socket.expect(responses.Accepted)
         except BaseException:
             await socket.close()
             raise
@@ -73,7 +73,9 @@ class RemoteContext:
             execution = await self.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
             return await execution.result()
         asked = self._asked(code, env, cwd, timeout_seconds, lines)
-        return told.decode_run(await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked))
+        return responses.decode_run(
+            await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked)
+        )
 
     async def detach(
         self,
@@ -98,13 +100,13 @@ class RemoteContext:
         input: Any,
         argv: Sequence[str] | None = None,
         tools: Sequence[Tool] = (),
-    ) -> asks.Execute:
+    ) -> requests.Execute:
         """Refuses here what the engine would refuse, in its words."""
         if not isinstance(code, str):
             raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
         check_env(env or {})
         check_seconds("timeout", timeout_seconds)
-        return asks.Execute(
+        return requests.Execute(
             code=code,
             context=self.id,
             env=env or {},
@@ -112,11 +114,11 @@ class RemoteContext:
             timeout_seconds=timeout_seconds,
             input=input,
             argv=None if argv is None else list(argv),
-            tools=[asks.ToolAsked(name=t.name, description=t.description, parameters=t.parameters) for t in tools],
+            tools=[requests.ToolAsked(name=t.name, description=t.description, parameters=t.parameters) for t in tools],
         )
 
     async def interrupt(self) -> bool:
-        answer: told.Interrupted = await self._server.ask("POST", f"{self._path}/interrupt", told.Interrupted)
+        answer: responses.Interrupted = await self._server.ask("POST", f"{self._path}/interrupt", responses.Interrupted)
         return answer.interrupted
 
     async def restart(self) -> None:
@@ -127,12 +129,12 @@ class RemoteContext:
         return mark
 
     async def rollback(self, mark: str) -> None:
-        await self._server.ask("POST", f"{self._path}/rollback", body=asks.Rollback(checkpoint=mark))
+        await self._server.ask("POST", f"{self._path}/rollback", body=requests.Rollback(checkpoint=mark))
 
     async def fork(self, count: int = 1) -> list[RemoteContext]:
         check_copies(count)
-        body = asks.ForkContext(count=count)
-        made = await self._server.ask("POST", f"{self._path}/fork", list[told.ContextInfo], body=body)
+        body = requests.ForkContext(count=count)
+        made = await self._server.ask("POST", f"{self._path}/fork", list[responses.ContextInfo], body=body)
         return [RemoteContext(self._server, self._sandbox, each) for each in made]
 
     async def checkpoints(self) -> list[Mark]:
@@ -143,7 +145,9 @@ class RemoteContext:
         await self._server.ask("DELETE", f"{self._path}/checkpoints/{quote(mark, safe='')}")
 
     async def variables(self) -> Variables:
-        found: told.VariablesInfo = await self._server.ask("GET", f"{self._path}/variables", told.VariablesInfo)
+        found: responses.VariablesInfo = await self._server.ask(
+            "GET", f"{self._path}/variables", responses.VariablesInfo
+        )
         return Variables(found.variables, found.more)
 
     async def history(self) -> History:
@@ -163,7 +167,7 @@ async def history_of(server: Server, sandbox: str, context: str | None = None) -
     """What ran in a sandbox, or in one context of it."""
     query = {} if context is None else {"context": context}
     path = f"/sandboxes/{quote(sandbox)}/history"
-    found: told.HistoryInfo = await server.ask("GET", path, told.HistoryInfo, query=query)
+    found: responses.HistoryInfo = await server.ask("GET", path, responses.HistoryInfo, query=query)
     return History(found.cells, found.dropped)
 
 
@@ -211,7 +215,7 @@ class RemoteExecution:
                 return []
             raise self._socket.lost()
         if not isinstance(event, AnyEvent):
-            raise told.not_ours(f"{type(event).__name__} in an execution")
+            raise responses.not_ours(f"{type(event).__name__} in an execution")
         if isinstance(event, Ended):
             self.ended = event
             self._do(self._socket.close())
@@ -232,7 +236,7 @@ class RemoteExecution:
             return
         self._closed = True
         try:
-            await self._socket.send(asks.Leave())
+            await self._socket.send(requests.Leave())
             while await self._socket.receive() is not None:
                 pass
         except errors.ClocheError:
@@ -242,16 +246,16 @@ class RemoteExecution:
 
     def interrupt(self) -> None:
         if self.ended is None:
-            self._do(self._send(asks.Interrupt()))
+            self._do(self._send(requests.Interrupt()))
 
     def answer(self, text: str | None) -> None:
         if self.ended is None:
-            self._do(self._send(asks.Answer(text=text)))
+            self._do(self._send(requests.Answer(text=text)))
 
     def answer_tools(self, results: Iterable[ToolResult]) -> None:
         for result in results:
             if self.ended is None:
-                answer = asks.ToolAnswer(call_id=result.call_id, result=result.result, error=result.error)
+                answer = requests.ToolAnswer(call_id=result.call_id, result=result.result, error=result.error)
                 self._do(self._send(answer))
 
     async def _begin(self) -> None:
@@ -260,7 +264,7 @@ class RemoteExecution:
             if time.monotonic() >= self._stale_at:
                 await self._socket.close()
                 self._socket = await self._ask()
-            await self._socket.send(asks.Start())
+            await self._socket.send(requests.Start())
 
     async def _send(self, message: object) -> None:
         try:
@@ -270,11 +274,11 @@ class RemoteExecution:
 
     async def _answer(self, answers: Answers, event: Input) -> None:
         try:
-            message = asks.Answer(text=await answers.next(event))
+            message = requests.Answer(text=await answers.next(event))
         except StopAsyncIteration:
-            message = asks.Answer(text=None, problem=NO_MORE_ANSWERS)
+            message = requests.Answer(text=None, problem=NO_MORE_ANSWERS)
         except Exception as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
-            message = asks.Answer(text=None, problem=failed_answer(error))
+            message = requests.Answer(text=None, problem=failed_answer(error))
         await self._send(message)
 
     def _do(self, work: Any) -> None:

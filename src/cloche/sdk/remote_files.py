@@ -15,7 +15,7 @@ from cloche import errors
 from cloche.engine.executions.streams import Bell
 from cloche.engine.sandboxes.files import MAX_WAITING, Content, chunk_of, chunks_of, sandbox_path
 from cloche.model import FileChange, FileInfo, User, check_mode, check_user
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 from cloche.sdk.remote_server import Server, events_of
 
 
@@ -64,22 +64,24 @@ class RemoteFiles:
         return info
 
     async def exists(self, path: str, *, user: User | None = None) -> bool:
-        found: told.Exists = await self._server.ask("GET", f"{self._path}/exists", told.Exists, query=_at(path, user))
+        found: responses.Exists = await self._server.ask(
+            "GET", f"{self._path}/exists", responses.Exists, query=_at(path, user)
+        )
         return found.exists
 
     async def make_dir(self, path: str, *, user: User | None = None) -> bool:
-        body = asks.Path(**_at(path, user))
-        made: told.Made = await self._server.ask("POST", f"{self._path}/make_dir", told.Made, body=body)
+        body = requests.Path(**_at(path, user))
+        made: responses.Made = await self._server.ask("POST", f"{self._path}/make_dir", responses.Made, body=body)
         return made.created
 
     async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo:
         sandbox_path(to, "/")
-        body = asks.MovePath(**_at(path, user), to=to)
+        body = requests.MovePath(**_at(path, user), to=to)
         info: FileInfo = await self._server.ask("POST", f"{self._path}/move", FileInfo, body=body)
         return info
 
     async def remove(self, path: str, *, user: User | None = None) -> None:
-        await self._server.ask("POST", f"{self._path}/remove", body=asks.Path(**_at(path, user)))
+        await self._server.ask("POST", f"{self._path}/remove", body=requests.Path(**_at(path, user)))
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> RemoteWatch:
         return RemoteWatch(self._server, f"{self._path}/watch", {**_at(path, user), "recursive": recursive})
@@ -145,7 +147,7 @@ class RemoteWatch:
             async with self._server.streaming(*self._target) as chunks:
                 async for event in events_of(chunks):
                     self._begun = True
-                    if isinstance(event, told.Change):
+                    if isinstance(event, responses.Change):
                         self._put(FileChange(kind=cast(Any, event.kind), path=event.path))
                     self._bell.ring()
             raise self._server.lost()

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from cloche import errors
 from cloche.network_policy import NetworkPolicy
-from cloche.protocol import asks, networks, told
+from cloche.protocol import requests, responses
 from cloche.sdk.network_log import NetworkLog
 from cloche.sdk.remote_server import Server
 
@@ -17,25 +17,25 @@ class RemoteNetwork:
         self._path = f"/sandboxes/{quote(id, safe='')}/network"
 
     async def policy(self) -> NetworkPolicy:
-        return _policy(await self._server.ask("GET", self._path, told.NetworkInfo))
+        return _policy(await self._server.ask("GET", self._path, responses.NetworkInfo))
 
     async def log(self) -> NetworkLog:
-        logged: told.NetworkLogged = await self._server.ask("GET", f"{self._path}/log", told.NetworkLogged)
+        logged: responses.NetworkLogged = await self._server.ask("GET", f"{self._path}/log", responses.NetworkLogged)
         return NetworkLog(logged.entries, logged.dropped)
 
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
-        asked = networks.asked_of(policy)
-        body = asks.SetNetwork(
+        asked = requests.asked_of(policy)
+        body = requests.SetNetwork(
             allow=asked.allow,
             deny=asked.deny,
             rules=asked.rules,
-            secrets=None if keep_secrets else networks.secrets_asked(policy),
+            secrets=None if keep_secrets else requests.secrets_asked(policy),
         )
-        return _policy(await self._server.ask("PUT", self._path, told.NetworkInfo, body=body))
+        return _policy(await self._server.ask("PUT", self._path, responses.NetworkInfo, body=body))
 
 
-def _policy(info: told.NetworkInfo) -> NetworkPolicy:
+def _policy(info: responses.NetworkInfo) -> NetworkPolicy:
     try:
-        return networks.policy_told(info)
+        return requests.policy_told(info)
     except errors.InvalidRequest as error:
-        raise told.not_ours(error) from None
+        raise responses.not_ours(error) from None

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cloche import errors
 from cloche.events import Ended, Numbered, Run, RunInfo
-from cloche.protocol import told
+from cloche.protocol import responses
 from cloche.sdk.remote_server import Server
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -35,7 +35,7 @@ class RemoteRuns:
         return followed
 
     async def _followed(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
-        events, last = told.EventsIn(), None
+        events, last = responses.EventsIn(), None
         async with self._server.streaming(f"{_path(id)}/events", {"after": after}) as chunks:
             yield []  # the answer has begun
             async for chunk in chunks:
@@ -46,10 +46,10 @@ class RemoteRuns:
             raise self._server.lost()
 
     async def result(self, id: str) -> Run:
-        return told.decode_run(await self._server.ask("GET", f"{_path(id)}/result"))
+        return responses.decode_run(await self._server.ask("GET", f"{_path(id)}/result"))
 
     async def interrupt(self, id: str) -> bool:
-        answer: told.Interrupted = await self._server.ask("POST", f"{_path(id)}/interrupt", told.Interrupted)
+        answer: responses.Interrupted = await self._server.ask("POST", f"{_path(id)}/interrupt", responses.Interrupted)
         return answer.interrupted
 
     async def remove(self, id: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from cloche import errors
 from cloche.model import SandboxInfo, SandboxSpec, SnapshotInfo, check_seconds
 from cloche.notebook import History
-from cloche.protocol import asks, networks, told
+from cloche.protocol import requests, responses
 from cloche.sdk import seam
 from cloche.sdk.remote_commands import RemoteCommands
 from cloche.sdk.remote_execution import RemoteContext, history_of
@@ -19,20 +19,20 @@ from cloche.sdk.remote_files import RemoteFiles
 from cloche.sdk.remote_network import RemoteNetwork
 from cloche.sdk.remote_server import Server
 
-DEFAULT_CONTEXT = told.ContextInfo(id="default", language="python", cwd="/mnt/data")
+DEFAULT_CONTEXT = responses.ContextInfo(id="default", language="python", cwd="/mnt/data")
 
 
 async def create(server: Server, spec: SandboxSpec) -> RemoteSandbox:
     """Raises as `Engine.create` does."""
-    limits = None if spec.limits is None else asks.LimitsAsked(**msgspec.structs.asdict(spec.limits))
-    asked = asks.CreateSandbox(
+    limits = None if spec.limits is None else requests.LimitsAsked(**msgspec.structs.asdict(spec.limits))
+    asked = requests.CreateSandbox(
         template=spec.template,
         env=spec.env,
         metadata=spec.metadata,
         limits=limits,
         timeout_seconds=spec.lifetime_seconds,
-        network=None if spec.network is None else networks.asked_of(spec.network),
-        secrets=[] if spec.network is None else networks.secrets_asked(spec.network),
+        network=None if spec.network is None else requests.asked_of(spec.network),
+        secrets=[] if spec.network is None else requests.secrets_asked(spec.network),
         on_timeout=spec.on_deadline,
         pause_memory=spec.pause_memory,
         auto_resume=spec.auto_resume,
@@ -41,7 +41,7 @@ async def create(server: Server, spec: SandboxSpec) -> RemoteSandbox:
     return await create_as(server, asked)
 
 
-async def create_as(server: Server, asked: asks.CreateSandbox) -> RemoteSandbox:
+async def create_as(server: Server, asked: requests.CreateSandbox) -> RemoteSandbox:
     """Raises as `Engine.create` does."""
     return RemoteSandbox(server, await server.ask("POST", "/sandboxes", SandboxInfo, body=asked))
 
@@ -51,7 +51,7 @@ async def connect(server: Server, id: str, timeout_seconds: float | None = None)
     if not isinstance(id, str) or not id or "/" in id:
         raise errors.SandboxNotFound(f"there is no sandbox {id!r}")
     check_seconds("timeout", timeout_seconds)
-    body = asks.Resume(timeout_seconds=timeout_seconds)
+    body = requests.Resume(timeout_seconds=timeout_seconds)
     return RemoteSandbox(server, await server.ask("POST", f"{_path(id)}/resume", SandboxInfo, body=body))
 
 
@@ -77,7 +77,7 @@ class RemoteSandbox:
         check_seconds("lifetime", seconds)
         if seconds is None:
             raise errors.InvalidRequest("renew needs a number of seconds")
-        body = asks.Renew(seconds=seconds)
+        body = requests.Renew(seconds=seconds)
         info: SandboxInfo = await self._server.ask("POST", f"{self._path}/renew", SandboxInfo, body=body)
         return info
 
@@ -96,22 +96,22 @@ class RemoteSandbox:
         self.ended = True
 
     async def pause(self, *, memory: bool = True) -> SandboxInfo:
-        body = asks.Pause(memory=memory)
+        body = requests.Pause(memory=memory)
         info: SandboxInfo = await self._server.ask("POST", f"{self._path}/pause", SandboxInfo, body=body)
         return info
 
     async def resume(self, timeout_seconds: float | None = None) -> SandboxInfo:
-        body = asks.Resume(timeout_seconds=timeout_seconds)
+        body = requests.Resume(timeout_seconds=timeout_seconds)
         info: SandboxInfo = await self._server.ask("POST", f"{self._path}/resume", SandboxInfo, body=body)
         return info
 
     async def snapshot(self, name: str | None = None) -> SnapshotInfo:
-        body = asks.MakeSnapshot(name=name)
+        body = requests.MakeSnapshot(name=name)
         info: SnapshotInfo = await self._server.ask("POST", f"{self._path}/snapshots", SnapshotInfo, body=body)
         return info
 
     async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[RemoteSandbox]:
-        body = asks.Fork(count=count, timeout_seconds=timeout_seconds)
+        body = requests.Fork(count=count, timeout_seconds=timeout_seconds)
         made = await self._server.ask("POST", f"{self._path}/fork", list[SandboxInfo], body=body)
         return [RemoteSandbox(self._server, each) for each in made]
 
@@ -123,16 +123,16 @@ class RemoteSandbox:
         return RemoteContext(self._server, self.id, info)
 
     async def find_context(self, id: str) -> RemoteContext:
-        info = await self._server.ask("GET", f"{self._path}/contexts/{quote(id, safe='')}", told.ContextInfo)
+        info = await self._server.ask("GET", f"{self._path}/contexts/{quote(id, safe='')}", responses.ContextInfo)
         return RemoteContext(self._server, self.id, info)
 
     async def list_contexts(self) -> list[seam.Context]:
-        found = await self._server.ask("GET", f"{self._path}/contexts", list[told.ContextInfo])
+        found = await self._server.ask("GET", f"{self._path}/contexts", list[responses.ContextInfo])
         return [RemoteContext(self._server, self.id, each) for each in found]
 
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> RemoteContext:
-        body = asks.CreateContext(language=language, cwd=cwd)
-        info = await self._server.ask("POST", f"{self._path}/contexts", told.ContextInfo, body=body)
+        body = requests.CreateContext(language=language, cwd=cwd)
+        info = await self._server.ask("POST", f"{self._path}/contexts", responses.ContextInfo, body=body)
         return RemoteContext(self._server, self.id, info)
 
     async def remove_context(self, id: str) -> None:

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from cloche import errors
 from cloche.events import Event
-from cloche.protocol import OWN_ONLY, PREFIX, told
+from cloche.protocol import OWN_ONLY, PREFIX, responses
 
 E = TypeVar("E", bound=Event)
 
@@ -103,7 +103,7 @@ class Server:
         content: bytes | AsyncIterable[bytes] | None = None,
     ) -> Any:
         """The answer: of that type, or its bytes."""
-        sent = told.encode(body) if body is not None else content
+        sent = responses.encode(body) if body is not None else content
         target = _target(path, query)
         try:
             response = await self._http.request(method, target, content=sent)
@@ -162,7 +162,7 @@ class Server:
         """What an answer without success says. Redirects are not followed, for the key would go along."""
         location = response.headers.get("location")
         if not 300 <= response.status_code < 400 or location is None:
-            return told.error_in(body, response.status_code)
+            return responses.error_in(body, response.status_code)
         there = location.removesuffix(target)[:_LONGEST_LOCATION]
         return errors.Unavailable(
             f"the server at {self._address.url} redirects to {there!r}: use this url, if it is yours"
@@ -199,7 +199,7 @@ class Socket:
     async def send(self, message: object) -> None:
         """Bytes go as they are. Raises Unavailable."""
         try:
-            await self._connection.send(message if isinstance(message, bytes) else told.encode(message).decode())
+            await self._connection.send(message if isinstance(message, bytes) else responses.encode(message).decode())
         except ConnectionClosed:
             raise self._server.lost() from None
 
@@ -211,7 +211,7 @@ class Socket:
             if closed.rcvd is not None and closed.rcvd.code == 1000:
                 return None
             raise self._server.lost() from None
-        return message if isinstance(message, bytes) else told.decode_event(message)
+        return message if isinstance(message, bytes) else responses.decode_event(message)
 
     async def expect(self, kind: type[E]) -> E:
         """The next event, which must be such a one. Raises as `receive` does, and Unavailable where it is not."""
@@ -219,7 +219,7 @@ class Socket:
         if event is None:
             raise self._server.lost()
         if not isinstance(event, kind):
-            raise told.not_ours(f"{type(event).__name__} instead of {kind.__name__}")
+            raise responses.not_ours(f"{type(event).__name__} instead of {kind.__name__}")
         return event
 
     def lost(self) -> errors.Unavailable:
@@ -231,7 +231,7 @@ class Socket:
 
 async def events_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]:
     """Server-sent events. Raises the error that the last of them may tell of."""
-    events = told.EventsIn()
+    events = responses.EventsIn()
     async for chunk in chunks:
         for event in events.feed(chunk):
             yield event
@@ -239,9 +239,9 @@ async def events_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]
 
 def _decoded(content: bytes, kind: Any) -> Any:
     try:
-        return told.decode(content, kind)
+        return responses.decode(content, kind)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise told.not_ours(error) from None
+        raise responses.not_ours(error) from None
 
 
 def _target(path: str, query: Mapping[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ import builtins
 from urllib.parse import quote
 
 from cloche.model import VolumeInfo
-from cloche.protocol import asks
+from cloche.protocol import requests
 from cloche.sdk.remote_server import Server
 
 
@@ -15,7 +15,7 @@ class RemoteVolumes:
         self._server = server
 
     async def create(self, name: str) -> VolumeInfo:
-        made: VolumeInfo = await self._server.ask("POST", "/volumes", VolumeInfo, body=asks.MakeVolume(name=name))
+        made: VolumeInfo = await self._server.ask("POST", "/volumes", VolumeInfo, body=requests.MakeVolume(name=name))
         return made
 
     async def list(self) -> builtins.list[VolumeInfo]:

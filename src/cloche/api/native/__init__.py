@@ -19,7 +19,7 @@ from cloche.api.native.sockets import SocketEdge
 from cloche.api.paths import Paths
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.protocol import PREFIX, told
+from cloche.protocol import PREFIX, responses
 
 
 class NativeApi:
@@ -28,7 +28,7 @@ class NativeApi:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
         door, dialect = Door(engine, gatekeeper, config), Native()
         table, sockets = operations(door), socket_operations()
-        self._document = told.encode(document(version("cloche"), table, sockets))
+        self._document = responses.encode(document(version("cloche"), table, sockets))
         self._nothing = Edge(dialect, _nothing)
         routes: list[BaseRoute] = [
             Route(PREFIX + each.path, Edge(dialect, each.handler), methods=[each.method]) for each in table

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from cloche.api.native.door import Door, reply
 from cloche.engine.executions.context import LANGUAGES
 from cloche.model import Template
-from cloche.protocol import networks, told
+from cloche.protocol import requests, responses
 from cloche.templates import Catalogue
 
 
@@ -26,7 +26,7 @@ class Desk:
     async def info(self, request: Request) -> Response:
         self._door.admit(request)
         config = self._door.config
-        about = told.About(
+        about = responses.About(
             version=version("cloche"),
             languages=list(LANGUAGES),
             max_lifetime_seconds=config.lifetime.max_seconds,
@@ -44,15 +44,15 @@ class Desk:
         return reply([_described(each) for each in await asyncio.to_thread(self._catalogue.list)])
 
 
-def _described(template: Template) -> told.TemplateInfo:
+def _described(template: Template) -> responses.TemplateInfo:
     """Without where it lies on the host."""
-    return told.TemplateInfo(
+    return responses.TemplateInfo(
         name=template.name,
         version=template.version,
         python_version=template.python_version,
         packages=list(template.packages),
         limits=template.limits,
-        network=None if template.network is None else networks.info_of(template.network),
+        network=None if template.network is None else requests.info_of(template.network),
         created_at=template.created_at,
         size_bytes=template.size_bytes,
     )

@@ -13,7 +13,7 @@ from cloche.api.native.door import Door, body_of, reply
 from cloche.api.native.leaving import unless_left
 from cloche.api.native.sandboxes import described
 from cloche.engine.executions.context import Context
-from cloche.protocol import asks
+from cloche.protocol import requests
 
 
 class Branching:
@@ -39,14 +39,14 @@ class Branching:
 
     async def rollback(self, request: Request) -> Response:
         context = await self._context(request)
-        mark = (await body_of(request, asks.Rollback)).checkpoint
+        mark = (await body_of(request, requests.Rollback)).checkpoint
         await unless_left(request, context.rollback(mark))
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         context = sandbox.context(request.path_params["context"])
-        asked = await body_of(request, asks.ForkContext)
+        asked = await body_of(request, requests.ForkContext)
         made = await unless_left(request, context.fork(asked.count))
         if has_left(request):
             for each in made:

@@ -14,7 +14,7 @@ from cloche.api.native.leaving import unless_left
 from cloche.api.native.stdin import feeding
 from cloche.engine.commands.commands import Commands as Core
 from cloche.engine.commands.program import Program
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 SHELL = ("/bin/bash", "-c")
 SIGNALS = range(1, 65)
@@ -26,15 +26,15 @@ class Commands:
 
     async def run(self, request: Request) -> Response:
         commands = (await self._door.sandbox(request)).commands
-        asked = await body_of(request, asks.RunCommand)
+        asked = await body_of(request, requests.RunCommand)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
         running = commands.run(asked.command, **_how(asked), stdin=stdin)
         return reply(await unless_left(request, running))
 
     async def start(self, request: Request) -> Response:
         commands = (await self._door.sandbox(request)).commands
-        process = await started(commands, await body_of(request, asks.StartProcess))
-        return reply(told.ProcessStarted(id=process.id, pid=process.pid), 201)
+        process = await started(commands, await body_of(request, requests.StartProcess))
+        return reply(responses.ProcessStarted(id=process.id, pid=process.pid), 201)
 
     async def list(self, request: Request) -> Response:
         return reply(await (await self._door.sandbox(request)).commands.list())
@@ -45,7 +45,7 @@ class Commands:
 
     async def signal(self, request: Request) -> Response:
         process = await self._process(request)
-        asked = await body_of(request, asks.Signal)
+        asked = await body_of(request, requests.Signal)
         check_signal(asked.signal)
         process.kill(asked.signal)
         return Response(status_code=204)
@@ -69,7 +69,7 @@ class Commands:
         return (await self._door.sandbox(request)).commands.get(request.path_params["process"])
 
 
-async def started(commands: Core, asked: asks.StartProcess) -> Program:
+async def started(commands: Core, asked: requests.StartProcess) -> Program:
     """What has a terminal is heard byte for byte, by as many as listen. Raises InvalidRequest."""
     if asked.terminal is None:
         return await commands.start(asked.command, **_how(asked), stdin=asked.stdin, background=True)
@@ -77,7 +77,7 @@ async def started(commands: Core, asked: asks.StartProcess) -> Program:
     return await commands.launch(argv, **_how(asked), pty=(asked.terminal.rows, asked.terminal.columns))
 
 
-def _how(asked: asks.RunCommand | asks.StartProcess) -> dict[str, Any]:
+def _how(asked: requests.RunCommand | requests.StartProcess) -> dict[str, Any]:
     return {
         "user": asked.user,
         "env": asked.env,

@@ -19,7 +19,7 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Principal
-from cloche.protocol import OWN_ONLY, told
+from cloche.protocol import OWN_ONLY, responses
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ async def body_of(request: Request, kind: type[T]) -> T:
 def read(raw: bytes | str, kind: Any) -> Any:
     """A message of the client. Raises InvalidRequest."""
     try:
-        return told.decode(raw, kind, MAX_VALUES)
+        return responses.decode(raw, kind, MAX_VALUES)
     except msgspec.ValidationError as error:
         raise _refused(error, kind) from None
     except ValueError as error:
@@ -119,7 +119,7 @@ def _fields_of(kind: Any) -> list[str]:
 
 
 def reply(value: Any, status: int = 200) -> Response:
-    return Response(told.encode(value), status, media_type="application/json")
+    return Response(responses.encode(value), status, media_type="application/json")
 
 
 def raw_reply(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
@@ -130,4 +130,4 @@ class Native:
     """How this dialect says that something of ours went wrong."""
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        return reply(told.Failure(error=told.fault_of(error, request_id(request))), status_of(error))
+        return reply(responses.Failure(error=responses.fault_of(error, request_id(request))), status_of(error))

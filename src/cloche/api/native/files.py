@@ -14,7 +14,7 @@ from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.api.native.sse import event_stream
 from cloche.engine.sandboxes.files import Watch
 from cloche.events import Event
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 BYTES = "application/octet-stream"
 
@@ -25,7 +25,7 @@ class Files:
 
     async def read(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = query_of(request, asks.ReadQuery)
+        asked = query_of(request, requests.ReadQuery)
         open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
         file = await open_file(asked.path, user=_user(asked))
         if file.small is not None:
@@ -36,44 +36,44 @@ class Files:
 
     async def write(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, asks.WriteQuery)
+        asked = query_of(request, requests.WriteQuery)
         chunks = body_chunks(request, self._door.config.server.upload_bytes)
         return reply(await files.write(asked.path, chunks, user=_user(asked), mode=mode_of(asked.mode)))
 
     async def list(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, asks.ListQuery)
+        asked = query_of(request, requests.ListQuery)
         return reply(await files.list(asked.path, depth=asked.depth, user=_user(asked)))
 
     async def stat(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, asks.PathQuery)
+        asked = query_of(request, requests.PathQuery)
         return reply(await files.stat(asked.path, user=_user(asked)))
 
     async def exists(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, asks.PathQuery)
-        return reply(told.Exists(exists=await files.exists(asked.path, user=_user(asked))))
+        asked = query_of(request, requests.PathQuery)
+        return reply(responses.Exists(exists=await files.exists(asked.path, user=_user(asked))))
 
     async def make_dir(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, asks.Path)
-        return reply(told.Made(created=await files.make_dir(asked.path, user=_user(asked))))
+        asked = await body_of(request, requests.Path)
+        return reply(responses.Made(created=await files.make_dir(asked.path, user=_user(asked))))
 
     async def move(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, asks.MovePath)
+        asked = await body_of(request, requests.MovePath)
         return reply(await files.move(asked.path, asked.to, user=_user(asked)))
 
     async def remove(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, asks.Path)
+        asked = await body_of(request, requests.Path)
         await files.remove(asked.path, user=_user(asked))
         return Response(status_code=204)
 
     async def watch(self, request: Request) -> Stream:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, asks.WatchQuery)
+        asked = query_of(request, requests.WatchQuery)
         watch = files.watch(asked.path, recursive=asked.recursive, user=_user(asked))
         return event_stream(request, _changes(watch))
 
@@ -95,6 +95,6 @@ def mode_of(text: str | None) -> int | None:
 
 async def _changes(watch: Watch) -> AsyncGenerator[Event, None]:
     async with watch:
-        yield told.Watching()
+        yield responses.Watching()
         async for change in watch:
-            yield told.Change(kind=change.kind, path=change.path)
+            yield responses.Change(kind=change.kind, path=change.path)

@@ -9,7 +9,7 @@ from cloche.api.native.door import Door, query_of, reply
 from cloche.engine.executions.history import history_of, notebook_of
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.notebook import MIME
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 
 class Inspecting:
@@ -19,16 +19,16 @@ class Inspecting:
     async def variables(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         found = await sandbox.context(request.path_params["context"]).variables()
-        return reply(told.VariablesInfo(variables=found, more=found.more))
+        return reply(responses.VariablesInfo(variables=found, more=found.more))
 
     async def history(self, request: Request) -> Response:
         sandbox, context = await self._asked(request)
         found = history_of(sandbox, context)
-        return reply(told.HistoryInfo(cells=found, dropped=found.dropped))
+        return reply(responses.HistoryInfo(cells=found, dropped=found.dropped))
 
     async def notebook(self, request: Request) -> Response:
         sandbox, context = await self._asked(request)
         return Response(await notebook_of(sandbox, context), media_type=MIME)
 
     async def _asked(self, request: Request) -> tuple[Sandbox, str | None]:
-        return await self._door.sandbox(request), query_of(request, asks.HistoryQuery).context
+        return await self._door.sandbox(request), query_of(request, requests.HistoryQuery).context

@@ -13,7 +13,7 @@ from cloche.api.http import Stream
 from cloche.api.native.door import Door, query_of, reply
 from cloche.api.native.sse import event_stream
 from cloche.events import Event
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 from cloche.telemetry import Entry, log
 
 POLL_SECONDS = 0.25
@@ -32,7 +32,7 @@ class Logs:
 
     async def _follow(self, sandbox: str | None) -> AsyncGenerator[Event, None]:
         """Ends with the server, so that it can."""
-        yield told.Watching()
+        yield responses.Watching()
         seen: Entry | None = None
         over = False
         while not over:
@@ -46,7 +46,7 @@ class Logs:
     def _asked(self, request: Request) -> str | None:
         if self._door.admit(request).role != "admin":
             raise errors.Forbidden("logs are for admins: use a key with that role")
-        return query_of(request, asks.LogsQuery).sandbox
+        return query_of(request, requests.LogsQuery).sandbox
 
 
 def since(seen: Entry | None, entries: list[Entry]) -> list[Entry]:
@@ -57,8 +57,8 @@ def since(seen: Entry | None, entries: list[Entry]) -> list[Entry]:
     return entries
 
 
-def logged(entry: Entry) -> told.Logged:
-    return told.Logged(at=entry.at, level=entry.level, event=entry.event, fields=entry.fields)
+def logged(entry: Entry) -> responses.Logged:
+    return responses.Logged(at=entry.at, level=entry.level, event=entry.event, fields=entry.fields)
 
 
 def _about(sandbox: str | None, entries: Iterable[Entry]) -> list[Entry]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cloche.api.native.operations import BYTES, EVENTS, JSON, NOTEBOOK, Operation, SocketOperation
-from cloche.protocol import PREFIX, told
+from cloche.protocol import PREFIX, responses
 
 REFERENCE = "#/components/schemas/{name}"
 _TEXTS = (BYTES, EVENTS, NOTEBOOK)
@@ -18,7 +18,7 @@ _TEXTS = (BYTES, EVENTS, NOTEBOOK)
 def document(version: str, operations: Iterable[Operation], sockets: Iterable[SocketOperation]) -> dict[str, Any]:
     """OpenAPI 3.1. A WebSocket is a GET that answers 101; its messages are in the components."""
     operations, sockets = list(operations), list(sockets)
-    schemas = _Schemas([*_kinds(operations), *(each.first for each in sockets if each.first), told.ToldEvent])
+    schemas = _Schemas([*_kinds(operations), *(each.first for each in sockets if each.first), responses.ToldEvent])
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(_named(each.path), {})[each.method.lower()] = _described(each, schemas)
@@ -41,7 +41,7 @@ def document(version: str, operations: Iterable[Operation], sockets: Iterable[So
 
 class _Schemas:
     def __init__(self, kinds: Iterable[Any]):
-        self._kinds = [*dict.fromkeys([*kinds, told.Failure])]
+        self._kinds = [*dict.fromkeys([*kinds, responses.Failure])]
         found, self.components = msgspec.json.schema_components(self._kinds, ref_template=REFERENCE)
         self._found = dict(zip(map(repr, self._kinds), found, strict=True))
 
@@ -119,4 +119,4 @@ def _ok(media: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _failure(schemas: _Schemas) -> dict[str, Any]:
-    return {"description": "It could not be done", "content": {JSON: {"schema": schemas.of(told.Failure)}}}
+    return {"description": "It could not be done", "content": {JSON: {"schema": schemas.of(responses.Failure)}}}

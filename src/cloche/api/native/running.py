@@ -17,7 +17,7 @@ from cloche.engine.sandboxes.files import check_cwd
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Tool
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 
 class Running:
@@ -26,14 +26,14 @@ class Running:
 
     async def run(self, request: Request) -> Response:
         execution = await self._execution(request)
-        return raw_reply(told.encode_run(await unless_left(request, execution.result())))
+        return raw_reply(responses.encode_run(await unless_left(request, execution.result())))
 
     async def stream(self, request: Request) -> Response:
         return event_stream(request, _events(await self._execution(request)))
 
     async def _execution(self, request: Request) -> Execution:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, asks.Execute)
+        asked = await body_of(request, requests.Execute)
         if asked.input is True:
             raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
         if asked.tools:
@@ -41,7 +41,7 @@ class Running:
         return execution_of(sandbox, asked)
 
 
-def execution_of(sandbox: Sandbox, asked: asks.Execute) -> Execution:
+def execution_of(sandbox: Sandbox, asked: requests.Execute) -> Execution:
     """Raises ContextNotFound, InvalidRequest or InvalidPath."""
     check_cwd(asked.cwd)
     return sandbox.context(asked.context).execute(

@@ -15,7 +15,7 @@ from cloche.api.native.running import execution_of
 from cloche.api.native.sse import event_stream
 from cloche.engine.executions.runs import Line
 from cloche.engine.executions.runs import Runs as DetachedRuns
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 
 LAST_EVENT = "last-event-id"
 _MOST_DIGITS = 18
@@ -27,7 +27,7 @@ class Runs:
 
     async def start(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, asks.Detach)
+        asked = await body_of(request, requests.Detach)
         if asked.input is True:
             raise errors.InvalidRequest("nobody answers the input() of a detached run: give its lines, or none")
         if asked.tools:
@@ -50,7 +50,7 @@ class Runs:
     async def result(self, request: Request) -> Response:
         """When it has ended."""
         id, owner = self._named(request)
-        return raw_reply(told.encode_run(await unless_left(request, self._runs.result(id, owner))))
+        return raw_reply(responses.encode_run(await unless_left(request, self._runs.result(id, owner))))
 
     async def events(self, request: Request) -> Response:
         id, owner = self._named(request)
@@ -62,7 +62,7 @@ class Runs:
         return event_stream(request, _one_by_one(followed))
 
     async def interrupt(self, request: Request) -> Response:
-        return reply(told.Interrupted(interrupted=await self._runs.interrupt(*self._named(request))))
+        return reply(responses.Interrupted(interrupted=await self._runs.interrupt(*self._named(request))))
 
     async def remove(self, request: Request) -> Response:
         await self._runs.remove(*self._named(request))
@@ -80,7 +80,7 @@ def _after(request: Request) -> int:
     """Who comes again says in a header what was seen; what the URL says is older then. Raises InvalidRequest."""
     seen = request.headers.get(LAST_EVENT)
     if seen is None or seen == "":
-        return query_of(request, asks.RunEventsQuery).after
+        return query_of(request, requests.RunEventsQuery).after
     if not (seen.isascii() and seen.isdigit()) or len(seen) > _MOST_DIGITS:
         raise errors.InvalidRequest("the header Last-Event-ID must be the number of an event, as its id says it")
     return int(seen)

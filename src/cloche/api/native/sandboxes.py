@@ -21,7 +21,7 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
 from cloche.network_policy import NetworkPolicy
-from cloche.protocol import asks, networks, told
+from cloche.protocol import requests, responses
 
 
 class Sandboxes:
@@ -30,7 +30,7 @@ class Sandboxes:
 
     async def create(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = await body_of(request, asks.CreateSandbox)
+        asked = await body_of(request, requests.CreateSandbox)
         engine, spec = self._door.engine, await self._spec(asked, principal.owner)
         sandbox = await while_wanted(request, engine, engine.create(spec))
         if has_left(request):
@@ -38,7 +38,7 @@ class Sandboxes:
             raise ClientDisconnect
         return reply(sandbox.info, 201)
 
-    async def _spec(self, asked: asks.CreateSandbox, owner: str) -> SandboxSpec:
+    async def _spec(self, asked: requests.CreateSandbox, owner: str) -> SandboxSpec:
         check_seconds("timeout_seconds", asked.timeout_seconds)
         spec = SandboxSpec(
             template=asked.template,
@@ -56,27 +56,27 @@ class Sandboxes:
             return spec
         return msgspec.structs.replace(spec, limits=await self._limits(asked.limits, spec))
 
-    async def _limits(self, asked: asks.LimitsAsked, spec: SandboxSpec) -> Limits:
+    async def _limits(self, asked: requests.LimitsAsked, spec: SandboxSpec) -> Limits:
         given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
         return msgspec.structs.replace(await self._door.engine.limits_of(spec.template, spec.owner), **given)
 
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = query_of(request, asks.SandboxesQuery)
+        asked = query_of(request, requests.SandboxesQuery)
         if asked.all and not self._door.is_operator(request):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
         found = self._door.engine.list(None if asked.all else principal.owner)
         return reply([each for each in found if asked.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
-        if query_of(request, asks.SandboxQuery).running:
+        if query_of(request, requests.SandboxQuery).running:
             return reply((await self._door.sandbox(request)).info)
         owner = self._door.owner(request)
         return reply(await self._door.engine.describe(request.path_params["id"], owner))
 
     async def renew(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, asks.Renew)
+        asked = await body_of(request, requests.Renew)
         return reply(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class Sandboxes:
 
     async def create_context(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, asks.CreateContext)
+        asked = await body_of(request, requests.CreateContext)
         return reply(described(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201)
 
     async def get_context(self, request: Request) -> Response:
@@ -106,7 +106,7 @@ class Sandboxes:
         return Response(status_code=204)
 
     async def interrupt_context(self, request: Request) -> Response:
-        return reply(told.Interrupted(interrupted=(await self._context(request)).interrupt()))
+        return reply(responses.Interrupted(interrupted=(await self._context(request)).interrupt()))
 
     async def remove_context(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
@@ -117,9 +117,9 @@ class Sandboxes:
         return (await self._door.sandbox(request)).context(request.path_params["context"])
 
 
-def _network(asked: asks.CreateSandbox) -> NetworkPolicy | None:
+def _network(asked: requests.CreateSandbox) -> NetworkPolicy | None:
     if asked.network is not None:
-        return networks.policy_asked(asked.network, asked.secrets)
+        return requests.policy_asked(asked.network, asked.secrets)
     if asked.secrets:
         raise errors.InvalidRequest("secrets need a network that allows their domains: send network with allow, too")
     return None
@@ -127,7 +127,7 @@ def _network(asked: asks.CreateSandbox) -> NetworkPolicy | None:
 
 async def _held(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]:
     try:
-        yield told.Watching()
+        yield responses.Watching()
         await sandbox.wait_ended()
         if sandbox.record.state == "paused":  # without its memory: it may yet live in another cell
             await asyncio.Event().wait()
@@ -136,5 +136,5 @@ async def _held(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]
             await engine.kill(sandbox.id, sandbox.spec.owner, "whoever held it left")
 
 
-def described(context: Context) -> told.ContextInfo:
-    return told.ContextInfo(id=context.id, language=context.language, cwd=context.cwd)
+def described(context: Context) -> responses.ContextInfo:
+    return responses.ContextInfo(id=context.id, language=context.language, cwd=context.cwd)

@@ -12,7 +12,7 @@ from cloche.api.http import has_left
 from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.engine.sandboxes.create import all_made
 from cloche.model import check_seconds
-from cloche.protocol import asks
+from cloche.protocol import requests
 
 
 class Snapshots:
@@ -21,12 +21,12 @@ class Snapshots:
 
     async def make(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        asked = await body_of(request, asks.MakeSnapshot)
+        asked = await body_of(request, requests.MakeSnapshot)
         return reply((await self._door.engine.snapshot(id, owner, name=asked.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        asked = await body_of(request, asks.Fork)
+        asked = await body_of(request, requests.Fork)
         check_seconds("timeout_seconds", asked.timeout_seconds)
         made = await all_made(await self._door.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds))
         if has_left(request):
@@ -36,7 +36,7 @@ class Snapshots:
 
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = query_of(request, asks.SnapshotsQuery)
+        asked = query_of(request, requests.SnapshotsQuery)
         if asked.all and not self._door.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
         found = await self._door.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)

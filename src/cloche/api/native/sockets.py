@@ -28,7 +28,7 @@ from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event, Output
 from cloche.model import ToolResult
-from cloche.protocol import asks, told
+from cloche.protocol import requests, responses
 from cloche.telemetry import log
 
 Talk = Callable[[WebSocket, Sandbox], Awaitable[None]]
@@ -64,12 +64,12 @@ class SocketEdge:
 
 
 async def _fail(socket: WebSocket, error: errors.ClocheError) -> None:
-    fault = told.fault_of(error, _request_id(socket))
+    fault = responses.fault_of(error, _request_id(socket))
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # they have left meanwhile
         if socket.application_state == WebSocketState.CONNECTING:
-            await socket.send_denial_response(reply(told.Failure(error=fault), status_of(error)))
+            await socket.send_denial_response(reply(responses.Failure(error=fault), status_of(error)))
         else:
-            await _say(socket, told.Failed(error=fault))
+            await _say(socket, responses.Failed(error=fault))
             await socket.close(_CLOSED_BY_ERROR)
 
 
@@ -78,7 +78,7 @@ def _request_id(socket: HTTPConnection) -> str:
 
 
 async def _say(socket: WebSocket, event: Event) -> None:
-    await socket.send_text(told.encode_event(event).decode())
+    await socket.send_text(responses.encode_event(event).decode())
 
 
 async def _hear(socket: WebSocket, kind: Any) -> Any:
@@ -121,10 +121,10 @@ async def _both_ways(*halves: Awaitable[None]) -> None:
 async def execute(socket: WebSocket, sandbox: Sandbox) -> None:
     """First the request, then `accepted`; from `start` on events go out while answers and interrupts come in."""
     await socket.accept()
-    asked = await _first_word(socket, asks.Execute, "the request")
+    asked = await _first_word(socket, requests.Execute, "the request")
     execution = execution_of(sandbox, asked)
-    await _say(socket, told.Accepted(execution=execution.id))
-    if not isinstance(await _first_word(socket, asks.Start | asks.Leave, "`start`"), asks.Start):
+    await _say(socket, responses.Accepted(execution=execution.id))
+    if not isinstance(await _first_word(socket, requests.Start | requests.Leave, "`start`"), requests.Start):
         return
     async with contextlib.aclosing(execution):
         await _both_ways(_tell_execution(socket, execution), _steer(socket, execution))
@@ -138,16 +138,16 @@ async def _tell_execution(socket: WebSocket, execution: Execution) -> None:
 
 async def _steer(socket: WebSocket, execution: Execution) -> None:
     while True:
-        match await _hear(socket, asks.Answer | asks.ToolAnswer | asks.Interrupt | asks.Leave):
-            case asks.Leave():
+        match await _hear(socket, requests.Answer | requests.ToolAnswer | requests.Interrupt | requests.Leave):
+            case requests.Leave():
                 return
-            case asks.Answer(text=None, problem=problem):
+            case requests.Answer(text=None, problem=problem):
                 execution.refuse_answer(problem)
-            case asks.Answer(text=text):
+            case requests.Answer(text=text):
                 execution.answer(text)
-            case asks.ToolAnswer(call_id=call, result=result, error=error):
+            case requests.ToolAnswer(call_id=call, result=result, error=error):
                 execution.answer_tools([ToolResult(call_id=call, result=result, error=error)])
-            case asks.Interrupt():
+            case requests.Interrupt():
                 execution.interrupt()
             case _:
                 raise errors.InvalidRequest("an execution takes text messages only")
@@ -158,9 +158,9 @@ async def _steer(socket: WebSocket, execution: Execution) -> None:
 
 async def process(socket: WebSocket, sandbox: Sandbox) -> None:
     """Starts one as the first message says, and attaches to it. It lives on when the client leaves."""
-    query = query_of(socket, asks.AttachQuery)
+    query = query_of(socket, requests.AttachQuery)
     await socket.accept()
-    asked = await _first_word(socket, asks.StartProcess, "the request")
+    asked = await _first_word(socket, requests.StartProcess, "the request")
     program = await started(sandbox.commands, asked)
     try:
         with _reading(program):
@@ -172,7 +172,7 @@ async def process(socket: WebSocket, sandbox: Sandbox) -> None:
 
 async def attach(socket: WebSocket, sandbox: Sandbox) -> None:
     """Attaches to a process that runs."""
-    query = query_of(socket, asks.AttachQuery)
+    query = query_of(socket, requests.AttachQuery)
     found = sandbox.commands.get(socket.path_params["process"])
     with _reading(found):
         await socket.accept()
@@ -185,7 +185,7 @@ def _reading(program: Program) -> contextlib.AbstractContextManager[None]:
 
 
 async def _attend(socket: WebSocket, program: Program, raw: bool) -> None:
-    await _say(socket, told.Attached(id=program.id, pid=program.pid))
+    await _say(socket, responses.Attached(id=program.id, pid=program.pid))
     telling = _tell_process(socket, program) if isinstance(program, Process) else _tell_job(socket, program, raw)
     async with feeding(program) as stdin:
         await _both_ways(telling, _feed(socket, program, stdin))
@@ -200,16 +200,16 @@ async def _tell_process(socket: WebSocket, program: Process) -> None:
 async def _feed(socket: WebSocket, program: Program, stdin: Stdin) -> None:
     """Waits only for a program that lets more input wait than there is room for."""
     while True:
-        message = await _hear(socket, asks.CloseStdin | asks.Kill | asks.Resize)
+        message = await _hear(socket, requests.CloseStdin | requests.Kill | requests.Resize)
         match message:
             case bytes():
                 await stdin.put(message, STUCK_SECONDS)
-            case asks.CloseStdin():
+            case requests.CloseStdin():
                 stdin.end()
-            case asks.Kill(signal=number):
+            case requests.Kill(signal=number):
                 check_signal(number)
                 program.kill(number)
-            case asks.Resize(rows=rows, columns=columns):
+            case requests.Resize(rows=rows, columns=columns):
                 program.resize(rows, columns)
 
 

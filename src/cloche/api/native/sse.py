@@ -11,7 +11,7 @@ from cloche import errors
 from cloche.api.http import Stream, request_id
 from cloche.engine.executions.runs import Line
 from cloche.events import Event
-from cloche.protocol import told
+from cloche.protocol import responses
 
 QUIET_SECONDS = 15.0
 KEEPALIVE = b": still here\n\n"
@@ -33,7 +33,7 @@ def encode(event: Event | Line) -> bytes:
     """JSON has no line breaks, so it is one line of data."""
     if isinstance(event, Line):
         return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind, event.body)
-    return b"event: %s\ndata: %s\n\n" % (_name(event).encode(), told.encode_event(event))
+    return b"event: %s\ndata: %s\n\n" % (_name(event).encode(), responses.encode_event(event))
 
 
 def _name(event: Event) -> str:
@@ -50,4 +50,4 @@ async def _written(events: AsyncGenerator[Event | Line, None], request: str) -> 
     except errors.ClocheError as error:
         if not begun:
             raise  # a status can still say so
-        yield encode(told.Failed(error=told.fault_of(error, request)))
+        yield encode(responses.Failed(error=responses.fault_of(error, request)))

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche.api.native.door import Door, body_of, reply
-from cloche.protocol import asks
+from cloche.protocol import requests
 
 
 class Volumes:
@@ -15,7 +15,7 @@ class Volumes:
 
     async def make(self, request: Request) -> Response:
         owner = self._door.admit(request).owner
-        asked = await body_of(request, asks.MakeVolume)
+        asked = await body_of(request, requests.MakeVolume)
         return reply((await self._door.engine.volumes.create(asked.name, owner)).info, 201)
 
     async def list(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ from cloche.api.ui.looks import Looks
 from cloche.api.ui.porch import Porch
 from cloche.api.ui.statics import PREFIX as STATIC
 from cloche.api.whose import BEHIND
-from cloche.protocol import told
+from cloche.protocol import responses
 
 # Each has `pages(house) -> list[Page]`.
 MODULES = ("start", "health", "playground", "sandboxes", "templates", "network", "requests", "keys", "usage", "audit")
@@ -151,8 +151,8 @@ def _for_htmx(error: errors.ClocheError, status: int, request: Request) -> Respo
 
 
 def _for_scripts(error: errors.ClocheError, status: int, request: Request) -> Response:
-    failure = told.Failure(error=told.fault_of(error, request_id(request)))
-    return Response(told.encode(failure), status, media_type="application/json")
+    failure = responses.Failure(error=responses.fault_of(error, request_id(request)))
+    return Response(responses.encode(failure), status, media_type="application/json")
 
 
 def _absent(error: HTTPException) -> Handler:

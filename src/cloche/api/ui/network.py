@@ -14,7 +14,7 @@ from cloche.api.ui.house import House, Page, Visitor
 from cloche.api.ui.network_rows import MAX_TEXT, ROWS, VERDICTS, Asked, Found, Row, asked_of, found
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
-from cloche.protocol import networks
+from cloche.protocol import requests
 
 SHOWN_SANDBOXES = 100
 SHOWN_RULES = 50
@@ -40,7 +40,7 @@ class NetworkPage:
             "network.html",
             asked,
             shown,
-            one=None if one is None else (one.record, networks.info_of(one.network.policy), one.network.dropped),
+            one=None if one is None else (one.record, requests.info_of(one.network.policy), one.network.dropped),
             networked=[(each.record, each.network.policy) for each in living if each.network.policy.allows_something],
         )
 

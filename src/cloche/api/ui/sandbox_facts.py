@@ -17,8 +17,8 @@ from cloche.engine.sandboxes.endings import never
 from cloche.engine.sandboxes.network import listening
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import ProcessInfo, SnapshotInfo
-from cloche.protocol import networks
-from cloche.protocol.told import NetworkInfo
+from cloche.protocol import requests
+from cloche.protocol.responses import NetworkInfo
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import Entry, log
 
@@ -82,7 +82,7 @@ async def facts_of(engine: Engine, id: str, owner: str | None) -> Facts:
         ending=None if record.state in LIVE else why(record),
         usage=None if sandbox is None else usage_of(sandbox.meter, LONG_POINTS, LONG_WIDTH, LONG_HEIGHT),
         inside=await _inside(sandbox, sealed=engine.networks.sealed),
-        network=None if sandbox is None else networks.info_of(sandbox.network.policy),
+        network=None if sandbox is None else requests.info_of(sandbox.network.policy),
         snapshots=[each.info for each in snapshots],
         lines=_lines(id, all=owner is None),
     )

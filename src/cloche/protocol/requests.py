@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, dataclass_transform
 
 import msgspec
+
+from cloche.network_policy import REDACTED, NetworkPolicy, NetworkRule, Secret, check_counts
+from cloche.protocol import responses
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
@@ -340,3 +344,42 @@ class Resize(Ask, tag="resize"):
 
     rows: int
     columns: int
+
+
+# A network policy as it is asked for and told of, and as the engine has it.
+
+
+def asked_of(policy: NetworkPolicy) -> NetworkAsked:
+    """Without its secrets, which are asked for beside it."""
+    rules = [RuleAsked(action=each.action, host=each.host) for each in policy.rules]
+    return NetworkAsked(allow=list(policy.allow), deny=list(policy.deny), rules=rules)
+
+
+def secrets_asked(policy: NetworkPolicy) -> list[SecretAsked]:
+    return [SecretAsked(**msgspec.structs.asdict(each)) for each in policy.secrets]
+
+
+def policy_asked(asked: NetworkAsked | SetNetwork, secrets: Sequence[SecretAsked]) -> NetworkPolicy:
+    """Raises InvalidRequest, which never has a secret's value in it."""
+    check_counts(len(asked.allow) + len(asked.deny) + len(asked.rules), len(secrets))
+    return NetworkPolicy(
+        allow=tuple(asked.allow),
+        deny=tuple(asked.deny),
+        rules=tuple(NetworkRule(action=each.action, host=each.host) for each in asked.rules),
+        secrets=tuple(Secret(**msgspec.structs.asdict(each)) for each in secrets),
+    )
+
+
+def info_of(policy: NetworkPolicy) -> responses.NetworkInfo:
+    secrets = [responses.SecretInfo(domain=each.domain, header=each.header, name=each.name) for each in policy.secrets]
+    return responses.NetworkInfo(
+        allow=list(policy.allow), deny=list(policy.deny), rules=list(policy.rules), secrets=secrets
+    )
+
+
+def policy_told(info: responses.NetworkInfo) -> NetworkPolicy:
+    """What is told of a policy, with something in the place of the values. Raises InvalidRequest for what is none."""
+    secrets = (Secret(**msgspec.structs.asdict(each), value=REDACTED) for each in info.secrets)
+    return NetworkPolicy(
+        allow=tuple(info.allow), deny=tuple(info.deny), rules=tuple(info.rules), secrets=tuple(secrets)
+    )
