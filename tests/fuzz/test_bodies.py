@@ -28,7 +28,7 @@ from cloche.api.native import door
 from cloche.api.openai import chat_decoding, containers, conversations, decoding
 from cloche.api.opensandbox import execd_wire, lifecycle_wire, vault_wire
 from cloche.api.opensandbox import network_wire as opensandbox_network
-from cloche.gateway import upstream_http
+from cloche.gateway.upstream import http
 from cloche.protocol import requests, responses
 
 NETWORK = {"allowOut": ["pypi.org", "1.1.1.1/32"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": True}
@@ -222,8 +222,8 @@ OTHERS = {
         lambda body: responses.error_in(body, 404),
         {"error": {"code": "sandbox_not_found", "message": "m", "request_id": "r"}},
     ),
-    "upstream's answer": (upstream_http.json_object, {"id": "x", "output": []}),
-    "upstream's error": (upstream_http.error_in, {"error": {"message": "m", "code": 5}}),
+    "upstream's answer": (http.json_object, {"id": "x", "output": []}),
+    "upstream's error": (http.error_in, {"error": {"message": "m", "code": 5}}),
 }
 
 

@@ -21,7 +21,7 @@ from cloche.egress.packages.upstream import UpstreamError
 from cloche.egress.streams import Refusal
 from cloche.engine.executions import kernel_frames, variables
 from cloche.engine.sandboxes import files
-from cloche.gateway import sse
+from cloche.gateway.upstream import sse
 from cloche.guest import wire
 from cloche.isolation.channel import Channel
 from cloche.protocol import responses

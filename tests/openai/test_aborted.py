@@ -8,7 +8,7 @@ from cloche import errors
 from cloche.api.openai.decoding import decode
 from cloche.api.openai.streaming import ResponseEvents
 from cloche.events import Output
-from cloche.gateway.happenings import Cited, Delta, Opened, Printed, Tokens
+from cloche.gateway.events import Cited, Delta, Opened, Printed, Tokens
 
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "status": "in_progress"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.gateway.arguments import NAMES, CodeInArguments, code_of
+from cloche.gateway.items import NAMES, CodeInArguments, code_of
 
 CODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=80).filter(lambda code: "```" not in code)
 SPACE = st.sampled_from(["", " ", "\n", "\t  ", "\r\n "])

@@ -18,8 +18,8 @@ from cloche.api.openai.answering import Answer
 from cloche.api.openai.background import Run
 from cloche.api.openai.decoding import Wanted
 from cloche.config import Config, Pool
-from cloche.gateway.asked import Asked
 from cloche.gateway.gateway import Gateway
+from cloche.gateway.request import Asked
 from cloche.sdk.assembly import assemble
 from cloche.store.gateway import Shelf
 

@@ -14,7 +14,7 @@ from tests.conftest import serving
 from tests.openai.conftest import CODE_INTERPRETER, UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, Hang, Raw, Reached, ScriptedUpstream, Text, WaitFor
 
-from cloche.gateway.crowd import Crowd, TooManyTurns
+from cloche.gateway.gateway import Crowd, TooManyTurns
 
 Play = Callable[..., str]
 OUTPUTS = ["code_interpreter_call.outputs"]

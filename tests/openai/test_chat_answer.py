@@ -13,9 +13,9 @@ from tests.openai import upstream_chat
 from tests.openai.upstream import Code, Custom, Function, Interleaved, Reasoning, Refusal, Text
 
 from cloche import errors
-from cloche.gateway.chat_answer import ChatAnswer
-from cloche.gateway.happenings import Closed, Delta, Finished, Opened
-from cloche.gateway.upstreams import MAX_ITEMS
+from cloche.gateway.events import Closed, Delta, Finished, Opened
+from cloche.gateway.upstream import MAX_ITEMS
+from cloche.gateway.upstream.chat_stream import ChatAnswer
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 CHUNKS = st.none() | st.integers(1, 5)

@@ -10,7 +10,7 @@ import pytest
 from cloche.api.openai import chat_decoding
 from cloche.api.openai.chat_messages import items_of, messages_of
 from cloche.api.openai.dialect import BadParameter
-from cloche.gateway.asked import Asked, CodeTool
+from cloche.gateway.request import Asked, CodeTool
 from cloche.store.gateway import ChatTurn
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -15,7 +15,7 @@ from cloche import errors
 from cloche.api.openai.chat_decoding import decode
 from cloche.api.openai.chat_encoding import Completion
 from cloche.api.openai.chat_forwarding import as_chunk
-from cloche.gateway.happenings import Cited, Closed, Delta, Finished, Happening, Interpreting, Opened, Passed, Tokens
+from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Interpreting, Opened, Passed, Tokens
 from cloche.gateway.items import output_text
 
 CODE = [{"type": "code_interpreter"}]

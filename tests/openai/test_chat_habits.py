@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors
-from cloche.gateway.chat_habits import Habit, Habits
-from cloche.gateway.recent import Recent
-from cloche.gateway.refusals import refuses
+from cloche.gateway.upstream.chat import Habit, Habits, refuses
+from cloche.gateway.upstream.http import Recent
 
 OTHER = Habits("http://127.0.0.1:8000/v1")
 

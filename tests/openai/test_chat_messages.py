@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from cloche.gateway.chat_messages import NO_OUTPUT, messages
+from cloche.gateway.upstream.chat import NO_OUTPUT, messages
 
 PICTURE = "data:image/png;base64,AAAA"
 

@@ -17,12 +17,12 @@ from cloche.api.openai.checks import MAX_ITEMS, MAX_PARTS, MAX_TOOLS
 from cloche.api.openai.dialect import BadParameter
 from cloche.api.openai.input_items import with_ids
 from cloche.api.openai.response import response_object
-from cloche.gateway import chat_request, history, responses_request
-from cloche.gateway.asked import Asked
-from cloche.gateway.chat_habits import Habit
-from cloche.gateway.echo import Echo
-from cloche.gateway.tooling import python_name, tools_for
-from cloche.gateway.upstreams import Call
+from cloche.gateway import history
+from cloche.gateway.request import Asked
+from cloche.gateway.tools import python_name, tools_for
+from cloche.gateway.upstream import Call, chat, responses
+from cloche.gateway.upstream.chat import Habit
+from cloche.gateway.upstream.echo import Echo
 
 HELLO = {"role": "user", "content": "hello"}
 anything = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
@@ -69,11 +69,11 @@ async def _echo(call: Call) -> None:
 
 
 def _chat_body(call: Call) -> dict[str, Any]:
-    return chat_request.body_of(call, Habit(limit_name="max_tokens"), model="m", vision=True, stream=True)
+    return chat.body_of(call, Habit(limit_name="max_tokens"), model="m", vision=True, stream=True)
 
 
 def _responses_body(call: Call) -> dict[str, Any]:
-    return responses_request.body_of(call, model="m", stream=True)
+    return responses.body_of(call, model="m", stream=True)
 
 
 @given(body=nonsense(RESPONSE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai import OpenAI
 
-from cloche.gateway.echo import fenced
+from cloche.gateway.upstream.echo import fenced
 
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
 MESSAGE = "Twice:\n```python\nx = 20\nprint('first')\n```\nand\n```python\nx + 1\n```\n"

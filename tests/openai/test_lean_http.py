@@ -18,7 +18,7 @@ import uvloop
 
 from cloche.gateway.lean_connection import MAX_HEAD_BYTES, WAITING_BYTES
 from cloche.gateway.lean_http import LeanClient, Patience
-from cloche.gateway.upstream_words import cause_of
+from cloche.gateway.upstream.http import cause_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning")
 

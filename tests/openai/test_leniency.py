@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.gateway.leniency import decoded
-from cloche.gateway.upstream_http import json_object
+from cloche.gateway.upstream.http import decoded, json_object
 
 
 @pytest.mark.parametrize(

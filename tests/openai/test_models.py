@@ -11,8 +11,7 @@ from cloche import errors
 from cloche.config import Config
 from cloche.config.sections import Upstream
 from cloche.gateway.gateway import routes
-from cloche.gateway.model_list import ModelList, models_in
-from cloche.gateway.upstreams import Upstreams
+from cloche.gateway.upstream import ModelList, Upstreams, models_in
 
 
 def upstreams_of(*configured: Upstream) -> Upstreams:

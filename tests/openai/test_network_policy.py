@@ -17,7 +17,7 @@ from tests.openai.conftest import UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, ScriptedUpstream, Text
 from tests.web_site import Site, fetch, web_site
 
-from cloche.gateway.container_network import NETWORK, label_of, remembered, told
+from cloche.gateway.containers import NETWORK, label_of, remembered, told
 from cloche.model import Limits, SandboxInfo, Template
 from cloche.network_policy import NetworkPolicy, Secret
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from cloche.gateway.happenings import Closed, Delta, Finished, Opened
-from cloche.gateway.order import InOrder
+from cloche.gateway.events import Closed, Delta, Finished, Opened
+from cloche.gateway.turn import InOrder
 
 ITEMS = 5000
 

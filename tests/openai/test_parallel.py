@@ -10,8 +10,8 @@ from openai import OpenAI
 from tests.openai.conftest import CODE_INTERPRETER
 from tests.openai.upstream import Function, ScriptedUpstream, Text
 
-from cloche.gateway.happenings import Closed, Delta, Finished, Happening, Opened
-from cloche.gateway.parallel import Unwrapped
+from cloche.gateway.events import Closed, Delta, Finished, Happening, Opened
+from cloche.gateway.turn import Unwrapped
 
 PYTHON = {"type": "function", "name": "python"}
 

@@ -15,9 +15,9 @@ from tests.openai.upstream_responses import frames, whole
 from cloche import errors
 from cloche.api.openai.decoding import Wanted
 from cloche.api.openai.streaming import ResponseEvents
-from cloche.gateway import responses_events
-from cloche.gateway.happenings import Cited, Closed, Delta, Finished, Happening, Opened, Passed
-from cloche.gateway.responses_events import LegEvents
+from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Opened, Passed
+from cloche.gateway.upstream import responses_stream
+from cloche.gateway.upstream.responses_stream import LegEvents
 
 CITATION = {"type": "url_citation", "url": "https://example.test", "title": "T", "start_index": 0, "end_index": 2}
 MESSAGE = {"id": "m1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
@@ -293,8 +293,8 @@ def test_an_error_event_of_either_shape_is_a_failure(nested: bool):
 
 
 def test_an_upstream_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(responses_events, "MAX_CHARACTERS", 100)
-    monkeypatch.setattr(responses_events, "MAX_ITEMS", 3)
+    monkeypatch.setattr(responses_stream, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(responses_stream, "MAX_ITEMS", 3)
     with pytest.raises(errors.UpstreamFailed):
         heard([added(MESSAGE), *[text("x" * 30)] * 4, END])
     with pytest.raises(errors.UpstreamFailed):

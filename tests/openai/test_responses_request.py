@@ -8,8 +8,8 @@ import pytest
 
 from cloche import errors
 from cloche.gateway.items import new_item_id
-from cloche.gateway.responses_request import body_of, sent
-from cloche.gateway.upstreams import Call
+from cloche.gateway.upstream import Call
+from cloche.gateway.upstream.responses import body_of, sent
 
 NATIVE = {"type": "code_interpreter", "container": {"type": "auto"}}
 

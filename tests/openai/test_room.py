@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloche import errors
-from cloche.gateway import attachments, room
+from cloche.gateway import attachments, container_files
 from cloche.gateway.container_files import ContainerFiles
 from cloche.model import MIB, FileInfo
 from cloche.store.gateway import Shelf
@@ -75,19 +75,19 @@ async def test_a_file_is_kept_if_it_is_no_larger_than_its_sandbox_said(
 
 
 async def test_what_is_being_copied_takes_room_already(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     paths = [f"/mnt/data/{number}" for number in range(5)]
     assert await kept_after_citing(shelf, HostileFiles(4, 4), *paths) == [4, 4]
 
 
 async def test_what_is_replaced_takes_no_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     assert await kept_after_citing(shelf, HostileFiles(8, 8), "/mnt/data/x") == [8]
     assert await kept_after_citing(shelf, HostileFiles(9, 9), "/mnt/data/x") == [9]
 
 
 async def test_room_that_a_failed_copy_took_is_free_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     files, kept = HostileFiles(8, 9), ContainerFiles(shelf)
     await kept.cite(container_with(files), "/mnt/data/x")
     files.let.set()

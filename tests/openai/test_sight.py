@@ -10,9 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloche.events import Cleared, Display, Ended, Output, Truncated
-from cloche.gateway.logs import Log, Tail
-from cloche.gateway.pictures import MAX_BYTES, MAX_BYTES_OF_TURN, MAX_OF_EXECUTION, MAX_OF_TURN, SeenPictures
-from cloche.gateway.sight import DROPPED_PICTURE, ENTRY_BYTES, Sight
+from cloche.gateway.outputs import (
+    DROPPED_PICTURE,
+    ENTRY_BYTES,
+    MAX_BYTES_OF_TURN,
+    MAX_OF_EXECUTION,
+    MAX_OF_TURN,
+    PICTURE_MAX_BYTES,
+    Log,
+    SeenPictures,
+    Sight,
+    Tail,
+)
 from cloche.model import KIB, MIB
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 100
@@ -167,7 +176,7 @@ def test_only_what_begins_like_its_kind_is_seen(mime, content):
 
 
 def test_a_picture_that_servers_refuse_for_its_size_is_told_in_words():
-    text, count = told(shown(PNG.ljust(8_000_000)), shown(PNG.ljust(MAX_BYTES)), pictures=SeenPictures())
+    text, count = told(shown(PNG.ljust(8_000_000)), shown(PNG.ljust(PICTURE_MAX_BYTES)), pictures=SeenPictures())
     assert (text, count) == ("[image too large to be shown to you: 8.0 MB]\n[image image/png]\n", 1)
 
 
@@ -180,6 +189,6 @@ def test_an_execution_and_a_turn_have_so_many_pictures():
 
 def test_a_turn_has_so_many_bytes_of_pictures():
     pictures = SeenPictures()
-    text, count = told(*[shown(PNG.ljust(MAX_BYTES))] * 6, pictures=pictures)
-    assert count == MAX_BYTES_OF_TURN // MAX_BYTES
+    text, count = told(*[shown(PNG.ljust(PICTURE_MAX_BYTES))] * 6, pictures=pictures)
+    assert count == MAX_BYTES_OF_TURN // PICTURE_MAX_BYTES
     assert text.count("as many as one answer can have") == 2

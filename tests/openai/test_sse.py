@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.gateway.sse import ServerEvent, server_events
+from cloche.gateway.upstream.sse import ServerEvent, server_events
 
 DATA = st.binary(max_size=40).filter(lambda data: not set(data) & set(b"\r\n"))
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])

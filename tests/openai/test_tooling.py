@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloche.gateway.asked import Asked, CodeTool
-from cloche.gateway.tooling import is_hosted, means_python, python_name, tools_for, waits_for_client
+from cloche.gateway.request import Asked, CodeTool
+from cloche.gateway.tools import is_hosted, means_python, python_name, tools_for, waits_for_client
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {}}
 SEARCH = {"type": "web_search"}

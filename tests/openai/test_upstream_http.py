@@ -15,9 +15,8 @@ from tests.openai.upstream import HttpError
 
 from cloche import errors
 from cloche.config.sections import Upstream
-from cloche.gateway import upstream_http
-from cloche.gateway.upstream_http import UpstreamServer, error_in, failure_of, key_of
-from cloche.gateway.upstream_words import concealed, secrets_in
+from cloche.gateway.upstream import http
+from cloche.gateway.upstream.http import UpstreamServer, concealed, error_in, failure_of, key_of, secrets_in
 from cloche.telemetry import log
 
 
@@ -183,7 +182,7 @@ async def test_a_whole_answer_is_none(blank):
 
 
 async def test_an_error_whose_body_never_ends_is_told_with_what_has_come(monkeypatch):
-    monkeypatch.setattr(upstream_http, "ERROR_SECONDS", 0.1)
+    monkeypatch.setattr(http, "ERROR_SECONDS", 0.1)
     done = asyncio.Event()
 
     async def serve(reader, writer):

@@ -8,9 +8,9 @@ import httpx2
 import pytest
 
 from cloche import errors
-from cloche.gateway import chat_upstream
-from cloche.gateway.sse import ServerEvent
-from cloche.gateway.waiting import LEAST_SECONDS, Waiting, answer_seconds
+from cloche.gateway.upstream import chat
+from cloche.gateway.upstream.http import LEAST_SECONDS, Waiting, answer_seconds
+from cloche.gateway.upstream.sse import ServerEvent
 
 FINISH = '{"choices": [{"index": %d, "delta": {}, "finish_reason": "stop"}]}'
 USAGE = '{"choices": [], "usage": {"prompt_tokens": 1}}'
@@ -33,7 +33,7 @@ class Said:
 
 
 async def read(said, **options):
-    return [chunk async for chunk in chat_upstream.chunks(said, Waiting(60), **options)]
+    return [chunk async for chunk in chat.chunks(said, Waiting(60), **options)]
 
 
 async def test_an_answer_that_is_whole_needs_neither_a_last_word_nor_a_hang_up():
@@ -42,7 +42,7 @@ async def test_an_answer_that_is_whole_needs_neither_a_last_word_nor_a_hang_up()
 
 
 async def test_usage_need_not_come(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chat_upstream, "USAGE_SECONDS", 0.01)
+    monkeypatch.setattr(chat, "USAGE_SECONDS", 0.01)
     assert len(await read(Said(WORD, FINISH % 0))) == 2
 
 
@@ -57,7 +57,7 @@ async def test_all_choices_are_waited_for(monkeypatch: pytest.MonkeyPatch):
             await asyncio.sleep(0.05)
             yield ServerEvent(name="", data=each.encode())
 
-    monkeypatch.setattr(chat_upstream, "USAGE_SECONDS", 0.0)
+    monkeypatch.setattr(chat, "USAGE_SECONDS", 0.0)
     said = Said()
     said.events = slow
     assert len(await read(said, choices=2)) == 3

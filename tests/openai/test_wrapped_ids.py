@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from cloche.gateway.wrapped_ids import unwrapped
+from cloche.gateway.containers import unwrapped
 
 ORIGINAL = "cntr_iwqiyyit7fmrihacn8h5m"
 

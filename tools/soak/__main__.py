@@ -16,7 +16,7 @@ import httpx2
 from e2b_code_interpreter import AsyncSandbox
 
 import cloche
-from cloche.engine.housing import KEEP_OTHER_SECONDS
+from cloche.engine.sandboxes.pool import KEEP_OTHER_SECONDS
 from soak import census
 from soak.book import Book, Failure
 from soak.census import Census

@@ -23,7 +23,7 @@ from cloche.api.http import Edge, status_of
 from cloche.api.traffic import Traffic
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
-from cloche.gateway.tally import Tally as GatewayTally
+from cloche.gateway.gateway import Tally as GatewayTally
 from cloche.telemetry import Histogram
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloche import errors
-from cloche.gateway.containers import BadWish
+from cloche.gateway.containers import BadWish, plain_name
 from cloche.gateway.items import Item
-from cloche.gateway.names import plain_name
 from cloche.model import MIB, Struct
 from cloche.store.files import StoredFile, StoredFiles, made_here
 

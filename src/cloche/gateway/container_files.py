@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
+import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Iterable, Iterator, Sequence
 
 import msgspec
@@ -20,16 +23,135 @@ from cloche import errors
 from cloche.engine.sandboxes.files import OpenFile
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.attachments import Attachment
-from cloche.gateway.containers import Container
-from cloche.gateway.data_files import DATA, regular_file, regular_files, reserve
-from cloche.gateway.names import plain_name
-from cloche.gateway.pictures import Picture
-from cloche.gateway.room import Room
-from cloche.model import MIB, FileInfo
-from cloche.store.files import COPY, ContainerFile, Source, new_container_file_id
+from cloche.gateway.containers import Container, free_name, plain_name
+from cloche.gateway.outputs import Picture
+from cloche.model import GIB, MIB, FileInfo
+from cloche.store.files import COPY, ContainerFile, Source, StoredContainerFiles, new_container_file_id
 from cloche.store.files import FILE_PREFIX as FILE
 from cloche.store.gateway import Shelf
 from cloche.telemetry import log
+
+# The directory of a container that its files are in, as a user sees it: regular files below /mnt/data.
+
+DATA = "/mnt/data/"
+MAX_DEPTH = 16
+MAX_LISTED = 5000
+_NOT_UTF8 = re.compile(r"\\udc[89a-f][0-9a-f]")  # how such bytes of a name are shown: nobody could ask for that file
+
+
+async def regular_file(sandbox: Sandbox, path: str) -> FileInfo | None:
+    """The file at a path below /mnt/data that leads through no symlink; None if there is none. Raises Gone."""
+    path = posixpath.normpath(path)
+    names = path.removeprefix(DATA).split("/")
+    if not path.startswith(DATA) or len(names) > MAX_DEPTH:
+        return None
+    try:
+        for depth in range(1, len(names)):
+            if (await sandbox.files.stat(DATA + "/".join(names[:depth]))).kind != "directory":
+                return None
+        info = await sandbox.files.stat(path)
+    except (errors.FileError, errors.NotFound, errors.InvalidPath):
+        return None
+    return info if info.kind == "file" else None
+
+
+async def regular_files(sandbox: Sandbox) -> tuple[list[FileInfo], bool]:
+    """Whether these are all."""
+    try:
+        found, is_all = await _listed(sandbox, MAX_DEPTH), True
+    except errors.FileError:  # too many: those in its subdirectories are left out
+        found, is_all = await _listed(sandbox, 1), False
+    files = [each for each in found if each.kind == "file" and not _NOT_UTF8.search(each.path)]
+    return files[:MAX_LISTED], is_all and len(files) <= MAX_LISTED
+
+
+async def reserve(sandbox: Sandbox, name: str, reserved: set[str]) -> str:
+    """Such a name that neither a file has nor anybody else; it is added to `reserved`."""
+    taken: set[str] = set()
+    while True:
+        free = free_name(name, taken | reserved)
+        reserved.add(free)  # before looking: somebody else may ask meanwhile
+        try:
+            if not await sandbox.files.exists(DATA + free):
+                return free
+        except BaseException:
+            reserved.discard(free)
+            raise
+        reserved.discard(free)
+        taken.add(free)
+
+
+async def _listed(sandbox: Sandbox, depth: int) -> list[FileInfo]:
+    try:
+        return await sandbox.files.list(DATA, depth=depth)
+    except errors.FileError:
+        raise errors.FileError(
+            "/mnt/data has more files than can be listed: let code remove some, or pack them"
+        ) from None
+
+
+# How much is kept of containers' files: of one file, one container, one owner.
+
+MAX_KEPT_FILE_BYTES = 128 * MIB
+MAX_KEPT_BYTES = 512 * MIB  # of one container
+MAX_OWNER_BYTES = 32 * GIB
+
+
+class Room:
+    """What is being copied counts like what is kept: many copies at once find no more room than one after another."""
+
+    def __init__(self, rows: StoredContainerFiles):
+        self._rows = rows
+        self._of_owner: Counter[str] = Counter()  # bytes that are being copied
+        self._of_sandbox: Counter[str] = Counter()
+
+    async def take(self, sandbox: Sandbox, size: int, *, instead_of: str | None = None) -> bool:
+        """Whether there is room; then it is taken until `release`. `instead_of` is the id of what is replaced."""
+        if not 0 <= size <= MAX_KEPT_FILE_BYTES:  # a sandbox says what it likes
+            return False
+        with contextlib.ExitStack() as taken:
+            self._add(sandbox, size)  # before looking: somebody else may ask meanwhile
+            taken.callback(self.release, sandbox, size)
+            owner = sandbox.spec.owner
+            of_owner, of_sandbox = await self._rows.kept_bytes(owner, sandbox.id, without=instead_of)
+            if of_owner + self._of_owner[owner] > MAX_OWNER_BYTES or not await self._may(owner, size):
+                return False
+            if of_sandbox + self._of_sandbox[sandbox.id] > MAX_KEPT_BYTES:
+                return False
+            taken.pop_all()
+        return True
+
+    def release(self, sandbox: Sandbox, size: int) -> None:
+        self._add(sandbox, -size)
+
+    @contextlib.asynccontextmanager
+    async def taking(self, sandbox: Sandbox, size: int) -> AsyncGenerator[bool, None]:
+        """Whether there is room; it is taken within the block."""
+        fits = await self.take(sandbox, size)
+        try:
+            yield fits
+        finally:
+            if fits:
+                self.release(sandbox, size)
+
+    async def has_for_link(self, sandbox: Sandbox, size: int) -> bool:
+        """A link takes no room, until the file is deleted that it is of."""
+        of_owner, _ = await self._rows.kept_bytes(sandbox.spec.owner, sandbox.id)
+        return of_owner + size <= MAX_OWNER_BYTES
+
+    async def _may(self, owner: str, size: int) -> bool:
+        try:
+            await self._rows.allow(owner, size)
+        except errors.QuotaExceeded:
+            return False
+        return True
+
+    def _add(self, sandbox: Sandbox, size: int) -> None:
+        for counter, key in ((self._of_owner, sandbox.spec.owner), (self._of_sandbox, sandbox.id)):
+            counter[key] += size
+            if not counter[key]:
+                del counter[key]
+
 
 AT_ONCE_BYTES = 1 * MIB
 MAX_KEPT_ANEW_BYTES = 16 * MIB  # of a file that code has changed: larger ones are kept no more, until they are cited

@@ -3,23 +3,104 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
+import posixpath
 import time
+import unicodedata
 from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Container as Names
 from weakref import WeakValueDictionary
 
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.gateway.asked import MemoryTier
-from cloche.gateway.container_network import NETWORK, label_of, remembered
-from cloche.gateway.wrapped_ids import unwrapped
-from cloche.model import GIB, Limits, SandboxInfo, SandboxSpec, Struct
-from cloche.network_policy import NetworkPolicy
+from cloche.gateway.request import MemoryTier
+from cloche.model import GIB, KIB, Limits, SandboxInfo, SandboxSpec, Struct
+from cloche.network_policy import NetworkPolicy, parse_pattern
 from cloche.store.base import SHUT_DOWN
 
+# A container's network: what a model is told of it, and how it is remembered when the container has expired.
+
+NETWORK = "openai.network"  # in a sandbox's metadata: the hosts that were asked for, never a secret
+MAX_LABEL = 8 * KIB  # the metadata of a sandbox may have twice that
+MAX_TOLD = 30  # hosts that a model is told of
+
+
+def hosts_of(policy: NetworkPolicy) -> tuple[str, ...]:
+    """The patterns of the hosts that it allows."""
+    return tuple(dict.fromkeys(rule.host for rule in policy.ordered if rule.action == "allow"))
+
+
+def label_of(policy: NetworkPolicy) -> str:
+    """What is remembered. What is too long for that is not."""
+    label = ",".join(hosts_of(policy))
+    return label if len(label) <= MAX_LABEL else ""
+
+
+def remembered(info: SandboxInfo) -> NetworkPolicy | None:
+    """What was asked for, but for the secrets: those are nowhere kept. None where nothing was.
+
+    Another dialect may have written anything there: what makes no sense allows nothing.
+    """
+    label = info.metadata.get(NETWORK)
+    if label is None:
+        return None
+    try:
+        return NetworkPolicy(allow=tuple(filter(None, label.split(","))))
+    except errors.InvalidRequest:
+        return NetworkPolicy()
+
+
+def told(policy: NetworkPolicy, *, packages: bool) -> str:
+    """What a model should know before it writes code that fails."""
+    hosts = hosts_of(policy)
+    installs = "pip can install packages."
+    if not hosts:
+        return f"There is no internet access, but {installs}" if packages else "There is no internet access."
+    return " ".join([_reach(hosts), *([installs] if packages else []), *_secrets_told(policy)])
+
+
+def _reach(hosts: tuple[str, ...]) -> str:
+    if any(parse_pattern(host).name == "*" for host in hosts):
+        return "The internet can be reached by the proxy in HTTP_PROXY, as far as the operator of this host allows."
+    shown = ", ".join(hosts[:MAX_TOLD]) + (f" and {len(hosts) - MAX_TOLD} more" if len(hosts) > MAX_TOLD else "")
+    return f"Of the internet only these hosts can be reached, by the proxy in HTTP_PROXY: {shown}."
+
+
+def _secrets_told(policy: NetworkPolicy) -> list[str]:
+    named = [f"{secret.name} for {secret.domain}" for secret in policy.secrets if secret.name is not None]
+    if not named:
+        return []
+    return [
+        f"Environment variables stand for secrets: {', '.join(named)}. Send the variable's value as it is in a header "
+        "of a request to that host: the secret takes its place on the way."
+    ]
+
+
+# Ids of containers that went through LiteLLM's proxy.
+#
+# It gives its clients `cntr_` + base64 of "litellm:custom_llm_provider:..;model_id:..;container_id:ORIGINAL", to know
+# by
+# itself where a container is; but when a client names one in a tool, it hands that on as it is. So it comes here.
+
 PREFIX = "cntr_"
+MAX_CHARACTERS = 4096
+_MARK, _NAME = "litellm:", ";container_id:"
+
+
+def unwrapped(id: str) -> str:
+    """The id inside; the same where none is. Whose container it is, is asked later, as of any other id."""
+    try:
+        text = base64.b64decode(id[len(PREFIX) : MAX_CHARACTERS], validate=True).decode()
+    except (binascii.Error, ValueError):
+        return id
+    before, _, original = text.rpartition(_NAME)
+    return original if before.startswith(_MARK) and original.startswith(PREFIX) else id
+
+
 DELETED = "its container was deleted"
 NAME, MINUTES, SESSION = "openai.name", "openai.minutes", "openai.session"  # in a sandbox's metadata
 USUAL_MINUTES = 20  # of a sandbox that was not made as a container
@@ -296,3 +377,35 @@ def minutes_of(info: SandboxInfo) -> int:
 def tier_of(info: SandboxInfo) -> MemoryTier:
     """The largest tier that its memory holds."""
     return max((tier for tier in TIERS if TIERS[tier] <= info.limits.memory_bytes), key=TIERS.__getitem__, default="1g")
+
+
+# Names of files in a container: plain ones, as a model can type them.
+
+MAX_NAME_BYTES = 200
+NAMELESS = "file"
+
+
+def plain_name(name: str) -> str:
+    """What a file is called in /mnt/data: never a path, never hidden, never longer than a file system takes."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    # Cc: control characters, NUL among them; Cf: what turns text around; Cs: halves of surrogates
+    visible = "".join(each for each in last if unicodedata.category(each) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+    return _shortened(visible.strip().lstrip(".").strip() or NAMELESS)
+
+
+def free_name(name: str, taken: Names[str]) -> str:
+    """That name, or `name-2.ext`, `name-3.ext`, .. if it is taken."""
+    stem, extension = posixpath.splitext(name)
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}{extension}"
+    return name
+
+
+def _shortened(name: str) -> str:
+    stem, extension = posixpath.splitext(name)
+    extension = extension if len(extension.encode()) <= 20 else ""
+    room = MAX_NAME_BYTES - len(extension.encode())
+    stem = name[: len(name) - len(extension)]
+    return stem.encode()[:room].decode(errors="ignore") + extension

@@ -2,28 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from cloche import errors
 from cloche.config import Config
 from cloche.config.sections import Upstream as Settings
 from cloche.engine.engine import Engine
-from cloche.gateway.asked import Asked
+from cloche.engine.principal import acting
 from cloche.gateway.attachments import inlined
-from cloche.gateway.chat_upstream import ChatUpstream
+from cloche.gateway.code_runner import Workplace
 from cloche.gateway.container_files import ContainerFiles
 from cloche.gateway.containers import Containers
-from cloche.gateway.crowd import Crowd
-from cloche.gateway.echo import Echo
-from cloche.gateway.errands import Errands
-from cloche.gateway.responses_upstream import ResponsesUpstream
-from cloche.gateway.tally import Tally
+from cloche.gateway.request import Asked
 from cloche.gateway.trace import Trace
 from cloche.gateway.turn import Turn
-from cloche.gateway.upstream_http import UpstreamServer
-from cloche.gateway.upstreams import ECHO, Route, Upstream, Upstreams
-from cloche.gateway.workplace import Workplace
+from cloche.gateway.upstream import ECHO, Route, Upstream, Upstreams
+from cloche.gateway.upstream.chat import ChatUpstream
+from cloche.gateway.upstream.echo import Echo
+from cloche.gateway.upstream.http import UpstreamServer
+from cloche.gateway.upstream.responses import ResponsesUpstream
 from cloche.store.gateway import Shelf, Step
+
+# How many turns are made at once for one owner: nobody's take the connections and the sandboxes of all others.
+
+
+class TooManyTurns(errors.InvalidRequest):
+    """An owner has as many turns as one can have."""
+
+    status = 429
+    param = None
+    reason = "rate_limit_exceeded"
+
+
+class Crowd:
+    def __init__(self, most_of_owner: int):
+        self._most_of_owner = most_of_owner
+        self._turns: Counter[str] = Counter()
+
+    @contextmanager
+    def enter(self, owner: str) -> Iterator[None]:
+        """One more turn, for as long as the block lasts. Raises TooManyTurns."""
+        if self._turns[owner] >= self._most_of_owner:
+            raise TooManyTurns(
+                f"Too many requests at once: {self._most_of_owner} answers are being made for this key's owner, and no "
+                "more can be. Wait for one to end, and try again."
+            )
+        self._turns[owner] += 1
+        try:
+            yield
+        finally:
+            self._turns[owner] -= 1
+            if not self._turns[owner]:
+                del self._turns[owner]
+
+
+# Work that outlives the request that asked for it.
+
+
+class Errands:
+    """Tasks that nobody waits for. They are held here, and cancelled when the server stops."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], str] = {}  # with whose each is
+        self.closing = False  # whether whoever is cancelled is so because the server stops
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task, who = asyncio.create_task(work), acting()
+        self._tasks[task] = "" if who is None else who.owner
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    async def cancel(self, owner: str) -> None:
+        """Those that an owner asked for, and waits until they have ended."""
+        theirs = [task for task, whose in self._tasks.items() if whose == owner]
+        for task in theirs:
+            task.cancel()
+        await asyncio.gather(*theirs, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Cancels all, and waits until they have ended."""
+        self.closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+# What the gateway has done since it began, counted.
+
+
+class Tally:
+    """Counts records as they are made. All words in it are ours."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()  # by outcome
+        self.model_calls: Counter[str] = Counter()
+        self.executions: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter(input=0, output=0)
+
+    def count(self, step: Step) -> None:
+        counts = {"request": self.requests, "model_call": self.model_calls, "execution": self.executions}.get(step.kind)
+        if counts is not None:
+            counts[step.outcome] += 1
+        if step.kind == "model_call":
+            self.tokens["input"] += step.fields.get("input_tokens", 0)
+            self.tokens["output"] += step.fields.get("output_tokens", 0)
 
 
 class Gateway:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloche.gateway.items import PYTHON, Item, new_item_id, without_credentials
-from cloche.gateway.logs import abridged
-from cloche.gateway.tooling import python_name
+from cloche.gateway.outputs import abridged
+from cloche.gateway.tools import python_name
 
 NOT_RETAINED = "(output not retained)"
 INTERRUPTED = "(interrupted: there is no output)"

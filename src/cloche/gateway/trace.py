@@ -15,10 +15,9 @@ import msgspec
 
 from cloche import errors
 from cloche.events import Ended
-from cloche.gateway.happenings import Finished
+from cloche.gateway.events import Finished
 from cloche.gateway.items import Item, without_credentials
-from cloche.gateway.logs import abridged
-from cloche.gateway.sight import Sight
+from cloche.gateway.outputs import Sight, abridged
 from cloche.model import KIB, new_id
 from cloche.store.gateway import Kind, Step
 

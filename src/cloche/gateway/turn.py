@@ -10,8 +10,10 @@ Code never goes to the upstream's own interpreter: an upstream is shown a functi
 from __future__ import annotations
 
 import contextlib
+import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,12 +21,9 @@ from msgspec.structs import replace
 from cloche import errors
 from cloche.config import Gateway as Settings
 from cloche.events import AnyEvent, Ended, Raised
-from cloche.gateway import tooling
-from cloche.gateway.arguments import CodeInArguments
-from cloche.gateway.asked import Asked
-from cloche.gateway.call_ids import OwnCallIds
-from cloche.gateway.citations import Citations
-from cloche.gateway.happenings import (
+from cloche.gateway import tools as tooling
+from cloche.gateway.code_runner import Citations, Workplace
+from cloche.gateway.events import (
     Cited,
     Closed,
     Delta,
@@ -32,18 +31,147 @@ from cloche.gateway.happenings import (
     Happening,
     Interpreting,
     Opened,
+    OwnCallIds,
     Passed,
     Printed,
     Tokens,
 )
-from cloche.gateway.items import Item, new_item_id
-from cloche.gateway.order import InOrder
-from cloche.gateway.parallel import Unwrapped
-from cloche.gateway.pictures import SeenPictures
-from cloche.gateway.sight import Sight, said_by
+from cloche.gateway.items import CodeInArguments, Item, new_item_id
+from cloche.gateway.outputs import SeenPictures, Sight, said_by
+from cloche.gateway.request import Asked
 from cloche.gateway.trace import Trace
-from cloche.gateway.upstreams import Call, Upstream
-from cloche.gateway.workplace import Workplace
+from cloche.gateway.upstream import Call, Upstream
+
+# A leg's happenings, one item after the other: upstreams may send several at once, and clients read them in a row.
+
+
+class InOrder:
+    """An iterator over a leg that can be drained: what code is asked for is known to be whole before any of it runs."""
+
+    def __init__(self, leg: AsyncGenerator[Happening, None]):
+        self._leg = leg
+        self._ready: deque[Happening] = deque()
+        self._waiting: dict[int, list[Happening]] = {}  # by item, in the order in which they opened
+        self._current: int | None = None
+        self.finished: Finished | None = None
+
+    def __aiter__(self) -> InOrder:
+        return self
+
+    async def __anext__(self) -> Happening:
+        while not self._ready:
+            if self.finished is not None:
+                raise StopAsyncIteration
+            self._take(await self._next())
+        return self._ready.popleft()
+
+    async def drain(self) -> Finished:
+        """Reads the leg to its end, for later. Raises what the leg raises."""
+        while self.finished is None:
+            self._take(await self._next())
+        return self.finished
+
+    async def _next(self) -> Happening:
+        happening = await anext(self._leg, None)
+        if happening is None:
+            raise errors.UpstreamFailed("the model's answer broke off")
+        return happening
+
+    def _take(self, happening: Happening) -> None:
+        coming = deque((happening,))
+        while coming:
+            coming.extendleft(reversed(self._place(coming.popleft())))
+
+    def _place(self, happening: Happening) -> list[Happening]:
+        """Those that waited for this one, if it was the last of its item."""
+        if isinstance(happening, Finished):
+            self.finished = happening
+            for queued in self._waiting.values():
+                self._ready.extend(queued)
+            self._ready.append(happening)
+        elif self._current in (None, happening.index):
+            self._current = None if isinstance(happening, Closed) else happening.index
+            self._ready.append(happening)
+            if self._current is None and self._waiting:
+                return self._waiting.pop(next(iter(self._waiting)))
+        else:
+            self._waiting.setdefault(happening.index, []).append(happening)
+        return []
+
+
+# Calls in a call. Some models now and then ask for several functions by one that nobody offered them: `parallel`,
+# with
+# `{"tool_uses": [{"recipient_name": "functions.python", "parameters": {..}}, ..]}`. It is taken apart here, before
+# anyone
+# is shown it.
+
+WRAPPERS = frozenset({"parallel", "multi_tool_use.parallel"})
+MAX_CALLS = 100
+
+
+class Unwrapped:
+    """Feed it what a leg says; it says the same, with several calls in the place of one."""
+
+    def __init__(self, tools: Iterable[Item]):
+        self._offered = {tool.get("name") for tool in tools}
+        self._numbers: dict[int, int] = {}  # of items, as they came -> as they are said
+        self._count = 0
+        self._held: set[int] = set()
+
+    def of(self, happening: Happening) -> Iterator[Happening]:
+        match happening:
+            case Finished():
+                yield happening
+            case Opened() if self._is_wrapper(happening.item):
+                self._held.add(happening.index)
+            case Closed() if happening.index in self._held:
+                self._held.discard(happening.index)
+                yield from self._unwrap(happening.item)
+            case Opened():
+                self._numbers[happening.index] = self._new()
+                yield self._renumbered(happening)
+            case _ if happening.index not in self._held:
+                yield self._renumbered(happening)
+
+    def _is_wrapper(self, item: Item) -> bool:
+        name = item.get("name")
+        return item.get("type") == "function_call" and name in WRAPPERS and name not in self._offered
+
+    def _unwrap(self, item: Item) -> Iterator[Happening]:
+        calls = _calls_in(item.get("arguments"), self._offered)
+        for name, arguments in calls:
+            # The ids are the upstream's for a call that is not there any more.
+            yield from self._call({**item, "id": new_item_id("function_call"), "name": name, "arguments": arguments})
+        if not calls:
+            yield from self._call(item)
+
+    def _call(self, item: Item) -> Iterator[Happening]:
+        index = self._new()
+        yield Opened(index=index, item={**item, "arguments": "", "status": "in_progress"})
+        yield Delta(index=index, kind="arguments", text=item["arguments"])
+        yield Closed(index=index, item=item)
+
+    def _renumbered(self, happening: Any) -> Happening:
+        number = self._numbers[happening.index]
+        same: Happening = happening if number == happening.index else replace(happening, index=number)
+        return same
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+
+def _calls_in(arguments: Any, offered: set[Any]) -> list[tuple[str, str]]:
+    """Names and arguments of the calls; none unless all of them are of functions that were offered."""
+    try:
+        uses = json.loads(arguments)["tool_uses"]
+        calls = [(str(use["recipient_name"]).removeprefix("functions."), use["parameters"]) for use in uses]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+    if len(calls) > MAX_CALLS or not all(name in offered for name, _ in calls):
+        return []
+    return [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in calls]
+
 
 NOT_RUN = "Not run: this response has used all of its code calls. Answer with what you have."
 LEAST_OUTPUT_TOKENS = 16  # with fewer, a model is not asked again

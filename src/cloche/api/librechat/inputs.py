@@ -18,7 +18,7 @@ from cloche.api.librechat.request import DATA, FileRef
 from cloche.api.librechat.spaces import reach_of
 from cloche.engine.sandboxes.files import INLINE_BYTES, Content
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.gateway.names import free_name
+from cloche.gateway.containers import free_name
 from cloche.model import Struct
 from cloche.store.librechat import CodeFile, Reach, Ref, StoredCodeFiles
 

@@ -16,9 +16,9 @@ from cloche.api.openai.dialect import AfterCode
 from cloche.api.openai.input_items import minted, with_ids
 from cloche.api.openai.streaming import Event, ResponseEvents
 from cloche.gateway import history
-from cloche.gateway.asked import Asked
 from cloche.gateway.gateway import Gateway
 from cloche.gateway.items import Item, new_item_id
+from cloche.gateway.request import Asked
 from cloche.gateway.trace import Trace
 from cloche.store.responses import StoredResponse
 

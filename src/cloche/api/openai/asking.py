@@ -9,10 +9,10 @@ import msgspec
 from cloche.api.openai.decoding import NEW_FILES, Wanted
 from cloche.api.openai.dialect import BadParameter, NotThere
 from cloche.gateway import history
-from cloche.gateway.asked import Asked
 from cloche.gateway.gateway import Gateway
 from cloche.gateway.items import Item
-from cloche.gateway.tooling import python_name
+from cloche.gateway.request import Asked
+from cloche.gateway.tools import python_name
 from cloche.model import Struct
 from cloche.store.responses import Chain
 

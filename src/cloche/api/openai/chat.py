@@ -19,8 +19,8 @@ from cloche.api.openai.chat_encoding import Chunk
 from cloche.api.openai.chat_forwarding import Forwarded
 from cloche.api.openai.dialect import NotThere, OpenAiErrors
 from cloche.api.openai.door import Door, json_reply
-from cloche.gateway.asked import Asked
-from cloche.gateway.chat_upstream import ChatUpstream
+from cloche.gateway.request import Asked
+from cloche.gateway.upstream.chat import ChatUpstream
 
 QUIET_SECONDS = 10.0
 KEEPALIVE = b": keep-alive\n\n"

@@ -12,9 +12,9 @@ from cloche.api.openai.chat_decoding import ChatWanted
 from cloche.api.openai.chat_encoding import Chunk, Completion
 from cloche.api.openai.dialect import AfterCode
 from cloche.gateway import history
-from cloche.gateway.asked import Asked
+from cloche.gateway.events import Finished
 from cloche.gateway.gateway import Gateway
-from cloche.gateway.happenings import Finished
+from cloche.gateway.request import Asked
 from cloche.gateway.trace import Trace
 from cloche.store.gateway import ChatTurn
 

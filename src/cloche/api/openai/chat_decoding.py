@@ -17,9 +17,9 @@ from cloche.api.openai.decoding import file_ids_of, json_object, memory_tier, mi
 from cloche.api.openai.dialect import BadParameter
 from cloche.api.openai.network import network_of
 from cloche.gateway import history
-from cloche.gateway.asked import Asked, CodeTool
 from cloche.gateway.items import Item
-from cloche.gateway.tooling import python_name
+from cloche.gateway.request import Asked, CodeTool
+from cloche.gateway.tools import python_name
 from cloche.model import Struct
 from cloche.store.gateway import ChatTurn
 

@@ -14,7 +14,7 @@ from typing import Any
 from cloche import errors
 from cloche.api.openai.chat_decoding import ChatWanted
 from cloche.api.openai.dialect import status_and_body
-from cloche.gateway.happenings import Cited, Closed, Delta, Finished, Happening, Opened, Tokens
+from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Opened, Tokens
 from cloche.gateway.items import Item
 from cloche.store.gateway import call_id, new_turn_key
 

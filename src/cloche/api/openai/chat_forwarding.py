@@ -9,11 +9,11 @@ from typing import Any
 from cloche import errors
 from cloche.api.openai.chat_decoding import ChatWanted, forwarded
 from cloche.api.openai.chat_encoding import Chunk, error_chunk
-from cloche.gateway.chat_upstream import ChatUpstream, chunks
-from cloche.gateway.crowd import Crowd
-from cloche.gateway.happenings import Finished, Tokens
+from cloche.gateway.events import Finished, Tokens
+from cloche.gateway.gateway import Crowd
 from cloche.gateway.trace import StepInProgress, Trace
-from cloche.gateway.upstream_http import Answer, failure_of
+from cloche.gateway.upstream.chat import ChatUpstream, chunks
+from cloche.gateway.upstream.http import Answer, failure_of
 
 
 class Forwarded:

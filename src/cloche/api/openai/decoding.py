@@ -21,8 +21,8 @@ from cloche.api.openai.checks import missing as missing
 from cloche.api.openai.checks import typed as typed
 from cloche.api.openai.dialect import BadParameter
 from cloche.api.openai.network import network_of
-from cloche.gateway.asked import CodeTool, MemoryTier
 from cloche.gateway.items import Item
+from cloche.gateway.request import CodeTool, MemoryTier
 from cloche.model import Struct
 
 OUTPUTS = "code_interpreter_call.outputs"

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.http import status_of
 from cloche.gateway.containers import BadWish
-from cloche.gateway.crowd import TooManyTurns
+from cloche.gateway.gateway import TooManyTurns
 
 INVALID = "invalid_request_error"
 _QUOTA = {True: ("requests", None, "rate_limit_exceeded"), False: ("insufficient_quota", None, "insufficient_quota")}

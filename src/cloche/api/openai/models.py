@@ -11,7 +11,7 @@ from starlette.routing import Route
 from cloche.api.http import Edge
 from cloche.api.openai.dialect import OpenAiErrors
 from cloche.api.openai.door import Door, json_reply
-from cloche.gateway.model_list import Model, ModelList
+from cloche.gateway.upstream import Model, ModelList
 
 
 class Models:

@@ -7,7 +7,7 @@ from typing import Any
 from cloche import errors
 from cloche.api.openai.checks import check_length, missing
 from cloche.api.openai.dialect import BadParameter
-from cloche.gateway.container_network import MAX_LABEL, hosts_of
+from cloche.gateway.containers import MAX_LABEL, hosts_of
 from cloche.network_policy import MAX_RULES, MAX_SECRETS, NetworkPolicy, Secret, parse_pattern
 
 TYPES = ("disabled", "allowlist")

@@ -9,7 +9,7 @@ from typing import Any
 from cloche import errors
 from cloche.api.openai.decoding import Wanted
 from cloche.api.openai.dialect import status_and_body
-from cloche.gateway.happenings import Tokens
+from cloche.gateway.events import Tokens
 from cloche.gateway.items import Item, without_credentials
 
 _ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})

@@ -24,7 +24,7 @@ from cloche.api.openai.input_items import seen_by
 from cloche.api.openai.pagination import list_body, page_asked, page_of
 from cloche.api.openai.querying import include_of, integer_of, is_true
 from cloche.api.openai.streaming import Event
-from cloche.gateway.asked import Asked
+from cloche.gateway.request import Asked
 from cloche.store.responses import StoredResponse
 
 QUIET_SECONDS = 10.0

@@ -10,7 +10,7 @@ from cloche import errors
 from cloche.api.openai.decoding import Wanted
 from cloche.api.openai.dialect import status_and_body
 from cloche.api.openai.response import error_of, new_response_id, response_object, without_outputs
-from cloche.gateway.happenings import (
+from cloche.gateway.events import (
     Cited,
     Closed,
     Delta,
@@ -23,7 +23,7 @@ from cloche.gateway.happenings import (
     Tokens,
 )
 from cloche.gateway.items import Item, output_text
-from cloche.gateway.sight import Sight, said_by
+from cloche.gateway.outputs import Sight, said_by
 
 Event = dict[str, Any]
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+import re
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.request import getproxies_environment, proxy_bypass
 
 import httpx2
@@ -17,11 +21,123 @@ import msgspec
 from cloche import errors
 from cloche.config.sections import Upstream as Settings
 from cloche.gateway.lean_http import LeanAnswer, LeanClient, Patience
-from cloche.gateway.leniency import decoded
-from cloche.gateway.sse import LONGEST_FIELD, ServerEvent, begins_stream, server_events
-from cloche.gateway.upstream_words import cause_of, concealed, secrets_in
+from cloche.gateway.upstream.sse import LONGEST_FIELD, ServerEvent, begins_stream, server_events
 from cloche.model import MIB
 from cloche.telemetry import log
+
+# What may be said, and logged, of what an upstream says and of how it fails.
+
+LEAST_SECRET = 8  # characters of a header's value that may be a key
+MASK = "***"
+_BETWEEN = re.compile(r"[\s,;=]+")
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+
+
+def secrets_in(values: Iterable[str]) -> list[str]:
+    """What in values of headers may be secret: they themselves, and the words of those like `Bearer sk-..`."""
+    parts = (part for value in values for part in (value.strip(), *_BETWEEN.split(value)))
+    found = {part for part in parts if len(part) >= LEAST_SECRET}
+    return sorted(found, key=len, reverse=True)  # a part of another must not leave the rest of it
+
+
+def concealed(text: str, secrets: list[str]) -> str:
+    """Without the secrets; nor the beginning of one at the end, where a text was cut."""
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    for secret in secrets:
+        for size in range(min(len(secret), len(text)), LEAST_SECRET - 1, -1):
+            if text.endswith(secret[:size]):
+                return text[:-size] + MASK
+    return text
+
+
+def cause_of(error: BaseException) -> str:
+    """The name of what an error comes from, such as ConnectionRefusedError. Nothing of its text: that may be anything.
+
+    Of several addresses that failed in several ways there is only an OSError, whose text has their numbers.
+    """
+    for _ in range(10):
+        below = error.__cause__ or error.__context__
+        if below is None or isinstance(below, asyncio.CancelledError):  # a time-out is made of one
+            break
+        error = below
+    if type(error) is OSError and (number := _ERRNO.search(str(error))):
+        return f"OSError {errno.errorcode.get(int(number[1]), number[1])}"
+    return type(error).__name__
+
+
+# How long an upstream's answer is waited for: in all, and after its last word.
+
+T = TypeVar("T")
+
+LEAST_SECONDS = 3600.0
+TIMEOUTS = 6  # of a server that may be silent for long
+END_SECONDS = 0.2  # for the end of a stream in which all was said: then its connection can be used again
+USAGE_SECONDS = 2.0  # for what follows the last word, and need not come
+
+
+class Waiting:
+    """The time that one answer may take. Only waiting counts, not what is done with the events meanwhile.
+
+    A server that sends comments is never silent, so that the limit of silence does not end it.
+    """
+
+    def __init__(self, seconds: float):
+        self._left = seconds
+
+    async def next(self, events: AsyncIterator[ServerEvent]) -> ServerEvent | None:
+        """None at the end. Raises UpstreamFailed when the time is over, and what the events raise."""
+        return await self.whole(anext(events, None))
+
+    async def last(self, events: AsyncIterator[ServerEvent], seconds: float) -> ServerEvent | None:
+        """One more after the answer is whole. None if nothing comes in that time: also if something breaks."""
+        with contextlib.suppress(TimeoutError, errors.UpstreamFailed, httpx2.HTTPError):
+            return await self._counted(anext(events, None), min(seconds, self._left))
+        return None
+
+    async def whole(self, work: Awaitable[T]) -> T:
+        """What `work` gives. Raises UpstreamFailed when the time is over, and what it raises."""
+        try:
+            return await self._counted(work, self._left)
+        except TimeoutError:
+            raise errors.UpstreamFailed(
+                "The upstream of this model took too long to say all of its answer", status=504
+            ) from None
+
+    async def _counted(self, work: Awaitable[T], seconds: float) -> T:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        finally:
+            self._left -= time.monotonic() - began
+
+
+def answer_seconds(timeout_seconds: float) -> float:
+    """For one answer of a server that may be silent for so long."""
+    return max(LEAST_SECONDS, TIMEOUTS * timeout_seconds)
+
+
+# JSON of upstreams that is nearly right: characters that were cut in half become U+FFFD, and the rest is kept.
+
+_ESCAPES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+
+
+def decoded(content: bytes) -> Any:
+    """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError for what is no JSON at all."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(_mended(content))
+
+
+def _mended(content: bytes) -> bytes:
+    """The same with whole characters only: a model's server may cut its text between two bytes, or two halves."""
+    text = content.decode("utf-8", "replace").encode()
+    return _ESCAPES.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], text)
+
 
 CONNECT_SECONDS = 10.0
 WRITE_SECONDS = 60.0
@@ -340,3 +456,28 @@ _MEANINGS: dict[type[Exception], tuple[int, str]] = {
     httpx2.HTTPError: (502, "broke the connection off"),
 }
 """The first that fits."""
+
+
+# What was learned of models: of those that were asked for most recently, as clients choose the names.
+
+
+MAX_MODELS = 1000
+
+
+class Recent(Generic[T]):
+    """Keeps one thing of each model, and forgets the model that was not asked for longest."""
+
+    def __init__(self, most: int = MAX_MODELS):
+        self._most = most
+        self._known: OrderedDict[str, T] = OrderedDict()
+
+    def of(self, model: str) -> T | None:
+        if model in self._known:
+            self._known.move_to_end(model)
+        return self._known.get(model)
+
+    def keep(self, model: str, what: T) -> None:
+        self._known[model] = what
+        self._known.move_to_end(model)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)

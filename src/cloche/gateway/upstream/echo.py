@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Iterator
 
-from cloche.gateway.happenings import Closed, Delta, Finished, Happening, Opened, Tokens
+from cloche.gateway.events import Closed, Delta, Finished, Happening, Opened, Tokens
 from cloche.gateway.items import PYTHON, Item, new_item_id, output_text, text_of
-from cloche.gateway.upstreams import Call
+from cloche.gateway.upstream import Call
 
 HINT = "This is cloche/echo. It runs the fenced code of your message: put Python between ```python and ```."
 PIECE = 24  # characters of one delta

@@ -2,16 +2,179 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
+from collections import deque
 from typing import Any
+
+import msgspec
 
 from cloche.events import AnyEvent, Cleared, Display, Ended, Output, Raised, Truncated, Wrote
 from cloche.gateway.items import Item
-from cloche.gateway.logs import Log, Tail, abridged, first_of, size_of
-from cloche.gateway.pictures import IMAGES, MAX_OF_EXECUTION, Picture, SeenPictures
-from cloche.model import KIB, MIB, FileInfo
+from cloche.model import KIB, MIB, FileInfo, Struct
 
-MAX_BYTES = 32 * MIB
+# Pictures that code has shown, and which of them a model may see.
+#
+# Models' servers refuse a request with a picture that is broken or too large, and a conversation has it for ever:
+# what
+# they would refuse is told in words instead.
+
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
+MAX_OF_EXECUTION = 10
+MAX_OF_TURN = 50
+PICTURE_MAX_BYTES = 5 * MIB  # of one
+MAX_BYTES_OF_TURN = 20 * MIB
+
+_BEGINNINGS = {  # of what models can see
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
+
+
+class Picture(Struct):
+    mime: str
+    content: bytes
+
+    @property
+    def extension(self) -> str:
+        return {"image/jpeg": "jpg", "image/svg+xml": "svg"}.get(self.mime, self.mime.partition("/")[2])
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.mime};base64,{base64.b64encode(self.content).decode()}"
+
+    @property
+    def url_bytes(self) -> int:
+        return len(self.content) * 4 // 3 + len(self.mime) + 16
+
+    @property
+    def for_models(self) -> bool:
+        """Whether it is of a kind that models can see."""
+        return self.mime in _BEGINNINGS
+
+    @property
+    def is_what_it_says(self) -> bool:
+        return self.for_models and _BEGINNINGS[self.mime].match(self.content) is not None
+
+
+class SeenPictures:
+    """Those that a model has been shown in one turn."""
+
+    def __init__(self) -> None:
+        self._left = MAX_OF_TURN
+        self._bytes_left = MAX_BYTES_OF_TURN
+
+    def refusal(self, picture: Picture) -> str | None:
+        """Why the model is not shown it; None if it is, and then it counts."""
+        size = len(picture.content)
+        if not picture.is_what_it_says:
+            return f"[image that cannot be shown to you: it is no {picture.mime}]\n"
+        if size > PICTURE_MAX_BYTES:
+            return f"[image too large to be shown to you: {size / 1e6:.1f} MB]\n"
+        if self._left <= 0 or size > self._bytes_left:
+            return "[image not shown to you: you have been shown as many as one answer can have]\n"
+        self._left -= 1
+        self._bytes_left -= size
+        return None
+
+
+# Text that a program prints, kept within limits: all of it, or its beginning and its end.
+
+
+class Log:
+    """Text that is printed in many pieces: it takes no more room than it has letters, however small they are."""
+
+    def __init__(self, text: str = "", *, alone: bool = False):
+        self._text = io.StringIO()
+        self._whole: str | None = None
+        self._last = ""
+        self.alone = alone  # a display that may still be replaced: nothing else is added to it
+        self.size = 0
+        self.add(text)
+
+    def add(self, text: str) -> None:
+        self._text.write(text)
+        self._whole = None
+        self._last = text[-1:] or self._last
+        self.size += size_of(text)
+
+    @property
+    def ends_line(self) -> bool:
+        return self._last in ("", "\n")
+
+    @property
+    def whole(self) -> str:
+        if self._whole is None:
+            self._whole = self._text.getvalue()
+        return self._whole
+
+
+class Tail:
+    """The end of a text of any length."""
+
+    def __init__(self, max_bytes: int):
+        self._max_bytes = max_bytes
+        self._pieces: deque[tuple[str, int]] = deque()
+        self._held = 0
+        self._came = 0
+
+    def add(self, text: str) -> None:
+        size = size_of(text)
+        self._came += size
+        text = last_of(text, size, self._max_bytes)
+        self._pieces.append((text, size_of(text)))
+        self._held += self._pieces[-1][1]
+        while self._held - self._pieces[0][1] >= self._max_bytes:
+            self._held -= self._pieces.popleft()[1]
+
+    @property
+    def whole(self) -> str:
+        """What was kept, after a word about what was not."""
+        text = last_of("".join(text for text, _ in self._pieces), self._held, self._max_bytes)
+        note = f"\n[{self.dropped_bytes} bytes dropped: over the limit of one response's outputs]\n"
+        return note + text if self.dropped_bytes else text
+
+    @property
+    def size(self) -> int:
+        return min(self._held, self._max_bytes)
+
+    @property
+    def dropped_bytes(self) -> int:
+        return self._came - self.size
+
+
+def size_of(text: str) -> int:
+    """How many bytes it takes where it is sent and stored: as JSON, which is up to six for one letter."""
+    try:
+        return len(msgspec.json.encode(text)) - 2
+    except UnicodeEncodeError:  # halves of surrogates
+        return 6 * len(text)
+
+
+def first_of(text: str, size: int, max_bytes: int) -> str:
+    """The beginning of a text of that size, of about so many bytes."""
+    return text if size <= max_bytes else text[: max(max_bytes * len(text) // size, 0)]
+
+
+def last_of(text: str, size: int, max_bytes: int) -> str:
+    return text if size <= max_bytes else text[len(text) - max(max_bytes * len(text) // size, 0) :]
+
+
+def abridged(text: str, max_bytes: int) -> str:
+    """Head and tail of a text that is longer than that."""
+    sample = text if len(text) <= 2 * max_bytes else text[:max_bytes] + text[-max_bytes:]
+    size = len(sample.encode("utf-8", "replace"))
+    if size <= max_bytes:
+        return text
+    kept = max(max_bytes * len(sample) // size, 2)
+    head, tail = text[: kept // 2], text[len(text) - kept // 2 :]
+    return f"{head}\n[truncated {len(text) - len(head) - len(tail)} characters]\n{tail}"
+
+
+OUTPUT_MAX_BYTES = 32 * MIB
 MAX_TAIL_BYTES = 64 * KIB
 ENTRY_BYTES = 64  # that one output takes, whatever is in it
 DROPPED_PICTURE = "[image dropped: over the limit of one response's outputs]\n"
@@ -22,7 +185,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 class Sight:
     """Feed it the events of one execution, in order. It keeps so many bytes: of text, the beginning and the end."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = OUTPUT_MAX_BYTES) -> None:
         self.outcome = "died"
         self.files: dict[str, FileInfo] = {}
         self.seconds = 0.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
-from cloche.gateway.asked import Asked
 from cloche.gateway.items import PYTHON, Item
+from cloche.gateway.request import Asked
 
 CLIENT_CALLS = frozenset(
     {
