@@ -17,11 +17,8 @@ from cloche import errors
 from cloche.events import Output
 from cloche.network_policy import NetworkPolicy
 from cloche.sdk import remote
-from cloche.sdk.remote_commands import RemoteCommands
-from cloche.sdk.remote_execution import RemoteContext
-from cloche.sdk.remote_files import RemoteFiles
-from cloche.sdk.remote_network import RemoteNetwork
-from cloche.sdk.remote_sandbox import DEFAULT_CONTEXT
+from cloche.sdk.remote_execution import RemoteCommands, RemoteContext
+from cloche.sdk.remote_sandbox import DEFAULT_CONTEXT, RemoteFiles, RemoteNetwork
 from cloche.sdk.remote_server import Server
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import pytest
 
 from cloche import errors
 from cloche.model import Tool, ToolLanguage, identifier, identifiers
-from cloche.sdk.tool_schemas import schema_of
+from cloche.sdk.tools import schema_of
 
 
 @pytest.mark.parametrize(

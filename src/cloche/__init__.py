@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from cloche.network_policy import NetworkPolicy as NetworkPolicy
     from cloche.notebook import Cell as Cell
     from cloche.notebook import History as History
-    from cloche.sdk.aio import AsyncContext as AsyncContext
-    from cloche.sdk.aio import AsyncSandbox as AsyncSandbox
-    from cloche.sdk.aio import arun as arun
-    from cloche.sdk.aio_detached import AsyncDetachedRun as AsyncDetachedRun
-    from cloche.sdk.detached import DetachedRun as DetachedRun
+    from cloche.sdk.async_parts import AsyncDetachedRun as AsyncDetachedRun
+    from cloche.sdk.async_sandbox import AsyncContext as AsyncContext
+    from cloche.sdk.async_sandbox import AsyncSandbox as AsyncSandbox
+    from cloche.sdk.async_sandbox import arun as arun
     from cloche.sdk.parts import CommandResult as CommandResult
+    from cloche.sdk.parts import DetachedRun as DetachedRun
+    from cloche.sdk.resources import AsyncSnapshots as AsyncSnapshots
+    from cloche.sdk.resources import AsyncVolumes as AsyncVolumes
+    from cloche.sdk.resources import Snapshots as Snapshots
+    from cloche.sdk.resources import Volumes as Volumes
+    from cloche.sdk.resources import snapshots as snapshots
+    from cloche.sdk.resources import volumes as volumes
     from cloche.sdk.sandbox import Context as Context
     from cloche.sdk.sandbox import Sandbox as Sandbox
     from cloche.sdk.sandbox import run as run
-    from cloche.sdk.snapshots import AsyncSnapshots as AsyncSnapshots
-    from cloche.sdk.snapshots import Snapshots as Snapshots
-    from cloche.sdk.snapshots import snapshots as snapshots
     from cloche.sdk.tools import Tool as Tool
-    from cloche.sdk.volumes import AsyncVolumes as AsyncVolumes
-    from cloche.sdk.volumes import Volumes as Volumes
-    from cloche.sdk.volumes import volumes as volumes
 
 # Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
 _PLACES = {
@@ -68,22 +68,22 @@ _PLACES = {
     "NetworkPolicy": "cloche.network_policy",
     "Cell": "cloche.notebook",
     "History": "cloche.notebook",
-    "AsyncContext": "cloche.sdk.aio",
-    "AsyncSandbox": "cloche.sdk.aio",
-    "arun": "cloche.sdk.aio",
-    "AsyncDetachedRun": "cloche.sdk.aio_detached",
-    "DetachedRun": "cloche.sdk.detached",
+    "AsyncContext": "cloche.sdk.async_sandbox",
+    "AsyncSandbox": "cloche.sdk.async_sandbox",
+    "arun": "cloche.sdk.async_sandbox",
+    "AsyncDetachedRun": "cloche.sdk.async_parts",
+    "DetachedRun": "cloche.sdk.parts",
     "CommandResult": "cloche.sdk.parts",
     "Context": "cloche.sdk.sandbox",
     "Sandbox": "cloche.sdk.sandbox",
     "run": "cloche.sdk.sandbox",
-    "AsyncSnapshots": "cloche.sdk.snapshots",
-    "Snapshots": "cloche.sdk.snapshots",
-    "snapshots": "cloche.sdk.snapshots",
+    "AsyncSnapshots": "cloche.sdk.resources",
+    "Snapshots": "cloche.sdk.resources",
+    "snapshots": "cloche.sdk.resources",
     "Tool": "cloche.sdk.tools",
-    "AsyncVolumes": "cloche.sdk.volumes",
-    "Volumes": "cloche.sdk.volumes",
-    "volumes": "cloche.sdk.volumes",
+    "AsyncVolumes": "cloche.sdk.resources",
+    "Volumes": "cloche.sdk.resources",
+    "volumes": "cloche.sdk.resources",
     "Variable": "cloche.model",
     "Variables": "cloche.model",
 }

@@ -24,7 +24,7 @@ from cloche.engine.operations.audit import NONE
 from cloche.engine.operations.health import Health
 from cloche.engine.principal import acting
 from cloche.gateway.gateway import Gateway
-from cloche.mcp.door import Mcp
+from cloche.mcp.http import Mcp
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys
 

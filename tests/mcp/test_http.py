@@ -17,7 +17,7 @@ from tests.mcp.conftest import VERSION, House, Raw, over_http
 
 from cloche.api.auth import Gatekeeper
 from cloche.config import Config
-from cloche.mcp.door import Mcp
+from cloche.mcp.http import Mcp
 from cloche.model import Principal, Template
 
 Making = Callable[..., Raw]

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from cloche.config import Config
-from cloche.mcp import prompts, toolbox
+from cloche.mcp import server, tools
 
 PAGE = (Path(__file__).parents[2] / "docs/dialects/mcp.md").read_text("utf-8")
 
 
 def test_the_page_names_every_tool_and_prompt():
     named = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(toolbox.BY_NAME) | {each["name"] for each in prompts.LISTED} <= named
+    assert set(tools.BY_NAME) | {each["name"] for each in server.LISTED} <= named
 
 
 def test_the_configurations_are_json_and_name_a_server():

@@ -7,7 +7,7 @@ import time
 import pandas
 import pytest
 
-from cloche.mcp.tables import MOST_ROWS, markdown_of
+from cloche.mcp.content import MOST_ROWS, markdown_of
 
 
 def test_a_cell_that_spans_is_said_once():

@@ -14,7 +14,7 @@ from cloche import errors
 from cloche.config import Config
 from cloche.network_policy import NetworkEntry, NetworkPolicy, NetworkRule, Secret
 from cloche.sdk import embedded
-from cloche.sdk.network_log import NetworkLog
+from cloche.sdk.backend import NetworkLog
 
 SECRET = {"domain": "api.test", "header": "Authorization", "value": "Bearer hush-hush"}
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cloche import mcp
 from cloche.bench import programs
 from cloche.bench.over_http import Client, HttpLab
 from cloche.bench.samples import expect, shares
-from cloche.mcp import extra
 
 if TYPE_CHECKING:
     from mcp.client.client import Client as Official
@@ -26,7 +26,7 @@ Once = Callable[[], Awaitable[None]]
 
 def calls(lab: HttpLab) -> None:
     """`1+1` by one client after another, in one sandbox each."""
-    if extra.is_installed():
+    if mcp.is_installed():
         with lab.book.attempt("mcp_http", "mcp_bare", "mcp_call"), lab.pooled.client() as client:
             asyncio.run(_measure(lab, client))
 

@@ -17,7 +17,7 @@ from cloche.cli.screen import STDERR, STDOUT, say, write
 from cloche.cli.session import INTERRUPTED, ending_by_signal, on_interrupt
 from cloche.engine.commands.program import Exited
 from cloche.events import Output
-from cloche.sdk.seam import Process, Sandbox
+from cloche.sdk.backend import Process, Sandbox
 
 STDIN = 0
 SHELL = "bash"

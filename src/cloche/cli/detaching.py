@@ -18,8 +18,7 @@ from cloche.events import Ended, Numbered, RunInfo
 from cloche.model import SandboxSpec, check_seconds
 from cloche.protocol import requests
 from cloche.sdk import remote_sandbox
-from cloche.sdk.remote_runs import RemoteRuns
-from cloche.sdk.remote_sandbox import RemoteSandbox
+from cloche.sdk.remote_sandbox import RemoteRuns, RemoteSandbox
 from cloche.sdk.remote_server import Server
 
 if TYPE_CHECKING:

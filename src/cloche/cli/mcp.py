@@ -17,7 +17,7 @@ from cloche.cli.network_options import NetworkAsk, network_options, policy_of, t
 from cloche.config import Config, Pool, for_oneself
 
 if TYPE_CHECKING:
-    from cloche.mcp.place import Place
+    from cloche.mcp.backend import Place
     from cloche.model import SandboxSpec
 
 URL_VARIABLE = "CLOCHE_URL"
@@ -50,9 +50,9 @@ def command(**options: Any) -> None:
     The sandbox is one of the server at --url, else of a server that runs on this machine, else of our own. It ends
     when the agent leaves.
     """
-    from cloche.mcp import extra
+    from cloche import mcp
 
-    extra.check_installed()
+    mcp.check_installed()
     ask = Ask(network=taken(options), **options)
     config = configuration()
     asyncio.run(_serve(config, ask))
@@ -60,8 +60,9 @@ def command(**options: Any) -> None:
 
 async def _serve(config: Config, ask: Ask) -> None:
     from cloche.cli.session import ending_by_signal
-    from cloche.mcp import stdio, toolbox
-    from cloche.mcp.opening import OpeningPlace
+    from cloche.mcp import stdio
+    from cloche.mcp import tools as toolbox
+    from cloche.mcp.stdio import OpeningPlace
     from cloche.mcp.workspace import Workspace
     from cloche.model import SandboxSpec
 
@@ -97,7 +98,7 @@ def _servers(config: Config) -> list[Path]:
 
 
 async def _remote(stack: contextlib.AsyncExitStack, url: str, key: str, spec: SandboxSpec) -> Place:
-    from cloche.mcp.place import RemotePlace
+    from cloche.mcp.backend import RemotePlace
     from cloche.sdk.remote_server import Server
 
     server = Server(url, key, own_only=True)  # an agent is nobody's operator, whatever it was told to do
@@ -105,9 +106,9 @@ async def _remote(stack: contextlib.AsyncExitStack, url: str, key: str, spec: Sa
 
 
 async def _own(stack: contextlib.AsyncExitStack, config: Config, ask: Ask, spec: SandboxSpec) -> Place:
-    from cloche.mcp.place import NearPlace
+    from cloche.mcp.backend import NearPlace
     from cloche.sdk.assembly import assemble
-    from cloche.sdk.progress import Announcement
+    from cloche.sdk.embedded import Announcement
 
     if ask.network.packages:
         config = msgspec.structs.replace(config, packages=msgspec.structs.replace(config.packages, enabled=True))

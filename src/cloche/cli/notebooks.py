@@ -11,7 +11,7 @@ import click
 from cloche import errors
 
 if TYPE_CHECKING:
-    from cloche.sdk.seam import Sandbox
+    from cloche.sdk.backend import Sandbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 

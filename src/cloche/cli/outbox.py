@@ -13,7 +13,7 @@ from cloche import errors
 from cloche.cli.screen import say
 from cloche.events import Display
 from cloche.model import FileInfo
-from cloche.sdk.seam import Files
+from cloche.sdk.backend import Files
 
 DATA_DIRECTORY = "/mnt/data"
 DEEPEST = 32

@@ -18,7 +18,7 @@ from cloche.cli.session import INTERRUPTED, ending_by_signal, sandbox, watch
 from cloche.config import Config
 from cloche.events import Ended
 from cloche.model import FileInfo, check_seconds
-from cloche.sdk.seam import Sandbox
+from cloche.sdk.backend import Sandbox
 
 if TYPE_CHECKING:
     from cloche.cli.run import Ask

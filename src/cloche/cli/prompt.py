@@ -21,7 +21,7 @@ from cloche.cli.notebooks import save_notebook
 from cloche.cli.screen import STDERR, STDOUT, Screen, say, write
 from cloche.cli.session import ENDING_SIGNALS, ending_by_signal, watch
 from cloche.config import Config
-from cloche.sdk.seam import Context, Sandbox
+from cloche.sdk.backend import Context, Sandbox
 
 HISTORY_LINES = 2000
 LEAVING = frozenset({"exit", "quit", "exit()", "quit()"})

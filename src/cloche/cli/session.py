@@ -23,7 +23,7 @@ from cloche.config import Config, Pool, for_oneself
 from cloche.engine.instance import live_control_sockets
 from cloche.events import Ended, Input
 from cloche.model import SandboxSpec
-from cloche.sdk.seam import Execution, Sandbox
+from cloche.sdk.backend import Execution, Sandbox
 
 if TYPE_CHECKING:
     from cloche.protocol.requests import CreateSandbox
@@ -136,7 +136,7 @@ async def attached(config: Config, id: str) -> AsyncIterator[Sandbox]:
 async def _own(config: Config, spec: SandboxSpec, limits: Mapping[str, float]) -> AsyncIterator[Sandbox]:
     """A sandbox of an engine for it alone. A built-in template is built first, with its progress on stderr."""
     from cloche.sdk.assembly import assemble  # here: with a server, none of the engine is needed
-    from cloche.sdk.near import NearSandbox
+    from cloche.sdk.local import NearSandbox
     from cloche.templates import Catalogue, ensure
 
     alone = msgspec.structs.replace(for_oneself(config), pool=Pool(ready=0))  # one sandbox: none need wait in advance

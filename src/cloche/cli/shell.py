@@ -16,7 +16,7 @@ from cloche.cli.notebooks import notebook_option
 from cloche.config import Config
 
 if TYPE_CHECKING:
-    from cloche.sdk.seam import Sandbox
+    from cloche.sdk.backend import Sandbox
 
 BROKEN_PIPE = 141
 INTERRUPTED = 130

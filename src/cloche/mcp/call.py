@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 from cloche.mcp.content import Content, sayable
-from cloche.mcp.shapes import Arguments, Given, structured
+from cloche.mcp.schemas import Arguments, Given, structured
 from cloche.mcp.workspace import Workspace
 
 BREATH_SECONDS = 0.1  # between two notifications of progress

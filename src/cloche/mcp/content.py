@@ -6,16 +6,106 @@ All of it is the program's own words, so all of it is bounded, and all of it can
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from html import unescape
 from mimetypes import guess_type
 from typing import Any
 
+from cloche import errors
 from cloche.events import Result, Run
-from cloche.mcp.tables import markdown_of
 from cloche.mcp.uris import uri_of
 from cloche.model import FileInfo, Outcome
+from cloche.sdk import backend
+
+# A table as Jupyter shows it, in Markdown: what a model reads best.
+#
+# HTML of a program's own is hostile input, so nothing here takes longer than looking through it once.
+
+MOST_ROWS = 60
+MOST_COLUMNS = 40
+MOST_CELL_CHARS = 200
+MOST_MARKUP_CHARS = 2000  # of a cell
+MOST_HTML_CHARS = 500_000
+
+_PART = re.compile(r"<(/?)(table|tr|td|th)\b([^<>]{0,300})>", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*>")
+_SPAN = re.compile(r"\b(rowspan|colspan)\s*=\s*[\"']?(\d{1,5})", re.IGNORECASE)
+
+
+def markdown_of(html: str) -> str | None:
+    """The first table of it; None where there is none, or it is too long to look at."""
+    if "<table" not in html or len(html) > MOST_HTML_CHARS:
+        return None
+    reading = _Reading()
+    rows = [row for row in reading.rows_of(html) if row]
+    if not rows:
+        return None
+    width = max(map(len, rows))
+    head, *body = [row + [""] * (width - len(row)) for row in rows]
+    lines = [_line(head), _line(["---"] * width), *map(_line, body)]
+    return "\n".join(lines + ["(more rows are left out)"] * reading.full)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+class _Reading:
+    """Collects cells. One that spans several rows or columns is said once, and blank after that."""
+
+    def __init__(self) -> None:
+        self.full = False  # whether there were more rows than are taken
+        self._rows: list[list[str]] = []
+        self._spans: dict[int, int] = {}  # by column: for how many more rows it is taken
+        self._cell: re.Match[str] | None = None  # that is open
+
+    def rows_of(self, html: str) -> list[list[str]]:
+        for part in _PART.finditer(html, html.index("<table")):
+            end, name = part[1], part[2].lower()
+            self._close_cell(html, part.start())
+            if name == "table" and (end or self._rows):
+                break  # it ends, or there is another one in it
+            if name == "tr" and not end:
+                if len(self._rows) >= MOST_ROWS:
+                    self.full = True
+                    break
+                self._rows.append([])
+                self._skip_taken()
+            elif name in ("td", "th") and not end and self._rows:
+                self._cell = part
+        else:
+            self._close_cell(html, len(html))
+        return self._rows
+
+    def _close_cell(self, html: str, end: int) -> None:
+        if self._cell is None:
+            return
+        cell, self._cell = self._cell, None
+        if len(self._rows[-1]) >= MOST_COLUMNS:
+            return
+        spans = {name.lower(): max(min(int(count), MOST_COLUMNS), 1) for name, count in _SPAN.findall(cell[3])}
+        words = _cell_text(html[cell.end() : min(end, cell.end() + MOST_MARKUP_CHARS)])
+        row = self._rows[-1]
+        for at in range(spans.get("colspan", 1)):
+            if len(row) < MOST_COLUMNS:
+                self._spans[len(row)] = spans.get("rowspan", 1) - 1
+                row.append("" if at else words)
+        self._skip_taken()
+
+    def _skip_taken(self) -> None:
+        row = self._rows[-1]
+        while self._spans.get(len(row), 0) > 0 and len(row) < MOST_COLUMNS:
+            self._spans[len(row)] -= 1
+            row.append("")
+
+
+def _cell_text(markup: str) -> str:
+    return " ".join(unescape(_TAG.sub("", markup)).split())[:MOST_CELL_CHARS].replace("|", "\\|")
+
 
 MOST_CHARS = 50_000  # of one text
 MOST_WORDS = 200_000  # of all texts of an answer
@@ -160,7 +250,7 @@ def _shown(result: Result, room: Room) -> Iterator[Content]:
     """One rich result: its picture if it has one, else its table, else its words."""
     pictures = [*_pictures(result, room)]
     yield from pictures
-    words = _words(result)
+    words = _result_text(result)
     if words is not None and not (pictures and not result.is_main_result):  # a figure's words say nothing
         yield room.text(words)
     if not pictures:
@@ -178,7 +268,7 @@ def _pictures(result: Result, room: Room) -> Iterator[Content]:
             yield room.takes(len(data), "a picture", partial(picture, data, mime))
 
 
-def _words(result: Result) -> str | None:
+def _result_text(result: Result) -> str | None:
     table = markdown_of(result.html) if result.html else None
     found = table or result.markdown or result.latex or result.text
     if found is None and result.json is not None:
@@ -195,3 +285,23 @@ def _documents(result: Result, room: Room) -> Iterator[Content]:
         if isinstance(words, str) and "<table" not in words and len(words) <= MOST_EMBEDDED_CHARS:  # it was said
             make = partial(embedded, f"sandbox://result/shown.{name}", mime, words)
             yield room.takes(len(words) * ESCAPED, f"some {name}", make)
+
+
+# A file of a sandbox as bytes in memory, within bounds: a sparse one may claim any size.
+
+MOST_BYTES = 16 << 20
+
+
+async def contents(files: backend.Files, path: str, most_bytes: int = MOST_BYTES) -> bytes:
+    """Raises TooLarge as soon as it is clear, and what reading does."""
+    chunks, size = [], 0
+    async with contextlib.aclosing(await files.open_read(path)) as reading:
+        async for chunk in reading:
+            size += len(chunk)
+            if size > most_bytes:
+                raise errors.TooLarge(
+                    f"{path} has more than the {most_bytes} bytes that one answer can carry: read a part of it with "
+                    "run_code or run_command"
+                )
+            chunks.append(chunk)
+    return b"".join(chunks)

@@ -20,10 +20,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
-from cloche.mcp import toolbox, wire
+from cloche.mcp import http, tools
 from cloche.mcp.call import MOST_BYTES
+from cloche.mcp.http import Message
 from cloche.mcp.server import LINKS_SINCE
-from cloche.mcp.wire import Message
 from cloche.mcp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class Notice:
 class Asked(Notice):
     """The same of a request: what is told meanwhile goes into its own answer."""
 
-    def __init__(self, exchange: Exchange, id: wire.Id):
+    def __init__(self, exchange: Exchange, id: http.Id):
         super().__init__()
         self.request_id = id
         self._exchange = exchange
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        self._exchange.put(wire.notification(method, None if params is None else dict(params)))
+        self._exchange.put(http.notification(method, None if params is None else dict(params)))
 
 
 class Exchange:
@@ -104,7 +104,7 @@ class Exchange:
 
     async def progress(self, count: int, message: str) -> None:
         told = {"progressToken": self._token, "progress": count, "message": message}
-        self.put(wire.notification("notifications/progress", told))
+        self.put(http.notification("notifications/progress", told))
 
     async def resources_changed(self) -> None:
         await self._session.news.notify("notifications/resources/list_changed", None)
@@ -156,7 +156,7 @@ class Exchange:
     async def _send_waiting(self, send: Send) -> None:
         while self._waiting:
             await self._begin(send)
-            await send({"type": "http.response.body", "body": wire.event(self._waiting.pop(0)), "more_body": True})
+            await send({"type": "http.response.body", "body": http.event(self._waiting.pop(0)), "more_body": True})
 
     async def _begin(self, send: Send) -> None:
         if not self._begun:
@@ -166,7 +166,7 @@ class Exchange:
     async def _finish(self, body: bytes, send: Send) -> None:
         await self._send_waiting(send)
         if self._begun:
-            body = wire.event(body)
+            body = http.event(body)
         else:
             headers = [JSON_HEADER, (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -182,12 +182,12 @@ class Exchange:
         """By no way through the package: what it would check is ours already."""
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not (arguments is None or isinstance(arguments, dict)):
-            return wire.failure(self._id, INVALID_PARAMS, "a call has a name, and arguments that are an object")
+            return http.failure(self._id, INVALID_PARAMS, "a call has a name, and arguments that are an object")
         try:
-            done = await toolbox.call_tool(self._session.workspace, self, name, arguments)
+            done = await tools.call_tool(self._session.workspace, self, name, arguments)
         except errors.InvalidRequest as error:
-            return wire.failure(self._id, INVALID_PARAMS, str(error), {"code": error.code})
-        return wire.answer(self._id, done.encode())
+            return http.failure(self._id, INVALID_PARAMS, str(error), {"code": error.code})
+        return http.answer(self._id, done.encode())
 
 
 async def answer_of(runner: ServerRunner[Workspace], context: Notice, message: Message) -> tuple[bool, bytes]:
@@ -197,13 +197,13 @@ async def answer_of(runner: ServerRunner[Workspace], context: Notice, message: M
         result = await runner.on_request(context, str(message.method), message.params)
     except Exception as error:  # noqa: BLE001 - the dialect's edge
         said = modern_error_data(error)
-        return False, wire.failure(message.id, said.code, said.message, said.data)
-    return True, wire.answer(message.id, result)
+        return False, http.failure(message.id, said.code, said.message, said.data)
+    return True, http.answer(message.id, result)
 
 
-def _said(working: asyncio.Task[bytes], id: wire.Id) -> bytes:
+def _said(working: asyncio.Task[bytes], id: http.Id) -> bytes:
     if working.cancelled():
-        return wire.failure(id, wire.CANCELLED, "the request was cancelled")
+        return http.failure(id, http.CANCELLED, "the request was cancelled")
     return working.result()
 
 

@@ -24,9 +24,117 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import is_version_at_least
 
 from cloche import errors
-from cloche.mcp import prompts, resources, toolbox
+from cloche.mcp import tools
 from cloche.mcp.call import MOST_BYTES
+from cloche.mcp.content import contents, mime_of, resource, sayable
+from cloche.mcp.tools_files import decoded
+from cloche.mcp.uris import TEMPLATE, path_of, uri_of
 from cloche.mcp.workspace import Workspace
+from cloche.model import FileInfo
+from cloche.sdk import backend
+
+# Two beginnings of a conversation that clients offer to people.
+
+LISTED: list[dict[str, Any]] = [
+    {
+        "name": "analyse_file",
+        "title": "Analyse a file",
+        "description": "Look at a data file in the sandbox, and say what is in it.",
+        "arguments": [
+            {"name": "path", "description": "Below /mnt/data, or absolute.", "required": True},
+            {"name": "question", "description": "What you want to know.", "required": False},
+        ],
+    },
+    {
+        "name": "work_in_sandbox",
+        "title": "Work in the sandbox",
+        "description": "Solve a task by writing and running code in the sandbox.",
+        "arguments": [{"name": "task", "description": "What is to be done.", "required": True}],
+    },
+]
+WORDS = {
+    "analyse_file": "Analyse the file {path} in the sandbox with run_code. Look at its kind and its first rows before "
+    "anything else, check for missing and odd values, then draw what is worth seeing, and say what you found. "
+    "{question}",
+    "work_in_sandbox": "Solve this by writing and running code in the sandbox, in small steps whose results you check: "
+    "{task}",
+}
+
+
+def filled(name: str, given: dict[str, str] | None) -> dict[str, Any]:
+    """Raises InvalidRequest that says what is missing."""
+    known = {each["name"]: each for each in LISTED}
+    if name not in known:
+        raise errors.InvalidRequest(f"there is no prompt {name[:100]!r}; there are: {', '.join(known)}")
+    values = {each["name"]: (given or {}).get(each["name"], "") for each in known[name]["arguments"]}
+    for each in known[name]["arguments"]:
+        if each["required"] and not values[each["name"]]:
+            raise errors.InvalidRequest(f"the prompt {name} needs {each['name']}: {each['description']}")
+    words = WORDS[name].format(**values).strip()
+    return {
+        "description": known[name]["description"],
+        "messages": [{"role": "user", "content": {"type": "text", "text": words}}],
+    }
+
+
+# The sandbox's files as resources: listed and read.
+
+HOME = "/mnt/data"
+DEPTH = 4
+PAGE = 200
+MOST = 5000
+TEMPLATES = [
+    {
+        "uriTemplate": TEMPLATE,
+        "name": "file",
+        "title": "A file of the sandbox",
+        "description": "By its absolute path: sandbox:///mnt/data/plot.png",
+    }
+]
+
+
+async def listed(workspace: Workspace, cursor: str | None) -> dict[str, Any]:
+    """A page of the files below /mnt/data; none where no sandbox is in use yet. Raises InvalidRequest."""
+    start = _start(cursor)
+    box = workspace.current
+    if box is None:
+        return {"resources": []}
+    found = [each for each in await _files(box) if each.kind == "file"][:MOST]
+    page = found[start : start + PAGE]
+    more = {"nextCursor": str(start + PAGE)} if len(found) > start + PAGE else {}
+    return {"resources": [_described(each) for each in page], **more}
+
+
+async def _files(box: backend.Sandbox) -> list[FileInfo]:
+    try:
+        return await box.files.list(HOME, depth=DEPTH)
+    except (errors.Gone, errors.NotFound, errors.FileError):
+        return []
+
+
+def _start(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
+        raise errors.InvalidRequest(f"{cursor[:100]!r} is no cursor of this list")
+    return int(cursor)
+
+
+def _described(info: FileInfo) -> dict[str, Any]:
+    found: dict[str, Any] = {"uri": uri_of(info.path), "name": sayable(info.path.removeprefix(f"{HOME}/"))}
+    mime = mime_of(info.path)
+    return {**found, "size": info.size_bytes, **({"mimeType": mime} if mime else {})}
+
+
+async def read(workspace: Workspace, uri: str) -> dict[str, Any]:
+    """Raises FileNotFound, TooLarge and what reading does."""
+    path = path_of(uri)
+    if workspace.current is None:
+        raise errors.FileNotFound("there are no files yet: this session has not used its sandbox")
+    data = await contents(workspace.current.files, path)
+    words = decoded(data)
+    return {"contents": [resource(uri, mime_of(path), data if words is None else words)]}
+
 
 T = TypeVar("T")
 Context = ServerRequestContext[Workspace, Any]
@@ -79,24 +187,24 @@ class Handlers:
 
     async def list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
         if not self._described:
-            self._described = {each.name: toolbox.described(each) for each in toolbox.TOOLS}
+            self._described = {each.name: tools.described(each) for each in tools.TOOLS}
         allowed = context.lifespan_context.tools
         return _whole({"tools": [each for name, each in self._described.items() if name in allowed]})
 
     async def call_tool(self, context: Context, asked: types.CallToolRequestParams) -> Any:
         told = Heard(context, self._bus)
-        calling = toolbox.call_tool(context.lifespan_context, told, asked.name, asked.arguments)
+        calling = tools.call_tool(context.lifespan_context, told, asked.name, asked.arguments)
         return _whole((await said(unhurried(calling))).encode())
 
     async def list_resources(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
         cursor = asked.cursor if asked is not None else None
-        return _whole(await said(resources.listed(context.lifespan_context, cursor)))
+        return _whole(await said(listed(context.lifespan_context, cursor)))
 
     async def list_templates(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
-        return _whole({"resourceTemplates": resources.TEMPLATES})
+        return _whole({"resourceTemplates": TEMPLATES})
 
     async def read_resource(self, context: Context, asked: types.ReadResourceRequestParams) -> Any:
-        return _whole(await said(resources.read(context.lifespan_context, str(asked.uri))))
+        return _whole(await said(read(context.lifespan_context, str(asked.uri))))
 
     async def subscribe(self, context: Context, asked: types.SubscribeRequestParams) -> types.EmptyResult:
         workspace, session = context.lifespan_context, context.session
@@ -122,11 +230,11 @@ class Handlers:
         await self._bus.publish(ResourceUpdated(uri))
 
     async def list_prompts(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
-        return _whole({"prompts": prompts.LISTED})
+        return _whole({"prompts": LISTED})
 
     async def get_prompt(self, context: Context, asked: types.GetPromptRequestParams) -> Any:
         async def fill() -> dict[str, Any]:
-            return prompts.filled(asked.name, asked.arguments)
+            return filled(asked.name, asked.arguments)
 
         return _whole(await said(fill()))
 

@@ -25,12 +25,12 @@ from cloche import errors
 from cloche.api.http import Stream
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.mcp import toolbox, wire
-from cloche.mcp.door import SESSION
+from cloche.mcp import http
+from cloche.mcp import tools as toolbox
+from cloche.mcp.backend import NearPlace
 from cloche.mcp.exchange import Exchange, Notice, answer_of
-from cloche.mcp.place import NearPlace
+from cloche.mcp.http import SESSION, Id, Message
 from cloche.mcp.server import options_of, server_of
-from cloche.mcp.wire import Id, Message
 from cloche.mcp.workspace import Workspace
 from cloche.model import Principal, SandboxSpec
 from cloche.telemetry import log
@@ -59,7 +59,7 @@ class News:
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
         if self._listener and len(self._waiting) < MOST_NEWS:
-            self._waiting[wire.notification(method, None if params is None else dict(params))] = None
+            self._waiting[http.notification(method, None if params is None else dict(params))] = None
             self._came.set()
 
     def end(self) -> None:
@@ -74,7 +74,7 @@ class News:
             self._came.clear()
             for message in list(self._waiting):
                 del self._waiting[message]
-                yield wire.event(message)
+                yield http.event(message)
             if self.ended.is_set() or self._listener != own:
                 return
             await self._came.wait()
@@ -189,7 +189,7 @@ class Sessions:
             return None
         data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": (asked or "")[:100]}
         words = "state is kept in sessions here: use initialize, of a version that has sessions"
-        return Response(wire.failure(message.id, wire.UNSUPPORTED_VERSION, words, data), 400, media_type=wire.JSON)
+        return Response(http.failure(message.id, http.UNSUPPORTED_VERSION, words, data), 400, media_type=http.JSON)
 
     async def begin(self, request: Request, principal: Principal, message: Message) -> Response:
         """Raises QuotaExceeded, InvalidRequest."""
@@ -205,7 +205,7 @@ class Sessions:
         begun, body = await answer_of(session.runner, Notice(), message)  # at once: it waits for nothing
         if begun:
             self._keep(session)
-        return Response(body, headers={SESSION: session.id} if begun else None, media_type=wire.JSON)
+        return Response(body, headers={SESSION: session.id} if begun else None, media_type=http.JSON)
 
     def _new(self, principal: Principal, asked: Mapping[str, str]) -> Session:
         spec = SandboxSpec(

@@ -10,10 +10,10 @@ from msgspec import Meta
 from cloche.events import Error, Folding, Output, Result, Run
 from cloche.mcp.call import Answer, Call, Tool
 from cloche.mcp.content import MOST_PATH_CHARS, Words, blocks_of, shortened, text
-from cloche.mcp.shapes import Arguments, Given
+from cloche.mcp.schemas import Arguments, Given
 from cloche.mcp.uris import uri_of
 from cloche.model import FileInfo
-from cloche.sdk import seam
+from cloche.sdk import backend
 
 TABLE_ROWS = 100
 TABLE_COLUMNS = 100
@@ -84,11 +84,11 @@ async def run_code(call: Call, asked: RunCode) -> Answer:
     return Answer(*blocks, given=_ran(run, box.id, context.id, Words(most_bytes)))
 
 
-async def _awaited(call: Call, context: seam.Context, asked: RunCode) -> Run:
+async def _awaited(call: Call, context: backend.Context, asked: RunCode) -> Run:
     return await context.run(asked.code, env=asked.env, timeout_seconds=asked.timeout_seconds, input=asked.input)
 
 
-async def _reported(call: Call, context: seam.Context, asked: RunCode) -> Run:
+async def _reported(call: Call, context: backend.Context, asked: RunCode) -> Run:
     """The same, with what it prints as progress."""
     folding = Folding()
     execution = await context.execute(
@@ -242,11 +242,11 @@ async def list_variables(call: Call, asked: OneContext) -> Answer:
     return Answer(text(repr(found)), given=VariablesGiven(variables=told, more=found.more + len(found) - len(told)))
 
 
-async def _context(call: Call, id: str) -> seam.Context:
+async def _context(call: Call, id: str) -> backend.Context:
     return await call.workspace.context(await call.workspace.box(), None, id)
 
 
-def _described(context: seam.Context) -> ContextGiven:
+def _described(context: backend.Context) -> ContextGiven:
     return ContextGiven(id=context.id, language=context.language, cwd=context.cwd)
 
 

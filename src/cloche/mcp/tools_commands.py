@@ -13,10 +13,10 @@ from cloche.engine.commands.program import Exited
 from cloche.events import Output
 from cloche.mcp.call import Answer, Call, Tool
 from cloche.mcp.content import Content, Room, Words, ending_of, shortened, text
-from cloche.mcp.processes import Background
-from cloche.mcp.shapes import Arguments, Given
+from cloche.mcp.schemas import Arguments, Given
 from cloche.mcp.tools_code import Nothing, Seconds
-from cloche.sdk import seam
+from cloche.mcp.workspace import Background
+from cloche.sdk import backend
 
 DEFAULT_SECONDS = 300.0
 KEPT_CHARS = 4_000_000  # of each stream of a command, until it has ended
@@ -57,7 +57,7 @@ async def run_command(call: Call, asked: RunCommand) -> Answer:
 
 async def ran(
     call: Call,
-    box: seam.Sandbox,
+    box: backend.Sandbox,
     command: str | list[str],
     stdin: str | None = None,
     *,
@@ -88,7 +88,7 @@ async def ran(
     )
 
 
-async def _feed(process: seam.Process, stdin: str) -> None:
+async def _feed(process: backend.Process, stdin: str) -> None:
     try:
         await process.send_stdin(stdin.encode("utf-8", "surrogateescape"))
         process.close_stdin()

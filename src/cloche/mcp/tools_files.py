@@ -11,9 +11,8 @@ from msgspec import Meta
 
 from cloche import errors
 from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import Content, embedded, link, mime_of, picture, sayable, text
-from cloche.mcp.reading import contents
-from cloche.mcp.shapes import Arguments, Given
+from cloche.mcp.content import Content, contents, embedded, link, mime_of, picture, sayable, text
+from cloche.mcp.schemas import Arguments, Given
 from cloche.mcp.tools_code import Done, File, file_of
 from cloche.mcp.uris import uri_of
 from cloche.model import FileInfo

@@ -9,10 +9,10 @@ from msgspec import Meta
 
 from cloche.mcp.call import Answer, Call, Tool
 from cloche.mcp.content import text
-from cloche.mcp.shapes import Arguments, Given
+from cloche.mcp.schemas import Arguments, Given
 from cloche.mcp.tools_code import Done, Nothing
 from cloche.model import SnapshotInfo
-from cloche.sdk import seam
+from cloche.sdk import backend
 
 SandboxId = Annotated[str, Meta(description="Id of a sandbox; current is the one that is in use.", min_length=1)]
 
@@ -100,7 +100,7 @@ async def end_sandbox(call: Call, asked: OneSandbox) -> Answer:
     return Answer(text("it has ended, and all that was in it is gone"), given=Done(done=True))
 
 
-async def _about(call: Call, box: seam.Sandbox) -> Answer:
+async def _about(call: Call, box: backend.Sandbox) -> Answer:
     info, made = await box.describe(), call.workspace.made
     given = SandboxGiven(
         sandbox=box.id,

@@ -4,13 +4,192 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
 
 from cloche import errors
-from cloche.mcp.place import Place
-from cloche.mcp.processes import Backgrounds
-from cloche.mcp.watches import Heard, Watches
-from cloche.sdk import seam
+from cloche.engine.commands.program import Exited
+from cloche.events import Output
+from cloche.mcp.backend import Place
+from cloche.mcp.uris import path_of
+from cloche.sdk import backend
 from cloche.telemetry import log
+
+# Programs that run beside the calls of a client: what they write is kept, within bounds, until it is read.
+
+KEPT_CHARS = 200_000  # of one process's output that nobody has read: the oldest makes room
+MOST = 32  # of one session
+
+
+class Background:
+    """A process, and what it wrote since somebody last asked."""
+
+    def __init__(self, process: backend.Process, command: str):
+        self.id = process.id
+        self.pid = process.pid
+        self.command = command
+        self.exited: Exited | None = None
+        self.lost = ""  # why nothing more will be known of it, where that is not its end
+        self._process = process
+        self._chunks: deque[str] = deque()
+        self._chars = 0
+        self._dropped = 0
+        self._news = asyncio.Event()
+        self._reading = asyncio.create_task(self._read())
+
+    @property
+    def runs(self) -> bool:
+        return self.exited is None and not self.lost
+
+    async def _read(self) -> None:
+        try:
+            while events := await self._process.next_events():
+                for event in events:
+                    self._take(event)
+        except errors.ClocheError as error:
+            self.lost = str(error)
+        if self.runs:
+            self.exited = self._process.exited or Exited(exit_code=-1, outcome="died")
+        self._news.set()
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, Exited):
+            self.exited = event
+        elif isinstance(event, Output):
+            self._chunks.append(event.text)
+            self._chars += len(event.text)
+            while self._chars > KEPT_CHARS and len(self._chunks) > 1:
+                gone = len(self._chunks.popleft())
+                self._chars -= gone
+                self._dropped += gone
+        self._news.set()
+
+    async def output(self, wait_seconds: float) -> tuple[str, int]:
+        """What it wrote since the last time, both streams as they came, and how many characters were dropped before.
+
+        Waits so long for anything at all, or its end.
+        """
+        if not self._chunks and self.runs and wait_seconds > 0:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        text, dropped = "".join(self._chunks), self._dropped
+        self._chunks.clear()
+        self._chars = self._dropped = 0
+        return text, dropped
+
+    async def send(self, text: str, *, close: bool) -> None:
+        """Raises InvalidRequest where it does not read its stdin any more."""
+        if text:
+            await self._process.send_stdin(text.encode("utf-8", "surrogateescape"))
+        if close:
+            self._process.close_stdin()
+
+    def kill(self) -> None:
+        if self.runs:
+            self._process.kill()
+
+    async def wait(self, seconds: float) -> None:
+        """For its end, so long."""
+        await asyncio.wait((self._reading,), timeout=seconds)
+
+    def forget(self) -> None:
+        """Nobody will ask any more."""
+        self._reading.cancel()
+
+
+class Backgrounds:
+    """Those of one session, by their ids."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Background] = {}
+
+    def check_room(self) -> None:
+        """Those that ended first make room. Raises InvalidRequest where too many run."""
+        if len(self._all) >= MOST:
+            ended = next((id for id, each in self._all.items() if not each.runs), None)
+            if ended is None:
+                raise errors.InvalidRequest(f"{MOST} processes run in the background: kill one with kill_process")
+            self._all.pop(ended).forget()
+
+    def add(self, process: backend.Process, command: str) -> Background:
+        found = self._all[process.id] = Background(process, command)
+        return found
+
+    def get(self, id: str) -> Background:
+        """Raises ProcessNotFound."""
+        try:
+            return self._all[id]
+        except KeyError:
+            known = ", ".join(self._all) or "none"
+            raise errors.ProcessNotFound(f"no process {id[:100]!r} was started here; there are: {known}") from None
+
+    def list(self) -> list[Background]:
+        return [*self._all.values()]
+
+    def clear(self) -> None:
+        for each in self._all.values():
+            each.forget()
+        self._all.clear()
+
+
+# Files of a sandbox whose changes a client wants to hear of.
+
+MOST_WATCHED = 32
+
+Heard = Callable[[str], Awaitable[None]]  # of a URI whose file has changed
+
+
+class Watches:
+    """Those files of a session whose changes its client wants to hear of."""
+
+    def __init__(self) -> None:
+        self._watching: dict[str, asyncio.Task[None]] = {}
+
+    async def add(self, box: backend.Sandbox, uri: str, heard: Heard) -> None:
+        """Raises FileNotFound for what names no file, InvalidRequest where there are too many."""
+        path = path_of(uri)
+        if uri in self._watching:
+            return
+        if len(self._watching) >= MOST_WATCHED:
+            raise errors.InvalidRequest(f"{MOST_WATCHED} resources are watched already: unsubscribe from one")
+        ready = asyncio.Event()
+        task = self._watching[uri] = asyncio.create_task(_watch(box, path, uri, heard, ready))
+        task.add_done_callback(lambda _: self._watching.pop(uri, None) if self._watching.get(uri) is task else None)
+        begun = asyncio.create_task(ready.wait())
+        await asyncio.wait((task, begun), return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        if task.done() and not ready.is_set():
+            task.result()
+
+    def remove(self, uri: str) -> None:
+        task = self._watching.pop(uri, None)
+        if task is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        for uri in list(self._watching):
+            self.remove(uri)
+
+
+async def _watch(box: backend.Sandbox, path: str, uri: str, heard: Heard, ready: asyncio.Event) -> None:
+    """Watches the directory that it is in, so that the file may come, go, and be replaced."""
+    watch = box.files.watch(path.rpartition("/")[0] or "/")
+    try:
+        await watch.__aenter__()
+        ready.set()
+        async for change in watch:
+            if change.path == path:
+                await heard(uri)
+    except (errors.Gone, errors.NotFound):
+        if not ready.is_set():
+            raise  # else it is over, with its sandbox
+    finally:
+        watch.close()
+
 
 MOST_SANDBOXES = 8  # that one session may have at once
 
@@ -24,14 +203,14 @@ class Workspace:
         self.watches = Watches()
         self._template = template
         self._attached = attached
-        self._box: seam.Sandbox | None = None
-        self._made: dict[str, seam.Sandbox] = {}  # those that end with the session
+        self._box: backend.Sandbox | None = None
+        self._made: dict[str, backend.Sandbox] = {}  # those that end with the session
         self._languages: dict[str, str] = {}  # the context of each language that was made here
         self._lock = asyncio.Lock()
         self._closed = False
 
     @property
-    def current(self) -> seam.Sandbox | None:
+    def current(self) -> backend.Sandbox | None:
         """The sandbox, where one was used already."""
         return self._box
 
@@ -40,7 +219,7 @@ class Workspace:
         """The ids of those that end with the session."""
         return list(self._made)
 
-    async def box(self) -> seam.Sandbox:
+    async def box(self) -> backend.Sandbox:
         """The session's sandbox. Raises what making it does."""
         if self._box is not None:
             return self._box
@@ -50,16 +229,16 @@ class Workspace:
             assert self._box is not None
             return self._box
 
-    async def _first(self) -> seam.Sandbox:
+    async def _first(self) -> backend.Sandbox:
         if self._attached:
             return await self.place.find(self._attached)
         return await self._create(self._template)
 
-    async def _create(self, template: str) -> seam.Sandbox:
+    async def _create(self, template: str) -> backend.Sandbox:
         self._check_room()
         return await self._keep(await self.place.create(template))
 
-    async def _keep(self, box: seam.Sandbox) -> seam.Sandbox:
+    async def _keep(self, box: backend.Sandbox) -> backend.Sandbox:
         if self._closed:  # the client left while it was made
             await self.place.end(box)
             raise errors.SandboxKilled("the session has ended")
@@ -72,7 +251,7 @@ class Workspace:
                 f"this session has {MOST_SANDBOXES} sandboxes already: end one with end_sandbox"
             )
 
-    def _use(self, box: seam.Sandbox) -> None:
+    def _use(self, box: backend.Sandbox) -> None:
         self._box = box
         self._languages.clear()
         self.processes.clear()
@@ -101,7 +280,7 @@ class Workspace:
             self.lost(box.id)
         return ended
 
-    async def find(self, id: str) -> seam.Sandbox:
+    async def find(self, id: str) -> backend.Sandbox:
         """Any sandbox of the same owner. Raises SandboxNotFound, Gone."""
         if self._box is not None and id in (self._box.id, "current"):
             return self._box
@@ -109,7 +288,7 @@ class Workspace:
             raise errors.SandboxNotFound("this session has no sandbox yet: run something first")
         return self._made.get(id) or await self.place.find(id)
 
-    async def switch(self, id: str) -> seam.Sandbox:
+    async def switch(self, id: str) -> backend.Sandbox:
         """From now on, calls use that one. Raises as `find` does."""
         async with self._lock:
             box = await self.find(id)
@@ -117,7 +296,7 @@ class Workspace:
                 self._use(box)
             return box
 
-    async def replace(self, template: str | None = None) -> seam.Sandbox:
+    async def replace(self, template: str | None = None) -> backend.Sandbox:
         """A new sandbox instead of the current one, which ends if it was made here. Raises what making it does."""
         async with self._lock:
             before = self._box
@@ -128,7 +307,7 @@ class Workspace:
                 await self._end(before)
             return box
 
-    async def fork(self) -> seam.Sandbox:
+    async def fork(self) -> backend.Sandbox:
         """A new sandbox with the files of the current one, which stays the current one."""
         box = await self.box()
         async with self._lock:
@@ -145,11 +324,11 @@ class Workspace:
                 raise errors.SandboxNotFound(f"no sandbox {id[:100]!r} was made by this session; there are: {known}")
             await self._end(self._made[id])
 
-    async def _end(self, box: seam.Sandbox) -> None:
+    async def _end(self, box: backend.Sandbox) -> None:
         self.lost(box.id)
         await self.place.end(box)
 
-    async def context(self, box: seam.Sandbox, language: str | None, id: str | None) -> seam.Context:
+    async def context(self, box: backend.Sandbox, language: str | None, id: str | None) -> backend.Context:
         """The context that was asked for; without an id, the one of that language. Raises ContextNotFound."""
         if id is not None and id != "default":
             found = await box.find_context(id)

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -13,17 +14,39 @@ from cloche import errors
 from cloche.config import Config, for_oneself, load
 from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec
-from cloche.sdk import transport
+from cloche.sdk import backend
+from cloche.sdk.arguments import OWNER
 from cloche.sdk.assembly import assemble
-from cloche.sdk.leaving import do_last
-from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread
-from cloche.sdk.near import NearSandbox
-from cloche.sdk.near_home import resumed
-from cloche.sdk.near_runs import NearRuns
-from cloche.sdk.near_snapshots import NearSnapshots
-from cloche.sdk.near_volumes import NearVolumes
-from cloche.sdk.progress import Announcement
-from cloche.sdk.request import OWNER
+from cloche.sdk.local import NearRuns, NearSandbox, NearSnapshots, NearVolumes, resumed
+from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread, do_last
+from cloche.templates import Progress
+
+# Telling whoever uses the library, on stderr, that a template is being built: it takes a while, once.
+
+WIDTH = 100
+
+
+class Announcement:
+    """A Report: one line that moves on a terminal, a line per phase elsewhere. Silent where nothing is built."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.phase == "done" and not self._phase:
+            return
+        changed, self._phase = progress.phase != self._phase, progress.phase
+        if sys.stderr.isatty():
+            end = "\n" if progress.phase == "done" else ""
+            print(f"\r\x1b[K{_said(progress)}"[:WIDTH], end=end, file=sys.stderr, flush=True)
+        elif changed:
+            print(_said(progress), file=sys.stderr, flush=True)
+
+
+def _said(progress: Progress) -> str:
+    percent = "" if progress.fraction is None else f" {progress.fraction:.0%}"
+    detail = "".join(character for character in progress.detail if character.isprintable())
+    return f"cloche: first use, building the template:{percent} {detail}"
 
 
 class Embedded(LoopThread):
@@ -102,18 +125,18 @@ def embedded() -> Embedded:
 @contextlib.contextmanager
 def using(chosen: Embedded) -> Iterator[None]:
     """While it lasts, this process's new sandboxes are made by that engine, in all threads, unless they name a url."""
-    before, transport.chosen = transport.chosen, chosen
+    before, backend.chosen = backend.chosen, chosen
     try:
         yield
     finally:
-        transport.chosen = before
+        backend.chosen = before
 
 
 def _after_fork_in_child() -> None:
     """The parent's engine stays the parent's; its lock must die with the parent, not with us."""
     global _lock
     _lock = threading.Lock()
-    for each in (_embedded, transport.chosen):
+    for each in (_embedded, backend.chosen):
         if isinstance(each, Embedded) and each._engine is not None:
             each._engine.disown()
 

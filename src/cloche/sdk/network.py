@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from cloche.network_policy import NetworkPolicy
-from cloche.sdk import seam
-from cloche.sdk.network_log import NetworkLog
-from cloche.sdk.network_request import NetworkLike, SecretsLike, changed
-from cloche.sdk.transport import Transport
+from cloche.sdk import backend
+from cloche.sdk.arguments import NetworkLike, SecretsLike, changed
+from cloche.sdk.backend import NetworkLog, Transport
 
 
 class Network:
     """What a sandbox may reach beside itself."""
 
-    def __init__(self, transport: Transport, core: seam.Sandbox):
+    def __init__(self, transport: Transport, core: backend.Sandbox):
         self._transport = transport
         self._core = core
 
@@ -43,7 +42,7 @@ class Network:
 class AsyncNetwork:
     """The same, with `await`."""
 
-    def __init__(self, transport: Transport, core: seam.Sandbox):
+    def __init__(self, transport: Transport, core: backend.Sandbox):
         self._transport = transport
         self._core = core
 

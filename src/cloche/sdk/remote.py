@@ -10,13 +10,10 @@ from collections import deque
 from cloche import errors
 from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import remote_sandbox
+from cloche.sdk.backend import T, Work
 from cloche.sdk.loop_thread import LoopThread
-from cloche.sdk.remote_runs import RemoteRuns
-from cloche.sdk.remote_sandbox import RemoteSandbox
+from cloche.sdk.remote_sandbox import RemoteRuns, RemoteSandbox, RemoteSnapshots, RemoteVolumes
 from cloche.sdk.remote_server import Server
-from cloche.sdk.remote_snapshots import RemoteSnapshots
-from cloche.sdk.remote_volumes import RemoteVolumes
-from cloche.sdk.transport import T, Work
 
 KEPT = 16  # servers whose connections stay open without a sandbox of theirs in use here
 

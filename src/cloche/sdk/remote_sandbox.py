@@ -2,22 +2,228 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import contextlib
-from collections.abc import AsyncIterator
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
 
 from cloche import errors
-from cloche.model import SandboxInfo, SandboxSpec, SnapshotInfo, check_seconds
+from cloche.engine.executions.streams import Bell
+from cloche.engine.sandboxes.files import MAX_WAITING, Content, chunk_of, chunks_of, sandbox_path
+from cloche.events import Ended, Numbered, Run, RunInfo
+from cloche.model import (
+    FileChange,
+    FileInfo,
+    SandboxInfo,
+    SandboxSpec,
+    SnapshotInfo,
+    User,
+    VolumeInfo,
+    check_mode,
+    check_seconds,
+    check_user,
+)
+from cloche.network_policy import NetworkPolicy
 from cloche.notebook import History
 from cloche.protocol import requests, responses
-from cloche.sdk import seam
-from cloche.sdk.remote_commands import RemoteCommands
-from cloche.sdk.remote_execution import RemoteContext, history_of
-from cloche.sdk.remote_files import RemoteFiles
-from cloche.sdk.remote_network import RemoteNetwork
-from cloche.sdk.remote_server import Server
+from cloche.sdk import backend
+from cloche.sdk.backend import NetworkLog
+from cloche.sdk.remote_execution import RemoteCommands, RemoteContext, history_of
+from cloche.sdk.remote_server import Server, events_of
+
+# The files of a sandbox on a server.
+
+
+class RemoteFiles:
+    def __init__(self, server: Server, sandbox: str):
+        self._server = server
+        self._path = f"/sandboxes/{quote(sandbox)}/files"
+
+    async def read(self, path: str, *, user: User | None = None) -> bytes:
+        query = {**_at(path, user), "whole": True}
+        content: bytes = await self._server.ask("GET", f"{self._path}/content", query=query)
+        return content
+
+    async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
+        opening = contextlib.AsyncExitStack()
+        streaming = self._server.streaming(f"{self._path}/content", _at(path, user))
+        chunks = await opening.enter_async_context(streaming)
+
+        async def read() -> AsyncGenerator[bytes, None]:
+            async with opening:
+                async for chunk in chunks:
+                    yield chunk
+
+        return read()
+
+    async def write(
+        self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
+    ) -> FileInfo:
+        check_mode(mode)
+        query = {**_at(path, user), "mode": None if mode is None else f"{mode:o}"}
+        info: FileInfo = await self._server.ask(
+            "PUT", f"{self._path}/content", FileInfo, query=query, content=_sent(content)
+        )
+        return info
+
+    async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> builtins.list[FileInfo]:
+        if type(depth) is not int or depth < 1:
+            raise errors.InvalidRequest(f"depth must be 1 or more, not {depth!r}")
+        found: list[FileInfo] = await self._server.ask(
+            "GET", f"{self._path}/list", list[FileInfo], query={**_at(path, user), "depth": depth}
+        )
+        return found
+
+    async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
+        info: FileInfo = await self._server.ask("GET", f"{self._path}/stat", FileInfo, query=_at(path, user))
+        return info
+
+    async def exists(self, path: str, *, user: User | None = None) -> bool:
+        found: responses.Exists = await self._server.ask(
+            "GET", f"{self._path}/exists", responses.Exists, query=_at(path, user)
+        )
+        return found.exists
+
+    async def make_dir(self, path: str, *, user: User | None = None) -> bool:
+        body = requests.Path(**_at(path, user))
+        made: responses.Made = await self._server.ask("POST", f"{self._path}/make_dir", responses.Made, body=body)
+        return made.created
+
+    async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo:
+        sandbox_path(to, "/")
+        body = requests.MovePath(**_at(path, user), to=to)
+        info: FileInfo = await self._server.ask("POST", f"{self._path}/move", FileInfo, body=body)
+        return info
+
+    async def remove(self, path: str, *, user: User | None = None) -> None:
+        await self._server.ask("POST", f"{self._path}/remove", body=requests.Path(**_at(path, user)))
+
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> RemoteWatch:
+        return RemoteWatch(self._server, f"{self._path}/watch", {**_at(path, user), "recursive": recursive})
+
+
+class RemoteWatch:
+    """As `cloche.engine.sandboxes.files.Watch`."""
+
+    def __init__(self, server: Server, path: str, query: dict[str, Any]):
+        self.missed = 0
+        self._server = server
+        self._target = (path, query)
+        self._changes: deque[FileChange] = deque()
+        self._bell = Bell()
+        self._begun = False
+        self._error: errors.ClocheError | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RemoteWatch:
+        """Returns when changes are seen. Raises what the server says."""
+        self._reading = asyncio.create_task(self._read())
+        try:
+            while not self._begun and not self._reading.done():
+                await self._bell.heard()
+        except BaseException:
+            self.close()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> RemoteWatch:
+        return self
+
+    async def __anext__(self) -> FileChange:
+        while not self._changes:
+            if self._error is not None:
+                raise self._error
+            if self._reading is None or self._reading.done():
+                raise StopAsyncIteration
+            await self._bell.heard()
+        return self._changes.popleft()
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        self._bell.ring()
+
+    def _put(self, change: FileChange) -> None:
+        if len(self._changes) < MAX_WAITING:
+            self._changes.append(change)
+        else:
+            self.missed += 1
+
+    async def _read(self) -> None:
+        try:
+            async with self._server.streaming(*self._target) as chunks:
+                async for event in events_of(chunks):
+                    self._begun = True
+                    if isinstance(event, responses.Change):
+                        self._put(FileChange(kind=cast(Any, event.kind), path=event.path))
+                    self._bell.ring()
+            raise self._server.lost()
+        except errors.ClocheError as error:
+            self._error = error
+        finally:
+            asyncio.get_running_loop().call_soon(self._bell.ring)  # once this task is done
+
+
+def _at(path: str, user: User | None) -> dict[str, Any]:
+    """Refuses here what the engine would refuse, in its words."""
+    sandbox_path(path, "/")
+    check_user(user)
+    return {"path": path, "user": user}
+
+
+def _sent(content: Content) -> bytes | AsyncIterable[bytes]:
+    if isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, (str, bytes, bytearray, memoryview)):
+        return chunks_of(content)
+    return chunk_of(content)
+
+
+# The network of a sandbox on a server.
+
+
+class RemoteNetwork:
+    def __init__(self, server: Server, id: str):
+        self._server = server
+        self._path = f"/sandboxes/{quote(id, safe='')}/network"
+
+    async def policy(self) -> NetworkPolicy:
+        return _policy(await self._server.ask("GET", self._path, responses.NetworkInfo))
+
+    async def log(self) -> NetworkLog:
+        logged: responses.NetworkLogged = await self._server.ask("GET", f"{self._path}/log", responses.NetworkLogged)
+        return NetworkLog(logged.entries, logged.dropped)
+
+    async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
+        asked = requests.asked_of(policy)
+        body = requests.SetNetwork(
+            allow=asked.allow,
+            deny=asked.deny,
+            rules=asked.rules,
+            secrets=None if keep_secrets else requests.secrets_asked(policy),
+        )
+        return _policy(await self._server.ask("PUT", self._path, responses.NetworkInfo, body=body))
+
+
+def _policy(info: responses.NetworkInfo) -> NetworkPolicy:
+    try:
+        return requests.policy_told(info)
+    except errors.InvalidRequest as error:
+        raise responses.not_ours(error) from None
+
 
 DEFAULT_CONTEXT = responses.ContextInfo(id="default", language="python", cwd="/mnt/data")
 
@@ -52,19 +258,19 @@ async def connect(server: Server, id: str, timeout_seconds: float | None = None)
         raise errors.SandboxNotFound(f"there is no sandbox {id!r}")
     check_seconds("timeout", timeout_seconds)
     body = requests.Resume(timeout_seconds=timeout_seconds)
-    return RemoteSandbox(server, await server.ask("POST", f"{_path(id)}/resume", SandboxInfo, body=body))
+    return RemoteSandbox(server, await server.ask("POST", f"{_sandbox_path(id)}/resume", SandboxInfo, body=body))
 
 
 class RemoteSandbox:
     def __init__(self, server: Server, info: SandboxInfo):
         self._server = server
-        self._path = _path(info.id)
+        self._path = _sandbox_path(info.id)
         self.id = info.id
         self.limits = info.limits
         self.ended = False
-        self.files: seam.Files = RemoteFiles(server, info.id)
-        self.commands: seam.Commands = RemoteCommands(server, info.id)
-        self.network: seam.Network = RemoteNetwork(server, info.id)
+        self.files: backend.Files = RemoteFiles(server, info.id)
+        self.commands: backend.Commands = RemoteCommands(server, info.id)
+        self.network: backend.Network = RemoteNetwork(server, info.id)
 
     def check_running(self) -> None:
         """The server says so itself, and why."""
@@ -126,7 +332,7 @@ class RemoteSandbox:
         info = await self._server.ask("GET", f"{self._path}/contexts/{quote(id, safe='')}", responses.ContextInfo)
         return RemoteContext(self._server, self.id, info)
 
-    async def list_contexts(self) -> list[seam.Context]:
+    async def list_contexts(self) -> list[backend.Context]:
         found = await self._server.ask("GET", f"{self._path}/contexts", list[responses.ContextInfo])
         return [RemoteContext(self._server, self.id, each) for each in found]
 
@@ -139,5 +345,112 @@ class RemoteSandbox:
         await self._server.ask("DELETE", f"{self._path}/contexts/{quote(id, safe='')}")
 
 
-def _path(id: str) -> str:
+def _sandbox_path(id: str) -> str:
     return f"/sandboxes/{quote(id, safe='')}"
+
+
+# Detached runs on a server.
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class RemoteRuns:
+    def __init__(self, server: Server):
+        self._server = server
+
+    async def info(self, id: str) -> RunInfo:
+        info: RunInfo = await self._server.ask("GET", _run_path(id), RunInfo)
+        return info
+
+    async def list(self, sandbox: str) -> builtins.list[RunInfo]:
+        path = f"/sandboxes/{quote(sandbox, safe='')}/runs"
+        found: builtins.list[RunInfo] = await self._server.ask("GET", path, builtins.list[RunInfo])
+        return found
+
+    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
+        """Raises when there is nothing to be attached to, not only when it is used."""
+        followed = self._followed(id, after)
+        await anext(followed)
+        return followed
+
+    async def _followed(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
+        events, last = responses.EventsIn(), None
+        async with self._server.streaming(f"{_run_path(id)}/events", {"after": after}) as chunks:
+            yield []  # the answer has begun
+            async for chunk in chunks:
+                if batch := list(events.feed_numbered(chunk)):
+                    last = batch[-1].event
+                    yield batch
+        if last is not None and not isinstance(last, Ended):
+            raise self._server.lost()
+
+    async def result(self, id: str) -> Run:
+        return responses.decode_run(await self._server.ask("GET", f"{_run_path(id)}/result"))
+
+    async def interrupt(self, id: str) -> bool:
+        answer: responses.Interrupted = await self._server.ask(
+            "POST", f"{_run_path(id)}/interrupt", responses.Interrupted
+        )
+        return answer.interrupted
+
+    async def remove(self, id: str) -> None:
+        await self._server.ask("DELETE", _run_path(id))
+
+
+def _run_path(id: str) -> str:
+    """Raises RunNotFound for what is no id of any run: it could be another path."""
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise errors.RunNotFound(f"there is no run {str(id)[:100]!r}")
+    return f"/runs/{id}"
+
+
+# The snapshots that a server has for the library.
+
+
+class RemoteSnapshots:
+    def __init__(self, server: Server):
+        self._server = server
+
+    async def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
+        found: builtins.list[SnapshotInfo] = await self._server.ask(
+            "GET", "/snapshots", builtins.list[SnapshotInfo], query={"sandbox": sandbox}
+        )
+        return found
+
+    async def get(self, ref: str) -> SnapshotInfo:
+        found: SnapshotInfo = await self._server.ask("GET", _snapshot_path(ref), SnapshotInfo)
+        return found
+
+    async def remove(self, ref: str) -> None:
+        await self._server.ask("DELETE", _snapshot_path(ref))
+
+
+def _snapshot_path(ref: str) -> str:
+    return f"/snapshots/{quote(ref, safe='')}"
+
+
+# The volumes that a server has for the library.
+
+
+class RemoteVolumes:
+    def __init__(self, server: Server):
+        self._server = server
+
+    async def create(self, name: str) -> VolumeInfo:
+        made: VolumeInfo = await self._server.ask("POST", "/volumes", VolumeInfo, body=requests.MakeVolume(name=name))
+        return made
+
+    async def list(self) -> builtins.list[VolumeInfo]:
+        found: builtins.list[VolumeInfo] = await self._server.ask("GET", "/volumes", builtins.list[VolumeInfo])
+        return found
+
+    async def get(self, ref: str) -> VolumeInfo:
+        found: VolumeInfo = await self._server.ask("GET", _volume_path(ref), VolumeInfo)
+        return found
+
+    async def remove(self, ref: str) -> None:
+        await self._server.ask("DELETE", _volume_path(ref))
+
+
+def _volume_path(ref: str) -> str:
+    return f"/volumes/{quote(ref, safe='')}"

@@ -10,16 +10,12 @@ from typing import Literal, TypedDict, Unpack, overload
 from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
-from cloche.sdk import seam
-from cloche.sdk.branched import BranchedContext
-from cloche.sdk.detached import Attachment, DetachedRun
-from cloche.sdk.inspected import InspectedContext, InspectedSandbox
-from cloche.sdk.network import Network
-from cloche.sdk.network_request import NetworkLike, SecretsLike
-from cloche.sdk.parts import Commands, Files, Stream
-from cloche.sdk.request import (
+from cloche.sdk import backend
+from cloche.sdk.arguments import (
     LimitsLike,
+    NetworkLike,
     SandboxState,
+    SecretsLike,
     TemplateLike,
     VolumesLike,
     check_count,
@@ -29,8 +25,11 @@ from cloche.sdk.request import (
     run_env,
     sandbox_spec,
 )
+from cloche.sdk.backend import Transport, transport_to
+from cloche.sdk.inspect import BranchedContext, InspectedContext, InspectedSandbox
+from cloche.sdk.network import Network
+from cloche.sdk.parts import Attachment, Commands, DetachedRun, Files, Stream
 from cloche.sdk.tools import ToolsLike, attended, toolbox_of
-from cloche.sdk.transport import Transport, transport_to
 
 OnEvent = Callable[[AnyEvent], object]
 
@@ -116,12 +115,12 @@ class Sandbox(InspectedSandbox["Context"]):
         return [each for each in transport.call(transport.list) if state in (None, each.state)]
 
     @classmethod
-    def _of(cls, transport: Transport, core: seam.Sandbox) -> Sandbox:
+    def _of(cls, transport: Transport, core: backend.Sandbox) -> Sandbox:
         self = cls.__new__(cls)
         self._attach(transport, core)
         return self
 
-    def _attach(self, transport: Transport, core: seam.Sandbox) -> None:
+    def _attach(self, transport: Transport, core: backend.Sandbox) -> None:
         self._transport = transport
         self._core = core
         self.files = Files(transport, core)
@@ -322,7 +321,7 @@ class Context(BranchedContext, InspectedContext):
         given, toolbox = run_env(env, cwd), toolbox_of(tools)
         offered = toolbox.offered if toolbox is not None else ()
 
-        async def make() -> seam.Execution:
+        async def make() -> backend.Execution:
             execution = await self._core.execute(
                 code, env=given, cwd=cwd, timeout_seconds=timeout, input=input, tools=offered
             )
@@ -364,7 +363,7 @@ class Context(BranchedContext, InspectedContext):
 class Contexts:
     """A sandbox's contexts. There is always a default one, which `Sandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: seam.Sandbox):
+    def __init__(self, transport: Transport, core: backend.Sandbox):
         self._transport = transport
         self._core = core
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,8 +19,66 @@ from cloche.engine.executions.tools import MAX_RESULT_BYTES
 from cloche.events import AnyEvent, Ended, Folding, Run, ToolsCalled
 from cloche.model import Tool as Offered
 from cloche.model import ToolCall, ToolResult
-from cloche.sdk import seam
-from cloche.sdk.tool_schemas import schema_of
+from cloche.sdk import backend
+
+# The JSON schema of a function's arguments, read off its signature.
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations that JSON has no word for allow anything. Raises InvalidRequest for arguments without a name."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some that are written in C do not say
+        return {"type": "object"}
+    hints, schema = _hints(function), Schema()
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            schema.takes_others()
+        elif parameter.kind in _BY_NAME:
+            schema.add(parameter, hints.get(parameter.name, Any))
+        elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise errors.InvalidRequest(f"the tool {name!r} has an argument without a name: tools are called by names")
+    return schema.made
+
+
+class Schema:
+    """Of an object, as it comes into being."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+
+    def takes_others(self) -> None:
+        self.made["additionalProperties"] = True
+
+    def add(self, parameter: inspect.Parameter, hint: Any) -> None:
+        described = _described(hint)
+        self.made.setdefault("$defs", {}).update(described.pop("$defs", {}))
+        if not self.made["$defs"]:
+            del self.made["$defs"]
+        self.made["properties"][parameter.name] = described
+        if parameter.default is inspect.Parameter.empty:
+            self.made["required"].append(parameter.name)
+        elif isinstance(parameter.default, str | int | float):
+            described.setdefault("default", parameter.default)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError, SyntaxError):  # names that are not there when the program runs
+        return {}
+
+
+def _described(hint: Any) -> dict[str, Any]:
+    if hint is Any:
+        return {}
+    try:
+        return dict(msgspec.json.schema(hint))
+    except (TypeError, RuntimeError, NameError):
+        return {}
+
 
 Function = Callable[..., Any]
 
@@ -111,7 +170,7 @@ def toolbox_from_loop(tools: ToolsLike) -> Toolbox | None:
 class Attended:
     """An execution whose calls of tools are answered as its events are taken."""
 
-    def __init__(self, execution: seam.Execution, toolbox: Toolbox):
+    def __init__(self, execution: backend.Execution, toolbox: Toolbox):
         self._execution = execution
         self._toolbox = toolbox
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,7 +244,7 @@ class Attended:
         self._toolbox.close()
 
 
-def attended(execution: seam.Execution, toolbox: Toolbox | None) -> seam.Execution:
+def attended(execution: backend.Execution, toolbox: Toolbox | None) -> backend.Execution:
     return execution if toolbox is None else Attended(execution, toolbox)
 
 

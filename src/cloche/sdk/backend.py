@@ -7,10 +7,14 @@ objects, `remote*.py` out of `/api/v1`. All of it belongs to one event loop.
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator, Iterable, Sequence
+import html
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from cloche import errors
 from cloche.engine.commands.process import ProcessEvent, ProcessResult
 from cloche.engine.commands.program import Exited
 from cloche.engine.executions.input import InputSource
@@ -23,6 +27,7 @@ from cloche.model import (
     Mark,
     ProcessInfo,
     SandboxInfo,
+    SandboxSpec,
     SnapshotInfo,
     Tool,
     ToolResult,
@@ -30,9 +35,43 @@ from cloche.model import (
     Variables,
     VolumeInfo,
 )
-from cloche.network_policy import NetworkPolicy
+from cloche.network_policy import NetworkEntry, NetworkPolicy
 from cloche.notebook import History
-from cloche.sdk.network_log import NetworkLog
+
+# A sandbox's network log as a list that shows itself.
+
+_COLUMNS = ("time", "verdict", "protocol", "host", "port", "sent", "received", "seconds", "reason")
+
+
+class NetworkLog(list[NetworkEntry]):
+    """What programs tried, the oldest first. `dropped`: how many older entries made room for these."""
+
+    def __init__(self, entries: Iterable[NetworkEntry] = (), dropped: int = 0):
+        super().__init__(entries)
+        self.dropped = dropped
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._note(), *map(str, self)]) or "nothing was tried"
+
+    def _note(self) -> list[str]:
+        return [f"({self.dropped} older entries made room)"] if self.dropped else []
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Host names are a program's own words, so everything is escaped."""
+        head = _row("th", _COLUMNS)
+        note = "".join(f"<p>{html.escape(each)}</p>" for each in self._note())
+        return f"{note}<table>{head}{''.join(_row('td', _cells(each)) for each in self)}</table>"
+
+
+def _cells(entry: NetworkEntry) -> list[object]:
+    when = time.strftime("%H:%M:%S", time.localtime(entry.at))
+    about = (entry.verdict, entry.protocol, entry.host, entry.port or "")
+    return [when, *about, entry.sent_bytes, entry.received_bytes, f"{entry.seconds:.3f}", entry.reason]
+
+
+def _row(cell: str, values: Iterable[object]) -> str:
+    return "<tr>" + "".join(f"<{cell}>{html.escape(str(each))}</{cell}>" for each in values) + "</tr>"
+
 
 Self = TypeVar("Self")
 
@@ -290,3 +329,74 @@ class Volumes(Protocol):
 
     async def remove(self, ref: str) -> None:
         """Raises VolumeNotFound, VolumeConflict."""
+
+
+# What is behind the public classes: an engine in this process, or a server.
+
+T = TypeVar("T")
+Work = Callable[[], Coroutine[Any, Any, T]]
+
+URL_VARIABLE = "CLOCHE_URL"
+KEY_VARIABLE = "CLOCHE_API_KEY"
+
+
+class Transport(Protocol):
+    """Runs work where the sandboxes are. Safe from any thread; every method raises UsedAfterFork in a forked child."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process may use it: it was not inherited by a fork, and not closed."""
+
+    def call(self, work: Work[T]) -> T:
+        """Does the work and waits for it. KeyboardInterrupt cancels it."""
+
+    async def acall(self, work: Work[T]) -> T:
+        """The same from a task of any event loop; cancelling the task cancels the work."""
+
+    def spawn(self, work: Work[object]) -> None:
+        """Does the work, some time; nobody waits for it."""
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """As `Engine.create`. To be called within work."""
+
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> Sandbox:
+        """As `Engine.resume`. To be called within work."""
+
+    async def list(self) -> list[SandboxInfo]:
+        """Those that run, and those that are paused. To be called within work."""
+
+    @property
+    def runs(self) -> Runs:
+        """To be used within work."""
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """To be used within work."""
+
+    @property
+    def volumes(self) -> Volumes:
+        """To be used within work."""
+
+
+chosen: Transport | None = None
+"""Wins over the environment: see `cloche.sdk.embedded.using`."""
+
+
+def transport_to(url: str | None, api_key: str | None) -> Transport:
+    """The server at `url`, or at CLOCHE_URL; without either, the engine of this process, which is started if need be.
+
+    Raises InvalidRequest for what is no address, and for a key without a server: quietly running here what was meant
+    for a server would be worse.
+    """
+    if chosen is not None and chosen.usable and not url:
+        return chosen
+    address = url or os.environ.get(URL_VARIABLE)
+    if address:
+        from cloche.sdk.remote import remote
+
+        return remote(address, api_key or os.environ.get(KEY_VARIABLE) or "")
+    if api_key:
+        raise errors.InvalidRequest(f"api_key is for a server: say which with url, or {URL_VARIABLE}")
+    from cloche.sdk.embedded import embedded
+
+    return embedded()

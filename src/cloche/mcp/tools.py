@@ -9,7 +9,7 @@ from cloche.api.http import unforeseen
 from cloche.mcp import tools_code, tools_commands, tools_files, tools_sandbox
 from cloche.mcp.call import Answer, Call, Told, Tool
 from cloche.mcp.content import text
-from cloche.mcp.shapes import arguments_of, schema_of
+from cloche.mcp.schemas import arguments_of, schema_of
 from cloche.mcp.workspace import Workspace
 
 TOOLS: tuple[Tool, ...] = tools_code.TOOLS + tools_commands.TOOLS + tools_files.TOOLS + tools_sandbox.TOOLS

@@ -1,13 +1,66 @@
-"""Named volumes: made, listed, removed. `Sandbox(volumes={"/mnt/NAME": volume})` mounts them."""
+"""Snapshots of sandboxes: listed, looked at, removed. `Sandbox.snapshot` makes them."""
 
 from __future__ import annotations
 
 import asyncio
 import builtins
 
-from cloche.model import VolumeInfo
-from cloche.sdk.request import VolumeLike, volume_ref
-from cloche.sdk.transport import Transport, transport_to
+from cloche.model import SnapshotInfo, VolumeInfo
+from cloche.sdk.arguments import SnapshotLike, VolumeLike, snapshot_ref, volume_ref
+from cloche.sdk.backend import Transport, transport_to
+
+
+class Snapshots:
+    """Yours on a server, or of this machine. `cloche.snapshots` is this without arguments."""
+
+    def __init__(self, *, url: str | None = None, api_key: str | None = None):
+        self._server = (url, api_key)
+
+    def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
+        """The newest first; with the id of a sandbox, only those made of it."""
+        transport = transport_to(*self._server)
+        return transport.call(lambda: transport.snapshots.list(sandbox))
+
+    def get(self, ref: SnapshotLike) -> SnapshotInfo:
+        """By its id or name. Raises SnapshotNotFound."""
+        transport, id = transport_to(*self._server), snapshot_ref(ref)
+        return transport.call(lambda: transport.snapshots.get(id))
+
+    def remove(self, ref: SnapshotLike) -> None:
+        """Sandboxes that were made from it stay. Raises SnapshotNotFound."""
+        transport, id = transport_to(*self._server), snapshot_ref(ref)
+        transport.call(lambda: transport.snapshots.remove(id))
+
+
+class AsyncSnapshots:
+    """The same with `await`."""
+
+    def __init__(self, *, url: str | None = None, api_key: str | None = None):
+        self._server = (url, api_key)
+
+    async def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
+        """The newest first; with the id of a sandbox, only those made of it."""
+        transport = await self._transport()
+        return await transport.acall(lambda: transport.snapshots.list(sandbox))
+
+    async def get(self, ref: SnapshotLike) -> SnapshotInfo:
+        """By its id or name. Raises SnapshotNotFound."""
+        transport, id = await self._transport(), snapshot_ref(ref)
+        return await transport.acall(lambda: transport.snapshots.get(id))
+
+    async def remove(self, ref: SnapshotLike) -> None:
+        """Sandboxes that were made from it stay. Raises SnapshotNotFound."""
+        transport, id = await self._transport(), snapshot_ref(ref)
+        await transport.acall(lambda: transport.snapshots.remove(id))
+
+    async def _transport(self) -> Transport:
+        return await asyncio.to_thread(transport_to, *self._server)
+
+
+snapshots = Snapshots()
+
+
+# Named volumes: made, listed, removed. `Sandbox(volumes={"/mnt/NAME": volume})` mounts them.
 
 
 class Volumes:

@@ -12,16 +12,12 @@ from cloche import errors
 from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Folding, Run
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
-from cloche.sdk import seam
-from cloche.sdk.aio_detached import AsyncAttachment, AsyncDetachedRun
-from cloche.sdk.aio_parts import AsyncCommands, AsyncFiles, AsyncStream
-from cloche.sdk.branched import AsyncBranchedContext
-from cloche.sdk.inspected import AsyncInspectedContext, AsyncInspectedSandbox
-from cloche.sdk.network import AsyncNetwork
-from cloche.sdk.network_request import NetworkLike, SecretsLike
-from cloche.sdk.request import (
+from cloche.sdk import backend
+from cloche.sdk.arguments import (
     LimitsLike,
+    NetworkLike,
     SandboxState,
+    SecretsLike,
     TemplateLike,
     VolumesLike,
     check_count,
@@ -32,8 +28,11 @@ from cloche.sdk.request import (
     run_env,
     sandbox_spec,
 )
+from cloche.sdk.async_parts import AsyncAttachment, AsyncCommands, AsyncDetachedRun, AsyncFiles, AsyncStream
+from cloche.sdk.backend import Transport, transport_to
+from cloche.sdk.inspect import AsyncBranchedContext, AsyncInspectedContext, AsyncInspectedSandbox
+from cloche.sdk.network import AsyncNetwork
 from cloche.sdk.tools import ToolsLike, attended, toolbox_from_loop
-from cloche.sdk.transport import Transport, transport_to
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
 OnEvent = Callable[[AnyEvent], object]
@@ -83,7 +82,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         self._spec = sandbox_spec(
             template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
-        self._made: seam.Sandbox | None = None
+        self._made: backend.Sandbox | None = None
 
     @classmethod
     async def connect(
@@ -104,7 +103,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         return [each for each in await transport.acall(transport.list) if state in (None, each.state)]
 
     @classmethod
-    def _of(cls, transport: Transport, core: seam.Sandbox) -> AsyncSandbox:
+    def _of(cls, transport: Transport, core: backend.Sandbox) -> AsyncSandbox:
         self = cls()
         self._attach(transport, core)
         return self
@@ -126,7 +125,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
             self._attach(transport, await transport.acall(lambda: transport.create(self._spec)))
         return self
 
-    def _attach(self, transport: Transport, core: seam.Sandbox) -> None:
+    def _attach(self, transport: Transport, core: backend.Sandbox) -> None:
         self._transport = transport
         self._made = core
         self.files = AsyncFiles(transport, core)
@@ -135,7 +134,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         self.contexts = AsyncContexts(transport, core)
 
     @property
-    def _core(self) -> seam.Sandbox:
+    def _core(self) -> backend.Sandbox:
         if self._made is None:
             raise errors.InvalidRequest("await the AsyncSandbox first, or use it with `async with`")
         return self._made
@@ -308,7 +307,7 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
         toolbox = toolbox_from_loop(tools)
         offered = toolbox.offered if toolbox is not None else ()
 
-        async def make() -> seam.Execution:
+        async def make() -> backend.Execution:
             execution = await self._core.execute(
                 code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers, tools=offered
             )
@@ -342,7 +341,7 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
 class AsyncContexts:
     """A sandbox's contexts. There is always a default one, which `AsyncSandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: seam.Sandbox):
+    def __init__(self, transport: Transport, core: backend.Sandbox):
         self._transport = transport
         self._core = core
 

@@ -9,11 +9,10 @@ from typing import Protocol
 from cloche import errors
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec, SnapshotInfo
-from cloche.sdk import remote_sandbox, seam
-from cloche.sdk.near import NearSandbox
-from cloche.sdk.near_home import resumed
+from cloche.sdk import backend, remote_sandbox
+from cloche.sdk.local import NearSandbox, resumed
+from cloche.sdk.remote_sandbox import RemoteSnapshots
 from cloche.sdk.remote_server import Server
-from cloche.sdk.remote_snapshots import RemoteSnapshots
 
 SESSION_ENDED = "its MCP session ended"
 
@@ -21,20 +20,20 @@ SESSION_ENDED = "its MCP session ended"
 class Place(Protocol):
     """What is made here belongs to whoever the place is for; nobody else's is found."""
 
-    async def create(self, template: str) -> seam.Sandbox:
+    async def create(self, template: str) -> backend.Sandbox:
         """A new sandbox of a template or snapshot. Raises as `Engine.create` does."""
 
-    async def find(self, id: str) -> seam.Sandbox:
+    async def find(self, id: str) -> backend.Sandbox:
         """One that runs already; one that is paused is resumed. Raises SandboxNotFound, Gone."""
 
-    async def fork(self, box: seam.Sandbox) -> seam.Sandbox:
+    async def fork(self, box: backend.Sandbox) -> backend.Sandbox:
         """A new one with its files. Raises as `Engine.fork` does."""
 
-    async def end(self, box: seam.Sandbox) -> None:
+    async def end(self, box: backend.Sandbox) -> None:
         """Harmless when it has ended."""
 
     @property
-    def snapshots(self) -> seam.Snapshots: ...
+    def snapshots(self) -> backend.Snapshots: ...
 
 
 class NearPlace:
@@ -43,18 +42,18 @@ class NearPlace:
     def __init__(self, engine: Engine, spec: SandboxSpec):
         self._engine = engine
         self._spec = spec
-        self.snapshots: seam.Snapshots = OwnSnapshots(engine, spec.owner)
+        self.snapshots: backend.Snapshots = OwnSnapshots(engine, spec.owner)
 
-    async def create(self, template: str) -> seam.Sandbox:
+    async def create(self, template: str) -> backend.Sandbox:
         return NearSandbox(self._engine, await self._engine.create(of_template(self._spec, template)))
 
-    async def find(self, id: str) -> seam.Sandbox:
+    async def find(self, id: str) -> backend.Sandbox:
         return NearSandbox(self._engine, await resumed(self._engine, id, self._spec.owner, None))
 
-    async def fork(self, box: seam.Sandbox) -> seam.Sandbox:
+    async def fork(self, box: backend.Sandbox) -> backend.Sandbox:
         return (await box.fork(1, self._spec.lifetime_seconds))[0]
 
-    async def end(self, box: seam.Sandbox) -> None:
+    async def end(self, box: backend.Sandbox) -> None:
         with contextlib.suppress(errors.Gone, errors.NotFound):
             await self._engine.kill(box.id, self._spec.owner, SESSION_ENDED)
 
@@ -84,20 +83,20 @@ class RemotePlace:
         self._server = server
         self._spec = spec
         self._holds: dict[str, contextlib.AsyncExitStack] = {}
-        self.snapshots: seam.Snapshots = RemoteSnapshots(server)
+        self.snapshots: backend.Snapshots = RemoteSnapshots(server)
 
-    async def create(self, template: str) -> seam.Sandbox:
+    async def create(self, template: str) -> backend.Sandbox:
         return await self._held(await remote_sandbox.create(self._server, of_template(self._spec, template)))
 
-    async def find(self, id: str) -> seam.Sandbox:
+    async def find(self, id: str) -> backend.Sandbox:
         return await remote_sandbox.connect(self._server, id)
 
-    async def fork(self, box: seam.Sandbox) -> seam.Sandbox:
+    async def fork(self, box: backend.Sandbox) -> backend.Sandbox:
         forked = (await box.fork(1, self._spec.lifetime_seconds))[0]
         assert isinstance(forked, remote_sandbox.RemoteSandbox)
         return await self._held(forked)
 
-    async def _held(self, box: remote_sandbox.RemoteSandbox) -> seam.Sandbox:
+    async def _held(self, box: remote_sandbox.RemoteSandbox) -> backend.Sandbox:
         stack = contextlib.AsyncExitStack()
         try:
             await stack.enter_async_context(box.held())
@@ -108,7 +107,7 @@ class RemotePlace:
         self._holds[box.id] = stack
         return box
 
-    async def end(self, box: seam.Sandbox) -> None:
+    async def end(self, box: backend.Sandbox) -> None:
         try:
             await box.kill()
         finally:
