@@ -5,19 +5,16 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
-from cloche.api.admin import Admin
+from cloche.api.admin import Admin, Erasing
 from cloche.api.auth import Gatekeeper, is_loopback
+from cloche.api.console import House, Ui
 from cloche.api.e2b import E2b
-from cloche.api.erasing import Erasing
 from cloche.api.librechat import LibreChat
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
-from cloche.api.rate_limits import RateLimits
+from cloche.api.requests import RateLimits, Traffic, Witness
 from cloche.api.system import System, error_reply
-from cloche.api.traffic import Traffic
-from cloche.api.ui import House, Ui
-from cloche.api.witness import Witness
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.operations.audit import NONE

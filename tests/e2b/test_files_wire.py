@@ -9,9 +9,8 @@ from cloche import errors
 from cloche.api.e2b import envd_wire as wire
 from cloche.api.e2b.compose import decoded as composition
 from cloche.api.e2b.replies import timestamp
-from cloche.api.encodings import chosen_encoding
+from cloche.api.encoding import Span, Unsatisfiable, asked_span, chosen_encoding, disposition, last_modified
 from cloche.api.multipart import parts
-from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition, last_modified
 from cloche.model import FileInfo, LinkEnd
 
 FILE = FileInfo(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.fuzz.mutations import EXAMPLES, Claim, bodies, holds, only_our_errors
 
-from cloche.api import admin, admin_tenants
+from cloche.api import admin
 from cloche.api.e2b import (
     builds_wire,
     code_wire,
@@ -203,8 +203,8 @@ LIBRECHAT = {
     ),
 }
 OTHERS = {
-    "admin's key": (lambda body: admin.decode(body, admin.Asked), {"owner": "ann", "role": "user", "name": "n"}),
-    "admin's quota": (admin_tenants.decode, {}),
+    "admin's key": (lambda body: admin.decode_body(body, admin.Asked), {"owner": "ann", "role": "user", "name": "n"}),
+    "admin's quota": (admin.decode_override, {}),
     "told event": (responses.decode_event, {"type": "output", "stream": "stdout", "text": "hi"}),
     "told run": (
         responses.decode_run,

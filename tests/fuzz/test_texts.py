@@ -13,7 +13,7 @@ from tests.fuzz.mutations import EXAMPLES, Claim, bodies, holds, only_our_errors
 from tests.librechat.minting import claims, jwk, mint, new_ed25519
 
 from cloche import config, errors, network_policy
-from cloche.api import multipart, spans
+from cloche.api import encoding, multipart
 from cloche.api.e2b import control_wire
 from cloche.api.librechat.jwt import Verifier
 from cloche.api.librechat.jwt_keys import Keys
@@ -93,8 +93,8 @@ def pattern(text: str) -> None:
 def span(text: str) -> None:
     for size in (0, 1, 1000):
         try:
-            found = spans.asked_span(text, size)
-        except spans.Unsatisfiable:
+            found = encoding.asked_span(text, size)
+        except encoding.Unsatisfiable:
             continue
         assert found is None or 0 <= found.start < found.end <= found.size == size
 

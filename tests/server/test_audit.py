@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from tests.conftest import RunningServer, serving, wait_until
 
-from cloche.api.witness import Witness
+from cloche.api.requests import Witness
 from cloche.config.sections import Audit
 from cloche.engine.operations import audit as ration_of
 from cloche.engine.operations import audit as trails

@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from cloche.api.paths import Paths
+from cloche.api.router import Paths
 
 
 class _Named:

@@ -11,7 +11,7 @@ from starlette.routing import Route, Router
 
 from cloche import errors
 from cloche.api.http import Edge, status_of
-from cloche.api.traffic import Traffic, route_of
+from cloche.api.requests import Traffic, route_of
 from cloche.engine.principal import act_for, acting
 from cloche.model import Principal
 from cloche.telemetry import FREQUENT, PRIVATE, Histogram, Log

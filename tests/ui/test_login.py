@@ -17,9 +17,8 @@ from tests.tenants.routes import WEBSOCKET, Known, all_routes
 from tests.ui.conftest import Visiting
 from tests.ui.wire import CSRF, HTML, Insider, Stranger, csrf_of, data_dir_of, new_key, path_of
 
-from cloche.api.ui.login import place_in
-from cloche.api.ui.sessions import IDLE_SECONDS, LINK_SECONDS, LONGEST_SECONDS, MAX_OF_ONE, Sessions
-from cloche.api.ui.throttle import EVERY_SECONDS, FREE, Throttle, TooManyLogins
+from cloche.api.console.login import EVERY_SECONDS, FREE, Throttle, TooManyLogins, place_in
+from cloche.api.console.sessions import IDLE_SECONDS, LINK_SECONDS, LONGEST_SECONDS, MAX_OF_ONE, Sessions
 from cloche.model import Principal, Template
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys

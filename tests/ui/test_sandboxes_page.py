@@ -12,8 +12,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 from tests.ui.notebooks import Notebook
 
-from cloche.api.ui.sandbox_endings import why
-from cloche.api.ui.sandbox_list import PAGE_ROWS, Asked, asked_of
+from cloche.api.console.sandbox_list import PAGE_ROWS, Asked, asked_of, why
 from cloche.store.base import HOST_DIED, SHUT_DOWN, SandboxRecord, State
 
 if TYPE_CHECKING:

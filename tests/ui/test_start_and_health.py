@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 
-from cloche.api.ui.health import meaning_of
+from cloche.api.console.health import meaning_of
 from cloche.engine.operations.health import Verdict
 
 if TYPE_CHECKING:

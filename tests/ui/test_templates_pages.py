@@ -15,8 +15,7 @@ from tests.conftest import RunningServer
 from tests.test_template_versions import make
 from tests.ui.conftest import Visiting
 
-from cloche.api.ui.template_builds import MAX_LINES, HostBuild
-from cloche.api.ui.template_changes import changes_of
+from cloche.api.console.templates import MAX_LINES, HostBuild, changes_of
 from cloche.model import Template
 from cloche.templates import Catalogue, Progress, Recipe
 from cloche.templates.comparison import Change

@@ -7,8 +7,7 @@ from starlette.requests import Request
 from tests.conftest import RunningServer, wait_until
 from tests.ui.wire import HTML, Insider, data_dir_of, new_key
 
-from cloche.api.ui.house import Page, Visitor
-from cloche.api.ui.looks import AGAIN_SECONDS, MOST, Looks
+from cloche.api.console.context import AGAIN_SECONDS, MOST, Looks, Page, Visitor
 from cloche.model import Principal
 from cloche.store.audit import AuditLine
 from cloche.store.audit_reader import Wanted, last

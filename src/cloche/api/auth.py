@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import ipaddress
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -65,7 +67,7 @@ class Gatekeeper:
         if self._keys is None:
             refuse_web_pages(request)
             return self.anybody
-        key = key_of(request.headers)
+        key = presented_key(request.headers)
         if not key:
             raise errors.Unauthenticated("this needs a key: send it as `X-API-Key`, or as `Authorization: Bearer`")
         found = self._keys.find(key)
@@ -74,7 +76,7 @@ class Gatekeeper:
         return found
 
 
-def key_of(headers: Mapping[str, str]) -> str:
+def presented_key(headers: Mapping[str, str]) -> str:
     """The key that a request carries; empty if none."""
     for name in OWN_HEADERS:
         if headers.get(name):
@@ -130,3 +132,41 @@ def _names_loopback(request: Request) -> bool:
         return is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or "")
     except ValueError:  # brackets without an address between them
         return False
+
+
+# Whose a request is, as soon as that is known: by its key, or by the sandbox whose secret or whose port it uses.
+
+PAYER = "payer"  # in a request's state: owner and id of the key for whom a request without a key counts
+TOKEN = "jwt:"
+HOST = "host_owner"  # the owner of the sandbox that it visits
+SESSION = "session"  # what is a secret of the session at the console that it belongs to
+BEHIND = "behind"  # the dialect that a page of the console asks
+OPERATOR = "operator"  # whether it is an admin's at the console, who may see what is others'
+
+
+def owner_of(state: Mapping[str, Any]) -> str | None:
+    """None for a stranger's, or until it is known."""
+    principal = state.get("principal")
+    if isinstance(principal, Principal):
+        return principal.owner
+    payer = state.get(PAYER)
+    return state.get(HOST) if payer is None else str(payer[0])
+
+
+def request_key_id(state: Mapping[str, Any]) -> str:
+    """The id of the key that it came with, or TOKEN and that of whoever signed its token; empty where there is none."""
+    principal = state.get("principal")
+    return principal.key_id if isinstance(principal, Principal) else ""
+
+
+# Secrets of one sandbox, made from the server's own: nothing to store, and the same after a restart.
+
+
+def token_of(secret: bytes, purpose: str, sandbox: str) -> str:
+    """As good as a key, for one purpose and one sandbox. `secret` is the server's, and never leaves it."""
+    return hmac.new(secret, f"{purpose}:{sandbox}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def same(given: str | None, wanted: str) -> bool:
+    """Compares secrets in constant time."""
+    return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())

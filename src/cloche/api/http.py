@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import errors
+from cloche.engine.engine import Engine
 from cloche.model import MIB
 from cloche.telemetry import log
 
@@ -373,3 +374,42 @@ async def _outlive(until: Callable[[], Awaitable[None]]) -> None:
     """Waits, and a little longer, for what is said about that end."""
     await until()
     await asyncio.sleep(LAST_WORDS_SECONDS)
+
+
+# Making sandboxes for clients that may leave while they wait for a place.
+
+
+async def while_wanted(request: Request, engine: Engine, making: Coroutine[Any, Any, T]) -> T:
+    """What `making` gives. Where it has to wait for a place, it is given up when the client leaves.
+
+    Else the place would be taken by a sandbox whose id nobody ever hears. Where there is room, nobody leaves that fast,
+    and nothing is watched. The request's body must have been read. Raises ClientDisconnect, and what `making` does.
+    """
+    return await (unless_left(request, making) if engine.housing.admission.crowded else making)
+
+
+# Work that is done for a client that may leave.
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work gives. A client that leaves cancels it. The request's body must have been read.
+
+    Raises ClientDisconnect, once the work has ended.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait((working,))
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_local
 from cloche.api.http import Edge, status_of
-from cloche.api.traffic import Traffic
+from cloche.api.requests import Traffic
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Tally as GatewayTally

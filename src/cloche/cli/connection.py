@@ -15,7 +15,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from cloche.api.whose import owner_of
+from cloche.api.auth import owner_of
 from cloche.cli.crowd import Crowd
 from cloche.model import KIB
 

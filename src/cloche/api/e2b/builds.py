@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
+from cloche.api.auth import same, token_of
 from cloche.api.e2b import builds_wire as wire
 from cloche.api.e2b.control_network import policy_for
 from cloche.api.e2b.control_wire import whole_number
@@ -18,7 +19,6 @@ from cloche.api.e2b.network_wire import Egress
 from cloche.api.e2b.replies import json_reply
 from cloche.api.e2b.routing import PREFIX
 from cloche.api.http import body_chunks
-from cloche.api.tokens import same, token_of
 from cloche.config import Config
 from cloche.network_policy import NetworkPolicy
 from cloche.store.builds import Build, BuiltTemplate

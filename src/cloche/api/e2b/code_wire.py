@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloche import errors
-from cloche.api.ascii_json import ascii_json
+from cloche.api.encoding import ascii_json
 from cloche.engine.executions.context import Context
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
 from cloche.model import Struct

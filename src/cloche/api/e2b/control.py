@@ -11,7 +11,6 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.crowd import while_wanted
 from cloche.api.e2b import (
     builds,
     control_absent,
@@ -29,6 +28,7 @@ from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.repeats import Repeats
 from cloche.api.e2b.replies import json_reply, microseconds
 from cloche.api.e2b.residents import Resident, Residents, alias_of, notes_of, template_id, template_name
+from cloche.api.http import while_wanted
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec, Template, new_id

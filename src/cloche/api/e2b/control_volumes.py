@@ -13,12 +13,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.auth import same, token_of
 from cloche.api.e2b import volumes_wire as wire
 from cloche.api.e2b.desk import Desk
 from cloche.api.e2b.files_http import BYTES_TYPE, small_or_streamed
 from cloche.api.e2b.replies import is_worth_a_retry, json_reply
 from cloche.api.http import Edge, Handler, Stream, body_chunks, status_of
-from cloche.api.tokens import same, token_of
 from cloche.engine.sandboxes.files import Files
 from cloche.engine.sandboxes.volumes import PLACE
 from cloche.model import FileInfo

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper
+from cloche.api.auth import HOST, Gatekeeper
 from cloche.api.e2b import code, control, envd
 from cloche.api.e2b.access import (
     ACCESS_HEADER,
@@ -30,11 +30,9 @@ from cloche.api.e2b.routing import (
     target_of,
 )
 from cloche.api.e2b.tokens import Tokens, same
-from cloche.api.forwarding import Outward
 from cloche.api.http import Edge, status_of
-from cloche.api.ports import PortProxy
-from cloche.api.rate_limits import bill
-from cloche.api.whose import HOST
+from cloche.api.ports import Outward, PortProxy
+from cloche.api.requests import bill
 from cloche.config import Config
 from cloche.engine.engine import Engine
 

@@ -14,10 +14,18 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.e2b import envd_wire as wire
 from cloche.api.e2b.replies import error_reply, json_reply
-from cloche.api.encodings import chosen_encoding, gunzipped, gzipped
+from cloche.api.encoding import (
+    Span,
+    Unsatisfiable,
+    asked_span,
+    chosen_encoding,
+    disposition,
+    gunzipped,
+    gzipped,
+    last_modified,
+)
 from cloche.api.http import Dropped, Stream, body_chunks
 from cloche.api.multipart import MULTIPART_TYPE, boundary_of, parts
-from cloche.api.spans import Span, Unsatisfiable, asked_span, disposition, last_modified
 from cloche.engine.sandboxes.files import INLINE_BYTES, Content, OpenFile
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileAttributes, User

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche.api.e2b.replies import error_reply
 from cloche.api.http import what_is_missing
-from cloche.api.paths import Paths
+from cloche.api.router import Paths
 
 _PREFLIGHT_SECONDS = "7200"
 

@@ -8,8 +8,8 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from cloche.api.tokens import same as same
-from cloche.api.tokens import token_of
+from cloche.api.auth import same as same
+from cloche.api.auth import token_of
 
 MAX_KNOWN = 16384
 _VERSION = "v1_"

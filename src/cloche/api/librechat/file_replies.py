@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from cloche.api.encoding import last_modified
 from cloche.api.librechat.names import ending_of
 from cloche.api.librechat.replies import Json, timestamp
 from cloche.api.librechat.uploads import Failed, Upload
-from cloche.api.spans import last_modified
 from cloche.store.librechat import CodeFile
 
 

@@ -11,11 +11,10 @@ from typing import Literal
 from starlette.requests import Request
 
 from cloche import errors
-from cloche.api.auth import OWN_HEADERS, Gatekeeper, key_of
+from cloche.api.auth import OWN_HEADERS, TOKEN, Gatekeeper, presented_key
 from cloche.api.librechat.jwt import InvalidToken, Verifier
 from cloche.api.librechat.jwt_keys import Keys
 from cloche.api.librechat.replies import Refusal
-from cloche.api.whose import TOKEN
 from cloche.config.librechat import Jwt
 from cloche.engine.principal import act_for
 from cloche.model import Principal, Struct
@@ -100,7 +99,7 @@ class Doorkeeper:
 def credentials(request: Request) -> set[str]:
     """The keys and tokens that a request carries, in whatever headers: proxies and clients may both add some."""
     own = {value.strip() for name in OWN_HEADERS for value in request.headers.getlist(name)}
-    given = {key_of({"authorization": value}) for value in request.headers.getlist("authorization")}
+    given = {presented_key({"authorization": value}) for value in request.headers.getlist("authorization")}
     return (own | given) - {""}
 
 

@@ -16,7 +16,7 @@ from cloche.api.native.door import Door, Native, raw_reply
 from cloche.api.native.openapi import document
 from cloche.api.native.operations import operations, socket_operations
 from cloche.api.native.sockets import SocketEdge
-from cloche.api.paths import Paths
+from cloche.api.router import Paths
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.protocol import PREFIX, responses

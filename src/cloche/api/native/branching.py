@@ -8,9 +8,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import has_left, whole_body
+from cloche.api.http import has_left, unless_disconnected, whole_body
 from cloche.api.native.door import Door, body_of, reply
-from cloche.api.native.leaving import unless_left
 from cloche.api.native.sandboxes import described
 from cloche.engine.executions.context import Context
 from cloche.protocol import requests
@@ -23,7 +22,7 @@ class Branching:
     async def checkpoint(self, request: Request) -> Response:
         context = await self._context(request)
         await whole_body(request)
-        mark = await unless_left(request, context.checkpoint())
+        mark = await unless_disconnected(request, context.checkpoint())
         if has_left(request):
             with contextlib.suppress(errors.ClocheError):
                 context.forget(mark.id)  # nobody would ever know its id
@@ -40,14 +39,14 @@ class Branching:
     async def rollback(self, request: Request) -> Response:
         context = await self._context(request)
         mark = (await body_of(request, requests.Rollback)).checkpoint
-        await unless_left(request, context.rollback(mark))
+        await unless_disconnected(request, context.rollback(mark))
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         context = sandbox.context(request.path_params["context"])
         asked = await body_of(request, requests.ForkContext)
-        made = await unless_left(request, context.fork(asked.count))
+        made = await unless_disconnected(request, context.fork(asked.count))
         if has_left(request):
             for each in made:
                 with contextlib.suppress(errors.ClocheError):

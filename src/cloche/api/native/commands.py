@@ -8,9 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import body_chunks
+from cloche.api.http import body_chunks, unless_disconnected
 from cloche.api.native.door import Door, body_of, reply
-from cloche.api.native.leaving import unless_left
 from cloche.api.native.stdin import feeding
 from cloche.engine.commands.commands import Commands as Core
 from cloche.engine.commands.program import Program
@@ -29,7 +28,7 @@ class Commands:
         asked = await body_of(request, requests.RunCommand)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
         running = commands.run(asked.command, **_how(asked), stdin=stdin)
-        return reply(await unless_left(request, running))
+        return reply(await unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
         commands = (await self._door.sandbox(request)).commands
@@ -56,7 +55,7 @@ class Commands:
             await stdin.put(b"")  # also to learn whether it has any
             async for chunk in body_chunks(request, self._door.config.server.upload_bytes):
                 await stdin.put(chunk)
-            await unless_left(request, stdin.drained())
+            await unless_disconnected(request, stdin.drained())
         if stdin.refused is not None:
             raise stdin.refused
         return Response(status_code=204)

@@ -12,9 +12,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper
+from cloche.api.auth import OPERATOR, Gatekeeper
 from cloche.api.http import request_id, status_of, whole_body
-from cloche.api.whose import OPERATOR
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.http import unless_disconnected
 from cloche.api.native.door import Door, body_of, raw_reply
-from cloche.api.native.leaving import unless_left
 from cloche.api.native.sse import event_stream
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.files import check_cwd
@@ -26,7 +26,7 @@ class Running:
 
     async def run(self, request: Request) -> Response:
         execution = await self._execution(request)
-        return raw_reply(responses.encode_run(await unless_left(request, execution.result())))
+        return raw_reply(responses.encode_run(await unless_disconnected(request, execution.result())))
 
     async def stream(self, request: Request) -> Response:
         return event_stream(request, _events(await self._execution(request)))

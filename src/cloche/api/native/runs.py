@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.http import unless_disconnected
 from cloche.api.native.door import Door, body_of, query_of, raw_reply, reply
-from cloche.api.native.leaving import unless_left
 from cloche.api.native.running import execution_of
 from cloche.api.native.sse import event_stream
 from cloche.engine.executions.runs import Line
@@ -50,7 +50,7 @@ class Runs:
     async def result(self, request: Request) -> Response:
         """When it has ended."""
         id, owner = self._named(request)
-        return raw_reply(responses.encode_run(await unless_left(request, self._runs.result(id, owner))))
+        return raw_reply(responses.encode_run(await unless_disconnected(request, self._runs.result(id, owner))))
 
     async def events(self, request: Request) -> Response:
         id, owner = self._named(request)

@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.crowd import while_wanted
-from cloche.api.http import Stream, has_left
+from cloche.api.http import Stream, has_left, while_wanted
 from cloche.api.native.door import Door, body_of, query_of, reply
 from cloche.api.native.sse import event_stream
 from cloche.engine.engine import Engine

@@ -22,7 +22,7 @@ from cloche.api.openai.door import Door
 from cloche.api.openai.files import Files
 from cloche.api.openai.models import Models
 from cloche.api.openai.responses import Responses
-from cloche.api.paths import Paths
+from cloche.api.router import Paths
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.gateway.gateway import Gateway

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.crowd import while_wanted
-from cloche.api.http import Edge, whole_body
+from cloche.api.http import Edge, while_wanted, whole_body
 from cloche.api.openai.decoding import file_ids_of, json_object, memory_tier, missing, typed
 from cloche.api.openai.dialect import BadParameter, OpenAiErrors
 from cloche.api.openai.door import Door, json_reply

@@ -8,10 +8,10 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 
+from cloche.api.encoding import disposition
 from cloche.api.http import Dropped, Stream, body_chunks
 from cloche.api.multipart import MULTIPART_TYPE, Part, boundary_of, parts
 from cloche.api.openai.dialect import BadParameter
-from cloche.api.spans import disposition
 
 Take = Callable[[str, AsyncGenerator[bytes, None]], Awaitable[None]]
 

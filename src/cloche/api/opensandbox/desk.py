@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper, key_of
+from cloche.api.auth import Gatekeeper, presented_key
 from cloche.api.http import Edge, Handler, status_of, whole_body
 from cloche.api.opensandbox.known import KnownSandboxes
 from cloche.api.opensandbox.replies import (
@@ -61,7 +61,7 @@ class Desk:
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status, code = _named(error)
         if isinstance(error, errors.Unauthenticated):
-            code = "INVALID_API_KEY" if key_of(request.headers) else "MISSING_API_KEY"
+            code = "INVALID_API_KEY" if presented_key(request.headers) else "MISSING_API_KEY"
         return error_reply(status, code, str(error))
 
 

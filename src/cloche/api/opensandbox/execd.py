@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
+from cloche.api.auth import same
 from cloche.api.http import Edge, Handler, Stream, status_of, whole_body
 from cloche.api.opensandbox import execd_wire as wire
 from cloche.api.opensandbox.known import Known, KnownSandboxes, asked_of
 from cloche.api.opensandbox.lifecycle_replies import EXECD_PORT, TOKEN_HEADER
 from cloche.api.opensandbox.replies import NotOffered, error_reply, json_reply
-from cloche.api.rate_limits import bill
-from cloche.api.tokens import same
+from cloche.api.requests import bill
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution

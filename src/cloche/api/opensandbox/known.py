@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from cloche.api.auth import token_of
 from cloche.api.opensandbox.vault_wire import Vault
-from cloche.api.tokens import token_of
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution

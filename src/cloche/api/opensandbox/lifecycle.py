@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.crowd import while_wanted
+from cloche.api.http import while_wanted
 from cloche.api.opensandbox import lifecycle_replies as replies
 from cloche.api.opensandbox import lifecycle_wire as wire
 from cloche.api.opensandbox.desk import Desk

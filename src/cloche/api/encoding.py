@@ -1,0 +1,143 @@
+"""Bodies that come compressed, and answers that a client wants compressed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from email.utils import formatdate
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from cloche import errors
+
+_GZIP = 31  # zlib's number for a gzip header and the largest window
+_STEP_BYTES = 1 << 20
+
+
+async def gunzipped(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """The content of a gzip stream, a megabyte at a time. Raises InvalidRequest if it is none, or cut off; TooLarge."""
+    size, unpacking = 0, zlib.decompressobj(_GZIP)
+    async for chunk in body:
+        while chunk:
+            if unpacking.eof:  # another member follows
+                unpacking = zlib.decompressobj(_GZIP)
+            content, chunk = _step(unpacking, chunk)
+            size += len(content)
+            if size > max_bytes:
+                raise errors.TooLarge(
+                    f"unpacked, the body is over the limit of {max_bytes} bytes: send less, or in parts"
+                )
+            if content:
+                yield content
+    if not unpacking.eof:
+        raise errors.InvalidRequest("the gzip stream ended in the middle: send it again, whole")
+
+
+def _step(unpacking: zlib._Decompress, chunk: bytes) -> tuple[bytes, bytes]:
+    """Some content, and what of the chunk is left."""
+    try:
+        content = unpacking.decompress(chunk, _STEP_BYTES)
+    except zlib.error:
+        raise errors.InvalidRequest("the body is no gzip stream, though its Content-Encoding says so") from None
+    return content, unpacking.unused_data if unpacking.eof else unpacking.unconsumed_tail
+
+
+async def gzipped(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    packing = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
+    async for chunk in body:
+        if packed := packing.compress(chunk):
+            yield packed
+    yield packing.flush()
+
+
+def chosen_encoding(accepted: str) -> str | None:
+    """The best of identity and gzip for an `Accept-Encoding`: as it is, unless that is refused. None if both are."""
+    weights = dict(_weight(each) for each in accepted.split(",") if each.strip())
+    if weights.get("identity", weights.get("*", 1.0)) > 0:
+        return "identity"
+    return "gzip" if weights.get("gzip", weights.get("*", 0.0)) > 0 else None
+
+
+def _weight(item: str) -> tuple[str, float]:
+    name, _, parameters = item.partition(";")
+    key, _, value = parameters.strip().partition("=")
+    try:
+        return name.strip().lower(), float(value) if key.strip() == "q" else 1.0
+    except ValueError:
+        return name.strip().lower(), 1.0
+
+
+# JSON for clients that split lines wherever Unicode has one, or decode bytes chunk by chunk: ASCII, and finite.
+
+
+def ascii_json(value: Any) -> bytes:
+    """One line. A number that JSON has no word for, as a guest may send, is null."""
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except ValueError:  # NaN, which JavaScript cannot read
+        return json.dumps(_finite(value)).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list) else value
+
+
+# Parts of files: the `Range` header, and how a file is named to whoever saves it.
+
+_ONE_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})")
+_LAST_SECONDS = 253402300799  # of the year 9999
+_TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`|~-]+")
+
+
+class Span(NamedTuple):
+    """From `start` up to `end`, of `size` bytes."""
+
+    start: int
+    end: int
+    size: int
+
+    @property
+    def content_range(self) -> str:
+        return f"bytes {self.start}-{self.end - 1}/{self.size}"
+
+
+class Unsatisfiable(Exception):
+    """The range lies behind the end of the file."""
+
+
+def asked_span(header: str | None, size: int) -> Span | None:
+    """What a range asks for; None for none, several, or nonsense: then all is sent. Raises Unsatisfiable."""
+    match = _ONE_RANGE.fullmatch(header.strip()) if header else None
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        start, end = max(size - int(match[2]), 0), size
+    else:
+        start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= size or start >= end:
+        raise Unsatisfiable
+    return Span(start, end, size)
+
+
+def last_modified(seconds: float) -> str:
+    """For the header: a moment before 1970 or after the year 9999, which a file may have, is the nearest of those."""
+    return formatdate(min(max(0, seconds), _LAST_SECONDS), usegmt=True)
+
+
+def disposition(name: str) -> str:
+    """`Content-Disposition` for a file that is shown where possible."""
+    if _TOKEN.fullmatch(name):
+        return f"inline; filename={name}"
+    if name.isascii() and name.isprintable():
+        escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+        return f'inline; filename="{escaped}"'
+    return f"inline; filename*=utf-8''{quote(name, safe='')}"
