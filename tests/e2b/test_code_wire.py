@@ -7,8 +7,8 @@ import json
 import pytest
 
 from cloche import errors
-from cloche.api.e2b import code_wire
-from cloche.api.e2b.code_wire import ContextRequest, ExecuteRequest, Lines, Unprocessable
+from cloche.api.e2b import code
+from cloche.api.e2b.code import ContextRequest, ExecuteRequest, Lines, Unprocessable
 from cloche.events import Cleared, Display, Ended, Output, Raised, Started, Truncated
 
 WHEN = "2026-01-01T00:00:00+00:00"
@@ -41,7 +41,7 @@ def lines(*events) -> list[dict]:
     ],
 )
 def test_requests_to_execute_are_understood(body, asked):
-    assert code_wire.decode_execute(body) == asked
+    assert code.decode_execute(body) == asked
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_requests_to_execute_are_understood(body, asked):
 )
 def test_a_request_of_the_wrong_shape_is_told_where(body, kind, where):
     with pytest.raises(Unprocessable) as raised:
-        code_wire.decode_execute(body)
+        code.decode_execute(body)
     assert (raised.value.detail[0]["type"], raised.value.detail[0]["loc"]) == (kind, where)
 
 
 @pytest.mark.parametrize("name", ["cwd", "language"])
 def test_half_a_character_names_no_context(name):
     with pytest.raises(Unprocessable) as raised:
-        code_wire.decode_context(b'{"%s":"\\ud800"}' % name.encode())
+        code.decode_context(b'{"%s":"\\ud800"}' % name.encode())
     assert raised.value.detail[0]["loc"] == ["body", name]
 
 
 def test_a_context_and_a_language_at_once_are_refused():
     with pytest.raises(errors.InvalidRequest, match=r"^Only one of context_id or language can be provided$"):
-        code_wire.decode_execute(b'{"code":"x","context_id":"c1","language":"python"}')
+        code.decode_execute(b'{"code":"x","context_id":"c1","language":"python"}')
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_context_and_a_language_at_once_are_refused():
     ],
 )
 def test_requests_for_a_context_are_understood(body, asked):
-    assert code_wire.decode_context(body) == asked
+    assert code.decode_context(body) == asked
 
 
 def test_a_run_as_it_is_on_the_wire():

@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.api.e2b.control_wire import (
-    Lifespan,
-    decode,
-    listing,
-    metadata_filter,
-    page_token,
-    wanted,
-)
 from cloche.api.e2b.replies import NotOffered
+from cloche.api.e2b.sandboxes_schema import Lifespan, decode, listing, metadata_filter, page_token, wanted
 
 # As sent by e2b 2.63.0 (Python), 2.51.0 (JavaScript) and 2.45.1 (Python), whose defaults must never be refused.
 PYTHON = b'{"templateID":"code-interpreter-v1","timeout":123,"metadata":{"a":"b"},"envVars":{"X":"1"}}'

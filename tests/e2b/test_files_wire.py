@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from cloche import errors
-from cloche.api.e2b import envd_wire as wire
-from cloche.api.e2b.compose import decoded as composition
+from cloche.api.e2b import envd_schema as wire
+from cloche.api.e2b.envd import decoded as composition
 from cloche.api.e2b.replies import timestamp
 from cloche.api.encoding import Span, Unsatisfiable, asked_span, chosen_encoding, disposition, last_modified
 from cloche.api.multipart import parts

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from cloche import errors
-from cloche.api.e2b.control_network import policy_for
-from cloche.api.e2b.control_wire import decode, wanted
-from cloche.api.e2b.network_wire import DOMAINS_NEED_DENIAL, Egress, Network, egress, has_internet, policy_of, shown
+from cloche.api.e2b.network import policy_for
+from cloche.api.e2b.network_schema import DOMAINS_NEED_DENIAL, Egress, Network, egress, has_internet, policy_of, shown
 from cloche.api.e2b.replies import NotOffered
+from cloche.api.e2b.sandboxes_schema import decode, wanted
 from cloche.config.sections import Network as OperatorsNetwork
 from cloche.config.sections import Packages
 from cloche.egress.rules import Denied, Rulebook, parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors
-from cloche.api.e2b import process_wire as wire
+from cloche.api.e2b import process as wire
 from cloche.api.e2b.connect import Refusal, decode
 from cloche.engine.commands.jobs import Chunk
 from cloche.engine.commands.program import Exited

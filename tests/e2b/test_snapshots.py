@@ -10,7 +10,7 @@ from e2b_code_interpreter import Sandbox
 
 from cloche import errors
 from cloche.api.e2b.replies import NotOffered
-from cloche.api.e2b.snapshots_wire import SnapshotListing, answers_to, listing, page, shown, wanted_name
+from cloche.api.e2b.snapshots import SnapshotListing, answers_to, listing, page, shown, wanted_name
 from cloche.model import Snapshot
 
 

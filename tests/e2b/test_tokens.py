@@ -11,8 +11,7 @@ import pytest
 from e2b_code_interpreter import Sandbox
 
 from cloche import errors
-from cloche.api.e2b.residents import AT_ONCE, SEARCHES, Residents
-from cloche.api.e2b.tokens import Tokens, digest_in, same, signature
+from cloche.api.e2b.registry import AT_ONCE, SEARCHES, Residents, Tokens, digest_in, same, signature
 
 UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 SECURED = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is"

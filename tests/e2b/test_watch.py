@@ -11,8 +11,7 @@ from e2b.exceptions import InvalidArgumentException, RateLimitException, Sandbox
 from starlette.requests import Request
 
 from cloche.api.e2b.filesystem import Filesystem, WatchRequest
-from cloche.api.e2b.residents import Resident
-from cloche.api.e2b.tokens import Tokens
+from cloche.api.e2b.registry import Resident, Tokens
 from cloche.config import Config, Pool
 from cloche.model import SandboxSpec
 from cloche.sdk.assembly import assemble

@@ -11,23 +11,23 @@ from tests.fuzz.mutations import EXAMPLES, Claim, bodies, holds, only_our_errors
 
 from cloche.api import admin
 from cloche.api.e2b import (
-    builds_wire,
-    code_wire,
-    compose,
+    code,
     connect,
-    control_wire,
+    envd,
     filesystem,
-    network_wire,
-    process_wire,
-    snapshots_wire,
-    volumes_wire,
+    network_schema,
+    process,
+    sandboxes_schema,
+    snapshots,
+    templates_schema,
+    volumes,
 )
-from cloche.api.librechat import programmatic_request
+from cloche.api.librechat import request
 from cloche.api.librechat import request as librechat
-from cloche.api.native import door
-from cloche.api.openai import chat_decoding, containers, conversations, decoding
-from cloche.api.opensandbox import execd_wire, lifecycle_wire, vault_wire
-from cloche.api.opensandbox import network_wire as opensandbox_network
+from cloche.api.native import context
+from cloche.api.openai import chat_request, containers, conversations, responses_request
+from cloche.api.opensandbox import credentials_schema, execd, lifecycle_schema
+from cloche.api.opensandbox import network_schema as opensandbox_network
 from cloche.gateway.upstream import http
 from cloche.protocol import requests, responses
 
@@ -44,7 +44,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 
 
 def of(kind: Any) -> Callable[[bytes], object]:
-    return lambda body: door.read(body or b"{}", kind)
+    return lambda body: context.read(body or b"{}", kind)
 
 
 def connected(kind: Any) -> Callable[[bytes], object]:
@@ -52,14 +52,14 @@ def connected(kind: Any) -> Callable[[bytes], object]:
 
 
 def e2b_sandbox(body: bytes) -> object:
-    return control_wire.decode(body, control_wire.NewSandbox)
+    return sandboxes_schema.decode(body, sandboxes_schema.NewSandbox)
 
 
 def programmatic(body: bytes) -> object:
     given = librechat.decode_object(body)
     if "tool_results" in given:
-        return programmatic_request.decode_results(given["tool_results"])
-    return programmatic_request.decode_program(given, 64)
+        return request.decode_results(given["tool_results"])
+    return request.decode_program(given, 64)
 
 
 NATIVE = {
@@ -87,11 +87,11 @@ NATIVE = {
 }
 E2B_PROCESS = {"cmd": "/bin/bash", "args": ["-l", "-c", "ls"], "envs": {"A": "b"}, "cwd": "/home"}
 CONNECT = {
-    process_wire.StartRequest: {"process": E2B_PROCESS, "pty": {"size": {"cols": 80, "rows": 24}}, "stdin": True},
-    process_wire.SendInputRequest: {"process": {"pid": 5}, "input": {"stdin": "aGk="}},
-    process_wire.SendSignalRequest: {"process": {"pid": 5, "tag": "t"}, "signal": "SIGNAL_SIGKILL"},
-    process_wire.StreamInputRequest: {"start": {"process": {"pid": 1}}, "data": {"input": {"pty": "aGk="}}},
-    process_wire.UpdateRequest: {"process": {"pid": 1}, "pty": {"size": {"cols": 1, "rows": 2}}},
+    process.StartRequest: {"process": E2B_PROCESS, "pty": {"size": {"cols": 80, "rows": 24}}, "stdin": True},
+    process.SendInputRequest: {"process": {"pid": 5}, "input": {"stdin": "aGk="}},
+    process.SendSignalRequest: {"process": {"pid": 5, "tag": "t"}, "signal": "SIGNAL_SIGKILL"},
+    process.StreamInputRequest: {"start": {"process": {"pid": 1}}, "data": {"input": {"pty": "aGk="}}},
+    process.UpdateRequest: {"process": {"pid": 1}, "pty": {"size": {"cols": 1, "rows": 2}}},
     filesystem.ListDirRequest: {"path": "/home", "depth": 2},
     filesystem.MoveRequest: {"source": "/a", "destination": "/b"},
     filesystem.WatchRequest: {"path": "/home", "recursive": True},
@@ -101,13 +101,13 @@ E2B = {
         e2b_sandbox,
         {"templateID": "base", "timeout": 15, "metadata": {"a": "b"}, "envVars": {"X": "y"}, "network": NETWORK},
     ),
-    "network": (lambda body: control_wire.decode(body, network_wire.Network), NETWORK),
-    "timeout": (lambda body: control_wire.decode(body, control_wire.Lifespan), {"timeout": 5}),
-    "connection": (lambda body: control_wire.decode(body, control_wire.Connection), {"timeout": 5}),
-    "fork": (lambda body: control_wire.decode(body, control_wire.Fork), {"count": 2}),
-    "build": (builds_wire.wanted, {"name": "a:b", "tags": ["v1"], "cpuCount": 2, "memoryMB": 512}),
+    "network": (lambda body: sandboxes_schema.decode(body, network_schema.Network), NETWORK),
+    "timeout": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Lifespan), {"timeout": 5}),
+    "connection": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Connection), {"timeout": 5}),
+    "fork": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Fork), {"count": 2}),
+    "build": (templates_schema.wanted, {"name": "a:b", "tags": ["v1"], "cpuCount": 2, "memoryMB": 512}),
     "build plan": (
-        builds_wire.plan,
+        templates_schema.plan,
         {
             "fromTemplate": "base",
             "steps": [{"type": "RUN", "args": ["ls", "root"]}, {"type": "ENV", "args": ["A", "b"]}],
@@ -116,18 +116,18 @@ E2B = {
             "force": False,
         },
     ),
-    "tags": (builds_wire.tagging, {"target": "a:v1", "tags": ["v2"]}),
-    "no tags": (builds_wire.untagging, {"name": "a", "tags": ["v2"]}),
-    "snapshot": (snapshots_wire.wanted_name, {"name": "s"}),
-    "volume": (volumes_wire.wanted_name, {"name": "v"}),
-    "volume's file": (volumes_wire.metadata, {"uid": 0, "gid": 0, "mode": 420}),
-    "files' composition": (compose.decoded, {"source_paths": ["/a", "/b"], "destination": "/c", "username": "user"}),
-    "execution": (code_wire.decode_execute, {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}}),
-    "context": (code_wire.decode_context, {"language": "python", "cwd": "/tmp"}),
+    "tags": (templates_schema.tagging, {"target": "a:v1", "tags": ["v2"]}),
+    "no tags": (templates_schema.untagging, {"name": "a", "tags": ["v2"]}),
+    "snapshot": (snapshots.wanted_name, {"name": "s"}),
+    "volume": (volumes.wanted_name, {"name": "v"}),
+    "volume's file": (volumes.metadata, {"uid": 0, "gid": 0, "mode": 420}),
+    "files' composition": (envd.decoded, {"source_paths": ["/a", "/b"], "destination": "/c", "username": "user"}),
+    "execution": (code.decode_execute, {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}}),
+    "context": (code.decode_context, {"language": "python", "cwd": "/tmp"}),
 }
 OPENAI = {
     "response": (
-        decoding.decode,
+        responses_request.decode,
         {
             "model": "cloche/echo",
             "input": [MESSAGE],
@@ -139,7 +139,7 @@ OPENAI = {
         },
     ),
     "chat": (
-        chat_decoding.decode,
+        chat_request.decode,
         {
             "model": "m",
             "messages": [
@@ -166,7 +166,7 @@ OPENAI = {
 OPENSANDBOX_POLICY = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "a.test"}]}
 OPENSANDBOX = {
     "sandbox": (
-        lifecycle_wire.wanted,
+        lifecycle_schema.wanted,
         {
             "image": {"uri": "python:3.12"},
             "timeout": 60,
@@ -178,17 +178,17 @@ OPENSANDBOX = {
             "extensions": {"access.renew.extend.seconds": "600"},
         },
     ),
-    "renewal": (lifecycle_wire.expiry, {"expiresAt": "2026-01-31T12:00:00Z"}),
+    "renewal": (lifecycle_schema.expiry, {"expiresAt": "2026-01-31T12:00:00Z"}),
     "policy": (
-        lambda body: opensandbox_network.policy_of(lifecycle_wire.decode(body, opensandbox_network.Network)),
+        lambda body: opensandbox_network.policy_of(lifecycle_schema.decode(body, opensandbox_network.Network)),
         OPENSANDBOX_POLICY,
     ),
     "vault": (
-        lambda body: lifecycle_wire.decode(body, vault_wire.NewVault),
+        lambda body: lifecycle_schema.decode(body, credentials_schema.NewVault),
         {"credentials": [{"name": "a", "source": {"type": "inline", "value": "x"}}], "bindings": []},
     ),
-    "code": (execd_wire.decode_code, {"code": "1", "context": {"id": "c", "language": "python"}}),
-    "context": (execd_wire.decode_context, {"language": "python", "cwd": "/tmp"}),
+    "code": (execd.decode_code, {"code": "1", "context": {"id": "c", "language": "python"}}),
+    "context": (execd.decode_context, {"language": "python", "cwd": "/tmp"}),
 }
 LIBRECHAT_FILE = {"id": "a" * 21, "storage_session_id": "b" * 21, "name": "x.csv", "kind": "user", "resource_id": "u"}
 LIBRECHAT = {
@@ -248,8 +248,8 @@ def test_a_body_is_understood_or_refused(claim: Claim, examples: int) -> None:
 @pytest.mark.parametrize("kind", NATIVE, ids=[kind.__name__ for kind in NATIVE])
 def test_what_is_right_is_understood_and_says_the_same_again(kind: Any) -> None:
     """Otherwise the examples would be refused for something else than what was changed in them."""
-    asked = door.read(msgspec.json.encode(NATIVE[kind]), kind)
-    assert door.read(msgspec.json.encode(asked), kind) == asked
+    asked = context.read(msgspec.json.encode(NATIVE[kind]), kind)
+    assert context.read(msgspec.json.encode(asked), kind) == asked
 
 
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS if not claim.name.startswith("native")])

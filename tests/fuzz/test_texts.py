@@ -14,10 +14,9 @@ from tests.librechat.minting import claims, jwk, mint, new_ed25519
 
 from cloche import config, errors, network_policy
 from cloche.api import encoding, multipart
-from cloche.api.e2b import control_wire
-from cloche.api.librechat.jwt import Verifier
-from cloche.api.librechat.jwt_keys import Keys
-from cloche.api.opensandbox import quantities
+from cloche.api.e2b import sandboxes_schema
+from cloche.api.librechat.jwt import Keys, Verifier
+from cloche.api.opensandbox import lifecycle_schema
 from cloche.config.librechat import Jwt
 from cloche.egress import rules
 from cloche.egress.streams import Refusal
@@ -100,7 +99,7 @@ def span(text: str) -> None:
 
 
 def amount(text: str) -> None:
-    for read in (quantities.cpus, quantities.size_bytes):
+    for read in (lifecycle_schema.cpus, lifecycle_schema.size_bytes):
         try:
             assert 0 <= read(text) < 1e30
         except errors.InvalidRequest:
@@ -115,11 +114,11 @@ def form_type(text: str) -> None:
 
 
 def page_token(text: str) -> None:
-    control_wire.page_of(text)
+    sandboxes_schema.page_of(text)
 
 
 def listing(text: str) -> None:
-    control_wire.listing({"metadata": text, "limit": text[:3], "state": text[:9], "nextToken": text})
+    sandboxes_schema.listing({"metadata": text, "limit": text[:3], "state": text[:9], "nextToken": text})
 
 
 CLAIMS = [
@@ -131,7 +130,7 @@ CLAIMS = [
     Claim("an authority", authority, texts("a.test:443", "[::1]:80", "127.1:80", "0x7f.1", "[::ffff:1.2.3.4]:1")),
     Claim("a recipe", recipe.parse, texts(RECIPE)),
     Claim("a form's type", form_type, texts('multipart/form-data; boundary="x"', "multipart/form-data;b=c")),
-    Claim("a page's token", page_token, texts(control_wire.page_token(1, "i" + "a" * 20))),
+    Claim("a page's token", page_token, texts(sandboxes_schema.page_token(1, "i" + "a" * 20))),
     Claim("a list's query", listing, texts("a=b&c=%20", "running", "10")),
 ]
 
@@ -171,7 +170,7 @@ def test_a_variable_is_understood_or_refused(examples: int, tmp_path: Path) -> N
 @EXAMPLES
 def test_a_place_in_a_list_is_found_again(examples: int) -> None:
     def check(place: tuple[int, str]) -> None:
-        found = control_wire.page_of(control_wire.page_token(*place))
+        found = sandboxes_schema.page_of(sandboxes_schema.page_token(*place))
         assert tuple(found)[-1] == place[1]
 
     ids = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=20).map(lambda text: "i" + text)

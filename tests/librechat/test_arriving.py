@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.api.librechat import arriving as arriving_module
-from cloche.api.librechat.arriving import Arriving, Reservation
+from cloche.api.librechat import files as arriving_module
+from cloche.api.librechat.files import Arriving, Reservation
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.replies import Refusal, new_code_id
 from cloche.store import librechat

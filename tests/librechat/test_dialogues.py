@@ -13,16 +13,15 @@ from functools import partial
 import msgspec
 import pytest
 
-from cloche.api.librechat import cancelling as cancelling_module
 from cloche.api.librechat import dialogue as dialogue_module
-from cloche.api.librechat import dialogues as dialogues_module
-from cloche.api.librechat.cancelling import Cancelling
+from cloche.api.librechat import dialogue as dialogues_module
+from cloche.api.librechat import tool_calls as cancelling_module
 from cloche.api.librechat.continuation import Continuation, Tokens
-from cloche.api.librechat.dialogue import Dialogue, Said
-from cloche.api.librechat.dialogues import MAX_IN_ALL, MAX_OF_KEY, MAX_OF_USER, Dialogues
+from cloche.api.librechat.dialogue import MAX_IN_ALL, MAX_OF_KEY, MAX_OF_USER, Dialogue, Dialogues, Said
 from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.programmatic_request import Given, decode_program, decode_results
 from cloche.api.librechat.replies import Json, Refusal
+from cloche.api.librechat.request import Given, decode_program, decode_results
+from cloche.api.librechat.tool_calls import Cancelling
 from cloche.model import ToolCall
 from cloche.telemetry import log
 

@@ -16,8 +16,8 @@ from tests.conftest import RunningServer, wait_until
 from tests.librechat.programs import content, names, run
 
 from cloche import errors
-from cloche.api.librechat.notes import Notes
 from cloche.api.librechat.outcome import Outcome, encode, whole_letters
+from cloche.api.librechat.replies import Notes
 from cloche.api.librechat.request import decode
 from cloche.engine.commands.jobs import HeadAndTail, Kept
 from cloche.engine.commands.program import Exited

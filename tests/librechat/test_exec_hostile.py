@@ -22,13 +22,11 @@ from tests.librechat.programs import content, names, run, upload
 from tests.librechat.test_exec_languages import HELLO, is_here
 
 from cloche import errors
-from cloche.api.librechat import places
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.notes import Notes
+from cloche.api.librechat import program_sandbox
+from cloche.api.librechat.identity import Caller, space_of
 from cloche.api.librechat.outputs import Collected
-from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat.replies import Notes, Refusal
 from cloche.api.librechat.request import MAX_CODE_BYTES, decode
-from cloche.api.librechat.spaces import space_of
 from cloche.config import Config, Pool
 from cloche.guest import trees
 from cloche.model import MIB, SandboxSpec, Template
@@ -94,7 +92,7 @@ def test_a_digest_is_of_a_file_with_that_size_only(tmp_path: Path) -> None:
     assert trees.digest(str(file), 10) is None
 
 
-class Endless(places.Place):
+class Endless(program_sandbox.Place):
     """A place that nobody ever has seen all of."""
 
     async def _collect(self) -> Collected:
@@ -108,7 +106,7 @@ class Endless(places.Place):
 async def test_a_sandbox_that_cannot_be_looked_at_in_time_is_given_up(
     bare_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "COLLECT_SECONDS", 0.01)
+    monkeypatch.setattr(program_sandbox, "COLLECT_SECONDS", 0.01)
     async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
         sandbox, notes = await engine.create(SandboxSpec()), Notes()
         place = Endless(sandbox, Caller(owner="o"), "s", notes)

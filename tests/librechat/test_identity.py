@@ -19,7 +19,7 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.librechat import LibreChat
 from cloche.api.librechat.identity import Caller, Doorkeeper
-from cloche.api.librechat.pace import Pace
+from cloche.api.librechat.limits import Pace
 from cloche.api.librechat.replies import Refusal
 from cloche.config import Config
 from cloche.config.librechat import Jwt
@@ -201,7 +201,7 @@ def test_without_a_limit_nobody_is_counted_and_with_one_those_who_paused_are_for
     pace = Pace(0)
     for _ in range(1000):
         pace.take(Caller(owner="o"))
-    monkeypatch.setattr("cloche.api.librechat.pace.SWEEP_ENTRIES", 10)
+    monkeypatch.setattr("cloche.api.librechat.limits.SWEEP_ENTRIES", 10)
     clock = Clock()
     pace = Pace(60, clock)
     for number in range(100):

@@ -25,8 +25,7 @@ from tests.librechat.minting import (
 )
 
 from cloche import errors
-from cloche.api.librechat.jwt import InvalidToken, Verifier
-from cloche.api.librechat.jwt_keys import CHECK_SECONDS, Keys
+from cloche.api.librechat.jwt import CHECK_SECONDS, InvalidToken, Keys, Verifier
 from cloche.config.librechat import Jwt
 
 ED, RSA, SECRET = new_ed25519(), new_rsa(), b"a secret that both sides have, and nobody else"

@@ -12,11 +12,10 @@ import pytest
 from tests.librechat.conftest import no_engine
 
 from cloche.api.auth import Gatekeeper
-from cloche.api.librechat import LibreChat, desk
+from cloche.api.librechat import LibreChat, context
 from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.limits import Capacity, Room, Share, Turns
 from cloche.api.librechat.replies import Refusal
-from cloche.api.librechat.room import Room, Share
-from cloche.api.librechat.turns import Capacity, Turns
 from cloche.config import Config
 from cloche.model import Principal
 from cloche.store.gateway import Shelf
@@ -166,7 +165,7 @@ async def test_bytes_are_counted_together_whatever_way_programs_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API without what runs code: none of these requests gets as far."""
-    monkeypatch.setattr(desk, "ROOM_BYTES", 1000)
+    monkeypatch.setattr(context, "ROOM_BYTES", 1000)
     gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
     app = LibreChat(no_engine(config), Shelf(tmp_path, 1.0), gatekeeper, config, b"secret")
     is_held, is_enough = asyncio.Event(), asyncio.Event()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors
-from cloche.api.openai.decoding import decode
-from cloche.api.openai.streaming import ResponseEvents
+from cloche.api.openai.responses_request import decode
+from cloche.api.openai.responses_stream import ResponseEvents
 from cloche.events import Output
 from cloche.gateway.events import Cited, Delta, Opened, Printed, Tokens
 

@@ -14,9 +14,9 @@ from tests.openai.conftest import CODE_INTERPRETER, client_of
 from tests.openai.test_store import OUTPUTS, fenced, logs
 from tests.openai.upstream import BreakOff, Code, Hang, HttpError, ScriptedUpstream, Text, WaitFor
 
-from cloche.api.openai.answering import Answer
 from cloche.api.openai.background import Run
-from cloche.api.openai.decoding import Wanted
+from cloche.api.openai.responses_request import Wanted
+from cloche.api.openai.responses_stream import Answer
 from cloche.config import Config, Pool
 from cloche.gateway.gateway import Gateway
 from cloche.gateway.request import Asked

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from cloche.api.openai import chat_decoding
+from cloche.api.openai import chat_request
 from cloche.api.openai.chat_messages import items_of, messages_of
-from cloche.api.openai.dialect import BadParameter
+from cloche.api.openai.context import BadParameter
 from cloche.gateway.request import Asked, CodeTool
 from cloche.store.gateway import ChatTurn
 
@@ -18,13 +18,13 @@ MISSING = "missing_required_parameter"
 CODE = [{"type": "code_interpreter"}]
 
 
-def wanted(**fields: Any) -> chat_decoding.ChatWanted:
-    return chat_decoding.decode(msgspec.json.encode({"model": "m", "messages": HELLO, **fields}))
+def wanted(**fields: Any) -> chat_request.ChatWanted:
+    return chat_request.decode(msgspec.json.encode({"model": "m", "messages": HELLO, **fields}))
 
 
 def asked(**fields: Any) -> Asked:
     made = wanted(**fields)
-    return chat_decoding.asked_of(made, chat_decoding.conversation(made), {}, 1000)
+    return chat_request.asked_of(made, chat_request.conversation(made), {}, 1000)
 
 
 def refusal(**fields: Any) -> BadParameter:
@@ -247,7 +247,7 @@ def test_what_cannot_be_done_is_named(fields, param):
 def test_a_body_that_is_no_object_is_refused():
     for body in (b"", b"[]", b"{", b"\xff"):
         with pytest.raises(BadParameter) as caught:
-            chat_decoding.decode(body)
+            chat_request.decode(body)
         assert caught.value.reason == "invalid_json"
 
 
@@ -322,5 +322,5 @@ def test_options_are_said_in_the_other_apis_words_and_the_rest_is_kept_for_chats
 def test_what_is_passed_on_is_what_came_but_for_our_own_keys():
     message = {"role": "assistant", "content": "hi", "code_interpreter_calls": [], "odd": 1}
     made = wanted(messages=[message], odd=2, metadata={"nested": {"as": "litellm likes it"}})
-    passed = chat_decoding.forwarded(made)
+    passed = chat_request.forwarded(made)
     assert passed == {**made.raw, "messages": [{"role": "assistant", "content": "hi", "odd": 1}]}

@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletionChunk
 from tests.openai.schemas import check
 
 from cloche import errors
-from cloche.api.openai.chat_decoding import decode
-from cloche.api.openai.chat_encoding import Completion
-from cloche.api.openai.chat_forwarding import as_chunk
+from cloche.api.openai.chat import as_chunk
+from cloche.api.openai.chat_request import decode
+from cloche.api.openai.chat_stream import Completion
 from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Interpreting, Opened, Passed, Tokens
 from cloche.gateway.items import output_text
 

@@ -12,11 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from tests.openai.nonsense import CHAT, RESPONSE, nonsense
 
 from cloche import errors
-from cloche.api.openai import chat_decoding, decoding
-from cloche.api.openai.checks import MAX_ITEMS, MAX_PARTS, MAX_TOOLS
-from cloche.api.openai.dialect import BadParameter
-from cloche.api.openai.input_items import with_ids
-from cloche.api.openai.response import response_object
+from cloche.api.openai import chat_request, responses_request
+from cloche.api.openai.context import MAX_ITEMS, MAX_PARTS, MAX_TOOLS, BadParameter
+from cloche.api.openai.response_object import response_object, with_ids
 from cloche.gateway import history
 from cloche.gateway.request import Asked
 from cloche.gateway.tools import python_name, tools_for
@@ -28,7 +26,7 @@ HELLO = {"role": "user", "content": "hello"}
 anything = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
 
 
-def asked_of(wanted: decoding.Wanted) -> Asked:
+def asked_of(wanted: responses_request.Wanted) -> Asked:
     python = python_name(wanted.other_tools)
     return Asked(
         model=wanted.model,
@@ -80,7 +78,7 @@ def _responses_body(call: Call) -> dict[str, Any]:
 @anything
 def test_any_request_for_a_response_is_refused_or_understood(body: dict[str, Any]):
     try:
-        wanted = decoding.decode(json.dumps(body).encode())
+        wanted = responses_request.decode(json.dumps(body).encode())
     except errors.InvalidRequest as error:
         assert str(error)
         return
@@ -92,20 +90,20 @@ def test_any_request_for_a_response_is_refused_or_understood(body: dict[str, Any
 @anything
 def test_any_request_for_a_completion_is_refused_or_understood(body: dict[str, Any]):
     try:
-        wanted = chat_decoding.decode(json.dumps(body).encode())
-        asked = chat_decoding.asked_of(wanted, chat_decoding.conversation(wanted), {}, 1000)
+        wanted = chat_request.decode(json.dumps(body).encode())
+        asked = chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000)
     except errors.InvalidRequest as error:
         assert str(error)
         return
-    chat_decoding.forwarded(wanted)
+    chat_request.forwarded(wanted)
     say_to_all(asked)
 
 
 def test_what_is_changed_there_makes_sense_as_it_is():
     """Else nothing behind the first check would be tried."""
-    say_to_all(asked_of(decoding.decode(json.dumps(RESPONSE).encode())))
-    wanted = chat_decoding.decode(json.dumps(CHAT).encode())
-    say_to_all(chat_decoding.asked_of(wanted, chat_decoding.conversation(wanted), {}, 1000))
+    say_to_all(asked_of(responses_request.decode(json.dumps(RESPONSE).encode())))
+    wanted = chat_request.decode(json.dumps(CHAT).encode())
+    say_to_all(chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000))
 
 
 # -- mistakes that have been made
@@ -113,14 +111,14 @@ def test_what_is_changed_there_makes_sense_as_it_is():
 
 def refusal(**fields: Any) -> BadParameter:
     with pytest.raises(BadParameter) as caught:
-        decoding.decode(json.dumps({"model": "m", **fields}).encode())
+        responses_request.decode(json.dumps({"model": "m", **fields}).encode())
     return caught.value
 
 
 def chat_refusal(**fields: Any) -> BadParameter:
     with pytest.raises(BadParameter) as caught:
-        wanted = chat_decoding.decode(json.dumps({"model": "m", "messages": [HELLO], **fields}).encode())
-        chat_decoding.asked_of(wanted, chat_decoding.conversation(wanted), {}, 1000)
+        wanted = chat_request.decode(json.dumps({"model": "m", "messages": [HELLO], **fields}).encode())
+        chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000)
     return caught.value
 
 
@@ -191,7 +189,7 @@ def test_lists_of_a_chat_that_are_too_long_are_refused(fields: dict[str, Any], p
 def test_a_body_of_very_many_values_is_refused_before_it_is_decoded(piece: bytes):
     """64 MiB of them would be gigabytes, and seconds in which nobody else is served."""
     with pytest.raises(BadParameter, match="too complex"):
-        decoding.json_object(b'{"input": [' + piece * 1_000_001 + b"1]")  # it is not even JSON
+        responses_request.json_object(b'{"input": [' + piece * 1_000_001 + b"1]")  # it is not even JSON
 
 
 @pytest.mark.parametrize("refused", [refusal, chat_refusal])
@@ -222,7 +220,7 @@ SECRET = {**MCP, "authorization": "tok-secret", "headers": {"x-key": "hdr-secret
 def test_credentials_of_tools_reach_the_upstream_and_are_neither_echoed_nor_kept():
     found = {"type": "tool_search_output", "tools": [{"type": "namespace", "tools": [SECRET]}, SECRET]}
     body = {"model": "m", "input": [found, {"type": "message", **HELLO}], "tools": [SECRET]}
-    wanted = decoding.decode(json.dumps(body).encode())
+    wanted = responses_request.decode(json.dumps(body).encode())
     asked = asked_of(wanted)
     sent = _responses_body(Call(model="m", items=asked.items, tools=asked.tools))
     assert sent["tools"] == [SECRET] and sent["input"][0] == found

@@ -13,8 +13,8 @@ from tests.openai.upstream import Code, Custom, Function, Interleaved, Reasoning
 from tests.openai.upstream_responses import frames, whole
 
 from cloche import errors
-from cloche.api.openai.decoding import Wanted
-from cloche.api.openai.streaming import ResponseEvents
+from cloche.api.openai.responses_request import Wanted
+from cloche.api.openai.responses_stream import ResponseEvents
 from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Opened, Passed
 from cloche.gateway.upstream import responses_stream
 from cloche.gateway.upstream.responses_stream import LegEvents

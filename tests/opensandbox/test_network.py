@@ -15,7 +15,7 @@ from tests.opensandbox.conftest import CREATE, Lifecycle, said
 from tests.web_site import Site, fetch, web_site
 
 from cloche import errors
-from cloche.api.opensandbox import network_wire as wire
+from cloche.api.opensandbox import network_schema as wire
 from cloche.network_policy import NetworkPolicy, NetworkRule, Secret
 
 OPERATOR = """

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from cloche import errors
-from cloche.api.native.stdin import feeding
+from cloche.api.native.commands import feeding
 from cloche.config import Config
 from cloche.engine.commands.program import Program
 from cloche.model import SandboxSpec

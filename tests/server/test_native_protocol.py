@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors, events
-from cloche.api.native.door import read
+from cloche.api.native.context import read
 from cloche.api.native.files import mode_of
-from cloche.api.native.sse import encode as encode_sse
+from cloche.api.native.runs import encode as encode_sse
 from cloche.engine.commands.process import Exited
 from cloche.engine.executions.runs import Line
 from cloche.model import Usage

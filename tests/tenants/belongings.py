@@ -12,7 +12,7 @@ from tests.conftest import wait_until
 from tests.librechat.minting import claims, mint
 from tests.tenants.wire import Wire, form
 
-from cloche.api.e2b.tokens import signature
+from cloche.api.e2b.registry import signature
 
 DOMAIN = "cells.test"
 PATIENCE = {"CLOCHE_GATEWAY_EXECUTION_SECONDS": "3600"}  # what goes on must not end by itself meanwhile

@@ -9,7 +9,7 @@ from tests.tenants.conftest import World
 from tests.tenants.matrix import ghost
 from tests.tenants.wire import Wire
 
-from cloche.api.e2b.tokens import signature
+from cloche.api.e2b.registry import signature
 
 ENVD, CODE, PROGRAM = "49983", "49999", "8000"
 

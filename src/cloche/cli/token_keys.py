@@ -13,7 +13,7 @@ def ids(config: Config) -> list[str]:
     """Of the keys; none if no tokens are accepted. Raises InvalidConfig that names the setting and its origin."""
     if not config.librechat.jwt.enabled:
         return []
-    from cloche.api.librechat.jwt_keys import Keys  # here, since `cloche doctor` must not need what a server does
+    from cloche.api.librechat.jwt import Keys  # here, since `cloche doctor` must not need what a server does
 
     try:
         return Keys(config.librechat.jwt).ids

@@ -11,4 +11,4 @@ connect.py     Connect-RPC with JSON
 envd*.py       envd: files_http.py, filesystem.py and process.py are its parts
 """
 
-from cloche.api.e2b.dialect import E2b as E2b
+from cloche.api.e2b.app import E2b as E2b

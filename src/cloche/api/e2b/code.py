@@ -5,8 +5,11 @@ Who may ask was checked before a request comes here: see access.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import base64
+import json
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 from weakref import WeakSet
 
 from starlette.requests import Request
@@ -14,15 +17,200 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b import code_wire
+from cloche.api.e2b.registry import Residents, away_reply
 from cloche.api.e2b.replies import AWAY, json_reply
-from cloche.api.e2b.residents import Residents, away_reply
+from cloche.api.encoding import ascii_json
 from cloche.api.http import Dropped, Edge, Handler, Stream, status_of, whole_body
 from cloche.config import Config
 from cloche.engine.executions.context import LANGUAGES, Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.model import Showing
+from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
+from cloche.model import Showing, Struct
+
+# The code server's bytes: requests decoded, events encoded. Pure.
+#
+# Requests are JSON, checked as FastAPI checks them. Answers of `/execute` are lines of JSON in ASCII: Python's client
+# splits them where `str.splitlines` does, JavaScript's decodes each chunk of bytes by itself.
+
+KEEPALIVE = b'{"type": "keepalive"}\n'
+END = b'{"type": "end_of_execution"}\n'
+DEFAULT_LANGUAGE = "python"
+
+_SHORT_LANGUAGES = {"js": "javascript", "ts": "typescript", "": DEFAULT_LANGUAGE}
+_QUOTES = ("'", '"')
+
+
+class Unprocessable(errors.InvalidRequest):
+    """A request of the wrong shape. `detail` is as FastAPI puts it."""
+
+    def __init__(self, kind: str, where: tuple[str | int, ...], message: str):
+        super().__init__(message)
+        self.detail = [{"type": kind, "loc": ["body", *where], "msg": message}]
+
+
+class ExecuteRequest(Struct):
+    code: str
+    context_id: str | None = None
+    language: str | None = None
+    env_vars: dict[str, str] = {}
+
+
+class ContextRequest(Struct):
+    language: str = DEFAULT_LANGUAGE
+    cwd: str | None = None
+
+
+def decode_execute(body: bytes) -> ExecuteRequest:
+    """Raises Unprocessable, or InvalidRequest for a context and a language at once."""
+    asked = _object(body)
+    if "code" not in asked:
+        raise Unprocessable("missing", ("code",), "Field required")
+    context_id, language = _text(asked, "context_id"), _text(asked, "language")
+    if context_id and language:
+        raise errors.InvalidRequest("Only one of context_id or language can be provided")
+    return ExecuteRequest(
+        code=_text(asked, "code", required=True) or "",
+        context_id=context_id or None,
+        language=normal_language(language) if language else None,
+        env_vars=_env(asked.get("env_vars")),
+    )
+
+
+def decode_context(body: bytes) -> ContextRequest:
+    """Raises Unprocessable."""
+    asked = _object(body)
+    return ContextRequest(language=normal_language(_text(asked, "language")), cwd=_text(asked, "cwd") or None)
+
+
+def normal_language(given: str | None) -> str:
+    name = (given or "").lower().strip()
+    return _SHORT_LANGUAGES.get(name, name)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        raise Unprocessable("missing", (), "Field required")
+    try:
+        asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
+    except json.JSONDecodeError as error:
+        raise Unprocessable("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
+    except (ValueError, RecursionError):
+        message = "JSON decode error: not UTF-8, nested too deeply, or a number of thousands of digits"
+        raise Unprocessable("json_invalid", (), message) from None
+    if not isinstance(asked, dict):
+        raise Unprocessable("model_attributes_type", (), "Input should be a valid dictionary")
+    return asked
+
+
+def _text(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
+    value = asked.get(name)
+    if value is None and not required:
+        return None
+    if not isinstance(value, str):
+        raise Unprocessable("string_type", (name,), "Input should be a valid string")
+    if name != "code":
+        _check_unicode(value, (name,))
+    return value
+
+
+def _check_unicode(text: str, where: tuple[str, ...]) -> None:
+    """Lone surrogates are for programs only."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Unprocessable(
+            "string_unicode", where, "Input should be a valid string, unable to parse it as Unicode"
+        ) from None
+
+
+def _env(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise Unprocessable("dict_type", ("env_vars",), "Input should be a valid dictionary")
+    for name, value in given.items():
+        _check_unicode(name, ("env_vars",))
+        if not isinstance(value, str):
+            raise Unprocessable("string_type", ("env_vars", name), "Input should be a valid string")
+        _check_unicode(value, ("env_vars", name))
+    return given
+
+
+def encode_context(context: Context) -> dict[str, str]:
+    return {"id": context.id, "language": context.language, "cwd": context.cwd}
+
+
+class Lines:
+    """Events as lines. An execution has one error at most: it waits for the end, which may know more of it."""
+
+    def __init__(self) -> None:
+        self._error: dict[str, Any] | None = None
+
+    def encode(self, events: Iterable[AnyEvent], timestamp: str) -> bytes:
+        """What these events are on the wire; nothing for those that E2B does not know."""
+        return b"".join([self._lines(event, timestamp) for event in events])
+
+    def _lines(self, event: AnyEvent, timestamp: str) -> bytes:
+        match event:
+            case Output():
+                return line({"type": event.stream, "text": event.text, "timestamp": timestamp})
+            case Display(update=False):
+                return line(result(event))
+            case Started():
+                return line({"type": "number_of_executions", "execution_count": event.count})
+            case Raised():
+                self._error = self._error or encode_error(event.name, event.value, event.traceback)
+            case Ended():
+                return self._end(event)
+        return b""
+
+    def _end(self, ended: Ended) -> bytes:
+        found = self._error
+        if ended.outcome not in ("ok", "raised") and (found is None or ended.outcome == "timed_out"):
+            found = encode_error(*failure(ended), found["traceback"] if found else "")
+        elif found is None and ended.exit_code:
+            found = encode_error("", str(ended.exit_code))  # so says E2B's bash of a cell whose last command failed
+        return (line(found) if found else b"") + END
+
+
+def failure(ended: Ended) -> tuple[str, str]:
+    """Name and value of an error that was no exception of the program."""
+    reason = ended.reason or ended.outcome
+    if ended.outcome == "died":
+        return "ContextRestarting", f"Context was restarted: {reason}"
+    names = {"out_of_memory": "OutOfMemory", "timed_out": "ExecutionTimedOut", "interrupted": "KeyboardInterrupt"}
+    return names[ended.outcome], reason
+
+
+def encode_error(name: str, value: str, traceback: str = "") -> dict[str, Any]:
+    return {"type": "error", "name": name, "value": value, "traceback": traceback}
+
+
+def result(event: Display) -> dict[str, Any]:
+    """A display, field by field: bytes in base 64, no field without a value but `extra`."""
+    made = Result.from_bundle(event.data, main=event.main)
+    fields = {name: _plain(getattr(made, name)) for name in Result.FIELDS.values()}
+    if made.text is not None:
+        fields["text"] = unquoted(made.text)
+    known = {name: value for name, value in fields.items() if value is not None}
+    extra = {mime: _plain(value) for mime, value in made.extra.items()}
+    return {"type": "result", **known, "extra": extra, "is_main_result": event.main}
+
+
+def unquoted(text: str) -> str:
+    """Without its outer quotes, where they match: so a string's value, mostly, and not its repr."""
+    paired = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
+    return text[1:-1] if paired else text
+
+
+def line(fields: Mapping[str, Any]) -> bytes:
+    return ascii_json(fields) + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
 
 QUIET_SECONDS = 5.0
 SHOWING = Showing(json=True, whole_text=True, whole_data=True, saved_images=True)
@@ -57,7 +245,7 @@ class Code:
         self._opened: WeakSet[Sandbox] = WeakSet()
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        if isinstance(error, code_wire.Unprocessable):
+        if isinstance(error, Unprocessable):
             return json_reply({"detail": error.detail}, 422)
         if isinstance(error, AWAY):
             return away_reply(error, request)
@@ -68,28 +256,28 @@ class Code:
 
     async def execute(self, request: Request) -> Response:
         sandbox = self._sandbox(request)
-        asked = code_wire.decode_execute(await whole_body(request))
+        asked = decode_execute(await whole_body(request))
         context = _context_for(sandbox, asked)
         execution = context.execute(asked.code, env=asked.env_vars, until_deadline=True, showing=SHOWING)
         return Stream(
             _lines(execution, sandbox),
             at_once=True,
             quiet_seconds=QUIET_SECONDS,
-            keepalive=code_wire.KEEPALIVE,
+            keepalive=KEEPALIVE,
             until=sandbox.wait_ended,
         )
 
     async def list_contexts(self, request: Request) -> Response:
-        return json_reply([code_wire.encode_context(each) for each in self._sandbox(request).contexts])
+        return json_reply([encode_context(each) for each in self._sandbox(request).contexts])
 
     async def create_context(self, request: Request) -> Response:
         sandbox = self._sandbox(request)
-        asked = code_wire.decode_context(await whole_body(request))
+        asked = decode_context(await whole_body(request))
         try:
             context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
         except (errors.InvalidRequest, errors.FileError, errors.Unavailable) as error:
             raise ContextFailed(error) from error
-        return json_reply(code_wire.encode_context(context))
+        return json_reply(encode_context(context))
 
     async def restart_context(self, request: Request) -> Response:
         await _context(self._sandbox(request), request.path_params["id"]).restart()
@@ -110,11 +298,11 @@ class Code:
         return sandbox
 
 
-def _context_for(sandbox: Sandbox, asked: code_wire.ExecuteRequest) -> Context:
+def _context_for(sandbox: Sandbox, asked: ExecuteRequest) -> Context:
     if asked.context_id is not None:
         return _context(sandbox, asked.context_id)
     try:
-        return sandbox.default_context(asked.language or code_wire.DEFAULT_LANGUAGE)
+        return sandbox.default_context(asked.language or DEFAULT_LANGUAGE)
     except errors.InvalidRequest as error:
         raise ContextFailed(error) from error
 
@@ -128,7 +316,7 @@ def _context(sandbox: Sandbox, id: str) -> Context:
 
 async def _lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes, None]:
     """Closing it interrupts the program. Raises Dropped if the sandbox ends meanwhile."""
-    lines = code_wire.Lines()
+    lines = Lines()
     try:
         async with execution:
             while events := await execution.next_events():
@@ -139,4 +327,4 @@ async def _lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes
     except AWAY:
         raise Dropped from None
     except errors.ClocheError as error:  # no kernel could be started: the headers are out, so it is said here
-        yield code_wire.line(code_wire.error(type(error).__name__, str(error))) + code_wire.END
+        yield line(encode_error(type(error).__name__, str(error))) + END

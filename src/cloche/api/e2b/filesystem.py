@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.e2b import envd_wire as wire
+from cloche.api.e2b import envd_schema as wire
 from cloche.api.e2b.connect import Message, Refusal, Reply, server_stream, service, unary
 from cloche.api.http import Dialect
 from cloche.engine.sandboxes.files import TooManyWatches, Watch

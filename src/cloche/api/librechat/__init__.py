@@ -12,4 +12,4 @@ execution.py   POST /exec
   outcome.py   what came of it, with notes.py for the model
 """
 
-from cloche.api.librechat.dialect import LibreChat as LibreChat
+from cloche.api.librechat.app import LibreChat as LibreChat

@@ -10,12 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
 from cloche import errors
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.names import check_name
-from cloche.api.librechat.notes import Notes, named
-from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat.identity import Caller, reach_of
+from cloche.api.librechat.replies import Notes, Refusal, check_name, named
 from cloche.api.librechat.request import DATA, FileRef
-from cloche.api.librechat.spaces import reach_of
 from cloche.engine.sandboxes.files import INLINE_BYTES, Content
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.containers import free_name

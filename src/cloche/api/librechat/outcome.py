@@ -6,8 +6,7 @@ import signal
 
 import msgspec
 
-from cloche.api.librechat.notes import MARK, Notes
-from cloche.api.librechat.replies import Json
+from cloche.api.librechat.replies import MARK, Json, Notes
 from cloche.engine.commands.jobs import Kept
 from cloche.engine.commands.program import Exited
 from cloche.model import Struct, Usage

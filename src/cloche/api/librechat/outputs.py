@@ -10,13 +10,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import islice
 
 from cloche import errors
-from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.identity import Caller, own_space
 from cloche.api.librechat.inputs import Input
-from cloche.api.librechat.names import check_name, content_type_of, is_name
-from cloche.api.librechat.notes import Notes, named
-from cloche.api.librechat.replies import Json, new_code_id
+from cloche.api.librechat.replies import Json, Notes, check_name, content_type_of, is_name, named, new_code_id
 from cloche.api.librechat.request import DATA
-from cloche.api.librechat.spaces import own_space
 from cloche.config.librechat import LibreChat
 from cloche.engine.sandboxes.files import Found, Survey
 from cloche.engine.sandboxes.sandbox import Sandbox

@@ -18,13 +18,13 @@ from types import TracebackType
 import msgspec
 
 from cloche import errors
-from cloche.api.librechat.desk import Desk
+from cloche.api.librechat.context import Desk
 from cloche.api.librechat.identity import Caller
 from cloche.api.librechat.inputs import Input, Inputs
-from cloche.api.librechat.languages import is_python
-from cloche.api.librechat.notes import Notes, named
 from cloche.api.librechat.outputs import Collected, Outputs
-from cloche.api.librechat.places import Place
+from cloche.api.librechat.program_sandbox import Place
+from cloche.api.librechat.programs import is_python
+from cloche.api.librechat.replies import Notes, named
 from cloche.api.librechat.request import DATA, Asked
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec

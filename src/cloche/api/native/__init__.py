@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Edge
-from cloche.api.native.door import Door, Native, raw_reply
+from cloche.api.native.context import Door, Native, raw_reply
 from cloche.api.native.openapi import document
-from cloche.api.native.operations import operations, socket_operations
+from cloche.api.native.routes import operations, socket_operations
 from cloche.api.native.sockets import SocketEdge
 from cloche.api.router import Paths
 from cloche.config import Config

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.http import Stream, body_chunks
-from cloche.api.native.door import Door, body_of, query_of, reply
-from cloche.api.native.sse import event_stream
+from cloche.api.native.context import Door, body_of, query_of, reply
+from cloche.api.native.runs import event_stream
 from cloche.engine.sandboxes.files import Watch
 from cloche.events import Event
 from cloche.protocol import requests, responses

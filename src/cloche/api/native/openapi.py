@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cloche.api.native.operations import BYTES, EVENTS, JSON, NOTEBOOK, Operation, SocketOperation
+from cloche.api.native.routes import BYTES, EVENTS, JSON, NOTEBOOK, Operation, SocketOperation
 from cloche.protocol import PREFIX, responses
 
 REFERENCE = "#/components/schemas/{name}"

@@ -1,4 +1,4 @@
-"""Runs that outlive the connection that began them: begun, followed, interrupted, forgotten."""
+"""Running code: to its end, or as a stream of events."""
 
 from __future__ import annotations
 
@@ -9,13 +9,102 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import unless_disconnected
-from cloche.api.native.door import Door, body_of, query_of, raw_reply, reply
-from cloche.api.native.running import execution_of
-from cloche.api.native.sse import event_stream
+from cloche.api.http import Stream, request_id, unless_disconnected
+from cloche.api.native.context import Door, body_of, query_of, raw_reply, reply
+from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.runs import Line
 from cloche.engine.executions.runs import Runs as DetachedRuns
+from cloche.engine.sandboxes.files import check_cwd
+from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import Event
+from cloche.model import Tool
 from cloche.protocol import requests, responses
+
+# Server-sent events: one of ours is one of theirs, named by its type.
+
+QUIET_SECONDS = 15.0
+KEEPALIVE = b": still here\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
+
+
+def event_stream(request: Request, events: AsyncGenerator[Event | Line, None]) -> Stream:
+    """A response that owns the source of its events. What fails after its begin is its last event.
+
+    A numbered event has its number as its id.
+    """
+    chunks = _written(events, request_id(request))
+    return Stream(
+        chunks, media_type="text/event-stream", headers=HEADERS, quiet_seconds=QUIET_SECONDS, keepalive=KEEPALIVE
+    )
+
+
+def encode(event: Event | Line) -> bytes:
+    """JSON has no line breaks, so it is one line of data."""
+    if isinstance(event, Line):
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind, event.body)
+    return b"event: %s\ndata: %s\n\n" % (_name(event).encode(), responses.encode_event(event))
+
+
+def _name(event: Event) -> str:
+    return str(type(event).__struct_config__.tag)
+
+
+async def _written(events: AsyncGenerator[Event | Line, None], request: str) -> AsyncGenerator[bytes, None]:
+    begun = False
+    try:
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield encode(event)
+                begun = True
+    except errors.ClocheError as error:
+        if not begun:
+            raise  # a status can still say so
+        yield encode(responses.Failed(error=responses.fault_of(error, request)))
+
+
+class Running:
+    def __init__(self, door: Door):
+        self._door = door
+
+    async def run(self, request: Request) -> Response:
+        execution = await self._execution(request)
+        return raw_reply(responses.encode_run(await unless_disconnected(request, execution.result())))
+
+    async def stream(self, request: Request) -> Response:
+        return event_stream(request, _events(await self._execution(request)))
+
+    async def _execution(self, request: Request) -> Execution:
+        sandbox = await self._door.sandbox(request)
+        asked = await body_of(request, requests.Execute)
+        if asked.input is True:
+            raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
+        if asked.tools:
+            raise errors.InvalidRequest("tools need a WebSocket, over which their calls go out and their results come")
+        return execution_of(sandbox, asked)
+
+
+def execution_of(sandbox: Sandbox, asked: requests.Execute) -> Execution:
+    """Raises ContextNotFound, InvalidRequest or InvalidPath."""
+    check_cwd(asked.cwd)
+    return sandbox.context(asked.context).execute(
+        asked.code,
+        env=asked.env,
+        cwd=asked.cwd,
+        timeout_seconds=asked.timeout_seconds,
+        input=asked.input,
+        argv=asked.argv,
+        tools=[Tool(name=each.name, description=each.description, parameters=each.parameters) for each in asked.tools],
+    )
+
+
+async def _events(execution: Execution) -> AsyncGenerator[Event, None]:
+    async with contextlib.aclosing(execution):
+        while events := await execution.next_events():
+            for event in events:
+                yield event
+
+
+# Runs that outlive the connection that began them: begun, followed, interrupted, forgotten.
 
 LAST_EVENT = "last-event-id"
 _MOST_DIGITS = 18

@@ -17,10 +17,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
 from cloche.api.http import Internal, request_id, status_of
-from cloche.api.native.commands import check_signal, started
-from cloche.api.native.door import Door, query_of, read, reply
-from cloche.api.native.running import execution_of
-from cloche.api.native.stdin import Stdin, feeding
+from cloche.api.native.commands import Stdin, check_signal, feeding, started
+from cloche.api.native.context import Door, query_of, read, reply
+from cloche.api.native.runs import execution_of
 from cloche.engine.commands.jobs import Job
 from cloche.engine.commands.process import Exited, Process
 from cloche.engine.commands.program import Program

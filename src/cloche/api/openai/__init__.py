@@ -14,11 +14,9 @@ from starlette.websockets import WebSocketClose
 from cloche.api.auth import Gatekeeper
 from cloche.api.http import Edge
 from cloche.api.openai.chat import Chat
-from cloche.api.openai.container_files import ContainerFiles
-from cloche.api.openai.containers import Containers
+from cloche.api.openai.containers import ContainerFiles, Containers
+from cloche.api.openai.context import Door, NotThere, OpenAiErrors
 from cloche.api.openai.conversations import Busy, Conversations
-from cloche.api.openai.dialect import NotThere, OpenAiErrors
-from cloche.api.openai.door import Door
 from cloche.api.openai.files import Files
 from cloche.api.openai.models import Models
 from cloche.api.openai.responses import Responses

@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from cloche.api.openai.answering import Answer
-from cloche.api.openai.dialect import BadParameter
-from cloche.api.openai.response import without_outputs
-from cloche.api.openai.streaming import Event
+from cloche.api.openai.context import BadParameter
+from cloche.api.openai.response_object import without_outputs
+from cloche.api.openai.responses_stream import Answer, Event
 from cloche.gateway.gateway import Gateway
 from cloche.store.responses import StoredResponse
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cloche.api.openai.decoding import missing
-from cloche.api.openai.dialect import BadParameter
+from cloche.api.openai.context import BadParameter
+from cloche.api.openai.responses_request import missing
 from cloche.gateway import history
 from cloche.gateway.items import Item
 from cloche.model import Struct

@@ -13,13 +13,11 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.http import Edge, whole_body
-from cloche.api.openai.asking import resolved_items
-from cloche.api.openai.decoding import input_items, json_object, metadata_of, missing, typed
-from cloche.api.openai.dialect import BadParameter, NotThere, OpenAiErrors
-from cloche.api.openai.door import Door, json_reply
-from cloche.api.openai.input_items import minted, seen_by, with_ids
-from cloche.api.openai.pagination import list_body, page_asked
-from cloche.api.openai.querying import include_of
+from cloche.api.openai.context import BadParameter, Door, NotThere, OpenAiErrors, json_reply
+from cloche.api.openai.pagination import include_of, list_body, page_asked
+from cloche.api.openai.response_object import minted, seen_by, with_ids
+from cloche.api.openai.responses_request import input_items, json_object, metadata_of, missing, typed
+from cloche.api.openai.turn_request import resolved_items
 from cloche.gateway.items import Item, new_item_id
 from cloche.store.conversations import Conversation
 

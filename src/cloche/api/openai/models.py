@@ -9,8 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche.api.http import Edge
-from cloche.api.openai.dialect import OpenAiErrors
-from cloche.api.openai.door import Door, json_reply
+from cloche.api.openai.context import Door, OpenAiErrors, json_reply
 from cloche.gateway.upstream import Model, ModelList
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cloche import errors
-from cloche.api.openai.checks import check_length, missing
-from cloche.api.openai.dialect import BadParameter
+from cloche.api.openai.context import BadParameter, check_length, missing
 from cloche.gateway.containers import MAX_LABEL, hosts_of
 from cloche.network_policy import MAX_RULES, MAX_SECRETS, NetworkPolicy, Secret, parse_pattern
 

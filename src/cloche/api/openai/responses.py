@@ -13,17 +13,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cloche.api.http import Edge, Stream, request_id, unless_left, whole_body
-from cloche.api.openai.answering import Answer, answered, opened
-from cloche.api.openai.asking import asked_of, resolved
 from cloche.api.openai.background import Runs, seen_event
+from cloche.api.openai.context import BadParameter, Door, NotThere, OpenAiErrors, json_reply
 from cloche.api.openai.conversations import Busy
-from cloche.api.openai.decoding import OUTPUTS, Wanted, decode
-from cloche.api.openai.dialect import BadParameter, NotThere, OpenAiErrors
-from cloche.api.openai.door import Door, json_reply
-from cloche.api.openai.input_items import seen_by
-from cloche.api.openai.pagination import list_body, page_asked, page_of
-from cloche.api.openai.querying import include_of, integer_of, is_true
-from cloche.api.openai.streaming import Event
+from cloche.api.openai.pagination import include_of, integer_of, is_true, list_body, page_asked, page_of
+from cloche.api.openai.response_object import seen_by
+from cloche.api.openai.responses_request import OUTPUTS, Wanted, decode
+from cloche.api.openai.responses_stream import Answer, Event, answered, opened
+from cloche.api.openai.turn_request import asked_of, resolved
 from cloche.gateway.request import Asked
 from cloche.store.responses import StoredResponse
 

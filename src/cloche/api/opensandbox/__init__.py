@@ -11,4 +11,4 @@ quantities.py  "500m" and "2Gi"
 absent.py      what OpenSandbox has and this server has not
 """
 
-from cloche.api.opensandbox.dialect import OpenSandbox as OpenSandbox
+from cloche.api.opensandbox.app import OpenSandbox as OpenSandbox

@@ -17,12 +17,11 @@ from starlette.routing import BaseRoute, Route
 from cloche import errors
 from cloche.api.auth import same
 from cloche.api.http import Dialect, Edge
-from cloche.api.opensandbox import network_wire as wire
-from cloche.api.opensandbox.desk import Desk
-from cloche.api.opensandbox.lifecycle_replies import EGRESS_HEADER, EGRESS_PORT
-from cloche.api.opensandbox.lifecycle_wire import decode
+from cloche.api.opensandbox import network_schema as wire
+from cloche.api.opensandbox.context import Desk
+from cloche.api.opensandbox.credentials import Vaults
+from cloche.api.opensandbox.lifecycle_schema import EGRESS_HEADER, EGRESS_PORT, decode
 from cloche.api.opensandbox.replies import error_reply, json_reply
-from cloche.api.opensandbox.vault import Vaults
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
 

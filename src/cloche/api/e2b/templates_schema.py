@@ -1,0 +1,313 @@
+"""Template builds as E2B's clients ask for them, and what they are told. Pure; raises InvalidRequest and NotOffered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloche import errors
+from cloche.api.e2b.replies import NotOffered, timestamp
+from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, decode, size, whole_number
+from cloche.engine.builds.build import MAX_PATH_BYTES, Plan, Step, StepKind
+from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
+from cloche.store.builds import Build, BuiltTemplate, LogEntry, Tag
+
+MAX_STEPS = 500
+MAX_TAGS = 100  # of one request
+MAX_NAME = 256  # characters of a name with a tag
+MAX_SIZE = 1 << 40  # of a number that says how large something is to be: more is no such number
+MAX_PAGE = 100
+LEVELS = ("debug", "info", "warn", "error")
+
+_HASH = re.compile(r"[0-9a-f]{32,128}")
+_MODE = re.compile(r"[0-7]{0,5}")
+_ARGS: dict[StepKind, tuple[int, int]] = {  # how many a step has
+    "RUN": (1, 2),
+    "COPY": (2, 4),
+    "ENV": (2, 2000),
+    "WORKDIR": (1, 1),
+    "USER": (1, 2),
+}
+_ARG_BYTES: dict[StepKind, int] = {  # that each of them can have
+    "RUN": MAX_STRING_BYTES - 1,
+    "COPY": MAX_PATH_BYTES,
+    "ENV": MAX_STRING_BYTES - 1,
+    "WORKDIR": MAX_PATH_BYTES,
+    "USER": 256,
+}
+
+
+class NewBuild(Struct):
+    """The body of `POST /v3/templates`. The names are E2B's."""
+
+    name: str | None = None
+    alias: str | None = None  # what older clients call the name
+    tags: list[str] | None = None
+    cpuCount: int | None = None
+    memoryMB: int | None = None
+
+
+class WireStep(Struct):
+    type: str
+    args: list[str] | None = None
+    filesHash: str | None = None
+    force: bool | None = None
+
+
+class StartBuild(Struct):
+    """The body of `POST /v2/templates/{id}/builds/{build}`."""
+
+    fromImage: str | None = None
+    fromTemplate: str | None = None
+    fromImageRegistry: Any = None
+    force: bool | None = None
+    steps: list[WireStep] | None = None
+    startCmd: str | None = None
+    readyCmd: str | None = None
+
+
+class Tagging(Struct):
+    target: str
+    tags: list[str]
+
+
+class Untagging(Struct):
+    name: str
+    tags: list[str]
+
+
+class Wanted(Struct):
+    name: str
+    tags: tuple[str, ...]
+    cpus: int | None
+    memory_mb: int | None
+
+    def limits(self, default: Limits) -> Limits:
+        """Raises InvalidRequest."""
+        for name, number in (("cpuCount", self.cpus), ("memoryMB", self.memory_mb)):
+            if number is not None and not 0 <= number <= MAX_SIZE:
+                raise errors.InvalidRequest(f"{name}: no sandbox can have so much or so little")
+        return Limits(
+            memory_bytes=default.memory_bytes if self.memory_mb is None else self.memory_mb * MIB,
+            cpus=default.cpus if self.cpus is None else float(self.cpus),
+            processes=default.processes,
+            open_files=default.open_files,
+            space_bytes=default.space_bytes,
+            output_bytes=default.output_bytes,
+            execution_seconds=default.execution_seconds,
+        )
+
+
+def wanted(body: bytes) -> Wanted:
+    asked = decode(body, NewBuild)
+    name = asked.name or asked.alias
+    if not name:
+        raise errors.InvalidRequest("name: it is missing; give the template a name, or NAME:TAG")
+    _check_name("name", name)
+    return Wanted(name=name, tags=tuple(_few(asked.tags or ())), cpus=asked.cpuCount, memory_mb=asked.memoryMB)
+
+
+def tagging(body: bytes) -> Tagging:
+    asked = decode(body, Tagging)
+    _check_name("target", asked.target)
+    _few(asked.tags)
+    return asked
+
+
+def untagging(body: bytes) -> Untagging:
+    asked = decode(body, Untagging)
+    _check_name("name", asked.name)
+    _few(asked.tags)
+    return asked
+
+
+def _few(tags: Sequence[str]) -> Sequence[str]:
+    if len(tags) > MAX_TAGS:
+        raise errors.InvalidRequest(f"tags: one request can have {MAX_TAGS}, not {len(tags)}")
+    for tag in tags:
+        _check_name("tags", tag)
+    return tags
+
+
+def _check_name(field: str, name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise errors.InvalidRequest(f"{field}: a name of {len(name)} characters is too long: {MAX_NAME} are allowed")
+
+
+def plan(body: bytes) -> Plan:
+    """What is to be built."""
+    asked = decode(body, StartBuild)
+    if asked.fromImageRegistry:
+        raise NotOffered("fromImageRegistry: this server takes no images from registries; build from a template")
+    if bool(asked.fromImage) == bool(asked.fromTemplate):
+        raise errors.InvalidRequest("fromImage, fromTemplate: give one of them")
+    _check_name("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")
+    _check_command("startCmd", asked.startCmd or "")
+    _check_command("readyCmd", asked.readyCmd or "")
+    steps = asked.steps or []
+    if len(steps) > MAX_STEPS:
+        raise errors.InvalidRequest(f"steps: a template can have {MAX_STEPS}, not {len(steps)}")
+    return Plan(
+        base=asked.fromTemplate or _image(asked.fromImage or ""),
+        steps=tuple(_step(number, step) for number, step in enumerate(steps, 1)),
+        start_command=asked.startCmd,
+        ready_command=asked.readyCmd,
+        force=bool(asked.force) or any(step.force for step in steps),
+        fresh_from=0 if asked.force else next((index for index, step in enumerate(steps) if step.force), None),
+    )
+
+
+def _image(name: str) -> str:
+    """The image as aliases name it: without the registry that everybody means, and without a digest."""
+    return name.removeprefix("docker.io/").removeprefix("library/").partition("@")[0]
+
+
+def _step(number: int, step: WireStep) -> Step:
+    where = f"steps[{number - 1}]"
+    kinds = [kind for kind in _ARGS if kind == step.type.upper()]
+    if not kinds:
+        raise errors.InvalidRequest(f"{where}: there is no step {step.type[:40]!r}: use {', '.join(_ARGS)}")
+    kind, args = kinds[0], step.args or []
+    least, most = _ARGS[kind]
+    if not least <= len(args) <= most or (kind == "ENV" and len(args) % 2):
+        raise errors.InvalidRequest(f"{where}: {kind} has {len(args)} arguments, which is not what it takes")
+    if any("\0" in arg for arg in args) or not args[0].strip():
+        raise errors.InvalidRequest(f"{where}: an argument of {kind} is empty, or has a NUL character")
+    _check_length(where, args, _ARG_BYTES[kind])
+    if kind == "COPY":
+        _check_copy(where, args, step.filesHash)
+    return Step(kind=kind, args=tuple(args), files=step.filesHash if kind == "COPY" else None)
+
+
+def _check_command(field: str, command: str) -> None:
+    _check_length(field, [command], MAX_STRING_BYTES - 1)
+    if "\0" in command:
+        raise errors.InvalidRequest(f"{field}: it has a NUL character")
+
+
+def _check_length(where: str, args: Sequence[str], max_bytes: int) -> None:
+    longest = max(len(arg.encode()) for arg in args)
+    if longest > max_bytes:
+        raise errors.InvalidRequest(f"{where}: {longest} bytes are too many: {max_bytes} are allowed; upload a file")
+
+
+def _check_copy(where: str, args: Sequence[str], digest: str | None) -> None:
+    if digest is None:
+        raise errors.InvalidRequest(f"{where}: filesHash is missing: COPY needs files that were uploaded")
+    files_hash(digest)
+    if args[3:] and not _MODE.fullmatch(args[3]):
+        raise errors.InvalidRequest(f"{where}: {args[3][:20]!r} is not a mode like 0755")
+
+
+def files_hash(text: str) -> str:
+    """Raises InvalidRequest."""
+    if not _HASH.fullmatch(text):
+        raise errors.InvalidRequest(f"filesHash: {text[:140]!r} is not a digest in hexadecimal digits")
+    return text
+
+
+# -- what is told
+
+
+def requested(template: BuiltTemplate, build: Build) -> Json:
+    return {
+        "templateID": template.id,
+        "buildID": build.id,
+        "public": False,
+        "names": [template.name],
+        "tags": list(build.tags),
+        "aliases": [template.name],
+    }
+
+
+class Page(Struct):
+    """Which log entries are asked for."""
+
+    offset: int = 0
+    limit: int = MAX_PAGE
+    level: int = 0  # its place in LEVELS
+
+
+def page(query: Mapping[str, str]) -> Page:
+    level = query.get("level") or "debug"
+    if level not in LEVELS:
+        raise errors.InvalidRequest(f"level: it is one of {', '.join(LEVELS)}, not {level[:40]!r}")
+    return Page(
+        offset=whole_number("logsOffset", query.get("logsOffset"), 0, 1 << 31) or 0,
+        limit=whole_number("limit", query.get("limit"), 1, MAX_PAGE) or MAX_PAGE,
+        level=LEVELS.index(level),
+    )
+
+
+def status(build: Build, logs: Sequence[LogEntry], page: Page) -> Json:
+    chosen = [each for each in logs if LEVELS.index(each.level) >= page.level][page.offset : page.offset + page.limit]
+    reason = {} if build.reason is None else {"reason": _reason(build, logs)}
+    return {
+        "templateID": build.template,
+        "buildID": build.id,
+        "status": build.state,
+        "logs": [each.message for each in chosen],
+        "logEntries": [entry(each) for each in chosen],
+        **reason,
+    }
+
+
+def _reason(build: Build, logs: Sequence[LogEntry]) -> Json:
+    last = [entry(each) for each in logs[-10:]]
+    step = {} if build.step is None else {"step": build.step}
+    return {"message": build.reason, **step, "logEntries": last}
+
+
+def entry(each: LogEntry) -> Json:
+    step = {} if each.step is None else {"step": each.step}
+    return {"timestamp": timestamp(each.at), "level": each.level, "message": each.message, **step}
+
+
+def tag(each: Tag) -> Json:
+    return {"tag": each.tag, "buildID": each.build, "createdAt": timestamp(each.created_at)}
+
+
+def listed(template: BuiltTemplate, builds: Sequence[Build]) -> Json:
+    """A template by its newest build, which is the first; there may be none any more."""
+    newest = builds[0] if builds else None
+    return {
+        **_about(template, newest),
+        "buildID": "" if newest is None else newest.id,
+        **size(Limits() if newest is None else newest.limits),
+        "createdBy": None,
+        "buildCount": len(builds),
+        "envdVersion": ENVD_VERSION,
+        "buildStatus": "error" if newest is None else newest.state,
+    }
+
+
+def detail(template: BuiltTemplate, builds: Sequence[Build]) -> Json:
+    return {**_about(template, builds[0] if builds else None), "builds": [_build(each) for each in builds]}
+
+
+def _about(template: BuiltTemplate, newest: Build | None) -> Json:
+    updated_at = template.created_at if newest is None else newest.updated_at
+    return {
+        "templateID": template.id,
+        "public": False,
+        "aliases": [template.name],
+        "names": [template.name],
+        "createdAt": timestamp(template.created_at),
+        "updatedAt": timestamp(updated_at),
+        "lastSpawnedAt": None,
+        "spawnCount": 0,
+    }
+
+
+def _build(build: Build) -> Json:
+    finished = {"finishedAt": timestamp(build.updated_at)} if build.state in ("ready", "error") else {}
+    return {
+        "buildID": build.id,
+        "status": build.state,
+        "createdAt": timestamp(build.created_at),
+        "updatedAt": timestamp(build.updated_at),
+        **finished,
+        **size(build.limits),
+        "envdVersion": ENVD_VERSION,
+    }

@@ -1,0 +1,147 @@
+"""The Response object, as OpenAI's clients expect it: every key is always there."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from cloche import errors
+from cloche.api.openai.context import status_and_body
+from cloche.api.openai.responses_request import OUTPUTS, Wanted
+from cloche.gateway.events import Tokens
+from cloche.gateway.items import Item, new_item_id, output_text, without_credentials
+
+_ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
+
+
+def new_response_id() -> str:
+    return "resp_" + secrets.token_hex(24)
+
+
+def response_object(
+    id: str,
+    wanted: Wanted,
+    created_at: int,
+    *,
+    status: str,
+    output: list[Item],
+    tokens: Tokens | None = None,
+    reason: str | None = None,
+    error: dict[str, str] | None = None,
+    service_tier: str | None = None,
+) -> dict[str, Any]:
+    """What is known of a response now."""
+    options = wanted.options
+    done = status in ("completed", "incomplete", "failed", "cancelled")
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": created_at,
+        "status": status,
+        "background": wanted.background,
+        "completed_at": int(time.time()) if done else None,
+        "conversation": {"id": wanted.conversation} if wanted.conversation else None,
+        "error": error,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "instructions": wanted.instructions,
+        "max_output_tokens": wanted.max_output_tokens,
+        "max_tool_calls": wanted.max_tool_calls,
+        "metadata": wanted.metadata,
+        "model": wanted.model,
+        "output": output,
+        "parallel_tool_calls": options.get("parallel_tool_calls", True),
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "previous_response_id": wanted.previous_response_id,
+        "prompt_cache_key": options.get("prompt_cache_key"),
+        "prompt_cache_retention": options.get("prompt_cache_retention"),
+        "reasoning": {"effort": None, "summary": None, **options.get("reasoning", {})},
+        "safety_identifier": options.get("safety_identifier"),
+        "service_tier": service_tier or options.get("service_tier") or "default",
+        "store": wanted.store,
+        "temperature": options.get("temperature", 1.0),
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **options.get("text", {})},
+        "tool_choice": wanted.tool_choice,
+        "tools": [_echoed(tool) for tool in wanted.tools],
+        "top_logprobs": options.get("top_logprobs", 0),
+        "top_p": options.get("top_p", 1.0),
+        "truncation": options.get("truncation", "disabled"),
+        "usage": usage(tokens) if tokens is not None else None,
+        "user": options.get("user"),
+    }
+
+
+def usage(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens.input,
+        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": tokens.cache_written},
+        "output_tokens": tokens.output,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.total,
+    }
+
+
+def error_of(error: errors.ClocheError) -> dict[str, str]:
+    """The `error` of a response that failed: its codes are few."""
+    status, body = status_and_body(error)
+    code = body["code"] if body["code"] in _ERROR_CODES else "rate_limit_exceeded" if status == 429 else "server_error"
+    return {"code": str(code), "message": str(body["message"])}
+
+
+def without_outputs(item: Item) -> Item:
+    """An item as clients see it who did not ask for the outputs of code."""
+    return {**item, "outputs": None} if item.get("type") == "code_interpreter_call" else item
+
+
+def _echoed(tool: Item) -> Item:
+    """A function has these fields in an answer, said or not."""
+    if tool.get("type") == "function":
+        return {"parameters": None, "strict": None, **tool}
+    return without_credentials(tool)
+
+
+# Items as clients sent them, in the shape in which they are listed and kept: with an id, content in parts.
+
+MAX_ID = 200  # characters
+
+
+def with_ids(items: Iterable[Item]) -> list[Item]:
+    """The items, each with an id that no other has."""
+    seen: set[str] = set()
+    listed = []
+    for item in items:
+        id = item.get("id")
+        if not isinstance(id, str) or not 0 < len(id) <= MAX_ID or id in seen:
+            id = new_item_id(str(item.get("type")))
+        seen.add(id)
+        listed.append(_listed({**without_credentials(item), "id": id}))
+    return listed
+
+
+def minted(given: Iterable[Item], listed: Iterable[Item]) -> set[str]:
+    """The ids in `listed` that no client has chosen: those that are not among what it gave."""
+    return {item["id"] for item in listed} - {item["id"] for item in given if isinstance(item.get("id"), str)}
+
+
+def seen_by(items: Iterable[Item], include: Iterable[str]) -> list[Item]:
+    """The items as a client sees them who asked for that."""
+    return list(items) if OUTPUTS in include else [without_outputs(item) for item in items]
+
+
+def _listed(item: Item) -> Item:
+    match item.get("type"):
+        case "message":
+            content = item.get("content")
+            parts = [_text_part(item, content)] if isinstance(content, str) else content
+            return {**item, "status": item.get("status") or "completed", "content": parts or []}
+        case "function_call" | "function_call_output":
+            return {**item, "status": item.get("status") or "completed"}
+        case "code_interpreter_call":
+            return {"status": "completed", "code": None, "outputs": None, **item}
+    return item
+
+
+def _text_part(item: Item, text: str) -> Item:
+    return output_text(text) if item.get("role") == "assistant" else {"type": "input_text", "text": text}

@@ -1,0 +1,552 @@
+"""The events of a response's stream, from what happens in a turn: numbered, in OpenAI's grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, aclosing, contextmanager
+from typing import Any, Protocol
+
+import msgspec
+
+from cloche import errors
+from cloche.api.http import unforeseen
+from cloche.api.openai.context import AfterCode, status_and_body
+from cloche.api.openai.response_object import (
+    error_of,
+    minted,
+    new_response_id,
+    response_object,
+    with_ids,
+    without_outputs,
+)
+from cloche.api.openai.responses_request import OUTPUTS, Wanted
+from cloche.gateway import history
+from cloche.gateway.events import (
+    Cited,
+    Closed,
+    Delta,
+    Finished,
+    Happening,
+    Interpreting,
+    Opened,
+    Passed,
+    Printed,
+    Tokens,
+)
+from cloche.gateway.gateway import Gateway
+from cloche.gateway.items import Item, new_item_id, output_text
+from cloche.gateway.outputs import Sight, said_by
+from cloche.gateway.request import Asked
+from cloche.gateway.trace import Trace
+from cloche.store.responses import StoredResponse
+
+Event = dict[str, Any]
+
+_PLAIN_DELTAS = {
+    "arguments": "response.function_call_arguments",
+    "custom": "response.custom_tool_call_input",
+    "code": "response.code_interpreter_call_code",
+}
+_PART_TYPES = {"text": "output_text", "refusal": "refusal", "reasoning": "reasoning_text"}
+_PART_EVENTS = {"output_text": "output_text", "refusal": "refusal", "reasoning_text": "reasoning_text"}
+
+
+class ResponseEvents:
+    """Feed it what happens; it gives the events, each with its number. `response` is the object as it is now."""
+
+    def __init__(self, wanted: Wanted, id: str | None = None):
+        self.id = id or new_response_id()
+        self._wanted = wanted
+        self._created_at = int(time.time())
+        self._number = 0
+        self._output: list[Item] = []
+        self._open: dict[int, _OpenItem] = {}
+        self.response: dict[str, Any] = self._object("queued" if wanted.background else "in_progress")
+
+    @property
+    def output(self) -> list[Item]:
+        """The items that are whole, with the outputs of their code."""
+        return self._output
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The object as it is now, with all items that are whole and the outputs of their code."""
+        return {**self.response, "output": list(self._output)}
+
+    @property
+    def ended(self) -> bool:
+        return self.response["status"] in ("completed", "incomplete", "failed", "cancelled")
+
+    def begin(self) -> list[Event]:
+        kinds = ["response.created", "response.in_progress"]
+        if self._wanted.background:
+            kinds.insert(1, "response.queued")
+        events = []
+        for kind in kinds:
+            if kind == "response.in_progress":
+                self.response = self._object("in_progress")
+            events.append(self._numbered({"type": kind, "response": self.response}))
+        return events
+
+    def feed(self, happening: Happening) -> list[Event]:
+        return [self._numbered(event) for event in self._events_of(happening)]
+
+    def fail(self, error: errors.ClocheError, tokens: Tokens) -> list[Event]:
+        """It ends here. Items that are open are closed first, so that no reader is left with half of one."""
+        events = list(self._abort_items("failed"))
+        self.response = self._object("failed", tokens=tokens, error=error_of(error))
+        _, body = status_and_body(error)
+        # OpenAI's document has the fields in the event itself, its server sends them as `error`: clients read either.
+        said = {name: body[name] for name in ("code", "message", "param")}
+        events += [
+            {"type": "error", **said, "error": body},
+            {"type": "response.failed", "response": self.response},
+        ]
+        return [self._numbered(event) for event in events]
+
+    def cancel(self, tokens: Tokens) -> list[Event]:
+        """Somebody cancelled it. There is no event of that name: clients know `incomplete`, and see the status."""
+        events = list(self._abort_items("incomplete"))
+        self.response = self._object("cancelled", tokens=tokens)
+        events.append({"type": "response.incomplete", "response": self.response})
+        return [self._numbered(event) for event in events]
+
+    # -- inside
+
+    def _events_of(self, happening: Happening) -> Iterator[Event]:
+        match happening:
+            case Opened():
+                yield from self._opened(happening)
+            case Finished():
+                self.response = self._object(
+                    happening.status,
+                    tokens=happening.tokens,
+                    reason=happening.reason,
+                    service_tier=happening.service_tier,
+                )
+                yield {"type": f"response.{happening.status}", "response": self.response}
+            case Closed():
+                item = self._seen(happening.item)
+                yield from self._open.pop(happening.index).close(item)
+                yield {"type": "response.output_item.done", "output_index": happening.index, "item": item}
+                self._output.append(happening.item)
+            case _:
+                yield from self._open[happening.index].events_of(happening)
+
+    def _opened(self, happening: Opened) -> Iterator[Event]:
+        index, item = happening.index, happening.item
+        self._open[index] = _OpenItem(index, item, stream_outputs=self._wanted.stream_outputs)
+        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        if item["type"] == "code_interpreter_call":
+            yield self._open[index].about("response.code_interpreter_call.in_progress")
+
+    def _abort_items(self, status: str) -> Iterator[Event]:
+        for index, open_item in sorted(self._open.items()):
+            item = self._seen(open_item.aborted(status))
+            yield from open_item.close(item)
+            yield {"type": "response.output_item.done", "output_index": index, "item": item}
+            self._output.append(open_item.aborted(status))
+        self._open.clear()
+
+    def _seen(self, item: Item) -> Item:
+        return item if self._wanted.with_outputs else without_outputs(item)
+
+    def _object(self, status: str, **about: Any) -> dict[str, Any]:
+        output = [self._seen(item) for item in self._output]
+        return response_object(self.id, self._wanted, self._created_at, status=status, output=output, **about)
+
+    def _numbered(self, event: Event) -> Event:
+        self._number += 1
+        return {**event, "sequence_number": self._number - 1}
+
+
+class _OpenItem:
+    """An item that has been announced, and is not whole."""
+
+    def __init__(self, index: int, item: Item, *, stream_outputs: bool):
+        self._index = index
+        self._item = item
+        self._watched = Sight() if stream_outputs else None  # what its code has shown so far, if that is streamed
+        self._texts: dict[str, list[str]] = {}  # of arguments, code, input
+        self._parts: dict[int, _Part] = {}
+        self._summaries: dict[int, list[str]] = {}
+        self._code_is_whole = False
+
+    def about(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "output_index": self._index, "item_id": self._item["id"], **fields}
+
+    def events_of(self, happening: Happening) -> Iterator[Event]:
+        match happening:
+            case Delta():
+                yield from self._delta(happening)
+            case Interpreting():
+                yield from self._code_done(happening.code)
+                yield self.about("response.code_interpreter_call.interpreting")
+            case Cited():
+                part = self._part(happening.part, "output_text")
+                yield from part.opening()
+                yield part.cite(happening.annotation)
+            case Printed() if self._watched is not None:
+                self._watched.feed(happening.event)
+                if said := said_by(happening.event):
+                    text, stream = said
+                    yield self.about("response.code_interpreter_call_output.delta", delta=text, stream=stream)
+            case Passed():
+                yield {**happening.event, "output_index": self._index, "item_id": self._item["id"]}
+
+    def close(self, item: Item) -> Iterator[Event]:
+        """What is said before `output_item.done`."""
+        match item["type"]:
+            case "code_interpreter_call":
+                yield from self._code_done(item["code"])
+                if item["status"] == "completed":
+                    yield self.about("response.code_interpreter_call.completed")
+            case "function_call":
+                yield from self._text_rest("arguments", item["arguments"])
+                yield self.about(
+                    "response.function_call_arguments.done", name=item["name"], arguments=item["arguments"]
+                )
+            case "custom_tool_call":
+                yield from self._text_rest("custom", item["input"])
+                yield self.about("response.custom_tool_call_input.done", input=item["input"])
+            case "message" | "reasoning":
+                yield from self._close_summaries(item)
+                yield from self._close_parts(item)
+
+    def aborted(self, status: str) -> Item:
+        """The item as far as it came."""
+        item = {**self._item, "status": "incomplete"}
+        match item["type"]:
+            case "code_interpreter_call":
+                outputs = self._watched.outputs() if self._watched is not None else []
+                return {**item, "status": status, "code": self._text("code"), "outputs": outputs}
+            case "message":
+                return {**item, "content": self._content()}
+            case "reasoning":
+                content = {"content": self._content()} if self._parts else {}
+                return {**item, "summary": self._summary_parts(), **content}
+            case "function_call":
+                return {**item, "arguments": self._text("arguments")}
+            case "custom_tool_call":
+                return {**item, "input": self._text("custom")}
+        return item
+
+    # -- inside
+
+    def _text(self, kind: str) -> str:
+        return "".join(self._texts.get(kind, []))
+
+    def _content(self) -> list[Item]:
+        return [part.whole() for _, part in sorted(self._parts.items())]
+
+    def _summary_parts(self) -> list[Item]:
+        return [{"type": "summary_text", "text": "".join(texts)} for _, texts in sorted(self._summaries.items())]
+
+    def _delta(self, delta: Delta) -> Iterator[Event]:
+        if delta.kind in _PLAIN_DELTAS:
+            self._texts.setdefault(delta.kind, []).append(delta.text)
+            yield self.about(_PLAIN_DELTAS[delta.kind] + ".delta", delta=delta.text)
+        elif delta.kind == "summary":
+            yield from self._summary(delta)
+        else:
+            part = self._part(delta.part, _PART_TYPES[delta.kind])
+            yield from part.opening()
+            yield part.delta(delta)
+
+    def _text_rest(self, kind: str, whole: str) -> Iterator[Event]:
+        """Says in one delta what no delta has said."""
+        said = self._text(kind)
+        if whole != said and whole.startswith(said):
+            yield self.about(_PLAIN_DELTAS[kind] + ".delta", delta=whole[len(said) :])
+
+    def _code_done(self, code: str) -> Iterator[Event]:
+        if not self._code_is_whole:
+            self._code_is_whole = True
+            yield self.about("response.code_interpreter_call_code.done", code=code)
+
+    def _part(self, number: int, kind: str) -> _Part:
+        if number not in self._parts:
+            self._parts[number] = _Part(self, number, kind)
+        return self._parts[number]
+
+    def _close_parts(self, item: Item) -> Iterator[Event]:
+        for number, content in enumerate(item.get("content") or []):
+            if content.get("type") in _PART_EVENTS:
+                part = self._part(number, content["type"])
+                yield from part.opening()
+                yield from part.closing(content)
+
+    def _summary(self, delta: Delta) -> Iterator[Event]:
+        if delta.part not in self._summaries:
+            self._summaries[delta.part] = []
+            empty = {"type": "summary_text", "text": ""}
+            yield self.about("response.reasoning_summary_part.added", summary_index=delta.part, part=empty)
+        self._summaries[delta.part].append(delta.text)
+        yield self.about("response.reasoning_summary_text.delta", summary_index=delta.part, delta=delta.text)
+
+    def _close_summaries(self, item: Item) -> Iterator[Event]:
+        for number, summary in enumerate(item.get("summary") or []):
+            if number not in self._summaries:
+                yield from self._summary(Delta(index=self._index, kind="summary", text=summary["text"], part=number))
+            yield self.about("response.reasoning_summary_text.done", summary_index=number, text=summary["text"])
+            yield self.about("response.reasoning_summary_part.done", summary_index=number, part=summary)
+
+
+class _Part:
+    """One part of a message's or a reasoning's content."""
+
+    def __init__(self, owner: _OpenItem, number: int, kind: str):
+        self._owner = owner
+        self._number = number
+        self._kind = kind
+        self._texts: list[str] = []
+        self._logprobs: list[Any] = []
+        self._annotations: list[Item] = []
+        self._opened = False
+
+    def opening(self) -> Iterator[Event]:
+        if not self._opened:
+            self._opened = True
+            part = output_text() if self._kind == "output_text" else {"type": self._kind, self._field: ""}
+            yield self._about("response.content_part.added", part=part)
+
+    def delta(self, delta: Delta) -> Event:
+        self._texts.append(delta.text)
+        self._logprobs += delta.logprobs
+        extra = {"logprobs": delta.logprobs} if self._kind == "output_text" else {}
+        return self._about(f"response.{_PART_EVENTS[self._kind]}.delta", delta=delta.text, **extra)
+
+    def cite(self, annotation: Item) -> Event:
+        self._annotations.append(annotation)
+        place = len(self._annotations) - 1
+        return self._about("response.output_text.annotation.added", annotation_index=place, annotation=annotation)
+
+    def closing(self, content: Item) -> Iterator[Event]:
+        text, said = str(content.get(self._field, "")), "".join(self._texts)
+        if text != said and text.startswith(said):
+            yield self.delta(Delta(index=0, kind="text", text=text[len(said) :]))
+        extra = {"logprobs": content.get("logprobs") or []} if self._kind == "output_text" else {}
+        yield self._about(f"response.{_PART_EVENTS[self._kind]}.done", **{self._field: text}, **extra)
+        yield self._about("response.content_part.done", part=content)
+
+    def whole(self) -> Item:
+        text = "".join(self._texts)
+        if self._kind != "output_text":
+            return {"type": self._kind, self._field: text}
+        return {**output_text(text, self._annotations), "logprobs": self._logprobs}
+
+    @property
+    def _field(self) -> str:
+        return "refusal" if self._kind == "refusal" else "text"
+
+    def _about(self, kind: str, **fields: Any) -> Event:
+        return self._owner.about(kind, content_index=self._number, **fields)
+
+
+# A response in the making: one turn, told as events, and kept when it has ended, however it does.
+
+FIRST_WORD_SECONDS = 10.0
+
+
+class Answer:
+    """`told` is to be used once.
+
+    Until `begun`, nobody knows of the response: what fails is raised, and nothing is kept. From then on a failure is
+    an event, and whoever closes `told` before its end has cancelled the response.
+    """
+
+    def __init__(self, gateway: Gateway, trace: Trace, wanted: Wanted, asked: Asked):
+        self._gateway = gateway
+        self._trace = trace
+        self.wanted = wanted
+        self._asked = asked
+        self.until_end = ExitStack()  # left when it has ended, before that is told
+        self._input = with_ids(wanted.input)
+        self._minted = minted(wanted.input, self._input)  # ids of items that they got here
+        self.turn = gateway.turn(asked, trace)
+        self.events = ResponseEvents(_whole(wanted) if wanted.background else wanted)
+        self.begun = False
+        self._error: errors.ClocheError | None = None  # that it ended with, after it had begun
+        self.last_words: list[Event] = []  # those that could not be told, since `told` was closed
+
+    @property
+    def owner(self) -> str:
+        return self._trace.owner
+
+    async def told(self) -> AsyncGenerator[list[Event], None]:
+        """The events, some at a time; the first time before the model is asked, when all that it needs is there."""
+        wanted, events = self.wanted, self.events
+        about = {"response": events.id, "model": wanted.model, "stream": wanted.stream}
+        with self._until_end(), self._trace.step("request", **about) as step:
+            try:
+                async with aclosing(self._told()) as told:
+                    async for batch in told:
+                        yield batch
+            finally:
+                step.fields["status"] = events.response["status"]
+                if self._error is not None:
+                    step.failed(self._error)
+                elif wanted.background and events.response["status"] == "cancelled":
+                    step.outcome = "cancelled"  # by somebody's request; elsewhere it was the client that left
+
+    def keep(self, *, instance: str | None = None) -> None:
+        """Keeps it as it is now. `instance` is the process that goes on working on it."""
+        response, stored = self.events.whole, self._gateway.shelf.responses
+        keep = stored.change if self.wanted.background and instance is None else stored.put
+        keep(
+            StoredResponse(
+                id=self.events.id,
+                owner=self.owner,
+                created_at=response["created_at"],
+                status=response["status"],
+                body=response,
+                input=self._input,
+                transcript=history.kept(self.turn.transcript, self._asked.tools),
+                previous=self.wanted.previous_response_id,
+                container=self._container,
+                instance=instance,
+                include=list(self.wanted.include),
+            ),
+            self._all_minted,
+        )
+
+    # -- inside
+
+    @contextmanager
+    def _until_end(self) -> Iterator[None]:
+        """Until then it is one of its owner's turns. Raises TooManyTurns."""
+        with self.until_end:
+            if not self.wanted.background:  # those have a limit of their own
+                self.until_end.enter_context(self._gateway.crowd.enter(self.owner))
+            yield
+
+    async def _told(self) -> AsyncGenerator[list[Event], None]:
+        try:
+            await self.turn.prepare()
+            yield self.events.begin()
+            async with aclosing(self.turn.happenings()) as happenings:
+                async for happening in happenings:
+                    self._check_stopping()
+                    batch = self.events.feed(happening)
+                    if self.events.ended:
+                        self._ended()  # before it is told: who reads that may ask for it, or go on, at once
+                    if batch:
+                        yield batch
+        except errors.ClocheError as error:
+            yield self._failed(error)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._left()
+            raise
+        except Exception as error:  # noqa: BLE001 - the dialect's edge, of a stream
+            yield self._failed(unforeseen(error, self._trace.request))
+
+    def _failed(self, error: errors.ClocheError) -> list[Event]:
+        """Raises the error unless the client knows of the response."""
+        error = _stopped() if self._gateway.errands.closing else error  # all else is because of that
+        events = self.events.fail(error, self.turn.tokens)
+        if not self.begun:
+            raise error
+        self._error = error
+        self._ended()
+        return events
+
+    def _check_stopping(self) -> None:
+        """Raises ShuttingDown. A model that is told of a sandbox's end would make an answer of it."""
+        if self._gateway.errands.closing:
+            raise _stopped()
+
+    def _left(self) -> None:
+        if self.events.ended:
+            return
+        if self._gateway.errands.closing:
+            self._error = _stopped()
+            self.last_words = self.events.fail(self._error, self.turn.tokens)
+        else:
+            self.last_words = self.events.cancel(self.turn.tokens)
+        if self.begun:
+            self._ended()
+
+    def _ended(self) -> None:
+        if self.wanted.store:
+            self.keep()
+        if self.wanted.conversation and self.events.response["status"] in ("completed", "incomplete"):
+            items: list[Item] = [*self._input, *self.events.output]
+            self._gateway.shelf.conversations.add_turn(
+                self.wanted.conversation, items, self._all_minted, new_item_id, self._container
+            )
+        self.until_end.close()
+
+    @property
+    def _all_minted(self) -> set[str]:
+        return self._minted.union(item["id"] for item in self.events.output)
+
+    @property
+    def _container(self) -> str | None:
+        """Where code ran last in the conversation."""
+        return history.container_of(self.events.output) or self._asked.known_container
+
+
+async def answered(answer: Answer) -> Event:
+    """The response, when it has ended. Raises what fails: AfterCode if trying again would run code again."""
+    try:
+        async with aclosing(answer.told()) as told:
+            async for _ in told:
+                pass
+    except errors.ClocheError as error:
+        raise AfterCode(error) if answer.turn.ran_code else error from None
+    return answer.events.response
+
+
+class Telling(Protocol):
+    """An answer that can be told as it comes: of Responses and of Chat."""
+
+    begun: bool
+
+    def told(self) -> AsyncGenerator[list[Event], None]: ...
+
+
+async def opened(answer: Telling, seconds: float = FIRST_WORD_SECONDS) -> AsyncGenerator[list[Event], None]:
+    """The events, once the model has said its first word, or after so many seconds. Raises what fails until then."""
+    told = answer.told()
+    begin = await anext(told)
+    coming = asyncio.ensure_future(anext(told, None))
+    try:
+        await asyncio.wait((coming,), timeout=seconds)
+        if coming.done():
+            coming.result()
+        answer.begun = True
+    except BaseException:
+        await _closed(told, coming)
+        raise
+    return _opened(begin, coming, told)
+
+
+async def _opened(
+    begin: list[Event], coming: asyncio.Future[list[Event] | None], told: AsyncGenerator[list[Event], None]
+) -> AsyncGenerator[list[Event], None]:
+    try:
+        yield begin
+        batch = await coming
+        while batch is not None:
+            yield batch
+            batch = await anext(told, None)
+    finally:
+        await _closed(told, coming)
+
+
+async def _closed(told: AsyncGenerator[list[Event], None], coming: asyncio.Future[list[Event] | None]) -> None:
+    if not coming.done():
+        coming.cancel()
+        await asyncio.wait((coming,))
+    await told.aclose()
+
+
+def _stopped() -> errors.ShuttingDown:
+    return errors.ShuttingDown("The server was stopped.")
+
+
+def _whole(wanted: Wanted) -> Wanted:
+    """In the background all events have the outputs of code: who reads them may ask for them later."""
+    return msgspec.structs.replace(wanted, include=(*wanted.include, OUTPUTS))
