@@ -12,9 +12,7 @@ import pytest
 from tests.conftest import CommandLine, with_template
 from tests.test_cli_shell import Terminal
 
-from cloche.cli.chat_client import EventsIn
-from cloche.cli.chat_files import SavedFiles, safe_name
-from cloche.cli.chat_screen import safe
+from cloche.cli.chat_screen import EventsIn, SavedFiles, safe, safe_name
 from cloche.model import Template
 
 PNG = bytes.fromhex(

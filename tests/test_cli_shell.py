@@ -14,8 +14,8 @@ import time
 import pytest
 from tests.conftest import CommandLine
 
-from cloche.cli.cells import Cells
-from cloche.cli.images import drawing, iterm, kitty
+from cloche.cli.shell_session import Cells
+from cloche.cli.terminal import drawing, iterm, kitty
 
 PATIENCE_SECONDS = 90
 

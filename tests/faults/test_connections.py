@@ -17,7 +17,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, in_background, key_of, serving_by
 
 import cloche
-from cloche.cli.crowd import Crowd
+from cloche.cli.connection import Crowd
 
 FEW = 400  # descriptors: a quarter of them are for connections
 KINDS = {

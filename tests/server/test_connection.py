@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from cloche import errors
 from cloche.api import http
 from cloche.cli import connection
-from cloche.cli.listening import Listener, bind
+from cloche.cli.hosting import Listener, bind
 from cloche.config import Server
 
 MIB = 1 << 20

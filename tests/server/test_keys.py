@@ -23,7 +23,7 @@ from tests.conftest import serving, wait_until
 
 from cloche import Sandbox as Box
 from cloche import errors
-from cloche.cli.moments import moment
+from cloche.cli.key import moment
 from cloche.store.database import Database
 from cloche.store.keys import PRESET_ID, StoredKeys, hash_of
 from cloche.store.migrations import MIGRATIONS

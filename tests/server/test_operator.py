@@ -18,7 +18,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer
 
 from cloche import cli, errors
-from cloche.cli.moments import moment
+from cloche.cli.key import moment
 from cloche.config.sections import Quota
 from cloche.engine.instance import Instance, pid_of
 from cloche.engine.quotas.usage import Account

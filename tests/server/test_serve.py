@@ -22,7 +22,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until
 
 from cloche.cli import serve
-from cloche.cli.listening import silence_uvicorn
+from cloche.cli.hosting import silence_uvicorn
 from cloche.config import load
 from cloche.linux import cpu_priority
 from cloche.linux.cgroups.files import HOST_LEAF, mounted

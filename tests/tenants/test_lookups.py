@@ -28,8 +28,7 @@ from tests.tenants.wire import Wire
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.app import LOCAL_ADMIN
-from cloche.cli.hosting import hosted
-from cloche.cli.listening import bind, url_of
+from cloche.cli.hosting import bind, hosted, url_of
 from cloche.config import load
 from cloche.model import Template
 from cloche.store import database

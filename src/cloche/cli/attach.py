@@ -26,9 +26,9 @@ def command(run: str, after: int, form: str | None) -> None:
     Exit status: as that of `cloche run`.
     """
     try:
-        from cloche.cli import detaching  # it takes a while to import: not for `--help`
+        from cloche.cli import detached  # it takes a while to import: not for `--help`
 
-        sys.exit(asyncio.run(detaching.show(configuration(), run, after, form or "text")))
+        sys.exit(asyncio.run(detached.show(configuration(), run, after, form or "text")))
     except BrokenPipeError:
         sys.exit(BROKEN_PIPE)
     except KeyboardInterrupt:

@@ -34,8 +34,7 @@ def _own(config: Config) -> Iterator[Path]:
     """The control socket of a server for us alone."""
     from cloche.api.auth import Gatekeeper  # here, and below: with a server, none of this is needed
     from cloche.app import LOCAL_ADMIN
-    from cloche.cli.hosting import hosted
-    from cloche.cli.listening import silence_uvicorn
+    from cloche.cli.hosting import hosted, silence_uvicorn
     from cloche.sdk.loop_thread import LoopThread
     from cloche.store.database import Database
     from cloche.store.keys import StoredKeys

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloche import errors
-from cloche.cli.chat_client import Conversation
-from cloche.cli.chat_files import SavedFiles
-from cloche.cli.chat_screen import ChatScreen, Citation, safe
+from cloche.cli.chat_screen import ChatScreen, Citation, Conversation, SavedFiles, safe
 from cloche.cli.chat_server import reached
-from cloche.cli.prompt import history, leave, prompted
-from cloche.cli.screen import STDERR, STDOUT, say, write
 from cloche.cli.session import ENDING_SIGNALS
+from cloche.cli.shell_session import history, leave, prompted
+from cloche.cli.terminal import STDERR, STDOUT, say, write
 from cloche.config import Config
 
 ANSWERED, FAILED = 0, 1

@@ -52,14 +52,14 @@ def _configuration() -> tuple[list[Check], Config]:
 
 def _tokens(config: Config) -> list[Section]:
     """Only where some are accepted."""
-    from cloche.cli.token_keys import checks
+    from cloche.cli.serve import checks
 
     found = attempt("LibreChat's tokens", lambda: checks(config))
     return [Section(title="LibreChat", checks=found)] if found else []
 
 
 def _deep(quiet: bool) -> list[Check]:
-    from cloche.cli.claims import examine_claims
+    from cloche.cli.conformance import examine_claims
 
     show = (lambda check: None) if quiet else _print_check
     if not quiet:

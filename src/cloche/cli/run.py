@@ -16,7 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.cli import OUR_FAILURE, configuration
 from cloche.cli.network_options import NetworkAsk, network_options, taken
-from cloche.cli.notebooks import notebook_option
+from cloche.cli.notebook import notebook_option
 from cloche.config import bytes_of
 
 INTERRUPTED = 130
@@ -139,9 +139,12 @@ def _check_detached(options: dict[str, Any], form: str | None) -> None:
 
 def _status(ask: Ask) -> int:
     try:
-        from cloche.cli import detaching, program  # they take a while to import: not for `--help`, nor a wrong option
+        from cloche.cli import (  # they take a while to import: not for `--help`, nor a wrong option
+            detached,
+            run_program,
+        )
 
-        return asyncio.run((detaching.start if ask.detach else program.run)(configuration(), ask))
+        return asyncio.run((detached.start if ask.detach else run_program.run)(configuration(), ask))
     except BrokenPipeError:
         return BROKEN_PIPE
     except KeyboardInterrupt:

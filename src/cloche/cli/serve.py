@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,116 @@ import uvloop
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.app import LOCAL_ADMIN, Server
-from cloche.cli import configuration, token_keys
-from cloche.cli.hosting import hosted
-from cloche.cli.listening import bind, check_tls, reachable, silence_uvicorn, url_of
-from cloche.cli.welcome import VARIABLE, preset_key, welcome
-from cloche.config import Config
+from cloche.cli import configuration
+from cloche.cli.hosting import bind, check_tls, hosted, reachable, silence_uvicorn, url_of
+from cloche.config import Config, with_origin
 from cloche.config.librechat import SECRET_VARIABLES
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
 from cloche.engine.quotas.quotas import Quotas
+from cloche.isolation.base import Check
 from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
 from cloche.telemetry import log
+
+# Keys at the start of a server: the one that the environment sets, or a first one, shown once.
+
+VARIABLE = "CLOCHE_API_KEY"
+LEAST_CHARACTERS = 16
+LONG_CHARACTERS = 32
+
+
+def preset_key(environ: Mapping[str, str]) -> str | None:
+    """The admin's key that the environment sets, if it does. Raises InvalidConfig for one that could be guessed."""
+    key = environ.get(VARIABLE, "")
+    if not key:
+        return None
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise errors.InvalidConfig(f"{VARIABLE} can have printable ASCII characters only, and no spaces")
+    if len(key) < LEAST_CHARACTERS:
+        raise errors.InvalidConfig(
+            f"{VARIABLE} has {len(key)} characters: use {LEAST_CHARACTERS} at least, better `openssl rand -hex 20`"
+        )
+    if len(key) < LONG_CHARACTERS:
+        click.echo(f"cloche: warning: {VARIABLE} is short; better is `openssl rand -hex 20`", err=True)
+    return key
+
+
+async def welcome(keys: StoredKeys, url: str) -> None:
+    """Makes a first key where none was ever made and none is set, and shows it with lines to paste."""
+    if keys.any_valid:
+        return
+    if await keys.list():
+        click.echo("cloche: warning: every key was revoked or has expired: `cloche key add` makes a new one", err=True)
+        return
+    _, key = await keys.add("local", "admin", "first")
+    scheme, _, place = url.rstrip("/").partition("://")
+    click.echo(_WELCOME.format(key=key, url=url.rstrip("/"), with_key=f"{scheme}://cloche:{key}@{place}"))
+
+
+_WELCOME = """\
+The first key of this server, an admin's. It is shown this once; only its hash is kept.
+
+    {key}
+
+E2B's SDKs for Python and JavaScript:
+
+    export E2B_API_KEY={key} E2B_API_URL={url}/e2b E2B_SANDBOX_URL={url}/e2b
+
+OpenAI's SDKs (the code interpreter, containers, files; the model cloche/echo answers without any upstream):
+
+    export OPENAI_API_KEY={key} OPENAI_BASE_URL={url}/v1
+
+Agents that speak MCP, such as Claude Code (others: docs/dialects/mcp.md):
+
+    claude mcp add --transport http cloche {url}/mcp --header "Authorization: Bearer {key}"
+
+LiteLLM's interceptor, as its sandbox provider:
+
+    export OPEN_SANDBOX_API_KEY={key} OPEN_SANDBOX_API_BASE={url}/opensandbox/v1
+
+LibreChat, in its environment:
+
+    LIBRECHAT_CODE_BASEURL={with_key}/librechat/v1
+
+Agents that speak MCP, here Claude Code:
+
+    claude mcp add --transport http cloche {url}/mcp --header "Authorization: Bearer {key}"
+
+Cloche's own library and command line:
+
+    export CLOCHE_API_KEY={key} CLOCHE_URL={url}
+"""
+
+
+# Whether the keys for LibreChat's tokens that the configuration names can be used: asked before anything starts.
+
+
+def ids(config: Config) -> list[str]:
+    """Of the keys; none if no tokens are accepted. Raises InvalidConfig that names the setting and its origin."""
+    if not config.librechat.jwt.enabled:
+        return []
+    from cloche.api.librechat.jwt import Keys  # here, since `cloche doctor` must not need what a server does
+
+    try:
+        return Keys(config.librechat.jwt).ids
+    except errors.InvalidConfig as error:
+        raise errors.InvalidConfig(with_origin(str(error), config.origins)) from None
+
+
+def checks(config: Config) -> Iterator[Check]:
+    """For `cloche doctor`."""
+    name = "LibreChat's tokens"
+    try:
+        found = ids(config)
+    except errors.InvalidConfig as error:
+        yield Check(name=name, state="missing", detail=str(error), advice="repair it: `cloche serve` does not start")
+        return
+    if found:
+        detail = f"checked with {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}"
+        yield Check(name=name, state="enforced", detail=detail)
+
 
 STOP_SECONDS = 30.0
 YOUNG_OBJECTS = 5000  # a hundred requests' worth, after which garbage is looked for
@@ -62,7 +159,7 @@ def command(
     silence_uvicorn()
     _warn(config, insecure_no_auth)
     check_tls(config.server)
-    token_keys.ids(config)
+    ids(config)
     preset = preset_key(os.environ)
     for secret in (VARIABLE, *SECRET_VARIABLES):
         os.environ.pop(secret, None)  # no program that is started from here needs it

@@ -15,10 +15,9 @@ import msgspec
 
 from cloche import errors
 from cloche.cli import network_options
-from cloche.cli.lines import Lines
 from cloche.cli.network_options import NetworkAsk
 from cloche.cli.progress import showing
-from cloche.cli.screen import View
+from cloche.cli.terminal import Lines, View
 from cloche.config import Config, Pool, for_oneself
 from cloche.engine.instance import live_control_sockets
 from cloche.events import Ended, Input

@@ -12,7 +12,7 @@ import click
 
 from cloche.cli import configuration
 from cloche.cli.network_options import NetworkAsk, network_options, taken
-from cloche.cli.notebooks import notebook_option
+from cloche.cli.notebook import notebook_option
 from cloche.config import Config
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def _prompt(
     alone: bool,
     notebook: Path | None,
 ) -> int:
-    from cloche.cli import bridge, prompt, session  # these take a while to import: not for `--help`
+    from cloche.cli import session, shell_session  # these take a while to import: not for `--help`
 
     box: AbstractAsyncContextManager[Sandbox]
     if id is not None:
         box = session.attached(config, id)
     else:
         box = session.sandbox(config, template, limits=_limits(config, lang), network=network, alone=alone)
-    return prompt.serve(config, box, notebook) if lang == "python" else asyncio.run(bridge.bash(box))
+    return shell_session.serve(config, box, notebook) if lang == "python" else asyncio.run(shell_session.bash(box))
 
 
 def _limits(config: Config, lang: str) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,9 +12,47 @@ import msgspec
 from cloche import errors
 from cloche.cli import configuration
 from cloche.cli.progress import showing
-from cloche.cli.template_lines import in_brief, in_lines
 from cloche.model import MIB, Template
-from cloche.templates import Catalogue, Recipe, build, difference, export, import_archive, recipe
+from cloche.templates import Catalogue, Difference, Recipe, build, difference, export, import_archive, recipe
+
+# What two versions of a template differ in, in lines for people.
+
+
+def in_lines(found: Difference) -> Iterator[str]:
+    """One line for each thing that differs: + is new, - is gone, ~ is another."""
+    yield f"{found.before} -> {found.after}"
+    if found.same:
+        yield "  no difference"
+    if found.python is not None:
+        yield f"  ~ Python {found.python.before} -> {found.python.after}"
+    yield from (f"  + {package}" for package in found.packages_added)
+    yield from (f"  - {package}" for package in found.packages_removed)
+    yield from (f"  ~ {each.what} {each.before} -> {each.after}" for each in found.packages_changed)
+    for change in found.recipe:
+        yield f"  ~ template.toml: {change.what} = {_said(change.before)} -> {_said(change.after)}"
+    yield f"  {_format_size(found.before_bytes)} -> {_format_size(found.after_bytes)}"
+
+
+def in_brief(found: Difference) -> str:
+    """One line: how many of each, and how much larger."""
+    counts = {
+        "added": len(found.packages_added),
+        "removed": len(found.packages_removed),
+        "changed": len(found.packages_changed),
+    }
+    said = [f"{count} {verb}" for verb, count in counts.items() if count]
+    said += [f"Python {found.python.before} -> {found.python.after}"] if found.python else []
+    said += [f"template.toml: {', '.join(each.what for each in found.recipe)}"] if found.recipe else []
+    grown = (found.after_bytes - found.before_bytes) / MIB
+    return f"{', '.join(said) or 'no difference'}, {grown:+.0f} MiB"
+
+
+def _said(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _format_size(size_bytes: int) -> str:
+    return f"{size_bytes / MIB:.0f} MiB"
 
 
 @click.group("template")
@@ -35,7 +74,7 @@ def build_command(source: str) -> None:
     with showing(f"building {chosen.name}") as report:
         template = build(catalogue(), chosen, report)
     click.echo(
-        f"{template.ref}  Python {template.python_version}, {_size(template)}, {time.monotonic() - started:.0f} s"
+        f"{template.ref}  Python {template.python_version}, {_template_size(template)}, {time.monotonic() - started:.0f} s"
     )
 
 
@@ -66,7 +105,9 @@ def list_command(as_json: bool) -> None:
 def _line(template: Template, note: str) -> str:
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(template.created_at))
     packages = f"{len(template.packages)} packages"
-    said = f"{template.ref:<36} Python {template.python_version:<8} {packages:<14} {_size(template):>9}  {built}"
+    said = (
+        f"{template.ref:<36} Python {template.python_version:<8} {packages:<14} {_template_size(template):>9}  {built}"
+    )
     return f"{said}  {note}".rstrip()
 
 
@@ -160,7 +201,7 @@ def import_command(file: Path, sha256: str | None) -> None:
     """Add the template that such a file holds."""
     with showing(f"importing {file.name}") as report:
         template = import_archive(catalogue(), file, sha256, report)
-    click.echo(f"{template.ref}  Python {template.python_version}, {_size(template)}")
+    click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}")
 
 
 @command.command("rm")
@@ -179,5 +220,5 @@ def _words(value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _size(template: Template) -> str:
+def _template_size(template: Template) -> str:
     return f"{template.size_bytes / MIB:.0f} MiB"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cloche import errors
 from cloche.cli import OUR_FAILURE, network_options
 from cloche.cli.control import no_server, sockets
-from cloche.cli.program import last_word, upload, view_of
-from cloche.cli.screen import STDOUT, View, say, write
+from cloche.cli.run_program import last_word, upload, view_of
 from cloche.cli.session import asked_of
+from cloche.cli.terminal import STDOUT, View, say, write
 from cloche.config import Config
 from cloche.events import Ended, Numbered, RunInfo
 from cloche.model import SandboxSpec, check_seconds

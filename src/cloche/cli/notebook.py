@@ -31,7 +31,7 @@ def notebook_option(command: F) -> F:
 
 async def save_notebook(box: Sandbox, path: Path) -> None:
     """Says so where it cannot."""
-    from cloche.cli.screen import say  # not for `--help`
+    from cloche.cli.terminal import say  # not for `--help`
 
     try:
         path.write_bytes(await box.context().notebook())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
 import json
 import os
+import re
 import select
-from collections.abc import Callable, Mapping
+import termios
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from cloche.cli.images import Draw, drawing
 from cloche.events import (
     AnyEvent,
     Cleared,
@@ -22,6 +26,64 @@ from cloche.events import (
     Raised,
     Run,
 )
+
+# Images in a terminal, where it can show them: the protocols of kitty and of iTerm2.
+
+Draw = Callable[[Mapping[str, Any]], str | None]
+"""Makes of a MIME bundle what shows its image in the terminal; None if it has no image that this terminal can show."""
+
+CHUNK_CHARACTERS = 4096  # kitty's limit per escape sequence
+_KONSOLE_WITH_KITTY = 220400
+
+
+def drawing(environ: Mapping[str, str]) -> Draw | None:
+    """How the terminal of this environment shows images; None if it is not known to."""
+    term = environ.get("TERM", "")
+    if environ.get("TMUX") or re.match(r"(tmux|screen)", term):
+        return None  # they swallow what they do not know
+    if _speaks_kitty(term, environ):
+        return kitty
+    program = environ.get("TERM_PROGRAM", "")
+    if program in ("iTerm.app", "WezTerm") or environ.get("LC_TERMINAL") == "iTerm2":
+        return iterm
+    return None
+
+
+def _speaks_kitty(term: str, environ: Mapping[str, str]) -> bool:
+    konsole = environ.get("KONSOLE_VERSION", "")
+    return (
+        term in ("xterm-kitty", "xterm-ghostty")
+        or bool(environ.get("KITTY_WINDOW_ID"))
+        or (konsole.isdigit() and int(konsole) >= _KONSOLE_WITH_KITTY)
+    )
+
+
+def kitty(bundle: Mapping[str, Any]) -> str | None:
+    """PNG only. `q=2`: the terminal must not answer, since nobody reads that."""
+    png = bundle.get("image/png")
+    if not isinstance(png, bytes):
+        return None
+    chunks = list(_chunks(base64.b64encode(png).decode()))
+    parts = []
+    for at, chunk in enumerate(chunks):
+        control = "a=T,f=100,q=2," if at == 0 else ""
+        parts.append(f"\x1b_G{control}m={int(at + 1 < len(chunks))};{chunk}\x1b\\")
+    return "".join(parts) + "\n"
+
+
+def iterm(bundle: Mapping[str, Any]) -> str | None:
+    for mime in ("image/png", "image/jpeg", "image/gif"):
+        content = bundle.get(mime)
+        if isinstance(content, bytes):
+            data = base64.b64encode(content).decode()
+            return f"\x1b]1337;File=inline=1;size={len(content)}:{data}\x07\n"
+    return None
+
+
+def _chunks(text: str) -> Iterator[str]:
+    for at in range(0, max(len(text), 1), CHUNK_CHARACTERS):
+        yield text[at : at + CHUNK_CHARACTERS]
+
 
 STDOUT, STDERR = 1, 2
 IMAGE_MIMES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf", "image/gif", "image/webp")
@@ -157,3 +219,82 @@ def _last_words(raised: Raised, exit_code: int | None) -> str:
         return raised.traceback if raised.traceback.endswith("\n") else raised.traceback + "\n"
     number = raised.value.removeprefix("-").isdigit() or raised.value in ("", "None", "True", "False")
     return "" if number else raised.value + "\n"
+
+
+# Lines of our own stdin, read only when somebody asks for one, without a thread.
+
+READ_BYTES = 64 << 10
+
+
+class Lines:
+    """Reads the descriptor itself: what Python's `sys.stdin` has buffered is not seen."""
+
+    def __init__(self, fd: int = 0):
+        self._fd = fd
+        self._buffer = bytearray()
+        self._over = False
+
+    async def next(self, *, secret: bool = False, ask: Callable[[], object] = lambda: None) -> str | None:
+        """The next line without its end; None at the end of the input. May be cancelled: nothing is lost.
+
+        `ask` shows what is asked for, when all is ready for the answer.
+        """
+        with _echo_off(self._fd) if secret else contextlib.nullcontext():
+            ask()
+            while b"\n" not in self._buffer and not self._over:
+                await readable(self._fd)
+                data = _read(self._fd)
+                self._over = not data
+                self._buffer += data
+        return self._take()
+
+    def _take(self) -> str | None:
+        if not self._buffer:
+            self._over = False  # a terminal can go on after Ctrl-D
+            return None
+        line, end, rest = self._buffer.partition(b"\n")
+        self._buffer = rest
+        return line.decode("utf-8", "replace").removesuffix("\r" if end else "")
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, READ_BYTES)
+    except OSError:  # closed, or a terminal that hung up
+        return b""
+
+
+async def readable(fd: int) -> None:
+    """Returns at once for what cannot be waited for, such as a regular file: reading it never takes long."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    try:
+        loop.add_reader(fd, set_ready)
+    except OSError:
+        return
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+@contextlib.contextmanager
+def _echo_off(fd: int) -> Iterator[None]:
+    """For passwords, where `fd` is a terminal."""
+    try:
+        before = termios.tcgetattr(fd)
+    except termios.error:
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(fd, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        os.write(fd, b"\n")  # the user's own was not echoed
