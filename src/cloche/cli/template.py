@@ -73,9 +73,8 @@ def build_command(source: str) -> None:
     started = time.monotonic()
     with showing(f"building {chosen.name}") as report:
         template = build(catalogue(), chosen, report)
-    click.echo(
-        f"{template.ref}  Python {template.python_version}, {_template_size(template)}, {time.monotonic() - started:.0f} s"
-    )
+    took = f"{time.monotonic() - started:.0f} s"
+    click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}, {took}")
 
 
 def _recipe(source: str) -> Recipe:
