@@ -201,7 +201,7 @@ float((a @ a)[0, 0]), round(float(fit.score(x, x[:, 0])), 6)
 async def test_pools_of_numerical_threads_are_made_again_on_both_sides(box: Sandbox, walls: None):
     """OpenBLAS's and OpenMP's: the kernel has them when it is copied, and the copy makes its own."""
     context = box.context()
-    await value(context, "import cloche.guest.threads as t, sklearn.ensemble; t.find(); t.restore()")
+    await value(context, "import cloche.guest.kernel.threads as t, sklearn.ensemble; t.find(); t.restore()")
     result = await value(context, _NUMERICAL)
     assert int(await value(context, "import os; len(os.listdir('/proc/self/task'))")) > 1
     mark = await context.checkpoint()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 # `answer(header, channel, said)` stands for the kernel's own way to answer; `said` is a channel on the copy's wires.
 _TAKE_OVER = """
 import os, socket, sys, time
-import cloche.guest.kernel as kernels
+import cloche.guest.kernel.kernel as kernels
 from cloche.guest import wire
 kernel = kernels.prepared[0]
 honest = kernel._branching.branch
@@ -125,7 +125,7 @@ async def test_what_nobody_asked_for_is_dropped(box: Sandbox):
     (fork,) = await context.fork()
     await run(
         context,
-        "import cloche.guest.kernel as kernels\nsay = kernels.prepared[0]._channel.send\n"
+        "import cloche.guest.kernel.kernel as kernels\nsay = kernels.prepared[0]._channel.send\n"
         "for odd in (None, [], {}, 'x' * 100000, 1e300, '0'):\n"
         "    say({'ev': 'branched', 'branch': odd, 'pid': odd})\n"
         "    say({'ev': 'refused', 'branch': odd, 'message': odd})\n"
@@ -139,7 +139,7 @@ async def test_a_lie_about_a_copy_ends_no_more_than_the_copy(box: Sandbox):
     (fork,) = await context.fork()
     await run(
         context,
-        "import cloche.guest.kernel as kernels\nkernel = kernels.prepared[0]\n"
+        "import cloche.guest.kernel.kernel as kernels\nkernel = kernels.prepared[0]\n"
         "for name in kernel._branching._names.values():\n"
         "    kernel._channel.send({'ev': 'collected', 'branch': name, 'status': -5, 'cpu': 'x', 'rss': -1})",
     )
@@ -160,7 +160,7 @@ async def test_both_sides_of_a_fork_on_one_channel_are_one_kernel_that_broke_the
             "if pid == 0: os._exit(0)\n"
             "os.waitpid(pid, 0); sock.close()\n"
         )
-        await context.execute("import cloche.guest.kernel as kernels\n" + program).result()
+        await context.execute("import cloche.guest.kernel.kernel as kernels\n" + program).result()
         await context.fork()
         assert await run(box.contexts[-1], "1 + 1") == "2"
         assert await run(await box.create_context(), "1 + 1") == "2"

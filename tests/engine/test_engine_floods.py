@@ -98,7 +98,7 @@ async def test_a_header_that_would_become_a_million_objects_is_not_parsed():
 
 FLOODING = """
 import socket, struct, subprocess, time
-import cloche.guest.kernel as kernel
+import cloche.guest.kernel.kernel as kernel
 run = {run}
 flood = subprocess.Popen(["yes"])
 channel = socket.socket(fileno=3)

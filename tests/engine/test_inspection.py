@@ -102,7 +102,7 @@ async def test_a_kernel_that_lies_is_an_error(box: Sandbox, answer: str):
 
 def _lying(answer: str) -> str:
     return (
-        f"import cloche.guest.inspection as i\ndef lie(_, ask):\n    header, body = {answer}\n"
+        f"import cloche.guest.kernel.variables as i\ndef lie(_, ask):\n    header, body = {answer}\n"
         "    return {'ev': 'inspected', 'ask': ask, **header}, body\ni.answer = lie"
     )
 
@@ -126,7 +126,9 @@ async def test_what_a_kernel_tells_is_bounded(box: Sandbox):
 async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cloche.engine.executions.variables.INSPECTION_SECONDS", 0.2)
     await run(
-        box, "import cloche.guest.inspection as i, time\ni.answer = lambda *_: (time.sleep(0.6), ({'ev': 'x'}, b''))[1]"
+        box,
+        "import cloche.guest.kernel.variables as i, time\n"
+        "i.answer = lambda *_: (time.sleep(0.6), ({'ev': 'x'}, b''))[1]",
     )
     with pytest.raises(errors.Unavailable, match="busy"):
         await box.context().variables()
@@ -134,14 +136,14 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(box: Sand
 
 
 async def test_a_kernel_that_dies_of_it_is_an_error(box: Sandbox):
-    await run(box, "import cloche.guest.inspection as i, os\ni.answer = lambda *_: os._exit(3)")
+    await run(box, "import cloche.guest.kernel.variables as i, os\ni.answer = lambda *_: os._exit(3)")
     with pytest.raises(errors.Unavailable, match="code 3"):
         await box.context().variables()
     assert (await run(box, "2")).text == "2"
 
 
 async def test_a_restart_ends_an_inspection(box: Sandbox):
-    await run(box, "import cloche.guest.inspection as i, time\ni.answer = lambda *_: time.sleep(600)")
+    await run(box, "import cloche.guest.kernel.variables as i, time\ni.answer = lambda *_: time.sleep(600)")
     asked = asyncio.ensure_future(box.context().variables())
     await asyncio.sleep(0.05)
     await box.context().restart()

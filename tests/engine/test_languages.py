@@ -373,7 +373,7 @@ async def test_an_error_has_the_programs_own_lines(box: Sandbox, code: str, name
     failed = await run(await box.create_context(language="javascript"), code)
     assert failed.outcome == "raised" and failed.error is not None
     assert failed.error.name == name and value in failed.error.value
-    assert place in failed.error.traceback and "/guest/node/" not in failed.error.traceback
+    assert place in failed.error.traceback and "/guest/languages/node/" not in failed.error.traceback
 
 
 async def test_a_failure_after_the_run_kills_nothing_and_is_shown_in_the_next(box: Sandbox):

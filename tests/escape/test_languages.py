@@ -18,7 +18,7 @@ const connect = (host) => new Promise((done) => {
 const seen = {
   shadow: attempt(() => fs.readFileSync('/etc/shadow')),
   host: attempt(() => fs.readdirSync('/work')),
-  code: attempt(() => fs.appendFileSync('/opt/cloche/lib/cloche/guest/node/kernel.js', '//')),
+  code: attempt(() => fs.appendFileSync('/opt/cloche/lib/cloche/guest/languages/node/kernel.js', '//')),
   usr: attempt(() => fs.writeFileSync('/usr/bin/x', '')),
   sysctl: attempt(() => fs.writeFileSync('/proc/sys/kernel/core_pattern', '|/x')),
   init: attempt(() => fs.readFileSync('/proc/1/mem')),

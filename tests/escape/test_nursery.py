@@ -353,7 +353,7 @@ def _cmdline(pid: str) -> bytes:
 
 
 ANNOUNCE = """
-import cloche.guest.zygote as z, os, socket
+import cloche.guest.zygote.zygote as z, os, socket
 def announce(self, cell, pid, out, err):
     z.wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(%s, out, err))
 z.Zygote._announce = announce
@@ -367,14 +367,14 @@ LIES = {
     "pipes that are none": ANNOUNCE.replace("out, err))", "0, self._channel.fileno()))") % "os.pidfd_open(pid)",
     "garbage": "import cloche.guest.wire as w\nw.encode = lambda header, body=b'': b'\\xff' * 100",
     "strange frames": """
-import cloche.guest.zygote as z
+import cloche.guest.zygote.zygote as z
 def announce(self, cell, pid, out, err):
     for header in ({"ev": ["x"]}, {"ev": "raw", "seconds": {"a": 1}}, {"ev": "spawned", "cell": ["x"]}, {"ev": "spawn_failed", "cell": {}}):
         z.wire.send(self._channel, header)
     z.wire.send(self._channel, {"ev": "spawned", "cell": cell})
 z.Zygote._announce = announce
 """,
-    "its own death": "import cloche.guest.zygote as z, os\nz.Zygote._spawn = lambda *_: os._exit(0)",
+    "its own death": "import cloche.guest.zygote.zygote as z, os\nz.Zygote._spawn = lambda *_: os._exit(0)",
 }
 
 

@@ -96,7 +96,7 @@ for kind, options in ((b"cgroup2", None), (b"cgroup", b"memory"), (b"cgroup", b"
 
 
 KEEPER = """
-import cloche.guest.zygote as z, os, socket, threading, time
+import cloche.guest.zygote.zygote as z, os, socket, threading, time
 kept, original = [], z.Zygote._spawn
 def spawn(self, header, fds):
     kept.extend(os.dup(fd) for fd in fds)
@@ -109,7 +109,7 @@ def spawn(self, header, fds):
 z.Zygote._spawn = spawn
 """
 FLOOD = """
-import cloche.guest.zygote as z, threading
+import cloche.guest.zygote.zygote as z, threading
 original = z.Zygote._announce
 def announce(self, cell, pid, outputs):
     original(self, cell, pid, outputs)

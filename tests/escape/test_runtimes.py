@@ -25,7 +25,7 @@ async def test_no_program_that_the_host_will_run_can_be_overwritten(box, attack,
     seen = await attack(
         box,
         """
-answer, paths = {}, ["/proc/self/exe", "/proc/1/exe", "/proc/2/exe", "/opt/cloche/env/bin/python3", "/usr/bin/env", "/opt/cloche/lib/cloche/guest/init.py"]
+answer, paths = {}, ["/proc/self/exe", "/proc/1/exe", "/proc/2/exe", "/opt/cloche/env/bin/python3", "/usr/bin/env", "/opt/cloche/lib/cloche/guest/init/init.py"]
 for path in paths:
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC): answer[f"{path} {flags}"] = attempt(lambda: os.open(path, flags))
 again = os.open("/proc/self/exe", os.O_PATH)
@@ -171,7 +171,7 @@ import fcntl, struct
 orders = {"flags": (0x40086602, bytes(8)), "attributes": (0x401c5820, bytes(28)), "freeze": (0xc0045877, bytes(4)), "thaw": (0xc0045878, bytes(4)), "trim": (0xc0185879, bytes(24)),
     "shut down": (0x8004587d, struct.pack("I", 2)), "blocks": (1, bytes(4)), "label": (0x41009432, b"x" * 256), "encrypt": (0x800c6613, bytes(12)), "clone": (0x40049409, 0), "swap": (0x40406601, bytes(64))}
 answer = {}
-for path in ("/usr", "/usr/bin/env", "/opt/cloche/env", "/opt/cloche/lib/cloche/guest/init.py", "/etc/ssl/certs"):
+for path in ("/usr", "/usr/bin/env", "/opt/cloche/env", "/opt/cloche/lib/cloche/guest/init/init.py", "/etc/ssl/certs"):
     if not os.path.exists(path): continue
     fd = os.open(path, os.O_RDONLY)
     for name, (number, argument) in orders.items(): answer[f"{name} {path}"] = attempt(lambda: fcntl.ioctl(fd, number, argument))

@@ -29,7 +29,7 @@ __all__ = ["hostile", "nursery_of", "trace"]
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 ANSWER = """
-import cloche.guest.init as i, os, socket, time
+import cloche.guest.init.init as i, os, socket, time
 from cloche.guest import wire
 def answer(self, header, body):
     number = header["id"]
@@ -96,7 +96,7 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
     monkeypatch,
 ):
     monkeypatch.setattr(init_client, "HUNG_SECONDS", 2.0)
-    deaf = "import cloche.guest.init as i, time\ni.Init._serve_host = lambda self: time.sleep(600)"
+    deaf = "import cloche.guest.init.init as i, time\ni.Init._serve_host = lambda self: time.sleep(600)"
     async with asyncio.timeout(60), nursery_of("", deaf) as engine:
         box = await engine.create(SandboxSpec(owner="me"))
         before = memory()
@@ -119,7 +119,9 @@ ZYGOTES = {
 @pytest.mark.parametrize("lie", ZYGOTES)
 async def test_a_zygote_that_answers_with(nursery_of, neighbour: Sandbox, monkeypatch, lie: str):
     monkeypatch.setattr(nursery, "SPAWN_SECONDS", 1.0)
-    attack = f"import cloche.guest.zygote as z\ndef spawn(self, *_):\n    {ZYGOTES[lie]}\nz.Zygote._spawn = spawn"
+    attack = (
+        f"import cloche.guest.zygote.zygote as z\ndef spawn(self, *_):\n    {ZYGOTES[lie]}\nz.Zygote._spawn = spawn"
+    )
     before = memory()
     async with asyncio.timeout(60), nursery_of(attack) as engine:
         making = asyncio.create_task(engine.create(SandboxSpec(owner="me")))
@@ -134,7 +136,7 @@ async def test_a_zygote_that_answers_with(nursery_of, neighbour: Sandbox, monkey
 @pytest.mark.parametrize("end", ["raise ConnectionResetError(104, 'Connection reset by peer')", "os._exit(1)"])
 async def test_a_first_kernel_that_ends_before_it_is_ready_is_no_fault_of_whoever_asked(nursery_of, end: str):
     """Init was killed, say, and the kernel was the first to notice. Its child keeps init from noticing before."""
-    early = f"import cloche.guest.processes as p, os, time\ndef end(*_):\n    os.fork() or time.sleep(60)\n    {end}\nassert p.pass_through\np.pass_through = end"
+    early = f"import cloche.guest.init.processes as p, os, time\ndef end(*_):\n    os.fork() or time.sleep(60)\n    {end}\nassert p.pass_through\np.pass_through = end"
     async with asyncio.timeout(60), nursery_of(early) as engine:
         with pytest.raises(errors.Unavailable, match="a new sandbox died before it was ready: the kernel exited"):
             await engine.create(SandboxSpec(owner="me"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fuzz.mutations import EXAMPLES, holds, streams
 from tests.guest.test_images import image_of, like_a_fork, unpack
 
-from cloche.guest import image_format as form
+from cloche.guest.files import image_format as form
 
 NAMES = st.sampled_from([b"a", b"b", b"..", b".", b"", b"x/y", b"../x", b"/etc/x", b"\0", b"n" * 256, b"kept"])
 

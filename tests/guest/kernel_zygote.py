@@ -15,7 +15,9 @@ def main(control_fd: int, imports: list) -> None:
         os.environ[name] = "1"
     before = set(os.listdir("/proc/self/fd"))
     started = time.perf_counter()
-    from cloche.guest import kernel, warmup, wire, written
+    from cloche.guest import wire
+    from cloche.guest.kernel import kernel, written_files
+    from cloche.guest.zygote import warmup
 
     warmup.prepare(imports)
     seconds = time.perf_counter() - started
@@ -37,7 +39,7 @@ def main(control_fd: int, imports: list) -> None:
         pid = os.fork()
         if not pid:
             control.close()
-            written.DATA_DIRECTORY = header["data"]
+            written_files.DATA_DIRECTORY = header["data"]
             os.chdir(header["cwd"])
             os.environ.update(header.get("env", {}))
             os.setsid()

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from cloche.guest import trial
+from cloche.guest.zygote import write_trial
 from cloche.linux import memory_layout
 
 GAPS = """
 import ctypes
-from cloche.guest import heap
+from cloche.guest.zygote import heap
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -41,16 +41,16 @@ def test_steps_that_fail_on_trial_are_no_failure():
     def fails() -> None:
         raise SystemExit(3)
 
-    assert trial.areas_written(fails) == frozenset()
+    assert write_trial.areas_written(fails) == frozenset()
 
 
 def test_steps_on_trial_that_leave_somebody_behind_or_never_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trial, "_SECONDS", 0.5)
-    assert trial.areas_written(lambda: os.fork() or time.sleep(5)) is not None
-    assert trial.areas_written(lambda: time.sleep(60)) == frozenset()
+    monkeypatch.setattr(write_trial, "_SECONDS", 0.5)
+    assert write_trial.areas_written(lambda: os.fork() or time.sleep(5)) is not None
+    assert write_trial.areas_written(lambda: time.sleep(60)) == frozenset()
 
 
 def test_steps_on_trial_tell_where_they_wrote_and_change_nothing():
     seen: list[int] = []
-    assert trial.areas_written(lambda: seen.append(1)) <= frozenset(memory_layout._areas())
+    assert write_trial.areas_written(lambda: seen.append(1)) <= frozenset(memory_layout._areas())
     assert not seen

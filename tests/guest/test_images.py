@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cloche.guest import archiving
-from cloche.guest import image_format as form
-from cloche.guest.archiving import Archive
-from cloche.guest.unpacking import Unpacking
+from cloche.guest.files import image_format as form
+from cloche.guest.files import image_writer
+from cloche.guest.files.image_reader import Unpacking
+from cloche.guest.files.image_writer import Archive
 
 
 def image_of(*places: Path) -> bytes:
@@ -404,13 +404,13 @@ def test_a_hole_that_appears_while_a_file_is_read_does_not_end_the_file(tmp_path
     content = os.urandom(300_000)
     (source / "f").write_bytes(content)
     (source / "g").write_bytes(b"behind it")
-    real, calls = archiving._next_hole, []
+    real, calls = image_writer._next_hole, []
 
     def hole(fd: int, at: int, size: int) -> int:
         calls.append(at)
         return at if len(calls) == 1 else real(fd, at, size)
 
-    monkeypatch.setattr(archiving, "_next_hole", hole)
+    monkeypatch.setattr(image_writer, "_next_hole", hole)
     unpack(image_of(source), target)
     assert (target / "g").read_bytes() == b"behind it"
     assert (target / "f").stat().st_size == len(content)

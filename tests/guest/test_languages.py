@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cloche.guest import languages
+from cloche.guest.languages import languages
 
 
 @pytest.mark.parametrize("language", ["javascript", "typescript"])

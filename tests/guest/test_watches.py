@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from cloche.guest import wire
-from cloche.guest.defaults import Defaults
-from cloche.guest.identity import Identities
-from cloche.guest.watches import Watches
+from cloche.guest.files.watch import Watches
+from cloche.guest.init.defaults import Defaults
+from cloche.guest.init.identity import Identities
 
 
 def test_many_changes_with_long_paths_are_several_frames(tmp_path):

@@ -6,7 +6,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from cloche.guest import init, seed
+from cloche.guest.init import init
+from cloche.guest.zygote import fork_server
 
 
 def ends_with(child: Callable[[], None]) -> int:
@@ -38,7 +39,7 @@ def test_a_seed_that_cannot_begin_ends_and_is_no_second_zygote():
     door, other = socket.socketpair()
     with door, other:
         fds = [entrance_of_a_cgroup_that_is_gone()]
-        assert ends_with(lambda: seed.main(None, None, {}, door, fds)) == 1
+        assert ends_with(lambda: fork_server.main(None, None, {}, door, fds)) == 1
         os.close(fds[-1])
 
 
@@ -46,7 +47,7 @@ def test_a_seed_ends_when_init_dies_before_it_lets_it_in():
     door, other = socket.socketpair()
     with door, other:
         other.shutdown(socket.SHUT_RDWR)
-        assert ends_with(lambda: seed.main(None, None, {}, door, [])) == 1
+        assert ends_with(lambda: fork_server.main(None, None, {}, door, [])) == 1
 
 
 def test_an_embryo_ends_when_the_zygote_has_no_use_for_it():

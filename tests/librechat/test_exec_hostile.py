@@ -28,7 +28,7 @@ from cloche.api.librechat.outputs import Collected
 from cloche.api.librechat.replies import Notes, Refusal
 from cloche.api.librechat.request import MAX_CODE_BYTES, decode
 from cloche.config import Config, Pool
-from cloche.guest import trees
+from cloche.guest.files import tree
 from cloche.model import MIB, SandboxSpec, Template
 from cloche.sdk.assembly import assemble
 from cloche.store.blobs import Blobs
@@ -86,10 +86,10 @@ def test_no_more_is_kept_of_a_file_than_it_had_when_it_was_counted(client: httpx
 def test_a_digest_is_of_a_file_with_that_size_only(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(10))
-    assert trees.digest(str(file), 10) is not None
-    assert trees.digest(str(file), 9) is None and trees.digest(str(file), 11) is None
+    assert tree.digest(str(file), 10) is not None
+    assert tree.digest(str(file), 9) is None and tree.digest(str(file), 11) is None
     os.truncate(file, 1 << 40)  # nobody would read all of it
-    assert trees.digest(str(file), 10) is None
+    assert tree.digest(str(file), 10) is None
 
 
 class Endless(program_sandbox.Place):
@@ -116,7 +116,7 @@ async def test_a_sandbox_that_cannot_be_looked_at_in_time_is_given_up(
 
 async def test_files_with_long_names_may_be_as_many_as_there_can_be(bare_dir: str) -> None:
     name = "/".join(["\N{GRINNING FACE}" * 60] * 4)
-    known = {f"{number}/{name}": 1 for number in range(trees.MAX_ENTRIES)}
+    known = {f"{number}/{name}": 1 for number in range(tree.MAX_ENTRIES)}
     async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
         sandbox = await engine.create(SandboxSpec())
         await sandbox.files.write(f"/mnt/data/7/{name}", b"x")

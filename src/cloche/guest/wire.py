@@ -15,7 +15,7 @@ NURSERY (host <-> zygote)
   zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd, kernel 0's stdout, its stderr]
                   {"ev":"kernel_exited","cell":name,..}                as init says it of other kernels
                   {"ev":"spawn_failed","cell":name,"message":..}
-  host -> zygote  {"do":"seed","cell":name,"spec":{..}}   fds=[its socket, cgroup entrances..]; see guest/seed.py
+  host -> zygote  {"do":"seed","cell":name,"spec":{..}}   fds=[its socket, cgroup entrances..]; zygote/fork_server.py
 
 INIT (host <-> pid 1 of a sandbox)
   init -> host    {"ev":"fatal","message":..}       the walls could not be put up; it ends
@@ -76,7 +76,7 @@ INIT (host <-> pid 1 of a sandbox)
     port_connect    port, six: bool                 ok {}, fds=[TCP socket, connected or about to be]
     door_open       port (0: a free one)            ok {}, fds=[TCP socket that listens on loopback]
     stirring        process | kernel                ok {"stirring":bool}: whether anything in its session runs just now
-    trust           path, system                    ok {}; body=certificates; see guest/trust.py
+    trust           path, system                    ok {}; body=certificates; see guest/init/certificates.py
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}                                       and "next":n, as below
@@ -87,7 +87,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                    "argv":[..]|null,"show":[..]}                       body=code; argv is its sys.argv; show: see
                                                                        `cloche.model.Showing`; and, where there are
                    "next":n                                            its count, if the kernel has said that; and
-                   "tools":{..}                                        tools for it: see `cloche.guest.tools`, and for
+                   "tools":{..}                                        tools for it: see `guest.kernel.tools`, and for
                                                                        bash {"define":script,"names":[..]}
                   {"do":"inspect","ask":s}                             between two executions: its names are told
                   {"do":"input","text":..} | {"do":"input","error":..}

@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 from cloche.linux import capabilities, mounts, namespaces, seccomp, syscalls
 
 ZYGOTE_FD = 3
-WARM = "/opt/cloche/warm"  # see guest/uv_warmup.py
-_BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.nursery import main; main(3)"
+WARM = "/opt/cloche/warm"  # see guest/zygote/uv_warmup.py
+_BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.zygote.main import main; main(3)"
 
 
 def main() -> NoReturn:

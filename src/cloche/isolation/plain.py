@@ -26,7 +26,7 @@ _BOOT = """
 import sys, types
 sys.path.insert(0, sys.argv[2])
 package = types.ModuleType("cloche"); package.__path__ = [sys.argv[1]]; sys.modules["cloche"] = package
-from cloche.guest.nursery import main
+from cloche.guest.zygote.main import main
 main(int(sys.argv[3]))
 """
 

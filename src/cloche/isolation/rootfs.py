@@ -23,17 +23,15 @@ from cloche.model import Struct, Template
 # What pip, uv and npm find in a sandbox: where they install to, and where packages come from.
 #
 # The template is read-only. What is installed goes to one directory of the sandbox's own, `USER_BASE`, for `user` and
-# for
-# root, and comes before what the template has. Settings are in the files of least weight, so that a program's own
-# win.
+# for root, and comes before what the template has. Settings are in the files of least weight: a program's own win.
 
 DOOR = f"http://127.0.0.1:{DOOR_PORT}"
 SITE = "opt/cloche/site"  # what stands in the place of the host's own site-packages
 UV = "opt/cloche/uv"
 
 _GUEST = Path(__file__).parent.parent / "guest"
-_FRONT_PROGRAMS = ("uv.py", "installing.py", "python_client.py")
-_OWN_UV = 'import sys; sys.path.insert(0, "/opt/cloche/lib"); from cloche.guest.uv import main; main()'
+_FRONT_PROGRAMS = ("bin/uv.py", "python/installers.py", "python/client.py")
+_OWN_UV = 'import sys; sys.path.insert(0, "/opt/cloche/lib"); from cloche.guest.bin.uv import main; main()'
 _RUN_OWN_UV = f"exec /opt/cloche/env/bin/python -ISc '{_OWN_UV}'"
 _RUN_UV = f"exec /{UV}"
 ENVIRONMENT = {
@@ -65,8 +63,8 @@ def installer_files(template: Template, *, packages: bool) -> dict[str, str]:
     """Paths in the root, and what they hold. `packages`: whether the host's index is behind the door."""
     return {
         f"{SITE}/cloche.pth": _PTH,
-        f"{SITE}/cloche_usersite.py": (_GUEST / "usersite.py").read_text("utf-8"),
-        f"{SITE}/cloche_show.py": (_GUEST / "show.py").read_text("utf-8"),
+        f"{SITE}/cloche_usersite.py": (_GUEST / "python" / "usersite.py").read_text("utf-8"),
+        f"{SITE}/cloche_show.py": (_GUEST / "kernel" / "pyplot_files_backend.py").read_text("utf-8"),
         f"{SITE}.cfg": _environment_settings(template),
         f"{FRONT_RELATIVE}/pyvenv.cfg": _environment_settings(template),
         "etc/pip.conf": _pip(packages),
@@ -92,7 +90,7 @@ def _is_compiled(source: Path) -> bool:
 
 
 def programs(packages: bool) -> dict[str, str]:
-    """uv by its names. Its `pip` has nowhere to install to, and without an index it has to say why: guest/uv.py."""
+    """uv by its names. Its `pip` has nowhere to install to, and without an index it has to say why: guest/bin/uv.py."""
     if not packages:
         return {"uv": _script(f'{_RUN_OWN_UV} "$@"'), "uvx": _script(f'{_RUN_OWN_UV} tool run "$@"')}
     pip = f'case " $* " in *" pip "*) {_RUN_OWN_UV} "$@" ;; esac'
@@ -152,7 +150,7 @@ ENV = "/opt/cloche/env"
 LIB = "/opt/cloche/lib"
 SHARED = "/opt/cloche/shared"
 PROGRAMS = "/opt/cloche/programs"
-FRONT = "/opt/cloche/front"  # programs of ours that come before those of the template; see installers.py
+FRONT = "/opt/cloche/front"  # programs of ours that come before those of the template; see `installer_files`
 
 # Places of the host's /etc that programs below /usr need, and that hold nothing of the host's own.
 _ETC_SHARED = (
@@ -181,14 +179,14 @@ _ETC_OWN = {
     "profile": '# the environment is set by Cloche\ncase $- in *i*) [ -z "$BASH" ] || . /etc/bash.bashrc ;; esac\n',
     "bash.bashrc": "PS1='\\u@\\h:\\w\\$ '\n",
 }
-# Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/elevation.py.
-_SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.sudo import main; main()'
+# Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/init/sudo_server.py.
+_SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.bin.sudo import main; main()'
 _LAUNCHERS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
-# See guest/warm_python.py. No shell in between, and no package: it is in the way of every start of Python.
+# See guest/init/warm_python.py. No shell in between, and no package: it is in the way of every start of Python.
 _WARM_PYTHON = f"""#!{ENV}/bin/python3 -IS
 import sys
-sys.path.insert(0, "{LIB}/cloche/guest")
-from python_client import main
+sys.path.insert(0, "{LIB}/cloche/guest/python")
+from client import main
 main()
 """
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")

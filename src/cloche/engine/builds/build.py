@@ -186,7 +186,7 @@ SHELL = ("/bin/bash", "-l", "-c")
 WRITABLE = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
 
 # A program of the guest's, which every sandbox could run: by its text, as not every backend shows it by a path.
-_COPYING = (Path(__file__).parent.parent / "guest" / "copying.py").read_text("utf-8")
+_COPYING = (Path(__file__).parents[2] / "guest" / "files" / "build_copy.py").read_text("utf-8")
 _PLAIN = {"PATH": "/opt/cloche/front/bin:/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"}  # whatever steps have set
 _USERS: dict[str, User] = {"user": "user", "1000": "user", "root": "root", "0": "root"}
 _IDS = {"user": 1000, "root": 0}

@@ -101,7 +101,7 @@ def _bodies(tools: Mapping[str, Tool], port: int, token: str) -> dict[str, str]:
     return {SHARED: shared, **own}
 
 
-# Tools as functions of Python: what of them a program needs to know. See `cloche.guest.tools`.
+# Tools as functions of Python: what of them a program needs to know. See `cloche.guest.kernel.tools`.
 
 MAX_DESCRIPTION = 2000
 
@@ -266,7 +266,7 @@ class Offer:
 
     @property
     def header(self) -> dict[str, Any]:
-        """For a script or a kernel: what `cloche.guest.tools.functions` takes, or a shell's own definitions."""
+        """For a script or a kernel: what `cloche.guest.kernel.tools.functions` takes, or a shell's own definitions."""
         if self.language == "bash":
             return {"define": definitions(self.tools, self._port, self._token), "names": [SHARED, *self.tools]}
         functions = [described(identifier, tool) for identifier, tool in self.tools.items()]

@@ -1,0 +1,1 @@
+"""Programs of ours that sandboxes find on their PATH."""

@@ -1,0 +1,1 @@
+"""File work inside a sandbox, by init, for the host."""

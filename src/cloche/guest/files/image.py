@@ -1,0 +1,138 @@
+"""Images of the files of a sandbox: what init is asked for, and the forks of it that do the work.
+
+Init itself neither waits nor reads: it gives the host one end of a pipe, and tells how the fork has ended.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import errno
+import fcntl
+import os
+import select
+
+from cloche.guest.files import image_reader, image_writer
+from cloche.guest.init import errors
+from cloche.guest.kernel.installed import directory_for_packages
+from cloche.linux import syscalls
+
+# What lasts of a sandbox. Not shared memory, and not /run: both are of programs that run.
+_PLACES = {
+    "home": "/home/user",
+    "data": "/mnt/data",
+    "app": "/app",
+    "tmp": "/tmp",
+    "vartmp": "/var/tmp",
+    "root": "/root",
+}
+_PIPE = 3  # in a fork
+_PIPE_BYTES = 1 << 20
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_KILLED = {"code": "file_error", "message": "who did it was killed"}
+
+
+class Images:
+    def __init__(self, processes, identities, defaults, event):
+        self._processes = processes
+        self._identities = identities
+        self._defaults = defaults
+        self._event = event
+        self._forks: dict = {}  # pid -> (the host's name for it, whether it restores)
+
+    def verbs(self) -> dict:
+        return {"image_save": self._save, "image_restore": self._restore}
+
+    def ended(self, pid: int, status: int) -> None:
+        """A child of init has ended, whosever it was."""
+        name, restored = self._forks.pop(pid, (None, False))
+        if name is not None:
+            packages = restored and os.path.isdir(directory_for_packages())  # a kernel from before has others
+            self._event({"ev": "image_ended", "image": name, "err": _failure(status), "packages": packages})
+
+    def _save(self, header: dict, _: bytes) -> tuple:
+        read, write = _pipe()
+        return self._start(header["image"], write, read, self._write_image)
+
+    def _restore(self, header: dict, _: bytes) -> tuple:
+        """The host asks anew when it has given up the one before, which may have a whole pipe to unpack yet."""
+        for pid in self._restorers():
+            os.kill(pid, _signal.SIGKILL)
+        read, write = _pipe()
+        return self._start(header["image"], read, write, self._read_image)
+
+    def _start(self, name: str, theirs: int, ours: int, work) -> tuple:
+        pid = self._processes.fork(theirs, ours)
+        if pid == 0:
+            self._in_fork(theirs, work)
+        os.close(theirs)
+        self._forks[pid] = (name, work == self._read_image)
+        return {}, b"", (ours,)
+
+    def _in_fork(self, pipe: int, work) -> None:
+        """Never returns. The error's number is the exit status."""
+        number = errno.EIO
+        try:
+            os.dup2(pipe, _PIPE, inheritable=False)
+            syscalls.close_from(_PIPE + 1)
+            _signal.set_wakeup_fd(-1)
+            os.setsid()
+            self._identities.confine()
+            work()
+            number = 0
+        except OSError as error:
+            number = error.errno or errno.EIO
+        except MemoryError:
+            number = errno.ENOMEM
+        except (ValueError, OverflowError):  # of names and times that are none
+            number = errno.EBADMSG
+        finally:  # a fork must never run on into its parent's code
+            os._exit(number)
+
+    def _write_image(self) -> None:
+        image_writer.Archive(_PIPE, list(self._places().items())).write()
+
+    def _read_image(self) -> None:
+        for pid in self._restorers():
+            _wait_for_end(pid)
+        image_reader.Unpacking(_PIPE, self._places()).read()
+
+    def _restorers(self) -> list:
+        """Those before this one that have not ended, as far as is known. Two would be in each other's way."""
+        return [pid for pid, (_, restores) in self._forks.items() if restores]
+
+    def _places(self) -> dict:
+        """Without walls, only those that are a sandbox's own: the others are the host's."""
+        own = self._defaults.places
+        return {name: self._defaults.place(path) for name, path in _PLACES.items() if not own or path in own}
+
+
+def _pipe() -> tuple:
+    ends = os.pipe2(os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    except OSError:  # this user has too many large pipes: small ones work
+        pass
+    return ends
+
+
+def _wait_for_end(pid: int) -> None:
+    """Of one that init has killed."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    ended.poll()
+    os.close(pidfd)
+
+
+def _failure(status: int) -> dict | None:
+    number = os.waitstatus_to_exitcode(status)
+    if number < 0:
+        return _KILLED
+    if number in _FULL:
+        return {"code": "no_space", "message": "the sandbox's writable space is too small for it"}
+    if number == errno.EBADMSG:
+        return {"code": "file_error", "message": "the image is damaged"}
+    return errors.describe(OSError(number, os.strerror(number))) if number else None

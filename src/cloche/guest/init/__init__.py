@@ -1,0 +1,1 @@
+"""Init: process 1 of a sandbox, which starts programs and serves the host."""

@@ -1,0 +1,82 @@
+"""What init has started, as it knows it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from typing import Any
+
+from cloche.guest.zygote import enclosure
+from cloche.linux import syscalls
+
+_MAX_SHOWN = 4096
+
+
+class Child:
+    """Something that init started and that the host knows by a name of its own."""
+
+    def __init__(self, name: str, pid: int, command: str, user: str, cwd: str):
+        self.name = name
+        self.pid = pid
+        self.command = command
+        self.user = user
+        self.cwd = cwd
+        self.started_at = time.time()
+        self.cpu_seconds = 0.0  # of programs that init has forked for it
+        self.peak_bytes = 0
+
+    def info(self) -> dict:
+        return {
+            "id": self.name,
+            "pid": self.pid,
+            "command": self.command[:_MAX_SHOWN],
+            "user": self.user,
+            "cwd": self.cwd,
+            "started_at": self.started_at,
+        }
+
+
+# How what init starts begins: its words, its descriptors, its way behind the walls.
+
+KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `take_descriptors`
+
+
+class Start:
+    """How a command begins: what a fork of init does to be it, or what is ordered of one with everything imported."""
+
+    def __init__(self, work, warm: dict | None, body: bytes):
+        self.work = work
+        self.warm = warm
+        self.body = body
+
+
+def words_of(header: dict) -> list:
+    order = header.get("script")
+    if order:
+        return ["python3", order["name"], *order.get("argv", ())]
+    return header.get("argv") or ["/bin/bash", "-c", header["command"]]
+
+
+def take_descriptors(outputs: tuple, stdin: int | None) -> None:
+    """A command gets 0, 1, 2. A kernel (more outputs) gets /dev/null, 1, 2, its channel as 3, its pipes as 4, 5.
+
+    The first kernel of all gets as 6 the door through which it will be let in.
+    """
+    source = os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin
+    wanted = [source, *outputs] if len(outputs) == 2 else [source, *outputs[1:3], *outputs]
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in wanted]  # out of the way of the numbers that they will get
+    for target, fd in enumerate(high):
+        os.dup2(fd, target, target < 3)
+    syscalls.close_from(len(wanted))
+
+
+def pass_through(kernel: Any, token: str, enter):
+    """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
+    channel = kernel.get_ready(*KERNEL_FDS, token)
+    with socket.socket(fileno=_DOOR) as door:
+        doors = enclosure.wait_at(door)
+    enter(doors)
+    syscalls.close_from(_DOOR)
+    return channel

@@ -1,0 +1,1 @@
+"""The Python kernel: runs cells, and reports their output."""

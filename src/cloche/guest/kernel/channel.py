@@ -1,0 +1,202 @@
+"""The kernel's end of its channel: frames, the marks that order them among the output, and who may not use it.
+
+A process that the user's code forks shares our descriptors until it execs; it must never speak for the kernel. So
+they are close-on-exec, are closed in every forked child, and every send checks the process id.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import termios
+import threading
+from _thread import get_ident  # that of `threading` may be replaced by a program
+from fcntl import ioctl
+from select import POLLIN, POLLOUT, poll  # nor that of `select`, which some programs take away
+from typing import Any
+
+from cloche.guest import wire
+from cloche.guest.kernel.interrupts import Interrupts
+
+_NO_BYTES = bytes(4)  # as FIONREAD counts them
+WAKE_MILLISECONDS = 200  # Python sees a signal that came just before a blocking call only after it
+
+_live: list = []  # the channel of this process, if it is a kernel
+
+
+def _close_in_forked_child() -> None:
+    while _live:
+        _live.pop().abandon()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_child)
+
+
+class Channel:
+    """Frames to and from the host. Sends may come from any thread; receiving is the main loop's."""
+
+    def __init__(self, channel_fd: int, stdout_fd: int, stderr_fd: int, token: str, interrupts: Interrupts):
+        self.pid = os.getpid()
+        self._sock = socket.socket(fileno=channel_fd)
+        self.pipes = (stdout_fd, stderr_fd)
+        for fd in (channel_fd, stdout_fd, stderr_fd):
+            os.set_inheritable(fd, False)
+        self._token = token
+        self._mark = 0
+        self._held: list = []
+        self.interrupts = interrupts
+        self._reader = wire.Reader(self._sock)
+        self._frames: list = []
+        self._lock = threading.Lock()
+        self._main = threading.main_thread().ident
+        self._sender = 0
+        _live.append(self)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def ours(self) -> bool:
+        """False in a process that was forked off the kernel."""
+        return os.getpid() == self.pid
+
+    def close(self) -> None:
+        _live.remove(self)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the descriptors in a forked child, without a word to the host."""
+        for fd in (self._sock.detach(), *self.pipes):
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+    def send(self, header: dict, body: bytes = b"") -> None:
+        """Sends one frame that has no place in the order of the output."""
+        if self.ours:
+            self._exclusively(self._write, wire.encode(header, body))
+
+    def hold(self, header: dict, body: bytes = b"") -> None:
+        """Keeps a marked frame back until the next `post`: nothing of the program can come in between."""
+        self._held.append((header, body))
+
+    def post(self, header: dict, body: bytes = b"") -> None:
+        """Sends what was held and this marked frame, behind one mark."""
+        if not self.ours:
+            return
+        self._held.append((header, body))
+        if self._sender != get_ident():  # else: a flush below called the program, which displays; it goes along
+            self._exclusively(self._send_held)
+
+    def _exclusively(self, step: Any, *given: Any) -> None:
+        sender = get_ident()
+        main = sender == self._main
+        if main:
+            self.interrupts.hold()
+        try:
+            with self._lock:
+                self._sender = sender
+                try:
+                    step(*given)
+                finally:
+                    self._sender = 0
+        finally:
+            if main:
+                self.interrupts.release()
+
+    def _send_held(self) -> None:
+        flush(sys.stdout)
+        flush(sys.stderr)
+        frames, self._held = self._held, []
+        if not frames:
+            return  # another thread has taken them along
+        if frames[-1][0]["ev"] == "ended" and self._all_is_read():
+            mark = None
+        else:
+            mark = self._mark = self._mark + 1
+            for pipe in self.pipes:
+                _write_fully(pipe, wire.mark_bytes(self._token, mark))
+        self._write(b"".join([wire.encode({**header, "mark": mark}, body) for header, body in frames]))
+
+    def _all_is_read(self) -> bool:
+        """Whether the host has all that was written until now, and so before a frame that is sent next."""
+        try:
+            unread = [ioctl(pipe, termios.FIONREAD, _NO_BYTES) for pipe in self.pipes]
+        except OSError:
+            return False
+        return unread == [_NO_BYTES, _NO_BYTES]
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._sock.sendall(data)
+        except OSError:
+            os._exit(1)  # the host is gone, or the program closed our descriptor: nobody can be told
+
+    def receive(self) -> tuple | None:
+        """The next (header, body) from the host, descriptors as the header's `wires`; None at the end of the stream."""
+        while not self._frames:
+            try:
+                self._incoming().poll()
+                if not self._reader.pump():
+                    return None
+            except (OSError, ValueError, wire.WireError):  # ValueError: it is closed
+                return None
+            self._frames += self._reader.take()
+        header, body, fds = self._frames.pop(0)
+        if fds:
+            header["wires"] = fds
+        return header, body
+
+    @property
+    def has_frame(self) -> bool:
+        return bool(self._frames)
+
+    def interrupts_run(self, run: Any) -> bool:
+        """Whether the host has said that it interrupts that run, by what has come so far."""
+        incoming = self._incoming()
+        try:
+            while incoming.poll(0) and self._reader.pump():
+                self._frames += self._reader.take()
+        except (OSError, wire.WireError):
+            pass  # who receives next hears of it
+        return any(header.get("do") == "interrupt" and header.get("run") == run for header, *_ in self._frames)
+
+    def wait(self) -> None:
+        """Blocks until `receive` would not. An interrupt may break it without losing a byte."""
+        if not self._frames:
+            incoming = self._incoming()
+            while not incoming.poll(WAKE_MILLISECONDS):
+                continue
+
+    def _incoming(self) -> poll:
+        """To wait for bytes by. Who waits in recvmsg is woken also by the host's reading of what was sent before.
+
+        A new one each time: a handler of the program's may come to wait while we do.
+        """
+        incoming = poll()
+        incoming.register(self._sock, POLLIN)
+        return incoming
+
+
+def flush(stream: Any) -> None:
+    try:
+        stream.flush()
+    except BaseException:  # noqa: BLE001 - a stream that the program put there may do anything
+        pass
+
+
+def _write_fully(fd: int, data: bytes) -> None:
+    while True:
+        try:
+            os.write(fd, data)  # shorter than PIPE_BUF: all or nothing
+            return
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                return
+            # The program made the pipe non-blocking: its flag is shared with us.
+            room = poll()
+            room.register(fd, POLLOUT)
+            room.poll()

@@ -1,0 +1,383 @@
+"""What a cell shows: values become MIME bundles, bundles become display frames."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import builtins
+import dataclasses
+import datetime
+import enum
+import json
+import uuid
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.formatters import BaseFormatter, DisplayFormatter, JSONFormatter
+from traitlets import ObjectName, Unicode
+
+from cloche.guest.kernel import figures, notices, pil_images
+from cloche.guest.kernel.channel import Channel
+
+# The data of a DataFrame, as JSON values.
+
+MIME = "application/vnd.cloche.data+json"
+MAX_ROWS = 5_000
+MAX_VALUES = 100_000
+MAX_WHOLE_VALUES = 1_000_000
+
+whole = [False]  # whether this run's frames are given whole or not at all
+
+
+def columns(frame: Any) -> dict | None:
+    """`{column: [values]}` as `to_dict(orient="list")` gives it, times as ISO 8601 strings.
+
+    Of a big frame only the first rows: at most MAX_ROWS, and no more than MAX_VALUES values in all. Where `whole`, all
+    rows, or None and a line on stderr for a frame of more than MAX_WHOLE_VALUES values.
+    """
+    if whole[0] and frame.size > MAX_WHOLE_VALUES:
+        notices.tell(f"the data of a DataFrame of {frame.size} values was left out: {MAX_WHOLE_VALUES} are possible")
+        return None
+    rows = min(MAX_ROWS, MAX_VALUES // max(1, len(frame.columns)))
+    if len(frame) > rows and not whole[0]:
+        frame = frame.iloc[:rows]
+    names = [str(name) for name in frame.columns]
+    return {name: [_plain(value) for value in frame.iloc[:, at].tolist()] for at, name in enumerate(names)}
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if kind is float:
+        return value if value - value == 0 else None  # NaN and infinities are no JSON
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return None if value != value else value.isoformat()
+    return _rare(value)
+
+
+def _rare(value: Any) -> Any:
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return _plain(value.item()) if not hasattr(value.item(), "item") else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    text = str(value)
+    return None if text in ("<NA>", "NaT") else text
+
+
+# Lists and dicts as JSON, beside their text, for runs that ask for it.
+
+MAX_DEPTH = 200
+
+
+class Json(bytes):
+    """A value that is JSON already."""
+
+
+def encode_json(value: Any) -> Json | None:
+    """A list or dict with what numpy and the standard library put into them. None for anything that has no JSON form:
+    its text says more than a guess would."""
+    try:
+        return Json(_dumped(value))
+    except (TypeError, RuntimeError):  # nested too deeply, or changed by a thread meanwhile
+        return None
+    except ValueError:  # NaN, an infinity, or a circle
+        pass
+    try:
+        return Json(_dumped(_finite(value, 0)))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _dumped(value: Any) -> bytes:
+    return json.dumps(value, default=known, allow_nan=False, separators=(",", ":")).encode()
+
+
+def known(value: Any) -> Any:
+    """What JSON itself does not know. Raises TypeError for what we do not either."""
+    if hasattr(value, "tolist") and type(value).__module__ == "numpy":
+        return value.tolist()
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, uuid.UUID):
+        return str(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _finite(value: Any, depth: int) -> Any:
+    """The same with null for numbers that JSON cannot hold."""
+    if depth > MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {key: _finite(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one, depth + 1) for one in value]
+    return value if value is None or isinstance(value, (str, int)) else _finite(known(value), depth + 1)
+
+
+BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
+OUT_ENTRIES = 1000
+FRAME_BYTES = 48 << 20  # a frame's body stays below what the host accepts
+JSON_BYTES = 8 << 20  # as does a part that is JSON, which it parses
+RUN_FACTOR = 2  # all displays of a run together: this many times what one part may have
+
+ABRIDGED_LENGTH = 1000  # IPython's own
+
+_BUILTIN = frozenset({int, float, bool, str, bytes, complex, list, tuple, dict, set, frozenset, range})
+_AS_REPR = frozenset({int, bool, str})
+
+
+class DataFormatter(BaseFormatter):
+    format_type = Unicode(MIME)
+    print_method = ObjectName("_repr_cloche_data_")
+    _return_type = (dict,)
+
+
+class ChartFormatter(BaseFormatter):
+    format_type = Unicode(figures.MIME)
+    print_method = ObjectName("_repr_cloche_chart_")
+    _return_type = (dict,)
+
+
+class ListsFormatter(JSONFormatter):
+    """application/json also of lists and dicts, for runs that ask for it."""
+
+    lists = False
+
+    def __call__(self, obj: Any) -> Any:
+        made = encode_json(obj) if self.lists and isinstance(obj, (list, dict)) else None
+        return super().__call__(obj) if made is None else made
+
+
+class Formatter(DisplayFormatter):
+    """IPython's, with our two MIME types, and a short way for values that can only be text."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        data, chart = DataFormatter(parent=self), ChartFormatter(parent=self)
+        for module in ("pandas", "pandas.core.frame"):
+            data.for_type_by_name(module, "DataFrame", columns)
+        chart.for_type_by_name("matplotlib.figure", "Figure", figures.chart)
+        self.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", figures.png)
+        self._json = ListsFormatter(parent=self)
+        self.formatters.update({MIME: data, figures.MIME: chart, "application/json": self._json})
+        self._asked: list = []
+        self._plain = self.formatters["text/plain"]
+        self._printers = [one.type_printers for one in self.formatters.values() if one is not self._plain]
+        self._plain_defaults = {kind: self._plain.type_printers.get(kind) for kind in _AS_REPR}
+
+    def show(self, asked: list) -> None:
+        """What this run shows beside what a notebook would: see `cloche.model.Showing`."""
+        if asked != self._asked:
+            self._asked = asked
+            self._json.lists = "json" in asked
+            self._plain.max_seq_length = 0 if "whole_text" in asked else ABRIDGED_LENGTH
+            whole[0] = "whole_data" in asked
+            pil_images.show_saved[0] = "saved_images" in asked
+
+    def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple:
+        kind = type(obj)
+        if kind in _BUILTIN and not include and not exclude and not self._has_printer(kind):
+            if kind in _AS_REPR and self._plain.type_printers.get(kind) is self._plain_defaults[kind]:
+                try:
+                    return {"text/plain": repr(obj)}, {}
+                except ValueError:  # an int of very many digits: said by IPython's way
+                    pass
+            text = self._plain(obj)
+            bundle = {} if text is None else {"text/plain": text}
+            if self._json.lists and (kind is list or kind is dict):
+                bundle.update(_json_part(obj))
+            return bundle, {}
+        return super().format(obj, include=include, exclude=exclude)
+
+    def _has_printer(self, kind: type) -> bool:
+        for printers in self._printers:
+            if kind in printers:
+                return True
+        return len(self.formatters) != len(self._printers) + 1
+
+
+def _json_part(value: Any) -> dict:
+    made = encode_json(value)
+    return {} if made is None else {"application/json": made}
+
+
+class Hook(DisplayHook):
+    """`sys.displayhook`: the value of a cell's last expression."""
+
+    exec_result: Any = None  # no trait: it is read in every cell
+
+    def __call__(self, result: Any = None) -> None:
+        shell = self.shell
+        if result is None or shell.silenced:
+            return
+        bundle, _metadata = shell.display_formatter.format(result)
+        self.remember(shell, result)
+        self.fill_exec_result(result)
+        if bundle:
+            shell.screen.show(bundle, main=True, wait=shell.final)
+
+    def remember(self, shell: Any, result: Any) -> None:
+        """Fills `_`, `__`, `___`, `_N` and `Out`, which keep the last OUT_ENTRIES values."""
+        ns = shell.user_ns
+        out = shell.history_manager.output_hist
+        if result is out:
+            return
+        own = self._, self.__, self.___  # type: ignore[has-type]  # IPython's class sets them, without types
+        theirs = ns.get("_", own[0]) is not own[0] or ns.get("__", own[1]) is not own[1]
+        theirs = theirs or ns.get("___", own[2]) is not own[2]
+        self.___, self.__ = self.__, self._  # type: ignore[has-type]
+        self._ = result
+        if not theirs and "_" not in builtins.__dict__:
+            ns["_"], ns["__"], ns["___"] = self._, self.__, self.___
+        count = shell.execution_count - 1  # `prompt_count` means another number in IPython 8
+        ns[f"_{count}"] = out[count] = result
+        if len(out) > OUT_ENTRIES:
+            oldest = next(iter(out))
+            del out[oldest]
+            ns.pop(f"_{oldest}", None)
+
+    def flush(self) -> None:
+        out = self.shell.history_manager.output_hist
+        for count in out:
+            self.shell.user_ns.pop(f"_{count}", None)
+        out.clear()
+        self._, self.__, self.___ = "", "", ""
+        self.shell.user_ns.update({"_": "", "__": "", "___": ""})
+
+
+class Publisher(DisplayPublisher):
+    """`display()`, its updates, and `clear_output()`."""
+
+    def _setup_execution_tracking(self) -> None:
+        """Nothing: we keep no copy of what was displayed."""
+
+    def publish(
+        self, data: Any, metadata: Any = None, *args: Any, transient: Any = None, update: bool = False, **kwargs: Any
+    ) -> None:
+        self._validate_data(data, metadata)
+        name = (transient or {}).get("display_id")
+        self.shell.screen.show(data, id=None if name is None else str(name), update=update)
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.screen.clear(bool(wait))
+
+
+class Screen:
+    """Turns bundles into frames of one channel, within the limits of the run."""
+
+    def __init__(self) -> None:
+        self._channel: Any = None
+        self._run: Any = None
+        self._part_bytes = self._left_bytes = 0
+        self._dropped_bytes = 0
+        self.ending = False  # nothing of the program follows: frames may wait for the last one
+
+    def start(self, channel: Channel, run: Any, part_bytes: int) -> None:
+        self._channel = channel
+        self._run = run
+        self._part_bytes = min(part_bytes, FRAME_BYTES)
+        self._left_bytes = part_bytes * RUN_FACTOR
+        self.ending = False
+
+    def stop(self) -> None:
+        """What is displayed from now on, by a thread or a task, belongs to no run and is dropped."""
+        self._run = None
+
+    def show(
+        self, bundle: dict, *, main: bool = False, id: str | None = None, update: bool = False, wait: bool = False
+    ) -> None:
+        """Sends a bundle; with `wait`, together with what comes next."""
+        if self._run is None:
+            return
+        parts = self._fitting(bundle)
+        if parts:
+            sizes = [[mime, len(data)] for mime, data in parts]
+            header = {"ev": "display", "run": self._run, "main": main, "id": id, "update": update, "parts": sizes}
+            body = parts[0][1] if len(parts) == 1 else b"".join([data for _mime, data in parts])
+            (self._channel.hold if wait or self.ending else self._channel.post)(header, body)
+        self._tell_dropped()
+
+    def clear(self, wait: bool) -> None:
+        if self._run is not None:
+            self._channel.post({"ev": "cleared", "run": self._run, "wait": wait})
+
+    def _fitting(self, bundle: dict) -> list:
+        parts, room = [], min(self._left_bytes, FRAME_BYTES)
+        for mime, value in bundle.items():
+            data = encode_mime(str(mime), value)
+            if data is not None and len(data) > JSON_BYTES and str(mime).endswith("json"):
+                notices.tell(
+                    f"{mime} of {len(data)} bytes was left out: {JSON_BYTES} are possible, a file can have more"
+                )
+                continue
+            limit = min(self._part_bytes, room)
+            if data is not None and len(data) > limit:
+                self._dropped_bytes += len(data)
+                data = data[:limit].decode("utf-8", "ignore").encode() if mime == "text/plain" else None
+                self._dropped_bytes -= len(data or b"")
+            if data or (data is not None and limit > 0):
+                parts.append((str(mime), data))
+                room -= len(data)
+                self._left_bytes -= len(data)
+        return parts
+
+    def _tell_dropped(self) -> None:
+        if self._dropped_bytes:
+            dropped, self._dropped_bytes = self._dropped_bytes, 0
+            self._channel.send({"ev": "truncated", "run": self._run, "stream": "display", "dropped": dropped})
+
+
+def encode_mime(mime: str, value: Any) -> bytes | None:
+    """One part of a display as it is on the wire. None if `value` cannot be of that type."""
+    if mime in BINARY_MIMES:
+        return _binary(value)
+    if mime.endswith("json"):
+        return value if isinstance(value, Json) else json_bytes(value)
+    if isinstance(value, (bytes, bytearray)):
+        return base64.b64encode(value)  # as Jupyter sends types that it does not know
+    if not isinstance(value, str):
+        return json_bytes(value)
+    return value.encode("utf-8", "backslashreplace")
+
+
+def _binary(value: Any) -> bytes | None:
+    if isinstance(value, str):
+        try:
+            return binascii.a2b_base64(value)
+        except ValueError:
+            return None
+    return bytes(value) if isinstance(value, (bytes, bytearray, memoryview)) else None
+
+
+def json_bytes(value: Any) -> bytes | None:
+    """Strict JSON, no NaN in it. What JSON does not know is its str()."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError):
+        pass
+    try:
+        return json.dumps(_strict(value, 0), allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _strict(value: Any, depth: int) -> Any:
+    if depth > 200:
+        raise ValueError("nested too deeply")
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {str(key): _strict(one, depth + 1) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(one, depth + 1) for one in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)

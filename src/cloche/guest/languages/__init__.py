@@ -1,0 +1,1 @@
+"""Kernels of other languages, and how a fork becomes one."""

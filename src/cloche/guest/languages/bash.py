@@ -1,0 +1,434 @@
+"""The kernel of bash: one interactive shell that lives on, and this process, which speaks for it to the host.
+
+The shell is an interactive one because only such a shell drops a running cell at SIGINT and lives on. It reads its
+commands from a pipe of ours, never a cell: a cell lies in a file in memory, which the shell evaluates. So nothing of a
+cell is ever parsed together with our own commands, and a cell that reads from stdin finds it empty.
+
+What the shell reports has the number of what it was told to do, and is said more than once: on the line that does it,
+and, since an interrupt drops the rest of that line, on a line of its own. The first of each number counts.
+
+The shell has a process group of its own: of the signals that the host sends us it gets what we pass on. SIGINT between
+two cells would drop a part of a line of ours, so it waits for the cell. And SIGINT alone is not enough: the shell goes
+on with the cell's next command if the one that runs has not died of it, be it because that was only just forked. So it
+gets another signal with it, whose trap drops the cell whatever became of its commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import time
+
+from cloche.guest import wire
+from cloche.guest.kernel.channel import Channel
+from cloche.guest.kernel.interrupts import Interrupts
+from cloche.guest.kernel.written_files import Written
+
+# The variables of a shell: their names by `compgen`, their values by expansions that evaluate nothing.
+#
+# A variable that refers to another (`declare -n`) is not expanded: its subscript could be a command.
+
+MAX_VARIABLES = 1000
+MAX_PREVIEW = 200
+_FIRST = 5  # elements of an array that are shown
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# The shell's own, of which some compute something when they are read.
+_OWN = re.compile(
+    "_|BASH.*|COMP_.*|COPROC|COLUMNS|DIRSTACK|EPOCH.*|EUID|FUNCNAME|GLOBIGNORE|GROUPS|HIST.*|HOSTNAME|HOSTTYPE|IFS|LINENO"
+    "|LINES|MACHTYPE|MAILCHECK|MAPFILE|OLDPWD|OPT(ARG|ERR|IND)|OSTYPE|PIPESTATUS|PPID|PS[0-9]|PWD|RANDOM|READLINE_.*"
+    "|SECONDS|SHELLOPTS|SHELL|SHLVL|SRANDOM|TERM|UID"
+)
+
+
+def answer(shell, report_fd: int, ask: object) -> tuple:
+    """The frame that answers an `inspect`: header and body."""
+    names = [name for name in _lines(shell, f"\\builtin compgen -v >&{report_fd}") if _is_shown(name)]
+    arrays = set(_lines(shell, f"\\builtin compgen -A arrayvar >&{report_fd}"))
+    # `set -u` makes an expansion of what has no value an error.
+    (options,) = _lines(shell, f"\\builtin printf '%s\\n' \"$-\" >&{report_fd}") or [""]
+    strict = ("\\builtin set +u\n", "\\builtin set -u\n") if "u" in options else ("", "")
+    shown = names[:MAX_VARIABLES]
+    told = _lines(shell, strict[0] + "".join(_question(name, report_fd) for name in shown) + strict[1])
+    body = [each for line in told if (each := _variable(line, arrays)) and not _is_inherited(each)]
+    return {"ev": "inspected", "ask": ask, "more": len(names) - len(shown)}, wire.encode_json(body)
+
+
+def _lines(shell, script: str) -> list:
+    return shell.ask(script).splitlines()
+
+
+def _is_shown(name: str) -> bool:
+    return bool(_NAME.match(name)) and not _OWN.fullmatch(name)
+
+
+def _question(name: str, report_fd: int) -> str:
+    """A line with the name, how many elements, how long, the begin of the value, the first elements."""
+    values = f'"${{#{name}[@]}}" "${{#{name}}}" "${{{name}:0:{MAX_PREVIEW}}}" "${{{name}[*]:0:{_FIRST}}}"'
+    known = f"\\builtin printf '{name} %d %d %q %q\\n' {values} >&{report_fd}"
+    return f"[[ -R {name} ]] && \\builtin printf '{name}\\n' >&{report_fd} || {known}\n"
+
+
+def _variable(line: str, arrays: set) -> dict | None:
+    name, *values = line.split(" ", 3)
+    if not _NAME.match(name):
+        return None
+    if len(values) < 3:
+        return {"name": name, "type": "nameref", "preview": "<nameref>"}
+    count, length, quoted = values
+    if name in arrays or count != "1":
+        return {"name": name, "type": "array", "length": int(count), "preview": _cut(f"({_last(quoted)})")}
+    return {"name": name, "type": "string", "length": int(length), "preview": _cut(_first(quoted))}
+
+
+def _first(quoted: str) -> str:
+    """The first of two words as `printf %q` writes them, in quotes if it needs some."""
+    found = re.match(r"\$'(?:[^'\\]|\\.)*'|''|(?:[^\s\\]|\\.)*", quoted)
+    text = found.group() if found else ""
+    return text if text.startswith("$'") else shlex.quote(re.sub(r"\\(.)", r"\1", text) if text != "''" else "")
+
+
+def _last(quoted: str) -> str:
+    begin = re.match(r"(?:\$'(?:[^'\\]|\\.)*'|''|(?:[^\s\\]|\\.)*) ", quoted)
+    text = quoted[begin.end() :] if begin else ""
+    return text if text.startswith("$'") else re.sub(r"\\(.)", r"\1", text) if text != "''" else ""
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= MAX_PREVIEW else text[: MAX_PREVIEW - 1] + "…"
+
+
+def _is_inherited(told: dict) -> bool:
+    """Whether it is from the environment that the shell was given, and as it was there."""
+    value = os.environ.get(told["name"])
+    return value is not None and told["type"] == "string" and _cut(shlex.quote(value[:MAX_PREVIEW])) == told["preview"]
+
+
+_PLACES = ("/bin/bash", "/usr/bin/bash")
+_CELL, _REPORT, _STDERR = 60, 61, 62  # descriptors of the shell; low enough for `ulimit -n 64`
+# Programs define functions and aliases of any name. An alias is not asked if a name is quoted. A function is not if it
+# was unset before, which would spoil `$?`: so a cell's status is told before that, and once more after it, in case the
+# cell has made a function of that name.
+_UNSET = "\\unset -f builtin unset"
+_TELL = f"\\builtin printf '%d %d\\0' {{number}} \"$?\" >&{_REPORT}"
+_QUIET = "\\builtin set +o history; \\builtin unset -v PROMPT_COMMAND"  # both are about lines that are read: ours
+_DROP = signal.SIGRTMAX  # asks the shell to drop its cell
+_NO_CELL = b"\1"
+# In a cell `_REPORT` is closed. A trap that the program has for SIGINT is the program's affair.
+_TRAP = rf"""{{ \builtin printf '\1' >&{_REPORT}; }} 2>/dev/null ||
+{{ [[ $(\builtin trap -p INT) ]] || \builtin kill -INT $$; }}"""
+_START = f"{_QUIET} HISTFILE; \\builtin set +o histexpand; \\builtin history -c; {_TELL}\n"
+_OPEN = f"</dev/null 2>&{_STDERR} {_CELL}<&- {_REPORT}>&- {_STDERR}>&-"
+_EVALUATE = f'{_UNSET}; \\builtin eval "$(</dev/fd/{_CELL})"'
+_TELL_LATER = _TELL.replace("%d %d", "%d %d later")
+_AFTER = f"{_TELL}; {_UNSET}; {_QUIET}\n{_TELL_LATER}; {_UNSET}; {_TELL_LATER}\n"
+_RUN = f"{_EVALUATE} {_OPEN}; {_AFTER}"
+_RUN_OURS = f"{_EVALUATE}; {_AFTER}"
+_INTERRUPTED = 128 + signal.SIGINT
+_SETTLE_SECONDS = 1.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def find_bash() -> str | None:
+    return next((path for path in _PLACES if os.access(path, os.X_OK)), None)
+
+
+def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
+    """Serves one channel in a fresh fork. Never returns: it ends as the shell does."""
+    channel = Channel(channel_fd, stdout_fd, stderr_fd, token, Interrupts())
+    shell = Shell()
+    BashKernel(channel, shell).serve()
+    os._exit(0)
+
+
+class Shell:
+    """A bash that evaluates one text after the other."""
+
+    def __init__(self) -> None:
+        self._cell = os.memfd_create("cell", os.MFD_CLOEXEC)
+        commands, self._commands = os.pipe2(os.O_CLOEXEC)
+        self._reports, report = os.pipe2(os.O_CLOEXEC)
+        inherited = ((self._cell, _CELL), (report, _REPORT), (2, _STDERR))
+        for fd, number in inherited:
+            os.dup2(fd, number)
+        command = [find_bash() or _PLACES[0], "--noprofile", "--norc", "--noediting", "-i"]
+        numbers = [number for _, number in inherited]
+        # Its own stderr is nobody's concern: that it has no terminal, prompts. A cell gets the real one.
+        self._process = subprocess.Popen(
+            command, stdin=commands, stderr=subprocess.DEVNULL, pass_fds=numbers, preexec_fn=os.setpgrp
+        )
+        for fd in (commands, report, *numbers):
+            os.close(fd)
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self._told = 0
+        self._said = b""
+        self.interrupted = self._running = False
+        self._do(_START)
+        self.ask(f"\\builtin trap -- {shlex.quote(_TRAP)} {int(_DROP)}")
+
+    def run(self, code: bytes) -> int:
+        """Evaluates a cell; its exit status. Does not return if the shell ends."""
+        self._fill(code)
+        self._running = True
+        if self.interrupted:
+            self._signal()
+        _, status, later = self._do(_RUN)
+        self._settle()
+        if not self.interrupted:
+            return status
+        self.ask(":")  # a trap that has not run yet does so now, and not in the next cell
+        return _INTERRUPTED if later else status
+
+    def ask(self, script: str) -> str:
+        """Evaluates a script of ours; what it wrote to `_REPORT`."""
+        self._fill(script.encode("utf-8", "surrogateescape"))
+        return self._do(_RUN_OURS)[0].decode("utf-8", "surrogateescape")
+
+    def interrupt(self) -> None:
+        """Interrupts the cell that runs with all that it waits for; or else the next, unless `interrupted` is reset."""
+        self.interrupted = True
+        if self._running:
+            self._signal()
+
+    def _signal(self) -> None:
+        """Drops the cell, if the shell is in it. If not it says `_NO_CELL`."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one at a time
+        try:
+            os.kill(self.pid, signal.SIGSTOP)  # it goes on when it has got everything
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if self._in_cell():
+                os.killpg(self.pid, signal.SIGINT)
+            os.kill(self.pid, _DROP)
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _settle(self) -> None:
+        """Until what the cell left in the background ignores SIGINT, as bash has it: that is done after the fork.
+
+        An interrupt of the next cell would end it before. Nothing waits for long: a fork that is run does it at once.
+        """
+        until = time.monotonic() + _SETTLE_SECONDS
+        while any(map(self._minds_interrupts, self._children())) and time.monotonic() < until:
+            time.sleep(0.001)
+
+    def _children(self) -> list:
+        try:
+            with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
+                return file.read().split()
+        except OSError:
+            return []
+
+    def _minds_interrupts(self, pid: str) -> bool:
+        """Whether it is a fork of the shell, of its group, that has done nothing yet."""
+        try:
+            if os.getpgid(int(pid)) != self.pid or not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{self.pid}/exe"):
+                return False
+            with open(f"/proc/{pid}/status") as file:
+                ignored = next((line.split()[1] for line in file if line.startswith("SigIgn:")), "0")
+        except OSError:
+            return False  # it has ended
+        return not int(ignored, 16) >> (signal.SIGINT - 1) & 1
+
+    def _in_cell(self) -> bool:
+        try:
+            return os.stat(f"/proc/{self.pid}/fd/{_REPORT}").st_ino != os.fstat(self._reports).st_ino
+        except OSError:
+            return True
+
+    def follow(self) -> None:
+        """Ends this process as the shell, which has ended, did."""
+        status = self._process.wait()
+        if status < 0:
+            signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+            os.kill(os.getpid(), -status)
+        os._exit(status)
+
+    def _fill(self, content: bytes) -> None:
+        os.ftruncate(self._cell, 0)
+        written = 0
+        while written < len(content):
+            written += os.pwrite(self._cell, content[written : written + (1 << 20)], written)
+
+    def _do(self, lines: str) -> tuple:
+        """Has the shell do that: what was written to `_REPORT` meanwhile, its status, if that was said later."""
+        self._told += 1
+        try:
+            os.write(self._commands, lines.format(number=self._told).encode())
+        except BrokenPipeError:
+            self.follow()
+        while True:
+            text, _, last = self._report().rpartition(b"\n")
+            number, _, said = last.partition(b" ")
+            status, _, later = said.partition(b" ")
+            if number == b"%d" % self._told and status.isdigit():
+                self._running = False
+                return text, int(status), bool(later)
+
+    def _report(self) -> bytes:
+        """Up to the NUL that ends it."""
+        poll = select.poll()
+        poll.register(self._reports, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
+        while b"\0" not in self._said:
+            ready = {fd for fd, _ in poll.poll()}
+            more = os.read(self._reports, 1 << 16) if self._reports in ready else b""
+            if not more:
+                self.follow()
+            if _NO_CELL in more and self._running:
+                self._signal()  # it was not there yet, or no longer
+            self._said += more.replace(_NO_CELL, b"")
+        report, _, self._said = self._said.partition(b"\0")
+        return report
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of the shell and of what it has waited for."""
+        with open(f"/proc/{self.pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return sum(map(int, fields[11:15])) / _TICKS
+
+    @property
+    def peak_bytes(self) -> int:
+        with open(f"/proc/{self.pid}/status") as file:
+            found = [line.split()[1] for line in file if line.startswith("VmHWM:")]
+        return int(found[0]) * 1024 if found else 0
+
+
+class Lent:
+    """Functions that call tools, in the shell for as long as one cell runs."""
+
+    def __init__(self, shell: Shell, offer: dict | None):
+        self._shell = shell
+        self._names = offer["names"] if offer else []
+        if offer:
+            self._before = self._defined()
+            shell.ask(offer["define"])
+            self._lent = self._defined()
+
+    def take_back(self) -> None:
+        """All but those that the program has defined anew; what had such a name before has it again."""
+        if not self._names:
+            return
+        now = self._defined()
+        lent = [name for name in self._names if now[name] == self._lent[name]]
+        before = "\n".join(self._before[name] for name in lent)
+        if lent:
+            self._shell.ask(f"\\builtin unset -f {' '.join(lent)}\n{before}")
+
+    def _defined(self) -> dict:
+        """What the shell says of each."""
+        show = "".join(
+            f"\\builtin declare -f {name} >&{_REPORT}; \\builtin printf '\\2\\n' >&{_REPORT}\n" for name in self._names
+        )
+        said = (self._shell.ask(show) + "\n").split("\2\n")
+        return {name: said[at] if at < len(said) else "" for at, name in enumerate(self._names)}
+
+
+class BashKernel:
+    def __init__(self, channel: Channel, shell: Shell):
+        self._channel = channel
+        self._shell = shell
+        self._written = Written()
+        self._count = 0
+        signal.signal(signal.SIGINT, lambda *_: shell.interrupt())
+
+    def serve(self) -> None:
+        self._channel.send({"ev": "ready"})
+        while self._await_frame():
+            frame = self._channel.receive()
+            if frame is None:
+                return
+            header, body = frame
+            if header.get("do") == "execute":
+                self._execute(header, body)
+            elif header.get("do") == "configure":
+                self._set(header.get("env") or {})
+            elif header.get("do") == "inspect":
+                self._channel.send(*answer(self._shell, _REPORT, header.get("ask")))
+
+    def _await_frame(self) -> bool:
+        """Until the host says something. Should the shell end meanwhile, so do we."""
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.register(self._shell.pidfd, select.POLLIN)
+        while not self._channel.has_frame:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._shell.pidfd in ready:
+                self._shell.follow()
+            if self._channel.fileno() in ready:
+                break
+        return True
+
+    def _execute(self, header: dict, body: bytes) -> None:
+        run = header["run"]
+        self._count += 1
+        self._shell.interrupted = False
+        self._channel.send({"ev": "started", "run": run, "count": self._count})
+        self._score(b"1000")
+        self._written.start()
+        before = self._shell.cpu_seconds
+        status = self._in_place(header, body)
+        for info in self._written.changed():
+            self._channel.send({"ev": "wrote", "run": run, "file": info})
+        outcome = "interrupted" if self._shell.interrupted and status == _INTERRUPTED else "ok"
+        used = {"cpu": max(self._shell.cpu_seconds - before, 0.0), "rss": self._shell.peak_bytes}
+        self._score(b"0")
+        self._channel.post({"ev": "ended", "run": run, "outcome": outcome, "exit": status & 0xFF, **used})
+
+    def _in_place(self, header: dict, body: bytes) -> int:
+        """Runs a cell with its variables and directory, which last as long as it does. Its exit status."""
+        env = self._settable(header.get("env") or {})
+        home, inside = self._enter(header.get("cwd"))
+        if header.get("cwd") and inside is None:
+            os.write(2, f"bash: cannot work in {header['cwd']!r}\n".encode("utf-8", "backslashreplace"))
+            return 1
+        saved = self._export(env)
+        tools = Lent(self._shell, header.get("tools"))
+        status = self._shell.run(body)
+        tools.take_back()
+        if env:
+            self._shell.ask(f"\\builtin unset -v {' '.join(env)}\n{saved}")
+        if inside is not None:
+            self._shell.ask(f"[[ $PWD == {shlex.quote(inside)} ]] && \\builtin cd -- {shlex.quote(home)}")
+        return status
+
+    def _settable(self, env: dict) -> dict:
+        """A shell's variables have names of letters, digits and `_`: of others it is said that they are left out."""
+        for name in env:
+            if not _NAME.match(name):
+                os.write(2, f"bash: {name!r} cannot be a variable of a shell\n".encode("utf-8", "backslashreplace"))
+        return {name: value for name, value in env.items() if _NAME.match(name)}
+
+    def _enter(self, cwd: str | None) -> tuple:
+        """Goes there: where the shell was, and where it is now; None for the latter if it cannot go there."""
+        if not cwd:
+            return "", None
+        there = f"\\builtin cd -- {shlex.quote(cwd)} && \\builtin printf '%s\\n' \"$PWD\" >&{_REPORT}"
+        home = self._shell.ask(f"\\builtin printf '%s\\n' \"$PWD\" >&{_REPORT}")
+        return home, self._shell.ask(there) or None
+
+    def _export(self, env: dict) -> str:
+        """Sets variables; gives the commands that make them again what they were."""
+        if not env:
+            return ""
+        saved = self._shell.ask(f"\\builtin declare -p {' '.join(env)} >&{_REPORT}")
+        self._set(env)
+        return saved
+
+    def _set(self, env: dict) -> None:
+        named = {name: value for name, value in env.items() if _NAME.match(name)}
+        self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in named.items()))
+
+    def _score(self, value: bytes) -> None:
+        """How willingly the system kills the shell when memory is short: first whoever executes."""
+        try:
+            with open(f"/proc/{self._shell.pid}/oom_score_adj", "wb") as file:
+                file.write(value)
+        except OSError:
+            pass

@@ -1,0 +1,1 @@
+"""`python3` inside a sandbox: started warm, as a fork."""

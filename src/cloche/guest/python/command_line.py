@@ -1,0 +1,135 @@
+"""A program as Python's command line names it (a file, `-c`, `-m`, stdin), in a fork of the seed: see `warm_python`."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import runpy
+import sys
+from typing import Any, NoReturn
+
+from cloche.guest.init.service_sockets import Refused
+from cloche.guest.kernel import threads
+from cloche.guest.python import exit, interpreter
+from cloche.guest.python import run as running
+from cloche.guest.python.client import REAL
+
+# Words of programs that look at the stack, on which we are below them; that do what the leader of a session may not;
+# and that set what is heeded by an import.
+_TELLTALE = (
+    *(b"import pdb", b"set_trace(", b"breakpoint(", b"faulthandler", b"print_stack", b"format_stack", b"extract_stack"),
+    *(b"inspect.stack", b"stack_info", b"setsid()", b"setpgrp()", b"setpgid("),
+    *(b"sys.path.insert", b"MPLBACKEND", b"MPLCONFIGDIR", b"MATPLOTLIBRC", b"_NUM_THREADS"),
+)
+
+
+def check(order: Any) -> None:
+    """Raises Refused where a new interpreter would find other modules or settings. We are the caller already."""
+    directory = _first_directory(order)
+    if directory is None:
+        raise Refused("its directory is gone, which an interpreter notices in places that a fork has passed")
+    directory = directory or "."
+    if interpreter.other_modules(directory) or _has_settings():
+        raise Refused("it would find other modules, or settings, than are imported here")
+    if order.kind == "module" and not {order.argument, f"{order.argument}.__main__"}.isdisjoint(sys.modules):
+        raise Refused("this module is imported already")
+    if order.kind != "stdin":
+        order.source = _source(order)
+        if not _can_run(order.source):
+            raise Refused("this program would be able to tell")
+
+
+def run(order: Any) -> NoReturn:
+    """The descriptors are in place."""
+    source = _source(order) if order.kind == "stdin" else order.source
+    if not _can_run(source):
+        _exec_real(order.words, source)
+    interpreter.start(**order.flags)
+    threads.restore_for(source)
+    sys.argv = list(order.argv) or [""]
+    sys.orig_argv = [sys.executable, *order.words]
+    first = _first_directory(order)
+    if first is not None:
+        sys.path.insert(0, first)
+    running.new_main(**_facts(order))
+    running.hide_ourselves()
+    if order.kind == "module":
+        _run_module(order.argument)
+    if order.kind == "file":
+        running.execute(source, _absolute(order.argument))
+    name, in_memory = ("<string>", sys.version_info >= (3, 13)) if order.kind == "command" else ("<stdin>", False)
+    running.execute(source, name, from_memory=in_memory)
+
+
+def _facts(order: Any) -> dict:
+    """What `__main__` knows of itself."""
+    if order.kind == "stdin":
+        return {"__file__": "<stdin>", "__cached__": None}
+    if order.kind != "file":
+        return {}
+    path = _absolute(order.argument)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    return {"__file__": path, "__cached__": None, "__loader__": loader}
+
+
+def _first_directory(order: Any) -> str | None:
+    """What comes first in sys.path."""
+    if order.kind == "file":
+        return os.path.dirname(os.path.realpath(order.argument))
+    if order.kind != "module":
+        return ""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _absolute(path: str) -> str:
+    """Joined, and nothing else."""
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:
+        return path
+
+
+def _source(order: Any) -> bytes:
+    if order.kind == "command":
+        return os.fsencode(order.argument) + b"\n"
+    if order.kind == "module":
+        return b""
+    with open(order.file if order.kind == "file" else 0, "rb", closefd=order.kind == "file") as file:
+        return file.read()
+
+
+def _has_settings() -> bool:
+    """Of matplotlib's, which it reads when it is imported."""
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.exists("matplotlibrc") or os.path.exists(os.path.join(home, "matplotlib", "matplotlibrc"))
+
+
+def _can_run(source: bytes) -> bool:
+    """Whether it runs here as in an interpreter of its own. Messages about text that cannot be read differ."""
+    try:
+        source.decode()
+    except UnicodeDecodeError:
+        return False
+    if any(b"coding" in line and b"utf" not in line.lower() for line in source.split(b"\n", 2)[:2]):
+        return False
+    return b"\0" not in source and not any(word in source for word in _TELLTALE)
+
+
+def _exec_real(words: list, source: bytes) -> NoReturn:
+    """With a program that was on stdin, from where it has been read."""
+    fd = os.memfd_create("stdin", 0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(source)
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
+    os.execv(REAL, [REAL, *words])
+
+
+def _run_module(name: str) -> NoReturn:
+    """By the function that an interpreter itself calls for `-m`."""
+    as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+    exit.end(exit.raised_by(lambda: as_main(name, True)), as_main.__code__, from_memory=False)

@@ -1,0 +1,1 @@
+"""The zygote: the process that imports a template once, and forks into sandboxes."""
