@@ -23,13 +23,16 @@ from cloche.isolation import ids
 from cloche.linux import cgroups
 from cloche.model import Template
 from cloche.sdk import embedded
-from cloche.templates import Catalogue, catalogue, ensure
+from cloche.templates import Catalogue, catalogue, ensure_template
 
 REPOSITORY = Path(__file__).parent.parent
 DATA_DIR = os.environ.get("CLOCHE_DATA_DIR") or str(REPOSITORY / ".data")
 
 
-BUILD = "import sys; from cloche.templates import Catalogue, ensure; ensure(Catalogue(sys.argv[1]), 'python')"
+BUILD = (
+    "import sys; from cloche.templates import Catalogue, ensure_template; "
+    "ensure_template(Catalogue(sys.argv[1]), 'python')"
+)
 
 
 @pytest.hookimpl(trylast=True)
@@ -72,19 +75,19 @@ def data_dir() -> str:
 @pytest.fixture(scope="session")
 def single() -> bool:
     """Whether `user` and `root` are one identity on this host: then nothing is promised between them."""
-    return ids.find().single
+    return ids.find_mapping().single
 
 
 @pytest.fixture(scope="session")
 def memory_is_enforced() -> bool:
     """Without a cgroup for it, init ends what uses too much, or the process's own limit on data is met first."""
-    return "memory" not in cgroups.probe().missing
+    return "memory" not in cgroups.probe_cgroups().missing
 
 
 @pytest.fixture(scope="session")
 def template(data_dir: str) -> Template:
     """The built-in template `python`."""
-    return ensure(Catalogue(data_dir), "python")
+    return ensure_template(Catalogue(data_dir), "python")
 
 
 @pytest.fixture(scope="session")
@@ -172,13 +175,13 @@ def command_line(request: pytest.FixtureRequest, bare_dir: str) -> CommandLine:
 @contextmanager
 def embedding(data_dir: str) -> Iterator[None]:
     """An engine in this process, for the library to use."""
-    started = embedded.Embedded(Config(data_dir=data_dir))
+    started = embedded.EmbeddedEngine(Config(data_dir=data_dir))
     try:
         started.open()
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     try:
-        with embedded.using(started):
+        with embedded.use_engine(started):
             yield
     finally:
         started.close()
@@ -199,7 +202,7 @@ def with_template(own: Path, template: Template, imports: tuple[str, ...] = ()) 
             (version / each.name).symlink_to(each)
         else:
             shutil.copy(each, version)
-    catalogue.write(msgspec.structs.replace(template, imports=imports), version)
+    catalogue.write_template(msgspec.structs.replace(template, imports=imports), version)
     return own
 
 

@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from cloche import errors
 from cloche.bench import closed_loop, comparison, ipykernel_peer, plot, table
 from cloche.bench.http_rows import HTTP_PARTS, HTTP_ROWS
-from cloche.bench.lab import Counts, Lab
+from cloche.bench.lab import Lab, SampleCounts
 from cloche.bench.over_http import HttpLab
-from cloche.bench.peer_runs import PEERS, Peers
-from cloche.bench.rows import PARTS, ROWS, SERVER_PARTS, SERVER_ROWS, Row, chosen
-from cloche.bench.samples import Book, Samples, WrongAnswer, expect, shares
+from cloche.bench.peer_runs import PEERS, PeerMeasurements
+from cloche.bench.rows import PARTS, ROWS, SERVER_PARTS, SERVER_ROWS, BenchRow, choose_parts
+from cloche.bench.samples import SampleBook, Samples, WrongAnswer, expect_answer, split_evenly
 from cloche.bench.serving import ServerLab
 from cloche.cli import main
 from cloche.config import Config
 from cloche.model import Template
 
-TINY = Counts(
+TINY = SampleCounts(
     fast=2,
     warm=2,
     images=1,
@@ -48,20 +48,20 @@ TINY = Counts(
 
 @pytest.mark.long
 def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
-    with_peer = not ipykernel_peer.missing()
+    with_peer = not ipykernel_peer.missing_packages()
     try:
         with Lab(Config(data_dir=data_dir), TINY) as lab:
             for part in PARTS:
                 part.measure(lab)
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     expected = {key for key in ROWS if with_peer or not key.startswith("kernel_")}
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
     assert all(lab.book[key].values for key in expected)
-    text = table.markdown(PARTS, lab.book, {"machine": "this one"})
+    text = table.results_markdown(PARTS, lab.book, {"machine": "this one"})
     assert all(ROWS[key].title in text for key in expected)
-    assert set(table.document(PARTS, lab.book, {})["rows"]) == expected
+    assert set(table.results_document(PARTS, lab.book, {})["rows"]) == expected
 
 
 def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, template: Template, tmp_path: Path):
@@ -69,7 +69,7 @@ def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, templat
     arguments = ["--data-dir", data_dir, "bench", "--quick", "--no-peer", "--rows", "file_read", "--json", str(out)]
     ran = CliRunner().invoke(main, arguments)
     if ran.exit_code == 125:
-        pytest.skip(ran.output)
+        pytest.skip_mark(ran.output)
     assert ran.exit_code == 0, ran.output
     assert "read a file of 100 MB" in ran.stdout and "create to ready" not in ran.stdout
     written = json.loads(out.read_text())
@@ -79,7 +79,7 @@ def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, templat
 
 def test_a_row_that_does_not_exist_is_refused_by_name():
     with pytest.raises(errors.InvalidRequest, match="no row speed"):
-        chosen(["warm", "speed"])
+        choose_parts(["warm", "speed"])
 
 
 def test_quantiles_are_values_that_were_measured():
@@ -89,16 +89,16 @@ def test_quantiles_are_values_that_were_measured():
 
 
 def test_a_wrong_answer_is_a_failure_and_no_sample():
-    book = Book()
+    book = SampleBook()
     with book.attempt("warm"):
-        expect(False, "3")
+        expect_answer(False, "3")
         book.add("warm", 1.0)
     assert "warm" not in book and book["warm"].failures == [f"{WrongAnswer.__name__}: a wrong answer: '3'"]
-    assert table.cells(ROWS["warm"], book)[2:6] == ["1", "0.0%", "–", "–"]
+    assert table.row_cells(ROWS["warm"], book)[2:6] == ["1", "0.0%", "–", "–"]
 
 
 def test_a_failure_in_a_task_of_a_client_is_one_of_its_row_and_a_mistake_of_ours_ends_the_run():
-    book = Book()
+    book = SampleBook()
     with book.attempt("mcp_call"):
         raise ExceptionGroup("a client's tasks", [ExceptionGroup("a session's", [WrongAnswer("3")])])
     assert book["mcp_call"].failures == ["WrongAnswer: 3"]
@@ -107,27 +107,27 @@ def test_a_failure_in_a_task_of_a_client_is_one_of_its_row_and_a_mistake_of_ours
 
 
 def test_two_series_that_take_turns_are_complete():
-    assert [sum(shares(200, parts)) for parts in (1, 7, 30, 200)] == [200] * 4
-    assert list(shares(2, 4)) == [0, 1, 0, 1]
+    assert [sum(split_evenly(200, parts)) for parts in (1, 7, 30, 200)] == [200] * 4
+    assert list(split_evenly(2, 4)) == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("row", "expected", "verdict"),
     [
-        (Row(key="ours", title="", against=("slow", "fast"), bar=4), 4.0, True),
-        (Row(key="ours", title="", against=("slow",), bar=9), 8.0, False),
-        (Row(key="slow", title="", against=("fast",), bar=2, limit=True), 2.0, True),
-        (Row(key="slow", title="", against=("ours",), bar=3, limit=True), 8.0, False),
-        (Row(key="ours", title="", against=("slow",)), 8.0, None),
-        (Row(key="ours", title="", against=("not measured",), bar=9), None, None),
-        (Row(key="ours", title="", against=("absurd",), bar=9), None, None),
+        (BenchRow(key="ours", title="", against=("slow", "fast"), bar=4), 4.0, True),
+        (BenchRow(key="ours", title="", against=("slow",), bar=9), 8.0, False),
+        (BenchRow(key="slow", title="", against=("fast",), bar=2, limit=True), 2.0, True),
+        (BenchRow(key="slow", title="", against=("ours",), bar=3, limit=True), 8.0, False),
+        (BenchRow(key="ours", title="", against=("slow",)), 8.0, None),
+        (BenchRow(key="ours", title="", against=("not measured",), bar=9), None, None),
+        (BenchRow(key="ours", title="", against=("absurd",), bar=9), None, None),
     ],
 )
-def test_bars_are_judged_against_the_best_of_the_others(row: Row, expected: float | None, verdict: bool | None):
-    book = Book()
+def test_bars_are_judged_against_the_best_of_the_others(row: BenchRow, expected: float | None, verdict: bool | None):
+    book = SampleBook()
     for key, value in {"ours": 1.0, "fast": 4.0, "slow": 8.0, "absurd": -8.0}.items():
         book.add(key, value)
-    assert (table.ratio(row, book), table.met(row, book)) == (expected, verdict)
+    assert (table.row_ratio(row, book), table.is_bar_met(row, book)) == (expected, verdict)
 
 
 def test_every_comparison_names_a_row_that_exists():
@@ -139,7 +139,7 @@ def test_every_row_through_a_server_is_measured(data_dir: str, template: Templat
     with ServerLab(Config(data_dir=data_dir), TINY) as lab:
         for part in SERVER_PARTS:
             part.measure(lab)
-    expected = {key for key in SERVER_ROWS if not ipykernel_peer.missing() or not key.startswith("kernel_")}
+    expected = {key for key in SERVER_ROWS if not ipykernel_peer.missing_packages() or not key.startswith("kernel_")}
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
 
@@ -151,40 +151,40 @@ def test_every_row_through_http_is_measured_and_drawn(data_dir: str, template: T
             part.measure(lab)
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == set(HTTP_ROWS)
-    text = table.markdown(HTTP_PARTS, lab.book, {})
+    text = table.results_markdown(HTTP_PARTS, lab.book, {})
     assert "| ≥ 60/s |" in text and "| ≤ 5 MB |" in text
-    plot.draw(tmp_path / "peers.svg", lab.book, Peers(lab.book))
+    plot.draw_comparison(tmp_path / "peers.svg", lab.book, PeerMeasurements(lab.book))
     assert b"<svg" in (tmp_path / "peers.svg").read_bytes()
 
 
 def test_a_bar_without_another_row_is_for_the_median_in_its_unit():
-    book = Book()
+    book = SampleBook()
     book.add("memory", 4e6)
-    assert table.met(Row(key="memory", title="", unit="MB", bar=5, limit=True), book) is True
-    assert table.met(Row(key="memory", title="", unit="MB", bar=3, limit=True), book) is False
-    assert table.met(Row(key="nothing", title="", unit="MB", bar=3, limit=True), book) is None
+    assert table.is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=5, limit=True), book) is True
+    assert table.is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=3, limit=True), book) is False
+    assert table.is_bar_met(BenchRow(key="nothing", title="", unit="MB", bar=3, limit=True), book) is None
 
 
 def test_peers_that_are_not_there_are_said_and_not_failed(tmp_path: Path):
-    book = Book()
-    peers = Peers(book)
+    book = SampleBook()
+    peers = PeerMeasurements(book)
     peers.measure(str(tmp_path / "no-python"), "", TINY, lambda text: None)
     assert set(peers.absent) == {peer.key for peer in PEERS} and not book.rows
-    text = comparison.markdown(book, peers)
+    text = comparison.comparison_markdown(book, peers)
     assert text.count("not measured") == len(PEERS)
 
 
 def test_a_peer_that_says_why_it_cannot_be_measured_is_absent():
     """Its driver runs in another interpreter, where nothing else of ours is."""
-    book = Book()
-    peers = Peers(book)
+    book = SampleBook()
+    peers = PeerMeasurements(book)
     peers.measure(sys.executable, "", TINY, lambda text: None, [peer for peer in PEERS if peer.key == "e2b_server"])
     assert "checkout" in peers.absent["e2b_server"] and not book.rows
 
 
 def test_the_comparison_says_how_many_times_better_ours_is():
-    book = Book()
-    peers = Peers(book)
+    book = SampleBook()
+    peers = PeerMeasurements(book)
     peers.absent = {peer.key: "it is far away" for peer in PEERS[1:]}
     for key, value in {"http_one_pool": 0.004, "http_executions_8": 2000.0}.items():
         book.add(key, value)
@@ -194,19 +194,19 @@ def test_the_comparison_says_how_many_times_better_ours_is():
         {"key": "executions_8", "value": 100.0},
         {"key": "frame", "failure": "no"},
     ):
-        peers.take_down("ipykernel", line)
-    text = comparison.markdown(book, peers)
+        peers.record_line("ipykernel", line)
+    text = comparison.comparison_markdown(book, peers)
     assert "| create to `1+1` | ms | 4.00 | 400 (100×) |" in text
     assert "| executions, 8 clients | /s | 2,000 | 100 (20.0×) |" in text
     assert "| create to a DataFrame | ms | – | failed |" in text
     assert "Kernel Gateway: not measured: it is far away" in text
-    assert comparison.document(book, peers)["ipykernel"]["rows"]["ipykernel_one"]["samples"] == [0.4]
+    assert comparison.comparison_document(book, peers)["ipykernel"]["rows"]["ipykernel_one"]["samples"] == [0.4]
 
 
 def test_answers_are_read_whole_and_only_then():
     whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabcd"
-    assert all(closed_loop.parsed(bytearray(whole[:end])) is None for end in range(len(whole)))
-    assert closed_loop.parsed(bytearray(whole)) == (200, b"abcd")
-    assert closed_loop.parsed(bytearray(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n")) == (204, b"")
-    with pytest.raises(closed_loop.Failed):
-        closed_loop.parsed(bytearray(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"))
+    assert all(closed_loop.parse_answer(bytearray(whole[:end])) is None for end in range(len(whole)))
+    assert closed_loop.parse_answer(bytearray(whole)) == (200, b"abcd")
+    assert closed_loop.parse_answer(bytearray(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n")) == (204, b"")
+    with pytest.raises(closed_loop.LoadFailed):
+        closed_loop.parse_answer(bytearray(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"))

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import CommandLine, with_template
 from tests.test_cli_shell import Terminal
 
-from cloche.cli.chat_screen import EventsIn, SavedFiles, safe, safe_name
+from cloche.cli.chat_screen import ChatEventParser, SavedFiles, safe_file_name, safe_text
 from cloche.model import Template
 
 PNG = bytes.fromhex(
@@ -238,7 +238,7 @@ def test_a_found_configuration_cannot_say_where_messages_go(template: Template, 
 def test_events_are_read_however_they_are_cut():
     stream = b': keep-alive\n\nevent: a\ndata: {"type":"a"}\n\ndata: {"type":"b",\ndata: "x":1}\n\ndata: [DONE]\n\n'
     for size in (1, 2, 3, 7, 1000):
-        events = EventsIn()
+        events = ChatEventParser()
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
         assert [event for piece in pieces for event in events.feed(piece)] == [{"type": "a"}, {"type": "b", "x": 1}]
 
@@ -256,7 +256,7 @@ def test_events_are_read_however_they_are_cut():
     ],
 )
 def test_a_name_stays_in_its_directory(name: str, saved: str):
-    assert safe_name(name) == saved
+    assert safe_file_name(name) == saved
 
 
 def test_saving_has_a_limit_and_follows_no_link(tmp_path: Path):
@@ -269,4 +269,4 @@ def test_saving_has_a_limit_and_follows_no_link(tmp_path: Path):
 
 
 def test_text_stays_text():
-    assert safe("naïve 日本 👩‍💻 a\tb\r\nc\rd") == "naïve 日本 👩‍💻 a\tb\nc\nd"
+    assert safe_text("naïve 日本 👩‍💻 a\tb\r\nc\rd") == "naïve 日本 👩‍💻 a\tb\nc\nd"

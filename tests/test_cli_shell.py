@@ -14,8 +14,8 @@ import time
 import pytest
 from tests.conftest import CommandLine
 
-from cloche.cli.shell_session import Cells
-from cloche.cli.terminal import drawing, iterm, kitty
+from cloche.cli.shell_session import CellSplitter
+from cloche.cli.terminal import choose_drawer, draw_iterm, draw_kitty
 
 PATIENCE_SECONDS = 90
 
@@ -221,35 +221,35 @@ def test_piped_bash_has_both_streams_and_passes_its_exit_code_on(piped):
     ],
 )
 def test_lines_become_cells(lines, cells):
-    reading = Cells()
+    reading = CellSplitter()
     assert [cell for line in lines for cell in reading.feed(line)] + reading.end() == cells
 
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({"TERM": "xterm-kitty"}, kitty),
-        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, kitty),
-        ({"TERM": "xterm-ghostty"}, kitty),
-        ({"TERM_PROGRAM": "WezTerm"}, iterm),
-        ({"LC_TERMINAL": "iTerm2"}, iterm),
+        ({"TERM": "xterm-kitty"}, draw_kitty),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, draw_kitty),
+        ({"TERM": "xterm-ghostty"}, draw_kitty),
+        ({"TERM_PROGRAM": "WezTerm"}, draw_iterm),
+        ({"LC_TERMINAL": "iTerm2"}, draw_iterm),
         ({"TERM": "tmux-256color", "TMUX": "/tmp/tmux", "KITTY_WINDOW_ID": "1"}, None),
         ({"TERM": "xterm-256color"}, None),
         ({}, None),
     ],
 )
 def test_a_terminal_is_known_by_its_environment(environ, expected):
-    assert drawing(environ) is expected
+    assert choose_drawer(environ) is expected
 
 
 def test_kitty_gets_png_in_chunks_and_nothing_else():
-    drawn = kitty({"image/png": b"x" * 5000}) or ""
+    drawn = draw_kitty({"image/png": b"x" * 5000}) or ""
     chunks = drawn.strip().split("\x1b\\")[:-1]
     assert [chunk.partition(";")[0] for chunk in chunks] == ["\x1b_Ga=T,f=100,q=2,m=1", "\x1b_Gm=0"]
     assert all(len(chunk.partition(";")[2]) <= 4096 for chunk in chunks)
-    assert kitty({"image/jpeg": b"x", "text/plain": "y"}) is None
+    assert draw_kitty({"image/jpeg": b"x", "text/plain": "y"}) is None
 
 
 def test_iterm_gets_png_or_jpeg():
-    assert iterm({"image/jpeg": b"abc"}) == "\x1b]1337;File=inline=1;size=3:YWJj\x07\n"
-    assert iterm({"text/plain": "y"}) is None
+    assert draw_iterm({"image/jpeg": b"abc"}) == "\x1b]1337;File=inline=1;size=3:YWJj\x07\n"
+    assert draw_iterm({"text/plain": "y"}) is None

@@ -19,7 +19,7 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
 
 
 def test_without_any_source_every_value_is_the_default():
-    loaded = config.load(environ={"HOME": "/home/ada"})
+    loaded = config.load_config(environ={"HOME": "/home/ada"})
     assert loaded.backend == "namespaces"
     assert loaded.pool.ready == 2
     assert loaded.limits.default == Limits()
@@ -30,7 +30,7 @@ def test_without_any_source_every_value_is_the_default():
 def test_flags_beat_variables_beat_the_file_beat_defaults(tmp_path):
     (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n[lifetime]\nmax_seconds = 60\n")
     environ = {"CLOCHE_DATA_DIR": "/variable", "CLOCHE_POOL_READY": "4"}
-    loaded = config.load(environ=environ, flags={"data_dir": "/flag", "backend": None})
+    loaded = config.load_config(environ=environ, flags={"data_dir": "/flag", "backend": None})
     assert (loaded.data_dir, loaded.pool.ready, loaded.lifetime.max_seconds) == ("/flag", 4, 60)
     assert loaded.origins["data_dir"] == "flag --data-dir"
     assert loaded.origins["pool.ready"] == "environment variable CLOCHE_POOL_READY"
@@ -42,8 +42,8 @@ def test_a_named_file_is_used_instead_of_the_one_that_lies_there(tmp_path):
     (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n")
     (tmp_path / "other.toml").write_text("[pool]\nready = 5\n")
     (tmp_path / "third.toml").write_text("[pool]\nready = 6\n")
-    assert config.load(environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 5
-    assert config.load("third.toml", environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 6
+    assert config.load_config(environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 5
+    assert config.load_config("third.toml", environ={"CLOCHE_CONFIG": "other.toml"}).pool.ready == 6
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_a_named_file_is_used_instead_of_the_one_that_lies_there(tmp_path):
 )
 def test_the_data_directory_of_an_ordinary_user_is_below_their_data_home(environ, expected, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert config.load(environ=environ).data_dir == expected
+    assert config.load_config(environ=environ).data_dir == expected
 
 
 def test_the_data_directory_of_root_is_the_systems(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert config.load(environ={"XDG_DATA_HOME": "/xdg"}).data_dir == "/var/lib/cloche"
+    assert config.load_config(environ={"XDG_DATA_HOME": "/xdg"}).data_dir == "/var/lib/cloche"
 
 
 @pytest.mark.parametrize(
@@ -83,33 +83,33 @@ def test_the_data_directory_of_root_is_the_systems(monkeypatch):
 def test_a_bad_file_is_refused_with_the_key_and_what_to_do(tmp_path, text, parts):
     (tmp_path / "cloche.toml").write_text(text)
     with pytest.raises(errors.InvalidConfig) as caught:
-        config.load(environ={})
+        config.load_config(environ={})
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_one():
     with pytest.raises(errors.InvalidConfig, match=r"CLOCHE_DATADIR.*did you mean CLOCHE_DATA_DIR\?"):
-        config.load(environ={"CLOCHE_DATADIR": "/x"})
+        config.load_config(environ={"CLOCHE_DATADIR": "/x"})
 
 
 def test_a_missing_named_file_is_an_error():
     with pytest.raises(errors.InvalidConfig, match="nowhere"):
-        config.load("nowhere.toml", environ={})
+        config.load_config("nowhere.toml", environ={})
 
 
 def test_a_file_that_merely_lies_there_cannot_turn_isolation_off(tmp_path):
     (tmp_path / "cloche.toml").write_text("backend = 'plain-unsafe'")
     with pytest.raises(errors.InvalidConfig, match="isolation"):
-        config.load(environ={})
-    assert config.load("cloche.toml", environ={}).backend == "plain-unsafe"
+        config.load_config(environ={})
+    assert config.load_config("cloche.toml", environ={}).backend == "plain-unsafe"
 
 
 def test_a_file_that_merely_lies_there_cannot_say_where_templates_come_from(tmp_path):
     (tmp_path / "cloche.toml").write_text("data_dir = './data'")
     with pytest.raises(errors.InvalidConfig, match=r"data_dir.*--data-dir.*--config"):
-        config.load(environ={})
-    assert config.load("cloche.toml", environ={}).data_dir == str(tmp_path / "data")
+        config.load_config(environ={})
+    assert config.load_config("cloche.toml", environ={}).data_dir == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -134,18 +134,18 @@ def test_a_file_of_somebody_else_that_merely_lies_there_is_refused(tmp_path):
     (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n")
     os.chown(tmp_path / "cloche.toml", 12345, 12345)
     with pytest.raises(errors.InvalidConfig, match="another user"):
-        config.load(environ={})
+        config.load_config(environ={})
 
 
 def test_sizes_can_be_written_with_units():
     environ = {"CLOCHE_LIMITS_DEFAULT_MEMORY_BYTES": "512MiB", "CLOCHE_LIMITS_DEFAULT_SPACE_BYTES": "3g"}
-    limits = config.load(environ=environ).limits.default
+    limits = config.load_config(environ=environ).limits.default
     assert (limits.memory_bytes, limits.space_bytes) == (512 * MIB, 3 * GIB)
 
 
 def test_a_partial_maximum_keeps_the_other_maxima(tmp_path):
     (tmp_path / "cloche.toml").write_text("[limits.maximum]\nmemory_bytes = 4294967296\n")
-    limits = config.load(environ={}).limits
+    limits = config.load_config(environ={}).limits
     assert limits.maximum.memory_bytes == 4 * GIB
     assert limits.maximum.cpus > limits.default.cpus
     with pytest.raises(errors.InvalidRequest, match="memory_bytes"):
@@ -154,7 +154,7 @@ def test_a_partial_maximum_keeps_the_other_maxima(tmp_path):
 
 def test_aliases_of_the_file_are_added_to_the_built_in_ones(tmp_path):
     (tmp_path / "cloche.toml").write_text('[aliases]\n"geo:*" = "geo"\n')
-    aliases = config.load(environ={}).aliases
+    aliases = config.load_config(environ={}).aliases
     assert aliases["geo:*"] == "geo"
     assert aliases["code-interpreter-v1"] == "python"
 
@@ -164,7 +164,7 @@ def test_cloche_config_prints_every_key_with_its_origin(tmp_path):
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
     assert printed["data_dir"] == {"value": str(tmp_path), "origin": "flag --data-dir"}
-    assert printed.keys() == config.KEYS.keys()
+    assert printed.keys() == config.CONFIG_KEYS.keys()
 
 
 def test_our_failures_exit_with_125_and_one_message():
@@ -250,7 +250,7 @@ def test_the_configuration_is_printed_without_the_keys_of_upstreams(tmp_path, fl
 def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, text, said):
     (tmp_path / "cloche.toml").write_text(text)
     with pytest.raises(errors.InvalidConfig, match=said) as caught:
-        config.load(environ={})
+        config.load_config(environ={})
     assert "secret" not in str(caught.value) and "upstream" in str(caught.value)
 
 
@@ -276,12 +276,12 @@ def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, te
 )
 def test_an_upstream_has_an_address_to_which_paths_can_be_added(url):
     with pytest.raises(errors.InvalidRequest, match=r"upstream\.base_url"):
-        config.Upstream(models=("m",), base_url=url)
+        config.UpstreamConfig(models=("m",), base_url=url)
 
 
 def test_a_password_in_an_indexs_url_is_not_repeated(tmp_path: Path):
     file = tmp_path / "cloche.toml"
     file.write_text('[packages]\npypi = "https://me:hush@index.example.com/simple"\n')
     with pytest.raises(errors.InvalidConfig, match=r"packages\.pypi.*write a list") as caught:
-        config.load(file, environ={})
+        config.load_config(file, environ={})
     assert "hush" not in str(caught.value)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloche.event_json import count_values
+from cloche.event_json import count_json_values
 
 
 @pytest.mark.parametrize(
@@ -22,16 +22,16 @@ from cloche.event_json import count_values
 )
 def test_one_text_is_one_value_whatever_is_in_it(text: str) -> None:
     content = json.dumps({"code": text, "tools": []}).encode()
-    assert count_values(content, 1000) <= 3
-    assert count_values(content[:-20], 1000) <= 3  # without an end, too
+    assert count_json_values(content, 1000) <= 3
+    assert count_json_values(content[:-20], 1000) <= 3  # without an end, too
 
 
 @pytest.mark.parametrize("value", [1, [], {}, "", "a", ",", "\\", '\\"', '"', {"a": "\\"}])
 def test_many_values_are_seen(value: Any) -> None:
     content = json.dumps([value] * 5000).encode()
-    assert count_values(content, 1000) > 1000
+    assert count_json_values(content, 1000) > 1000
 
 
 def test_names_are_no_values() -> None:
     content = json.dumps({f"{number},": ",,," for number in range(900)}).encode()
-    assert count_values(content, 1000) == 900
+    assert count_json_values(content, 1000) == 900

@@ -18,7 +18,7 @@ from cloche import errors
 from cloche.events import Output, fold
 from cloche.model import SandboxSpec
 from cloche.sdk import remote_execution
-from cloche.sdk.remote import Remote
+from cloche.sdk.remote import RemoteTransport
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -180,13 +180,13 @@ def test_what_an_upload_does_to_a_file_happens_at_once_or_not_at_all(to: dict[st
 
 
 def test_a_stream_may_begin_long_after_it_was_made(to: dict[str, str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remote_execution, "FRESH_SECONDS", 0.0)  # as if the server had given it up meanwhile
+    monkeypatch.setattr(remote_execution, "ACCEPTED_SECONDS", 0.0)  # as if the server had given it up meanwhile
     with cloche.Sandbox(**to) as box:
         assert fold(box.stream("6 * 7")).text == "42"
 
 
 def test_a_terminal_ends_though_nobody_reads_what_was_typed(to: dict[str, str]):
-    async def use(server: Remote) -> None:
+    async def use(server: RemoteTransport) -> None:
         box = await server.create(SandboxSpec())
         try:
             async with await box.commands.start("stty raw; echo ready; sleep 600", pty=(24, 80)) as process:
@@ -199,7 +199,7 @@ def test_a_terminal_ends_though_nobody_reads_what_was_typed(to: dict[str, str]):
         finally:
             await box.kill()
 
-    server = Remote(to["url"], to["api_key"])
+    server = RemoteTransport(to["url"], to["api_key"])
     server.call(lambda: use(server))
     server.close()
 

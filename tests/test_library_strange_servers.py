@@ -18,8 +18,8 @@ from cloche.events import Output
 from cloche.network_policy import NetworkPolicy
 from cloche.sdk import remote
 from cloche.sdk.remote_execution import RemoteCommands, RemoteContext
-from cloche.sdk.remote_sandbox import DEFAULT_CONTEXT, RemoteFiles, RemoteNetwork
-from cloche.sdk.remote_server import Server
+from cloche.sdk.remote_sandbox import DEFAULT_CONTEXT_INFO, RemoteFiles, RemoteNetwork
+from cloche.sdk.remote_server import ServerClient
 
 MIB = 1 << 20
 ATTACHED = json.dumps({"type": "attached", "id": "../x", "pid": 1})
@@ -53,7 +53,7 @@ def http_server(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) ->
 
 
 @contextlib.asynccontextmanager
-async def socket_server(*said: str | bytes) -> AsyncIterator[Server]:
+async def socket_server(*said: str | bytes) -> AsyncIterator[ServerClient]:
     """A client of a server that says this over every WebSocket once it is asked, and closes as if all was well."""
 
     async def talk(connection: ServerConnection) -> None:
@@ -68,14 +68,14 @@ async def socket_server(*said: str | bytes) -> AsyncIterator[Server]:
 
 
 @contextlib.asynccontextmanager
-async def talking(talk: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[Server]:
+async def talking(talk: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[ServerClient]:
     async with serve(talk, "127.0.0.1", 0, compression=None) as listening:
         port = next(iter(listening.sockets)).getsockname()[1]
-        async with contextlib.aclosing(Server(f"http://127.0.0.1:{port}", "key")) as server:
+        async with contextlib.aclosing(ServerClient(f"http://127.0.0.1:{port}", "key")) as server:
             yield server
 
 
-ASKS: dict[str, Callable[[Server], Awaitable[object]]] = {
+ASKS: dict[str, Callable[[ServerClient], Awaitable[object]]] = {
     "socket": lambda server: server.connect("/sandboxes/x/execute"),
     "read": lambda server: RemoteFiles(server, "x").read("/a"),
     "open_read": lambda server: RemoteFiles(server, "x").open_read("/a"),
@@ -106,7 +106,7 @@ def test_a_redirect_is_an_error_and_the_key_stays_here(ask: str):
             request.wfile.write(b"moved")
 
         async def asked(port: int) -> None:
-            async with contextlib.aclosing(Server(f"http://127.0.0.1:{port}", "secret")) as server:
+            async with contextlib.aclosing(ServerClient(f"http://127.0.0.1:{port}", "secret")) as server:
                 await ASKS[ask](server)
 
         with http_server(redirect) as port, pytest.raises(errors.Unavailable, match="use this url") as refused:
@@ -119,7 +119,7 @@ def test_a_redirect_to_nowhere_is_not_ours():
     with http_server(lambda request: request.send_error(304)) as port:
 
         async def asked() -> None:
-            async with contextlib.aclosing(Server(f"http://127.0.0.1:{port}", "secret")) as server:
+            async with contextlib.aclosing(ServerClient(f"http://127.0.0.1:{port}", "secret")) as server:
                 await RemoteCommands(server, "x").list()
 
         with pytest.raises(errors.Unavailable, match="is it Cloche"):
@@ -164,7 +164,7 @@ def test_a_process_of_a_server_that_says_something_else(said: list[str | bytes],
 def test_an_execution_of_a_server_that_says_something_else(said: list[str | bytes], match: str):
     async def use() -> None:
         async with socket_server(*said) as server:
-            execution = await RemoteContext(server, "x", DEFAULT_CONTEXT).execute("1")
+            execution = await RemoteContext(server, "x", DEFAULT_CONTEXT_INFO).execute("1")
             await execution.result()
 
     with pytest.raises(errors.Unavailable, match=match):
@@ -197,21 +197,21 @@ def test_a_terminal_that_nobody_reads_takes_bounded_memory_and_loses_nothing():
 
 
 def test_many_keys_share_one_thread_and_are_forgotten():
-    made = [remote.remote("http://127.0.0.1:1", f"key {n}") for n in range(3 * remote.KEPT)]
-    assert remote.remote("http://127.0.0.1:1", "key 0") is made[0]
+    made = [remote.remote_transport("http://127.0.0.1:1", f"key {n}") for n in range(3 * remote.KEPT_SERVERS)]
+    assert remote.remote_transport("http://127.0.0.1:1", "key 0") is made[0]
     assert [each.name for each in threading.enumerate()].count("cloche-remote") == 1
     del made
     gc.collect()
-    assert len(remote._remotes) <= remote.KEPT
+    assert len(remote._remotes) <= remote.KEPT_SERVERS
 
 
 def test_a_closed_connection_says_so_and_the_next_is_a_new_one():
-    first = remote.remote("http://127.0.0.1:1", "closed")
+    first = remote.remote_transport("http://127.0.0.1:1", "closed")
     first.close()
     first.close()
     with pytest.raises(errors.ShuttingDown, match="closed"):
         first.call(lambda: first.connect("i1"))
-    second = remote.remote("http://127.0.0.1:1", "closed")
+    second = remote.remote_transport("http://127.0.0.1:1", "closed")
     with pytest.raises(errors.Unavailable, match="does it run there"):
         second.call(lambda: second.connect("i1"))
 
@@ -234,7 +234,7 @@ def test_a_policy_that_is_none_is_said(body: bytes):
         request.wfile.write(body)
 
     async def ask(port: int) -> None:
-        async with contextlib.aclosing(Server(f"http://127.0.0.1:{port}", "key")) as server:
+        async with contextlib.aclosing(ServerClient(f"http://127.0.0.1:{port}", "key")) as server:
             with pytest.raises(errors.Unavailable, match="is it Cloche"):
                 await RemoteNetwork(server, "x").policy()
             with pytest.raises(errors.Unavailable, match="is it Cloche"):

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.engine.executions.history import Archive, Transcript
+from cloche.engine.executions.history import HistoryBudget, SandboxHistory
 from cloche.events import Cleared, Display, Ended, Event, Output, Raised, Started
 from cloche.model import Usage
-from cloche.notebook import Cell, encode, notebook
+from cloche.notebook import Cell, build_notebook, encode_notebook
 
 NUMBERS = itertools.count()
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,10 +33,10 @@ def checked(content: bytes):
     return made
 
 
-def recorded(*events: Event, code: str = "x", transcript: Transcript | None = None, context: str = "c") -> Cell:
+def recorded(*events: Event, code: str = "x", transcript: SandboxHistory | None = None, context: str = "c") -> Cell:
     """The cell that an execution with these events becomes."""
-    transcript = transcript or Transcript()
-    hear = transcript.recording(context, "python", code).hear
+    transcript = transcript or SandboxHistory()
+    hear = transcript.start_recording(context, "python", code).hear
     for event in (Started(execution=f"x{next(NUMBERS)}", count=1), *events):
         hear(event, len(event.text) if isinstance(event, Output) else 100)
     if not events or not isinstance(events[-1], Ended):
@@ -64,7 +64,7 @@ def test_streams_are_merged_in_their_order():
 
 def test_values_and_displays_are_told_apart():
     main = Display(data={"text/plain": "1\n2", "text/html": "<b>"}, main=True)
-    made = checked(encode(notebook([recorded(shown(image_png=PNG), main)])))
+    made = checked(encode_notebook(build_notebook([recorded(shown(image_png=PNG), main)])))
     first, second = made.cells[0].outputs
     assert (first.output_type, first.data["image/png"]) == ("display_data", "iVBORw0KGgo=")
     assert (second.output_type, second.execution_count, second.data["text/plain"]) == ("execute_result", 1, "1\n2")
@@ -78,7 +78,7 @@ def test_json_and_types_that_nobody_knows_are_kept():
         "application/x-own": "text\nmore",
         "application/pdf": b"%PDF",
     }
-    made = checked(encode(notebook([recorded(Display(data=data))])))
+    made = checked(encode_notebook(build_notebook([recorded(Display(data=data))])))
     found = made.cells[0].outputs[0].data
     assert found["application/json"] == [1, None]
     assert found["application/vnd.plotly.v1+json"] == {"data": [None]}
@@ -96,12 +96,12 @@ def test_a_cell_that_was_stopped_says_so():
     cell = recorded(out("a"), ended)
     assert cell.outputs[-1]["evalue"] == "the time limit of 1 s was reached"
     assert (cell.outcome, cell.seconds) == ("timed_out", 1)
-    assert checked(encode(notebook([cell]))).cells[0].metadata.cloche.outcome == "timed_out"
+    assert checked(encode_notebook(build_notebook([cell]))).cells[0].metadata.cloche.outcome == "timed_out"
 
 
 def test_a_cell_that_runs_has_no_end():
-    transcript = Transcript()
-    hear = transcript.recording("c", "python", "x").hear
+    transcript = SandboxHistory()
+    hear = transcript.start_recording("c", "python", "x").hear
     assert transcript.cells() == []
     hear(Started(execution="x1", count=1), 0)
     hear(out("so far"), 6)
@@ -116,7 +116,7 @@ def test_what_was_cleared_is_gone():
 
 
 def test_an_update_replaces_what_has_its_id_in_earlier_cells_too():
-    transcript = Transcript()
+    transcript = SandboxHistory()
     first = Display(data={"text/plain": "1"}, id="d")
     recorded(first, first, transcript=transcript)
     recorded(first, transcript=transcript, context="another")
@@ -127,7 +127,7 @@ def test_an_update_replaces_what_has_its_id_in_earlier_cells_too():
 
 
 def test_the_oldest_outputs_go_first_and_then_the_oldest_cells():
-    transcript = Transcript(20_000)
+    transcript = SandboxHistory(20_000)
     for number in range(10):
         recorded(out("x" * 4000), code=f"code {number}", transcript=transcript)
     cells = transcript.cells()
@@ -138,20 +138,20 @@ def test_the_oldest_outputs_go_first_and_then_the_oldest_cells():
     cells = transcript.cells()
     assert (cells[-1].code, len(cells) + cells.dropped) == ("code 39", 40)
     assert cells.dropped > 0
-    made = checked(encode(notebook(cells, dropped=cells.dropped)))
+    made = checked(encode_notebook(build_notebook(cells, dropped=cells.dropped)))
     assert f"{cells.dropped} earlier cells" in made.cells[0].source
 
 
 def test_a_cell_whose_outputs_made_room_says_so():
-    transcript = Transcript(20_000)
+    transcript = SandboxHistory(20_000)
     for _ in range(4):
         recorded(out("x" * 8000), Raised(name="E", value="v", traceback="t"), transcript=transcript)
-    made = checked(encode(notebook(transcript.cells())))
+    made = checked(encode_notebook(build_notebook(transcript.cells())))
     assert "made room" in made.cells[0].outputs[0].text
 
 
 def test_one_cell_alone_is_bounded():
-    transcript = Transcript(100_000)
+    transcript = SandboxHistory(100_000)
     cell = recorded(*[out("x" * 1000)] * 1000, transcript=transcript)
     assert "more bytes of this cell's outputs" in "".join(cell.outputs[-1]["text"])
     assert sum(len("".join(each["text"])) for each in cell.outputs) < 60_000
@@ -160,8 +160,8 @@ def test_one_cell_alone_is_bounded():
 
 
 def test_code_that_is_too_large_is_not_kept():
-    transcript = Transcript(10_000)
-    hear = transcript.recording("c", "python", "x" * 20_000).hear
+    transcript = SandboxHistory(10_000)
+    hear = transcript.start_recording("c", "python", "x" * 20_000).hear
     for event in (Started(execution="x1", count=1), out("a"), Ended(outcome="ok")):
         hear(event, 1)
     assert (transcript.cells(), transcript.cells().dropped) == ([], 1)
@@ -169,7 +169,7 @@ def test_code_that_is_too_large_is_not_kept():
 
 @pytest.mark.parametrize("language", ["python", "javascript", "typescript", "bash"])
 def test_each_language_has_its_kernel(language: str):
-    assert checked(encode(notebook([], language))).metadata.kernelspec.language == language
+    assert checked(encode_notebook(build_notebook([], language))).metadata.kernelspec.language == language
 
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=30)  # with halves of letters
@@ -188,12 +188,12 @@ ANY_EVENT = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANY_EVENT, max_size=8), ANY_TEXT)
 def test_whatever_a_program_shows_the_notebook_is_valid(events: list[Event], code: str):
-    checked(encode(notebook([recorded(*events, code=code)])))
+    checked(encode_notebook(build_notebook([recorded(*events, code=code)])))
 
 
 def test_all_histories_together_have_a_bound_and_whoever_grows_has_an_even_share():
-    archive = Archive(100_000)
-    quiet, loud = Transcript(80_000, archive), Transcript(80_000, archive)
+    archive = HistoryBudget(100_000)
+    quiet, loud = SandboxHistory(80_000, archive), SandboxHistory(80_000, archive)
     recorded(out("x" * 10_000), transcript=quiet)
     for _ in range(40):
         recorded(out("y" * 10_000), transcript=loud)
@@ -207,8 +207,8 @@ def test_all_histories_together_have_a_bound_and_whoever_grows_has_an_even_share
 
 def test_cells_that_have_ended_are_nothing_to_the_garbage_collector():
     """With hundreds of thousands of them it would stop everybody for a tenth of a second, again and again."""
-    archive = Archive()
-    transcript = Transcript(archive=archive)
+    archive = HistoryBudget()
+    transcript = SandboxHistory(archive=archive)
     gc.collect()
     gc.disable()
     try:
@@ -220,7 +220,7 @@ def test_cells_that_have_ended_are_nothing_to_the_garbage_collector():
         gc.collect()  # tuples of what is not looked at are left alone from then on
         of_names = 3 * 500  # a list, a pair and a key for each name by which something can be replaced
         assert len(gc.get_objects()) - before < of_names + 100
-        transcript.recording("c", "python", "x").hear(Started(execution="x", count=1), 0)  # and never ends
+        transcript.start_recording("c", "python", "x").hear(Started(execution="x", count=1), 0)  # and never ends
         del transcript
         assert archive.transcripts == 0, "it is part of a cycle"
     finally:

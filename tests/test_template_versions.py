@@ -19,35 +19,44 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, build, difference, ensure, export, import_archive, pythons, recipe
+from cloche.templates import (
+    Catalogue,
+    build,
+    compare_templates,
+    ensure_template,
+    export_template,
+    import_archive,
+    pythons,
+    recipe,
+)
 from cloche.templates import catalogue as catalogues
-from cloche.templates.archive import CONTENTS
-from cloche.templates.build import describe, digest
+from cloche.templates.archive import CONTENTS_NAME
+from cloche.templates.build import describe_template, template_version
 from cloche.templates.recipe import Recipe
 
-OWN = pythons.own()
+OWN = pythons.own_interpreter()
 assert OWN is not None
 
 
 def make(catalogue: Catalogue, packages: str, at: float = 1.0, **changes: object) -> Template:
     """A template as a build leaves it, without the packages themselves: a module, a script and links are enough."""
     wanted = Recipe(**{"name": "geo", "env": {"UNITS": "metric"}, **changes})  # type: ignore[arg-type]
-    locked = build.parse("".join(f"{each} \\\n    --hash=sha256:00\n" for each in packages.split()))
-    version = digest(wanted, OWN, locked)
+    locked = build.parse_lock("".join(f"{each} \\\n    --hash=sha256:00\n" for each in packages.split()))
+    version = template_version(wanted, OWN, locked)
     root = catalogue.directory / wanted.name / version
-    series = root / "env/lib" / f"python{OWN.series}"
+    series = root / "env/lib" / f"python{OWN.minor_version}"
     (series / "site-packages").mkdir(parents=True)
     (series / "site-packages/six.py").write_text("A = 'ä'\n" * 1000)
     (series / "site-packages/nothing.py").write_text("")
     (root / "env/bin").mkdir()
     (root / "env/bin/six").write_text("#!/opt/cloche/env/bin/python3\n")
     (root / "env/bin/six").chmod(0o755)
-    (root / "env/bin/python3").symlink_to(f"/opt/cloche/python/bin/python{OWN.series}")
+    (root / "env/bin/python3").symlink_to(f"/opt/cloche/python/bin/python{OWN.minor_version}")
     (root / "env/lib64").symlink_to("lib")
-    (root / "template.toml").write_text(recipe.canonical(wanted))
+    (root / "template.toml").write_text(recipe.canonical_text(wanted))
     (root / "lock.txt").write_text(locked.text)
-    template = describe(wanted, OWN, locked, version, root, 4096)
-    catalogues.write(msgspec.structs.replace(template, created_at=at), root)
+    template = describe_template(wanted, OWN, locked, version, root, 4096)
+    catalogues.write_template(msgspec.structs.replace(template, created_at=at), root)
     return catalogue.resolve(f"{wanted.name}@{version}")
 
 
@@ -68,7 +77,7 @@ def test_a_pinned_version_is_what_the_name_means_also_after_newer_builds(catalog
     assert catalogue.resolve("geo") == second
     assert run(catalogue, "pin", first.ref).stdout == f"geo is {first.ref} from now on\n"
     third = make(catalogue, "six==3.0", 3.0)
-    assert catalogue.resolve("geo") == catalogue.resolve("maps") == ensure(catalogue, "geo") == first
+    assert catalogue.resolve("geo") == catalogue.resolve("maps") == ensure_template(catalogue, "geo") == first
     assert catalogue.resolve(third.ref) == third
     assert [line.endswith("pinned") for line in run(catalogue, "list").stdout.splitlines()] == [False, False, True]
     assert run(catalogue, "unpin", "geo").stdout.startswith(f"geo is {third.ref}")
@@ -101,7 +110,7 @@ def test_a_pin_of_a_version_that_is_gone_is_said_and_nothing_else_is_taken(catal
     first, second = make(catalogue, "six==1.0", 1.0), make(catalogue, "six==2.0", 2.0)
     catalogue.pin(first.ref)
     Path(first.root).rename(catalogue.directory.parent / "elsewhere")
-    for ask in (catalogue.resolve, lambda ref: ensure(catalogue, ref)):
+    for ask in (catalogue.resolve, lambda ref: ensure_template(catalogue, ref)):
         with pytest.raises(errors.TemplateNotFound, match="unpin geo") as caught:
             ask("geo")
         assert second.ref in str(caught.value)
@@ -121,7 +130,7 @@ def test_what_is_not_there_cannot_be_pinned(catalogue, ref):
 def test_a_difference_has_packages_recipe_and_sizes(catalogue):
     before = make(catalogue, "six==1.0 gone==1.0 same==1.0", 1.0)
     after = make(catalogue, "six==2.0 new==1.0 same==1.0", 2.0, env={"UNITS": "imperial"}, imports=("six",))
-    found = difference(before, after)
+    found = compare_templates(before, after)
     assert found.packages_added == ("new==1.0",) and found.packages_removed == ("gone==1.0",)
     assert [(each.what, each.before, each.after) for each in found.packages_changed] == [("six", "1.0", "2.0")]
     assert [each.what for each in found.recipe] == ["imports", "env"] and found.python is None
@@ -154,9 +163,9 @@ def test_a_template_goes_to_another_machine_as_one_file(catalogue, tmp_path):
     said = run(catalogue, "export", "geo", str(file)).stdout
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     assert said.startswith(template.ref) and said.split()[-1] == digest
-    assert export(template, tmp_path / "again.tar.gz") == digest
+    assert export_template(template, tmp_path / "again.tar.gz") == digest
     with pytest.raises(errors.InvalidRequest, match=f"no directory {tmp_path / 'missing'}$"):
-        export(template, tmp_path / "missing" / "a.tar.gz")
+        export_template(template, tmp_path / "missing" / "a.tar.gz")
     other = Catalogue(tmp_path / "other")
     assert run(other, "import", str(file), "--sha256", digest).stdout.startswith(template.ref)
     moved = other.resolve("geo")
@@ -178,7 +187,7 @@ def repack(file: Path, change) -> Path:
     text = json.dumps(listed).encode()
     changed = file.with_name("changed.tar.gz")
     with tarfile.open(changed, "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        first = tarfile.TarInfo(CONTENTS)
+        first = tarfile.TarInfo(CONTENTS_NAME)
         first.size = len(text)
         for member, content in [(first, text), *members]:
             archive.addfile(member, io.BytesIO(content) if content else None)
@@ -242,7 +251,7 @@ def claim(name: str, value: object):
 )
 def test_a_hostile_archive_is_refused_and_leaves_nothing(catalogue, tmp_path, change, said):
     file = tmp_path / "geo.tar.gz"
-    export(make(catalogue, "six==1.0"), file)
+    export_template(make(catalogue, "six==1.0"), file)
     other = Catalogue(tmp_path / "other/data")
     with pytest.raises(errors.ClocheError, match=said):
         import_archive(other, repack(file, change))
@@ -253,7 +262,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(catalogue, tmp_path, ch
 
 def test_a_file_that_is_no_archive_or_half_of_one_is_refused(catalogue, tmp_path):
     file, other = tmp_path / "geo.tar.gz", Catalogue(tmp_path / "other")
-    export(make(catalogue, "six==1.0"), file)
+    export_template(make(catalogue, "six==1.0"), file)
     content = file.read_bytes()
     for bad in (b"", b"no archive", content[: len(content) // 2], content[:-20], gzip.compress(b"\0" * 10240)):
         file.write_bytes(bad)
@@ -266,7 +275,7 @@ def test_a_file_that_is_no_archive_or_half_of_one_is_refused(catalogue, tmp_path
 
 def test_an_import_that_is_killed_leaves_nothing_that_counts(catalogue, tmp_path):
     template, file = make(catalogue, "six==1.0"), tmp_path / "geo.tar.gz"
-    export(template, file)
+    export_template(template, file)
     other = Catalogue(tmp_path / "other")
     program = (
         "import sys, time\n"

@@ -21,9 +21,9 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, Progress, build, ensure, pythons, uv
+from cloche.templates import Catalogue, TemplateProgress, build, ensure_template, pythons, uv
 from cloche.templates import catalogue as catalogues
-from cloche.templates.build import lock
+from cloche.templates.build import lock_packages
 from cloche.templates.recipe import Recipe
 
 TINY = Recipe(name="tiny", packages=("six", "trapped"), imports=("six",), env={"GREETING": "hello"})
@@ -72,7 +72,7 @@ def hostile_packages(tmp_path_factory, trace):
     make_wheel(directory, "trapped", {"trapped.pth": f"import os; {leave_trace}\n", "trapped.py": f"{leave_trace}\n"})
     make_sdist(directory, "unbuilt", f"{leave_trace}\nimport setuptools; setuptools.setup()\n")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in uv.environment(os.environ).items():
+        for name, value in uv.uv_environment(os.environ).items():
             patch.setenv(name, value)
         links = [value for value in (os.environ.get("UV_FIND_LINKS"), str(directory)) if value]
         patch.setenv("UV_FIND_LINKS", ",".join(links))
@@ -80,10 +80,10 @@ def hostile_packages(tmp_path_factory, trace):
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, hostile_packages) -> tuple[Catalogue, Template, list[Progress]]:
+def tiny(tmp_path_factory, hostile_packages) -> tuple[Catalogue, Template, list[TemplateProgress]]:
     """A small template, built under the most private umask."""
     catalogue = Catalogue(tmp_path_factory.mktemp("data"))
-    reports: list[Progress] = []
+    reports: list[TemplateProgress] = []
     old = os.umask(0o077)
     try:
         return catalogue, build(catalogue, TINY, reports.append), reports
@@ -162,7 +162,12 @@ def test_the_guests_own_needs_are_in_every_template(tiny):
 
 
 def test_charts_come_with_matplotlib(tmp_path):
-    locked = lock(Recipe(name="plots", packages=("matplotlib",)), pythons.choose(">=3.11"), tmp_path, lambda line: None)
+    locked = lock_packages(
+        Recipe(name="plots", packages=("matplotlib",)),
+        pythons.choose_interpreter(">=3.11"),
+        tmp_path,
+        lambda line: None,
+    )
     assert any(package.startswith("e2b-charts==") for package in locked.packages)
 
 
@@ -189,11 +194,11 @@ def test_progress_grows_to_the_end_and_says_what_happens(tiny):
 
 def test_who_comes_second_waits_says_so_and_finds_it_built(tiny):
     catalogue, template, _ = tiny
-    reports: list[Progress] = []
+    reports: list[TemplateProgress] = []
     waiting = threading.Event()
     results = []
 
-    def report(progress: Progress) -> None:
+    def report(progress: TemplateProgress) -> None:
         reports.append(progress)
         if progress.phase == "wait":
             waiting.set()
@@ -229,7 +234,7 @@ def put(catalogue: Catalogue, name: str, version: str, created_at: float, python
         root=str(root),
         created_at=created_at,
     )
-    catalogues.write(template, root)
+    catalogues.write_template(template, root)
     return template
 
 
@@ -301,22 +306,22 @@ def test_a_moved_data_directory_still_works(tmp_path):
 
 def test_ensure_builds_only_what_is_built_in(tmp_path):
     with pytest.raises(errors.TemplateNotFound, match="geo"):
-        ensure(Catalogue(tmp_path), "geo")
+        ensure_template(Catalogue(tmp_path), "geo")
     with pytest.raises(errors.TemplateNotFound, match="python@"):
-        ensure(Catalogue(tmp_path), "python@abcdef123456")
+        ensure_template(Catalogue(tmp_path), "python@abcdef123456")
 
 
 def test_ensure_gives_what_was_built(tmp_path):
     catalogue = Catalogue(tmp_path)
     template = put(catalogue, "python", "a" * 64, 1.0)
-    assert ensure(catalogue, "base") == template
+    assert ensure_template(catalogue, "base") == template
 
 
 def test_ensure_says_when_an_interpreter_is_gone(tmp_path):
     catalogue = Catalogue(tmp_path)
     put(catalogue, "geo", "a" * 64, 1.0, python="/nowhere/bin/python3")
     with pytest.raises(errors.TemplateNotFound, match="/nowhere/bin/python3, which is gone"):
-        ensure(catalogue, "geo")
+        ensure_template(catalogue, "geo")
 
 
 # The command
@@ -340,11 +345,11 @@ def test_what_a_killed_builder_left_is_removed_and_nothing_of_one_that_lives(tmp
     abandoned = catalogue.directory / "dead/.scratch-0"
     abandoned.mkdir(parents=True)
     (abandoned.parent / ".lock").touch()
-    with catalogue.locked("live"), catalogue.scratch("live") as used:
-        assert catalogue.abandoned() == [abandoned]
+    with catalogue.locked("live"), catalogue.scratch_directory("live") as used:
+        assert catalogue.find_abandoned() == [abandoned]
         catalogue.remove_abandoned()
         assert used.exists() and not abandoned.exists()
-    assert catalogue.abandoned() == []
+    assert catalogue.find_abandoned() == []
 
 
 def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny, trace, tmp_path):
@@ -353,19 +358,19 @@ def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny
     recipe, data_dir = tmp_path / "template.toml", str(catalogue.directory.parent)
     recipe.write_text(AGAIN)
     program = (
-        "from pathlib import Path\nfrom cloche.templates import Catalogue, build, recipe\n"
+        "from pathlib import Path\nfrom cloche.templates import Catalogue, build_template, recipe\n"
         "report = lambda progress: print(progress.phase, flush=True)\n"
-        f"build(Catalogue({data_dir!r}), recipe.read(Path({str(recipe)!r})), report)\n"
+        f"build_template(Catalogue({data_dir!r}), recipe.read_recipe(Path({str(recipe)!r})), report)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as builder:
         assert any(line == "install\n" for line in builder.stdout)
         builder.send_signal(signal.SIGKILL)
     # A child that it was just starting has its lock too, until the exec: whoever looks before leaves it alone.
     for _ in range(1000):
-        if catalogue.abandoned():
+        if catalogue.find_abandoned():
             break
         time.sleep(0.01)
-    assert catalogue.list() == [template] and len(catalogue.abandoned()) == 1
+    assert catalogue.list() == [template] and len(catalogue.find_abandoned()) == 1
     done = CliRunner().invoke(cli.main, ["--data-dir", data_dir, "template", "build", str(recipe)])
     assert done.exit_code == 0, done.output
     second = catalogue.resolve("tiny")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from cloche import errors
-from cloche.model import Tool, ToolLanguage, identifier, identifiers
-from cloche.sdk.tools import schema_of
+from cloche.model import ToolDefinition, ToolLanguage, tool_identifier, tools_by_identifier
+from cloche.sdk.tools import function_schema
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ from cloche.sdk.tools import schema_of
     ],
 )
 def test_names_become_identifiers_by_the_rules_that_clients_tell_their_models(name: str, python: str, bash: str):
-    assert (identifier(name, "python"), identifier(name, "bash")) == (python, bash)
+    assert (tool_identifier(name, "python"), tool_identifier(name, "bash")) == (python, bash)
 
 
 @pytest.mark.parametrize("name", ["", "!?", "日本"])
 def test_a_name_of_which_nothing_is_left_is_refused(name: str):
     with pytest.raises(errors.InvalidRequest, match="letters or digits"):
-        identifier(name)
+        tool_identifier(name)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_name_of_which_nothing_is_left_is_refused(name: str):
 )
 def test_two_tools_of_one_identifier_are_refused_by_both_names(language: ToolLanguage, names: tuple[str, str]):
     with pytest.raises(errors.InvalidRequest) as refused:
-        identifiers([Tool(name=name) for name in names], language)
+        tools_by_identifier([ToolDefinition(name=name) for name in names], language)
     assert all(repr(name) in str(refused.value) for name in names)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 257])
 def test_names_are_bounded(name: str):
     with pytest.raises(errors.InvalidRequest, match="name of at most 256 characters"):
-        identifiers([Tool(name=name)])
+        tools_by_identifier([ToolDefinition(name=name)])
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ def search(query: str, limit: int = 10, *, kind: Literal["a", "b"] = "a", near: 
 
 
 def test_a_schema_is_read_off_a_function():
-    schema = schema_of("search", search)
+    schema = function_schema("search", search)
     assert schema["required"] == ["query"] and schema["additionalProperties"] is True
     assert schema["properties"]["query"] == {"type": "string"}
     assert schema["properties"]["limit"] == {"type": "integer", "default": 10}
@@ -82,6 +82,6 @@ def test_a_schema_is_read_off_a_function():
 def test_what_an_annotation_cannot_say_is_allowed():
     def strange(a, b: NoSuchName, c: type(len) = None): ...  # type: ignore[name-defined,valid-type]  # noqa: F821
 
-    assert schema_of("strange", strange)["properties"] == {"a": {}, "b": {}, "c": {}}
+    assert function_schema("strange", strange)["properties"] == {"a": {}, "b": {}, "c": {}}
     with pytest.raises(errors.InvalidRequest, match="an argument without a name"):
-        schema_of("len", len)
+        function_schema("len", len)

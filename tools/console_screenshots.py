@@ -180,7 +180,7 @@ def templates(console: RunningServer, data: Path) -> None:
     first = make(catalogue, older, 1_793_000_000.0, imports=("numpy",))
     second = make(catalogue, newer, 1_794_000_000.0, imports=("numpy", "shapely"), env={"UNITS": "miles"})
     for each, size in ((first, 431 * MIB), (second, 467 * MIB)):
-        catalogues.write(msgspec.structs.replace(each, size_bytes=size), Path(each.root))
+        catalogues.write_template(msgspec.structs.replace(each, size_bytes=size), Path(each.root))
     steps = ByStep().from_image("python:3.12").run_cmd("mkdir ~/app && echo ready > ~/app/state")
     ByStep.build(steps, "report-worker", api_key=console.key, api_url=f"{console.url}/e2b")
 

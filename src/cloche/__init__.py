@@ -1,4 +1,4 @@
-"""Cloche: sealed, pre-warmed sandboxes for code that nobody trusts.
+"""Cloche: sealed, pre-warmed sandboxes for untrusted code.
 
 import cloche
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from cloche.sdk.tools import Tool as Tool
 
 # Where each name lives. Importing `cloche` imports none of it (PEP 562): what is used is imported when it is used.
-_PLACES = {
+_EXPORT_MODULES = {
     "ClocheError": "cloche.errors",
     "Error": "cloche.events",
     "Result": "cloche.events",
@@ -87,19 +87,19 @@ _PLACES = {
     "Variable": "cloche.model",
     "Variables": "cloche.model",
 }
-_MODULES = ("errors", "events")
+_EXPORTED_SUBMODULES = ("errors", "events")
 
-__all__ = [*_PLACES, *_MODULES]
+__all__ = [*_EXPORT_MODULES, *_EXPORTED_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
-    if name in _MODULES:
+    if name in _EXPORTED_SUBMODULES:
         return import_module(f"cloche.{name}")
-    if name not in _PLACES:
+    if name not in _EXPORT_MODULES:
         raise AttributeError(f"module 'cloche' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(import_module(_EXPORT_MODULES[name]), name)
     return value
 
 

@@ -1,35 +1,35 @@
-"""The server: one port, one id space, all dialects over one engine."""
+"""The server application: one port, one id space, all dialects over one engine."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
-from cloche.api.admin import Admin, Erasing
+from cloche.api.admin import AdminApi, OwnerErasure
 from cloche.api.auth import Gatekeeper, is_loopback
-from cloche.api.console import House, Ui
+from cloche.api.console import Console, ConsoleContext
 from cloche.api.e2b import E2b
-from cloche.api.librechat import LibreChat
+from cloche.api.librechat import LibreChatApi
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
-from cloche.api.requests import RateLimits, Traffic, Witness
-from cloche.api.system import System, error_reply
+from cloche.api.requests import RateLimitHeaders, RequestAudit, RequestTracker
+from cloche.api.system import SystemApi, error_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.operations.audit import NONE
+from cloche.engine.operations.audit import NO_PRINCIPAL
 from cloche.engine.operations.health import Health
-from cloche.engine.principal import acting
+from cloche.engine.principal import current_principal
 from cloche.gateway.gateway import Gateway
-from cloche.mcp.http import Mcp
+from cloche.mcp.http import McpDialect
 from cloche.model import Principal
 from cloche.store.keys import StoredKeys
 
 LOCAL_ADMIN = Principal(owner="local", role="admin")
-UNKNOWN = "none"  # the dialect of requests that are for nobody here
+UNKNOWN_DIALECT = "none"  # the dialect of requests that are for nobody here
 
 
-class Server:
+class ServerApp:
     """The ASGI application. Each dialect has a prefix; E2B's sandboxes are also reached by Host name and headers."""
 
     def __init__(
@@ -44,30 +44,32 @@ class Server:
         health: Health,
     ):
         self._max_body_bytes = config.server.upload_bytes
-        self._traffic = Traffic(Witness(engine.trail), RateLimits(engine.quotas))
-        self.system = System(
+        self._traffic = RequestTracker(RequestAudit(engine.trail), RateLimitHeaders(engine.quotas))
+        self.system = SystemApi(
             engine, gateway.tally, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
         )
-        keys.heard = lambda what, owner, id: engine.trail.note(what, owner, id=id, who=acting() or NONE)
-        engine.quotas.heard = lambda tenant, quota: engine.trail.note(
-            "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=acting() or NONE
+        keys.heard = lambda what, owner, id: engine.trail.record(
+            what, owner, id=id, who=current_principal() or NO_PRINCIPAL
+        )
+        engine.quotas.heard = lambda tenant, quota: engine.trail.record(
+            "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=current_principal() or NO_PRINCIPAL
         )
         keys.refreshed = self._traffic.keep
-        self.mcp = Mcp(engine, gatekeeper, config)
-        erasing = Erasing(engine, gateway, keys, self._traffic, self.mcp.end_all)
+        self.mcp = McpDialect(engine, gatekeeper, config)
+        erasing = OwnerErasure(engine, gateway, keys, self._traffic, self.mcp.end_all)
         self._e2b = E2b(engine, gatekeeper, config, secret)
         behind: dict[str, ASGIApp] = {
             "api": NativeApi(engine, gatekeeper, config),
             "v1": OpenAi(engine, gateway, gatekeeper, config),
-            "admin": Admin(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
+            "admin": AdminApi(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
         }
-        house = House(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
-        self.ui = Ui(house, behind)
+        house = ConsoleContext(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
+        self.ui = Console(house, behind)
         self._prefixes: dict[str, ASGIApp] = {
             "e2b": self._e2b,
             **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
-            "librechat": LibreChat(engine, gateway.shelf, gatekeeper, config, secret),
+            "librechat": LibreChatApi(engine, gateway.shelf, gatekeeper, config, secret),
             "mcp": self.mcp,
             "health": self.system,
             "ready": self.system,
@@ -80,17 +82,17 @@ class Server:
             return
         scope.setdefault("state", {})["max_body_bytes"] = self._max_body_bytes
         dialect = self._dialect_of(scope)
-        await self._traffic.follow(dialect, self._prefixes.get(dialect, _not_found), scope, receive, send)
+        await self._traffic.follow(dialect, self._prefixes.get(dialect, _reply_not_found), scope, receive, send)
 
     def _dialect_of(self, scope: Scope) -> str:
-        if self._e2b.claims(scope):
+        if self._e2b.claims_request(scope):
             return "e2b"
         prefix = scope["path"].lstrip("/").partition("/")[0]
-        return prefix if prefix in self._prefixes else UNKNOWN
+        return prefix if prefix in self._prefixes else UNKNOWN_DIALECT
 
 
-class Trusted:
-    """The same application for whoever may open the control socket: its file's mode says who that is."""
+class ControlSocketApp:
+    """The same application for the control socket, as its admin: the file's mode is the access check."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -100,5 +102,5 @@ class Trusted:
         await self._app(scope, receive, send)
 
 
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+async def _reply_not_found(scope: Scope, receive: Receive, send: Send) -> None:
     await error_reply(errors.NotFound("there is nothing here"))(scope, receive, send)

@@ -1,9 +1,9 @@
-"""The errors that are *ours*: Cloche could not do what it was asked.
+"""The errors of Cloche itself: it could not fulfil a request.
 
 A program that fails inside a sandbox is never one of these: that is data in the event stream.
 
     ClocheError                     code
-    ├── InvalidRequest              invalid_request       the caller asked for something that makes no sense
+    ├── InvalidRequest              invalid_request       an invalid request
     │   ├── InvalidPath             invalid_path          a path that cannot name anything (NUL, empty, relative)
     │   ├── InvalidConfig           invalid_config        a configuration file or variable with a bad value
     │   ├── NotCopyable             not_copyable          a program that a fork would not copy whole
@@ -13,7 +13,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     ├── NotFound                    not_found             it is not there, and may never have been
     │   ├── TemplateNotFound        template_not_found
     │   ├── SnapshotNotFound        snapshot_not_found
-    │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to somebody else)
+    │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to another owner)
     │   ├── ContextNotFound         context_not_found
     │   ├── CheckpointNotFound      checkpoint_not_found  never existed, was forgotten, or has ended
     │   ├── ProcessNotFound         process_not_found
@@ -23,7 +23,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   └── FileNotFound            file_not_found
     ├── Gone                        gone                  it was there; the message says when and why it ended
     │   ├── SandboxExpired          sandbox_expired       its deadline passed
-    │   ├── SandboxKilled           sandbox_killed        somebody killed or closed it
+    │   ├── SandboxKilled           sandbox_killed        it was killed or closed
     │   └── SandboxLost             sandbox_lost          its host process died or its cell was destroyed
     ├── SandboxPaused               sandbox_paused        it is paused; it can be resumed
     ├── FileError                   file_error            the sandbox's file system said no
@@ -34,7 +34,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   └── NoSpace                 no_space              the sandbox's writable space is full
     ├── TemplateBuildFailed         template_build_failed
     ├── Unavailable                 unavailable           this host cannot do it now
-    │   ├── IsolationUnavailable    isolation_unavailable what the walls need is missing; `cloche doctor` explains
+    │   ├── IsolationUnavailable    isolation_unavailable a requirement is missing; `cloche doctor` explains
     │   ├── NurseryFailed           nursery_failed        the template's nursery could not start
     │   ├── Busy                    busy                  as much runs as this host can have; try again soon
     │   └── ShuttingDown            shutting_down
@@ -48,7 +48,7 @@ from __future__ import annotations
 
 
 class ClocheError(Exception):
-    """Base of all errors of ours. `code` is stable; `str(error)` says what was wrong and what to do."""
+    """Base of all errors of ours. `code` is stable; `str(error)` names the problem and the remedy."""
 
     code = "error"
     retry_after_seconds: float | None = None  # when to ask again, where that is known
@@ -226,7 +226,7 @@ class QuotaExceeded(ClocheError):
 
 
 class UpstreamFailed(ClocheError):
-    """`status` is what the upstream answered, or what stands for it; `kind`, `reason` and `param` are its own words."""
+    """`status` is the upstream's HTTP status, or its equivalent; `kind`, `reason` and `param` are its own."""
 
     code = "upstream_failed"
 

@@ -1,6 +1,6 @@
-"""The spine: one stream of events per execution. Every protocol is a map or a fold of it.
+"""The event stream: one stream per execution. Every protocol is a map or a fold of it.
 
-First `Started`, last exactly one `Ended`, whatever happens.
+The first event is `Started`; the last is exactly one `Ended`, in every case.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Display(Event, tag="display"):
 
 
 class Cleared(Event, tag="cleared"):
-    """`clear_output()`: forget what was shown; with `wait`, when the next output comes."""
+    """`clear_output()`: discard all that was shown; with `wait`, when the next output comes."""
 
     wait: bool = False
 
@@ -167,7 +167,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What one execution did: the fold of its events."""
+    """The result of one execution: the fold of its events."""
 
     id: str
     results: list[Result]
@@ -192,7 +192,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a detached run: one that goes on without a connection, and is kept for a while."""
+    """A detached run: it goes on without a connection, and is kept for a while."""
 
     id: str
     sandbox: str
@@ -205,15 +205,15 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Numbered(NamedTuple):
+class NumberedEvent(NamedTuple):
     """An event of a detached run. The first is number 1."""
 
     number: int
     event: AnyEvent
 
 
-class Folding:
-    """A fold in progress: feed it events one by one, then take `run()`."""
+class RunFold:
+    """A fold in progress: feed it events one by one, then call `run()`."""
 
     def __init__(self) -> None:
         self._started: Started | None = None
@@ -226,12 +226,12 @@ class Folding:
 
     def feed(self, event: Event) -> None:
         if isinstance(event, (Output, Display)) and self._clear_next:
-            self._clear()
+            self._clear_outputs()
         match event:
             case Output():
                 self._output[event.stream].append(event.text)
             case Display():
-                self._show(event)
+                self._add_display(event)
             case Started():
                 self._started = event
             case Ended():
@@ -243,9 +243,9 @@ class Folding:
             case Cleared(wait=True):
                 self._clear_next = True
             case Cleared():
-                self._clear()
+                self._clear_outputs()
 
-    def _show(self, event: Display) -> None:
+    def _add_display(self, event: Display) -> None:
         if not event.update:
             self._shown.append(event)
             return
@@ -253,14 +253,14 @@ class Folding:
             if shown.id == event.id:
                 self._shown[at] = msgspec.structs.replace(shown, data=event.data)
 
-    def _clear(self) -> None:
+    def _clear_outputs(self) -> None:
         self._clear_next = False
         self._shown.clear()
         for texts in self._output.values():
             texts.clear()
 
     def run(self) -> Run:
-        """The Run so far; outcome `died` if no `Ended` came."""
+        """Returns the Run so far; outcome `died` if no `Ended` came."""
         ended = self._ended or Ended(outcome="died", reason="the stream of events broke off")
         return Run(
             id=self._started.execution if self._started else "",
@@ -278,8 +278,8 @@ class Folding:
 
 
 def fold(events: Iterable[Event]) -> Run:
-    """Everything that one execution's events say, as one Run."""
-    folding = Folding()
+    """Folds the events of one execution into one Run."""
+    folding = RunFold()
     for event in events:
         folding.feed(event)
     return folding.run()

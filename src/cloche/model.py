@@ -1,4 +1,4 @@
-"""The values that everything shares: frozen, comparable, serialisable. No behaviour beyond validation."""
+"""The shared values: frozen, comparable, serialisable. No behaviour beyond validation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def new_id(prefix: str = "i") -> str:
 
 
 class Limits(Struct):
-    """What one sandbox may use. Every field has a default and nothing is unlimited."""
+    """The resource limits of one sandbox. Every field has a default and nothing is unlimited."""
 
     memory_bytes: int = 2 * GIB
     cpus: float = 2.0
@@ -59,8 +59,8 @@ class Limits(Struct):
             _check_limit(name, getattr(self, name))
 
 
-_FRACTIONS = ("cpus", "execution_seconds")
-_LEAST: dict[str, tuple[float, str]] = {  # with less, nothing starts, or nothing useful can be done
+_FRACTIONAL_LIMITS = ("cpus", "execution_seconds")
+_MINIMUM_LIMITS: dict[str, tuple[float, str]] = {  # with less, nothing starts, or nothing useful can be done
     "memory_bytes": (16 * MIB, "16 MiB"),
     "cpus": (0.01, "0.01"),
     "processes": (8, "8"),
@@ -73,15 +73,15 @@ def _check_limit(name: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (number and math.isfinite(value) and value > 0):
         raise errors.InvalidRequest(f"limit {name} must be a positive number, not {value!r}")
-    if name not in _FRACTIONS and not isinstance(value, int):
+    if name not in _FRACTIONAL_LIMITS and not isinstance(value, int):
         raise errors.InvalidRequest(f"limit {name} must be a whole number, not {value!r}")
-    least, in_words = _LEAST.get(name, (0, ""))
+    least, in_words = _MINIMUM_LIMITS.get(name, (0, ""))
     if value < least:
         raise errors.InvalidRequest(f"limit {name} must be at least {in_words}, not {value!r}")
 
 
-class Showing(Struct):
-    """What an execution shows beside what a notebook would. By default nothing."""
+class DisplayOptions(Struct):
+    """Additional output of an execution, beyond a notebook's. By default nothing."""
 
     json: bool = False  # lists and dicts also as application/json
     whole_text: bool = False  # the text of a long list or dict is not abridged
@@ -90,7 +90,7 @@ class Showing(Struct):
 
 
 class SandboxSpec(Struct):
-    """What a caller asks for when a sandbox is made."""
+    """A request for a new sandbox."""
 
     template: str = "python"
     env: dict[str, str] = {}
@@ -111,7 +111,7 @@ class SandboxSpec(Struct):
     def __post_init__(self) -> None:
         if not _TEMPLATE_NAME.fullmatch(self.template):
             raise errors.TemplateNotFound(f"{self.template!r} is not a template name: use NAME or NAME@VERSION")
-        check_env(self.env)
+        check_environment(self.env)
         check_metadata(self.metadata)
         check_seconds("lifetime", self.lifetime_seconds)
 
@@ -124,7 +124,7 @@ def check_seconds(name: str, value: float | None) -> None:
         raise errors.InvalidRequest(f"{name} must be a positive number of seconds, not {value!r}")
 
 
-def check_env(env: dict[str, str]) -> None:
+def check_environment(env: dict[str, str]) -> None:
     """Raises InvalidRequest if a name or value could not be in an environment block."""
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -191,7 +191,7 @@ def check_mode(mode: object) -> None:
         raise errors.InvalidRequest(f"mode must be a number between 0 and 0o7777, such as 0o644, not {mode!r}")
 
 
-def check_line(line: object) -> None:
+def check_input_line(line: object) -> None:
     """Raises InvalidRequest unless `line` can be an answer to `input()`."""
     if not isinstance(line, str):
         raise errors.InvalidRequest(f"an answer to input() must be a string, not {type(line).__name__}")
@@ -233,8 +233,8 @@ class Template(Struct):
         return f"{self.name}@{self.version[:12]}"
 
 
-class LinkEnd(Struct):
-    """Where a symlink leads in the end."""
+class SymlinkTarget(Struct):
+    """The final target of a symlink."""
 
     path: str  # without any symlink in it; that of the link itself where it leads to nothing
     kind: FileKind | None  # None where it leads to nothing
@@ -251,7 +251,7 @@ class FileInfo(Struct):
     group: str
     modified_at: float
     target: str | None = None  # what a symlink points at
-    leads_to: LinkEnd | None = None
+    leads_to: SymlinkTarget | None = None
     attributes: dict[str, str] = {}  # extended attributes, without the `user.` before their names
 
 
@@ -268,7 +268,7 @@ class FileAttributes(Struct):
 
 
 class FileChange(Struct):
-    """Something that a watch saw. `path` is absolute."""
+    """A change seen by a watch. `path` is absolute."""
 
     kind: Literal["created", "written", "removed", "renamed", "attributes"]
     path: str
@@ -309,7 +309,7 @@ class VolumeInfo(Struct):
 
 
 class Launch(Struct):
-    """How sandboxes begin that are made from a template which was built by steps."""
+    """The launch settings of sandboxes from a template that was built by steps."""
 
     user: User = "user"  # of the start command, and of what clients run as nobody in particular
     cwd: str = "/home/user"
@@ -318,7 +318,10 @@ class Launch(Struct):
 
 
 class Snapshot(Struct):
-    """What was in a sandbox: its files, and what its programs were given. New sandboxes can be made from it."""
+    """The files of a sandbox, with the environment and limits of its programs.
+
+    New sandboxes can be made from it.
+    """
 
     id: str
     owner: str
@@ -338,7 +341,7 @@ class Snapshot(Struct):
 
     @property
     def info(self) -> SnapshotInfo:
-        """What is told of it."""
+        """The public part of it."""
         return SnapshotInfo(
             id=self.id,
             name=self.name,
@@ -352,13 +355,13 @@ class Snapshot(Struct):
 
 
 class Mark(Struct):
-    """A checkpoint of a context: a moment that it can be taken back to, as often as one likes."""
+    """A checkpoint of a context: a moment to which the context can be rolled back, any number of times."""
 
     id: str
     created_at: float
 
 
-def check_copies(count: object) -> None:
+def check_copy_count(count: object) -> None:
     """Raises InvalidRequest unless a context can be copied so many times; how much room there is, its sandbox says."""
     if type(count) is not int or count < 1:
         raise errors.InvalidRequest(f"a context is copied once or more often, not {count!r} times")
@@ -378,7 +381,7 @@ class SnapshotInfo(Struct):
 
 
 class Principal(Struct):
-    """Who asks: the owner to whom what they make belongs, and what they may do."""
+    """The authenticated caller: the owner of the objects it creates, and its role."""
 
     owner: str
     role: Literal["user", "admin"] = "user"
@@ -394,13 +397,13 @@ class ProcessInfo(Struct):
     started_at: float
 
 
-# What a context's names are bound to, as it is told without running a cell.
+# The variables of a context, inspected without running a cell.
 
 VariableKind = Literal["variable", "function", "class", "module"]
 
 
 class Variable(Struct, kw_only=True):
-    """One name. What is not known without running a program's own code is left out."""
+    """One variable. Properties that only the program's own code could compute are left out."""
 
     name: str
     kind: VariableKind = "variable"
@@ -414,55 +417,55 @@ class Variable(Struct, kw_only=True):
 
 
 class Variables(list[Variable]):
-    """A context's names, in the order in which they were made. `more`: how many others there are."""
+    """A context's variables, in the order in which they were made. `more`: how many others there are."""
 
     def __init__(self, variables: Iterable[Variable] = (), more: int = 0):
         super().__init__(variables)
         self.more = more
 
     def __repr__(self) -> str:
-        lines = [f"{each.name}: {each.type}{_measure(each)} = {each.preview}" for each in self]
-        return "\n".join([*lines, *self._note()]) or "there are no variables"
+        lines = [f"{each.name}: {each.type}{_format_shape(each)} = {each.preview}" for each in self]
+        return "\n".join([*lines, *self._more_note()]) or "there are no variables"
 
-    def _note(self) -> list[str]:
+    def _more_note(self) -> list[str]:
         return [f"({self.more} more)"] if self.more else []
 
     def _repr_html_(self) -> str:
-        """For notebooks. All of it is a program's own words, so everything is escaped."""
-        rows = [row("th", ("name", "type", "shape", "bytes", "preview"))]
+        """For notebooks. All text comes from a program, so everything is escaped."""
+        rows = [html_table_row("th", ("name", "type", "shape", "bytes", "preview"))]
         for each in self:
             size = "" if each.size_bytes is None else each.size_bytes
-            rows.append(row("td", (each.name, each.type, _measure(each), size, each.preview)))
-        return f"<table>{''.join(rows)}</table>{''.join(map(html.escape, self._note()))}"
+            rows.append(html_table_row("td", (each.name, each.type, _format_shape(each), size, each.preview)))
+        return f"<table>{''.join(rows)}</table>{''.join(map(html.escape, self._more_note()))}"
 
 
-def _measure(variable: Variable) -> str:
+def _format_shape(variable: Variable) -> str:
     if variable.shape is not None:
         return f"({', '.join(map(str, variable.shape))})"
     return "" if variable.length is None else f"[{variable.length}]"
 
 
-def row(cell: str, values: Iterable[object]) -> str:
-    """A row of a table, escaped."""
+def html_table_row(cell: str, values: Iterable[object]) -> str:
+    """An HTML table row, escaped."""
     return "<tr>" + "".join(f"<{cell}>{html.escape(str(each))}</{cell}>" for each in values) + "</tr>"
 
 
-# Tools that live with a client and that code in a sandbox may call: what they are, and by which names.
+# Tools that live with a client and that code in a sandbox may call: their definitions and identifiers.
 #
-# A name of a tool can be anything; code knows it by an identifier. The rules are those of LibreChat's clients, which
-# tell their models the same: `-` and blanks become `_` (in bash `.` too), what no identifier can have is dropped, one
-# that would begin with a digit gets `_` before it, and one that cannot be a function's gets `_tool` behind it. Others
-# take the place of what was called so.
+# A name of a tool can be anything; code knows it by an identifier. The rules are those of LibreChat's clients,
+# which tell their models the same: `-` and blanks become `_` (in bash `.` too), characters that no identifier
+# can have are dropped, one that would begin with a digit gets `_` before it, and one that cannot be a
+# function's gets `_tool` behind it. Others take the place of a function of the same name.
 
 ToolLanguage = Literal["python", "bash"]
 
-LANGUAGES: tuple[ToolLanguage, ...] = ("python", "bash")
+TOOL_LANGUAGES: tuple[ToolLanguage, ...] = ("python", "bash")
 MAX_TOOLS = 100
-MAX_NAME = 256
-ERROR_NAME = "ToolExecutionError"
+MAX_TOOL_NAME = 256
+TOOL_ERROR_NAME = "ToolExecutionError"
 
-_BLANKS = {"python": re.compile(r"[-\s]"), "bash": re.compile(r"[-\s.]")}
-_FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
+_BLANK_CHARACTERS = {"python": re.compile(r"[-\s]"), "bash": re.compile(r"[-\s.]")}
+_NON_IDENTIFIER = re.compile(r"[^a-zA-Z0-9_]")
 _BASH_WORDS = """
     if then else elif fi case esac for while until do done in function select time coproc
     alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo enable eval
@@ -470,15 +473,15 @@ _BASH_WORDS = """
     readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit umask unalias
     unset wait
 """
-_RESERVED = {
-    "python": frozenset({*keyword.kwlist, ERROR_NAME, "asyncio"}),  # the last two every program with tools has
+_RESERVED_NAMES = {
+    "python": frozenset({*keyword.kwlist, TOOL_ERROR_NAME, "asyncio"}),  # the last two every program with tools has
     "bash": frozenset(_BASH_WORDS.split()),
 }
-_OUR_OWN = {"python": re.compile(r"__.*__"), "bash": re.compile(r"_(ptc|cloche)_.*")}
+_OWN_NAMES = {"python": re.compile(r"__.*__"), "bash": re.compile(r"_(ptc|cloche)_.*")}
 
 
-class Tool(Struct):
-    """What a program may call. `parameters` is a JSON schema of the object that it is called with."""
+class ToolDefinition(Struct):
+    """A tool that a program may call. `parameters` is a JSON schema of its argument object."""
 
     name: str
     description: str = ""
@@ -494,30 +497,32 @@ class ToolCall(Struct):
 
 
 class ToolResult(Struct):
-    """What a call came to: any JSON value, or, with `error`, why there is none."""
+    """The result of a call: any JSON value, or, with `error`, the reason why there is none."""
 
     call_id: str
     result: Any = None
     error: str | None = None
 
 
-def identifier(name: str, language: ToolLanguage = "python") -> str:
-    """What code calls the tool of that name by. Raises InvalidRequest where nothing of a name is left."""
-    made = _FOREIGN.sub("", _BLANKS[language].sub("_", name))
+def tool_identifier(name: str, language: ToolLanguage = "python") -> str:
+    """The identifier of the tool in code. Raises InvalidRequest where nothing of the name is left."""
+    made = _NON_IDENTIFIER.sub("", _BLANK_CHARACTERS[language].sub("_", name))
     if not made:
         raise errors.InvalidRequest(f"a tool named {name!r} cannot be called: give it a name with letters or digits")
     if made[0].isdigit():
         made = f"_{made}"
-    is_taken = made in _RESERVED[language] or _OUR_OWN[language].fullmatch(made) is not None
+    is_taken = made in _RESERVED_NAMES[language] or _OWN_NAMES[language].fullmatch(made) is not None
     return f"{made}_tool" if is_taken else made
 
 
-def identifiers(tools: Iterable[Tool], language: ToolLanguage = "python") -> dict[str, Tool]:
-    """Tools by what code calls them. Raises InvalidRequest for too many, and for two that would have one name."""
-    known: dict[str, Tool] = {}
+def tools_by_identifier(
+    tools: Iterable[ToolDefinition], language: ToolLanguage = "python"
+) -> dict[str, ToolDefinition]:
+    """Tools by their identifiers. Raises InvalidRequest for too many, and for two with the same identifier."""
+    known: dict[str, ToolDefinition] = {}
     for tool in tools:
-        _check(tool)
-        name = identifier(tool.name, language)
+        _check_tool(tool)
+        name = tool_identifier(tool.name, language)
         if name in known:
             raise errors.InvalidRequest(
                 f"the tools {known[name].name!r} and {tool.name!r} would both be called {name!r}: rename one"
@@ -528,17 +533,19 @@ def identifiers(tools: Iterable[Tool], language: ToolLanguage = "python") -> dic
     return known
 
 
-def check_language(language: str) -> ToolLanguage:
-    """Raises InvalidRequest for a language whose programs cannot call tools."""
-    for known in LANGUAGES:
+def check_tool_language(language: str) -> ToolLanguage:
+    """Raises InvalidRequest for a language in which programs cannot call tools."""
+    for known in TOOL_LANGUAGES:
         if language == known:
             return known
-    raise errors.InvalidRequest(f"programs in {language} cannot call tools: those in {' and '.join(LANGUAGES)} can")
+    raise errors.InvalidRequest(
+        f"programs in {language} cannot call tools: those in {' and '.join(TOOL_LANGUAGES)} can"
+    )
 
 
-def _check(tool: Tool) -> None:
-    if not isinstance(tool.name, str) or "\0" in tool.name or len(tool.name) > MAX_NAME:
-        raise errors.InvalidRequest(f"a tool needs a name of at most {MAX_NAME} characters, without NUL")
+def _check_tool(tool: ToolDefinition) -> None:
+    if not isinstance(tool.name, str) or "\0" in tool.name or len(tool.name) > MAX_TOOL_NAME:
+        raise errors.InvalidRequest(f"a tool needs a name of at most {MAX_TOOL_NAME} characters, without NUL")
     if not isinstance(tool.description, str):
         raise errors.InvalidRequest(f"the description of the tool {tool.name!r} must be text")
     if not isinstance(tool.parameters, dict):

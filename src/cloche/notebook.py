@@ -1,4 +1,4 @@
-"""Cells that ran, as a Jupyter notebook (nbformat 4.5) has them. Pure."""
+"""Executed cells as a Jupyter notebook (nbformat 4.5). Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from cloche.events import Bundle, Display, Ended, Raised
-from cloche.model import Outcome, row
+from cloche.model import Outcome, html_table_row
 from cloche.structs import Struct
 
-MIME = "application/x-ipynb+json"
+NOTEBOOK_MIME = "application/x-ipynb+json"
 NotebookOutput = dict[str, Any]
 
 _LINE_CHARACTERS = 80
 _JSON_MIME = re.compile(r"application/(.*\+)?json")  # what the format allows values of any type for
-_LANGUAGES: dict[str, tuple[str, str, dict[str, str]]] = {
+_KERNEL_SPECS: dict[str, tuple[str, str, dict[str, str]]] = {
     "python": (
         "python3",
         "Python 3",
@@ -64,24 +64,26 @@ class History(list[Cell]):
         self.dropped = dropped
 
     def __repr__(self) -> str:
-        lines = [f"[{each.count}] {_outcome(each)}: {_first_line(each.code)}" for each in self]
-        return "\n".join([*self._note(), *lines]) or "nothing has run"
+        lines = [f"[{each.count}] {_format_outcome(each)}: {_first_line(each.code)}" for each in self]
+        return "\n".join([*self._dropped_note(), *lines]) or "nothing has run"
 
     def _repr_html_(self) -> str:
-        """For notebooks. Code may be anybody's, so everything is escaped."""
-        rows = [row("th", ("count", "context", "outcome", "seconds", "code"))]
+        """For notebooks. All text is untrusted, so everything is escaped."""
+        rows = [html_table_row("th", ("count", "context", "outcome", "seconds", "code"))]
         for each in self:
             seconds = "" if each.seconds is None else f"{each.seconds:.3g}"
             rows.append(
-                row("td", (each.count, each.context, each.outcome or "running", seconds, _first_line(each.code)))
+                html_table_row(
+                    "td", (each.count, each.context, each.outcome or "running", seconds, _first_line(each.code))
+                )
             )
-        return f"{''.join(self._note())}<table>{''.join(rows)}</table>"
+        return f"{''.join(self._dropped_note())}<table>{''.join(rows)}</table>"
 
-    def _note(self) -> list[str]:
+    def _dropped_note(self) -> list[str]:
         return [f"({self.dropped} older cells made room)"] if self.dropped else []
 
 
-def _outcome(cell: Cell) -> str:
+def _format_outcome(cell: Cell) -> str:
     return "running" if cell.outcome is None else f"{cell.outcome} in {cell.seconds or 0:.3g} s"
 
 
@@ -91,9 +93,9 @@ def _first_line(code: str) -> str:
     return line[:_LINE_CHARACTERS] + ("…" if more or len(line) > _LINE_CHARACTERS else "")
 
 
-def notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) -> dict[str, Any]:
-    """The notebook of those cells. Whatever a program printed or showed, it is a valid one."""
-    name, title, about = _LANGUAGES[language]
+def build_notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) -> dict[str, Any]:
+    """Builds the notebook of those cells. It is valid for every output of a program."""
+    name, title, about = _KERNEL_SPECS[language]
     made = {
         "nbformat": 4,
         "nbformat_minor": 5,
@@ -101,70 +103,70 @@ def notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) 
             "kernelspec": {"name": name, "display_name": title, "language": language},
             "language_info": {"name": language, **about},
         },
-        "cells": [*_note(dropped), *map(_cell, cells)],
+        "cells": [*_dropped_cells_note(dropped), *map(_format_cell, cells)],
     }
-    cleaned: dict[str, Any] = _clean(made)
+    cleaned: dict[str, Any] = _remove_surrogates(made)
     return cleaned
 
 
-def encode(made: dict[str, Any]) -> bytes:
-    """As a file has it. What JSON has no numbers for (NaN) is null."""
+def encode_notebook(made: dict[str, Any]) -> bytes:
+    """Encodes the notebook as a file. Numbers that JSON lacks (NaN) become null."""
     return msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
 
 
-def _note(dropped: int) -> list[dict[str, Any]]:
+def _dropped_cells_note(dropped: int) -> list[dict[str, Any]]:
     if not dropped:
         return []
     text = f"*{dropped} earlier cells are not here: what is kept of a sandbox's history is bounded.*"
     return [{"cell_type": "markdown", "id": "dropped", "metadata": {}, "source": [text]}]
 
 
-def _cell(cell: Cell) -> dict[str, Any]:
+def _format_cell(cell: Cell) -> dict[str, Any]:
     about: dict[str, Any] = {"outcome": cell.outcome}
     if cell.reason:
         about["reason"] = cell.reason
     return {
         "cell_type": "code",
         "id": cell.id,
-        "metadata": {"cloche": about, "execution": _times(cell)},
+        "metadata": {"cloche": about, "execution": _execution_times(cell)},
         "execution_count": cell.count or None,
-        "source": lines_of(cell.code),
+        "source": split_lines(cell.code),
         "outputs": [_dropped_output(), *cell.outputs] if cell.outputs_dropped else cell.outputs,
     }
 
 
-def _times(cell: Cell) -> dict[str, str]:
-    """As Jupyter notes them itself, where it is asked to."""
-    times = {"iopub.status.busy": _moment(cell.started_at)}
+def _execution_times(cell: Cell) -> dict[str, str]:
+    """The timestamps in the form that Jupyter itself records."""
+    times = {"iopub.status.busy": _format_time(cell.started_at)}
     if cell.seconds is not None:
-        times["iopub.status.idle"] = _moment(cell.started_at + cell.seconds)
+        times["iopub.status.idle"] = _format_time(cell.started_at + cell.seconds)
     return times
 
 
-def _moment(at: float) -> str:
+def _format_time(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at)) + f".{int(at % 1 * 1e6):06d}Z"
 
 
 def _dropped_output() -> NotebookOutput:
-    return stream("stderr", "[cloche] the outputs of this cell made room for later ones\n")
+    return stream_output("stderr", "[cloche] the outputs of this cell made room for later ones\n")
 
 
 # --- outputs
 
 
-def stream(name: str, text: str) -> NotebookOutput:
-    return {"output_type": "stream", "name": name, "text": lines_of(text)}
+def stream_output(name: str, text: str) -> NotebookOutput:
+    return {"output_type": "stream", "name": name, "text": split_lines(text)}
 
 
-def shown(event: Display, count: int) -> NotebookOutput:
-    """A display, or the value of the cell's last expression."""
-    data = _bundle(event.data)
+def display_output(event: Display, count: int) -> NotebookOutput:
+    """The output for a display, or for the value of the cell's last expression."""
+    data = _encode_bundle(event.data)
     if event.main:
         return {"output_type": "execute_result", "execution_count": count or None, "data": data, "metadata": {}}
     return {"output_type": "display_data", "data": data, "metadata": {}}
 
 
-def raised(event: Raised) -> NotebookOutput:
+def error_output(event: Raised) -> NotebookOutput:
     lines = event.traceback.split("\n")
     return {
         "output_type": "error",
@@ -174,43 +176,43 @@ def raised(event: Raised) -> NotebookOutput:
     }
 
 
-def stopped(ended: Ended) -> NotebookOutput:
-    """For a cell that did not come to its end, and raised nothing that says so."""
+def stopped_output(ended: Ended) -> NotebookOutput:
+    """The output for a cell that was stopped without raising an exception."""
     reason = ended.reason or ended.outcome
     return {"output_type": "error", "ename": ended.outcome, "evalue": reason, "traceback": [reason]}
 
 
-def lines_of(text: str) -> list[str]:
-    """As Jupyter splits a text: each with what ends it, so that they can be joined again."""
+def split_lines(text: str) -> list[str]:
+    """Splits a text as Jupyter does: each line keeps its line end, so that they can be joined again."""
     return text.splitlines(keepends=True)
 
 
-def _bundle(data: Bundle) -> dict[str, Any]:
-    return {mime: _value(mime, value) for mime, value in data.items()}
+def _encode_bundle(data: Bundle) -> dict[str, Any]:
+    return {mime: _encode_value(mime, value) for mime, value in data.items()}
 
 
-def _value(mime: str, value: Any) -> Any:
+def _encode_value(mime: str, value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if _JSON_MIME.fullmatch(mime):
         return value
-    return lines_of(value if isinstance(value, str) else json.dumps(value))
+    return split_lines(value if isinstance(value, str) else json.dumps(value))
 
 
-def _clean(value: Any) -> Any:
-    """The same without lone surrogates, which no reader of a notebook takes."""
+def _remove_surrogates(value: Any) -> Any:
+    """The same without lone surrogates, which readers of notebooks reject."""
     try:
         msgspec.json.encode(value)
         return value
     except UnicodeEncodeError:
-        return _cleaned(value)
+        return _replace_surrogates(value)
 
 
-def _cleaned(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {_cleaned(key): _cleaned(one) for key, one in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_cleaned(one) for one in value]
+        return [_replace_surrogates(one) for one in value]
     return value

@@ -1,4 +1,4 @@
-"""The base of our values."""
+"""The base class of our values."""
 
 from __future__ import annotations
 

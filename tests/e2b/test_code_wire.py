@@ -8,7 +8,7 @@ import pytest
 
 from cloche import errors
 from cloche.api.e2b import code
-from cloche.api.e2b.code import ContextRequest, ExecuteRequest, Lines, Unprocessable
+from cloche.api.e2b.code import E2bContextRequest, E2bExecuteRequest, ExecutionLineEncoder, UnprocessableRequest
 from cloche.events import Cleared, Display, Ended, Output, Raised, Started, Truncated
 
 WHEN = "2026-01-01T00:00:00+00:00"
@@ -16,7 +16,7 @@ SEPARATORS = "\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e"
 
 
 def encoded(*events) -> bytes:
-    return Lines().encode(events, WHEN)
+    return ExecutionLineEncoder().encode(events, WHEN)
 
 
 def lines(*events) -> list[dict]:
@@ -29,19 +29,19 @@ def lines(*events) -> list[dict]:
         # As Python 2.11.5 and JavaScript 2.8.0 send them.
         (
             b'{"code":"1+1","context_id":null,"language":null,"env_vars":{"A":"b"}}',
-            ExecuteRequest(code="1+1", env_vars={"A": "b"}),
+            E2bExecuteRequest(code="1+1", env_vars={"A": "b"}),
         ),
-        (b'{"code":"1+1","env_vars":{"A":"b"}}', ExecuteRequest(code="1+1", env_vars={"A": "b"})),
-        (b'{"code":"","env_vars":null}', ExecuteRequest(code="")),
-        (b'{"code":"x","context_id":"c1"}', ExecuteRequest(code="x", context_id="c1")),
-        (b'{"code":"x","language":" TS "}', ExecuteRequest(code="x", language="typescript")),
-        (b'{"code":"x","language":"js","context_id":""}', ExecuteRequest(code="x", language="javascript")),
-        (b'{"code":"x","unheard":"of"}', ExecuteRequest(code="x")),
-        (b'{"code":"\\ud800"}', ExecuteRequest(code="\ud800")),
+        (b'{"code":"1+1","env_vars":{"A":"b"}}', E2bExecuteRequest(code="1+1", env_vars={"A": "b"})),
+        (b'{"code":"","env_vars":null}', E2bExecuteRequest(code="")),
+        (b'{"code":"x","context_id":"c1"}', E2bExecuteRequest(code="x", context_id="c1")),
+        (b'{"code":"x","language":" TS "}', E2bExecuteRequest(code="x", language="typescript")),
+        (b'{"code":"x","language":"js","context_id":""}', E2bExecuteRequest(code="x", language="javascript")),
+        (b'{"code":"x","unheard":"of"}', E2bExecuteRequest(code="x")),
+        (b'{"code":"\\ud800"}', E2bExecuteRequest(code="\ud800")),
     ],
 )
 def test_requests_to_execute_are_understood(body, asked):
-    assert code.decode_execute(body) == asked
+    assert code.decode_execute_request(body) == asked
 
 
 @pytest.mark.parametrize(
@@ -68,34 +68,34 @@ def test_requests_to_execute_are_understood(body, asked):
     ],
 )
 def test_a_request_of_the_wrong_shape_is_told_where(body, kind, where):
-    with pytest.raises(Unprocessable) as raised:
-        code.decode_execute(body)
+    with pytest.raises(UnprocessableRequest) as raised:
+        code.decode_execute_request(body)
     assert (raised.value.detail[0]["type"], raised.value.detail[0]["loc"]) == (kind, where)
 
 
 @pytest.mark.parametrize("name", ["cwd", "language"])
 def test_half_a_character_names_no_context(name):
-    with pytest.raises(Unprocessable) as raised:
-        code.decode_context(b'{"%s":"\\ud800"}' % name.encode())
+    with pytest.raises(UnprocessableRequest) as raised:
+        code.decode_context_request(b'{"%s":"\\ud800"}' % name.encode())
     assert raised.value.detail[0]["loc"] == ["body", name]
 
 
 def test_a_context_and_a_language_at_once_are_refused():
     with pytest.raises(errors.InvalidRequest, match=r"^Only one of context_id or language can be provided$"):
-        code.decode_execute(b'{"code":"x","context_id":"c1","language":"python"}')
+        code.decode_execute_request(b'{"code":"x","context_id":"c1","language":"python"}')
 
 
 @pytest.mark.parametrize(
     ("body", "asked"),
     [
-        (b"{}", ContextRequest(language="python", cwd=None)),
-        (b'{"language":null,"cwd":null}', ContextRequest(language="python", cwd=None)),
-        (b'{"language":"JS","cwd":"/root"}', ContextRequest(language="javascript", cwd="/root")),
-        (b'{"language":"cobol"}', ContextRequest(language="cobol")),
+        (b"{}", E2bContextRequest(language="python", cwd=None)),
+        (b'{"language":null,"cwd":null}', E2bContextRequest(language="python", cwd=None)),
+        (b'{"language":"JS","cwd":"/root"}', E2bContextRequest(language="javascript", cwd="/root")),
+        (b'{"language":"cobol"}', E2bContextRequest(language="cobol")),
     ],
 )
 def test_requests_for_a_context_are_understood(body, asked):
-    assert code.decode_context(body) == asked
+    assert code.decode_context_request(body) == asked
 
 
 def test_a_run_as_it_is_on_the_wire():

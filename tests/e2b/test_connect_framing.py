@@ -16,12 +16,12 @@ STAT = "/filesystem.Filesystem/Stat"
 WATCH = "/filesystem.Filesystem/WatchDir"
 
 
-class Inner(connect.Message):
+class Inner(connect.ConnectMessage):
     stdin: bytes | None = None
     exit_code: int = 0
 
 
-class Outer(connect.Message):
+class Outer(connect.ConnectMessage):
     process: Inner | None = None
     include_entry: bool = False
     depth: int = 0
@@ -35,12 +35,12 @@ def test_names_come_in_both_cases_but_the_keys_of_maps_are_the_users_own():
     camel = b'{"process":{"stdin":"YQ==","exitCode":3},"includeEntry":true,"depth":"7","envs":{"my_key":"v"}}'
     snake = b'{"process":{"stdin":"YQ==","exit_code":3},"include_entry":true,"depth":7,"envs":{"my_key":"v"}}'
     wanted = Outer(process=Inner(stdin=b"a", exit_code=3), include_entry=True, depth=7, envs={"my_key": "v"})
-    assert connect.decode(Outer, camel) == connect.decode(Outer, snake) == wanted
+    assert connect.decode_message(Outer, camel) == connect.decode_message(Outer, snake) == wanted
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"unknown":[1,{"a":2}]}', b'{"depth":null,"process":null}'])
 def test_what_is_missing_null_or_unknown_is_as_by_default(data):
-    assert connect.decode(Outer, data) == Outer()
+    assert connect.decode_message(Outer, data) == Outer()
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_what_is_missing_null_or_unknown_is_as_by_default(data):
 )
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(errors.InvalidRequest):
-        connect.decode(Outer, data)
+        connect.decode_message(Outer, data)
 
 
 def test_frames_are_taken_as_soon_as_they_are_whole():
-    sent = connect.frame({"a": 1}) + connect.frame({"b": "é"})
+    sent = connect.encode_frame({"a": 1}) + connect.encode_frame({"b": "é"})
     buffer, taken = bytearray(), []
     for byte in sent:
         buffer.append(byte)
@@ -70,17 +70,17 @@ def test_a_frame_that_cannot_be_is_refused_before_it_has_come(head):
 
 
 def test_the_last_frame_says_how_it_went():
-    assert connect.end_frame() == b"\x02\x00\x00\x00\x02{}"
-    flags = struct.unpack(">BI", connect.end_frame(errors.FileNotFound("nope"))[:5])[0]
+    assert connect.encode_end_frame() == b"\x02\x00\x00\x00\x02{}"
+    flags = struct.unpack(">BI", connect.encode_end_frame(errors.FileNotFound("nope"))[:5])[0]
     assert flags == 2
-    assert json.loads(connect.end_frame(errors.FileNotFound("nope"))[5:]) == {
+    assert json.loads(connect.encode_end_frame(errors.FileNotFound("nope"))[5:]) == {
         "error": {"code": "not_found", "message": "nope"}
     }
 
 
 def test_every_code_has_a_status():
     assert all(code in connect.STATUSES for code in connect._CODES.values())
-    assert connect.code_of(errors.ProtocolViolation("x")) == "internal"
+    assert connect.connect_code_of(errors.ProtocolViolation("x")) == "internal"
 
 
 # -- against a server
@@ -153,7 +153,7 @@ def test_a_compressed_message_is_refused(call):
     assert lives(call)
 
 
-GOOD = connect.frame({"path": "/home/user"})
+GOOD = connect.encode_frame({"path": "/home/user"})
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ GOOD = connect.frame({"path": "/home/user"})
         (b"\x01" + GOOD[1:], "unimplemented"),
         (b"\x02" + GOOD[1:], "invalid_argument"),
         (GOOD + GOOD, "invalid_argument"),
-        (connect.frame({"path": 7}), "invalid_argument"),
-        (connect.frame({"path": "/none"}), "not_found"),
+        (connect.encode_frame({"path": 7}), "invalid_argument"),
+        (connect.encode_frame({"path": "/none"}), "not_found"),
     ],
 )
 def test_a_bad_stream_ends_with_the_error_in_its_last_frame(call, body, code):

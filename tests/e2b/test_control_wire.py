@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.api.e2b.replies import NotOffered
-from cloche.api.e2b.sandboxes_schema import Lifespan, decode, listing, metadata_filter, page_token, wanted
+from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.e2b.sandboxes_schema import (
+    SetTimeoutBody,
+    decode_create_request,
+    decode_json_body,
+    decode_metadata_filter,
+    decode_sandbox_query,
+    encode_page_token,
+)
 
 # As sent by e2b 2.63.0 (Python), 2.51.0 (JavaScript) and 2.45.1 (Python), whose defaults must never be refused.
 PYTHON = b'{"templateID":"code-interpreter-v1","timeout":123,"metadata":{"a":"b"},"envVars":{"X":"1"}}'
@@ -20,29 +27,32 @@ OLD_PYTHON = (
 
 
 def test_the_released_clients_default_requests_are_taken():
-    asked = wanted(PYTHON, version=2)
+    asked = decode_create_request(PYTHON, version=2)
     assert (asked.template, asked.timeout_seconds) == ("code-interpreter-v1", 123)
     assert (asked.metadata, asked.env) == ({"a": "b"}, {"X": "1"})
-    assert wanted(JAVASCRIPT, version=2).timeout_seconds == 60
-    assert wanted(OLD_PYTHON, version=1).secure
+    assert decode_create_request(JAVASCRIPT, version=2).timeout_seconds == 60
+    assert decode_create_request(OLD_PYTHON, version=1).secure
 
 
 def test_version_2_is_always_secure_and_lives_5_minutes():
-    asked = wanted(b'{"templateID":"base"}', version=2)
+    asked = decode_create_request(b'{"templateID":"base"}', version=2)
     assert (asked.secure, asked.public_traffic, asked.timeout_seconds) == (True, True, 300)
 
 
 def test_version_1_is_secure_only_if_asked_and_lives_15_seconds():
-    asked = wanted(b'{"templateID":"base"}', version=1)
+    asked = decode_create_request(b'{"templateID":"base"}', version=1)
     assert (asked.secure, asked.timeout_seconds) == (False, 15)
 
 
 def test_fields_that_nobody_knows_are_ignored():
-    assert wanted(b'{"templateID":"base","colour":"red","network":{"speed":1}}', version=2).template == "base"
+    assert (
+        decode_create_request(b'{"templateID":"base","colour":"red","network":{"speed":1}}', version=2).template
+        == "base"
+    )
 
 
 def test_an_mcp_configuration_is_taken_as_clients_start_the_gateway_themselves():
-    assert wanted(b'{"templateID":"base","mcp":{"invalid_server":{}}}', version=2).template == "base"
+    assert decode_create_request(b'{"templateID":"base","mcp":{"invalid_server":{}}}', version=2).template == "base"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +74,7 @@ def test_an_mcp_configuration_is_taken_as_clients_start_the_gateway_themselves()
 )
 def test_a_wrong_field_is_named(body, field):
     with pytest.raises(errors.InvalidRequest, match=field):
-        wanted(body, version=2)
+        decode_create_request(body, version=2)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -89,14 +99,14 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 )
 def test_what_is_no_object_is_refused(body):
     with pytest.raises(errors.InvalidRequest, match="body"):
-        wanted(body, version=2)
+        decode_create_request(body, version=2)
 
 
 def test_traffic_can_be_private_only_where_tokens_exist():
     body = b'{"templateID":"base","network":{"allowPublicTraffic":false}}'
-    assert not wanted(body, version=2).public_traffic
+    assert not decode_create_request(body, version=2).public_traffic
     with pytest.raises(errors.InvalidRequest, match="allowPublicTraffic"):
-        wanted(body, version=1)
+        decode_create_request(body, version=1)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +117,26 @@ def test_traffic_can_be_private_only_where_tokens_exist():
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body, field):
-    with pytest.raises(NotOffered, match=field):
-        wanted(body, version=2)
+    with pytest.raises(E2bUnsupported, match=field):
+        decode_create_request(body, version=2)
 
 
 def test_volumes_are_asked_for_by_path():
     body = b'{"templateID":"base","volumeMounts":[{"name":"vol","path":"/mnt/a/"},{"name":"other","path":"/mnt/b"}]}'
-    assert wanted(body, version=2).volumes == {"/mnt/a": "vol", "/mnt/b": "other"}
+    assert decode_create_request(body, version=2).volumes == {"/mnt/a": "vol", "/mnt/b": "other"}
     with pytest.raises(errors.InvalidRequest, match="one path"):
-        wanted(body.replace(b"/mnt/b", b"/mnt/a"), version=2)
+        decode_create_request(body.replace(b"/mnt/b", b"/mnt/a"), version=2)
 
 
 def test_what_is_not_offered_may_be_declined():
     body = (
         b'{"templateID":"base","autoPause":false,"autoResume":{"enabled":false},"volumeMounts":[],"iam":{"tokens":{}}}'
     )
-    assert wanted(body, version=2).template == "base"
+    assert decode_create_request(body, version=2).template == "base"
 
 
 def test_an_empty_body_is_an_empty_object():
-    assert decode(b" \n", Lifespan).timeout is None
+    assert decode_json_body(b" \n", SetTimeoutBody).timeout is None
 
 
 # -- lists
@@ -134,29 +144,31 @@ def test_an_empty_body_is_an_empty_object():
 
 def test_metadata_is_decoded_as_often_as_clients_encode_it():
     # ?metadata=a%252520b%3Dc%252526d, once decoded: {"a b": "c&d"}
-    assert metadata_filter("a%2520b=c%2526d") == {"a b": "c&d"}
-    assert metadata_filter("a=b&c=d") == {"a": "b", "c": "d"}
-    assert metadata_filter("") == {}
+    assert decode_metadata_filter("a%2520b=c%2526d") == {"a b": "c&d"}
+    assert decode_metadata_filter("a=b&c=d") == {"a": "b", "c": "d"}
+    assert decode_metadata_filter("") == {}
 
 
 def test_metadata_without_a_value_is_refused():
     with pytest.raises(errors.InvalidRequest, match="metadata"):
-        metadata_filter("alone")
+        decode_metadata_filter("alone")
 
 
 def test_a_list_without_a_query_is_everything_newest_first():
-    asked = listing({})
+    asked = decode_sandbox_query({})
     assert (asked.states, asked.order, asked.limit, asked.after) == (("running", "paused"), "desc", 100, None)
 
 
 def test_a_page_goes_on_where_the_last_one_ended():
-    asked = listing({"nextToken": page_token(1_794_794_245_707_888, "iabc"), "limit": "7", "order": "asc"})
+    asked = decode_sandbox_query(
+        {"nextToken": encode_page_token(1_794_794_245_707_888, "iabc"), "limit": "7", "order": "asc"}
+    )
     assert (asked.after, asked.limit, asked.order) == ((1_794_794_245_707_888, "iabc"), 7, "asc")
 
 
 def test_times_are_compared_to_the_microsecond():
     for text in ("2026-01-01T00:00:00.106089Z", "2026-01-01T01:00:00.106089+01:00", "2026-01-01T00:00:00.106089"):
-        assert listing({"startedAfter": text}).started_after == 1_767_225_600_106_089
+        assert decode_sandbox_query({"startedAfter": text}).started_after == 1_767_225_600_106_089
 
 
 @pytest.mark.parametrize(
@@ -176,14 +188,14 @@ def test_times_are_compared_to_the_microsecond():
 )
 def test_a_wrong_parameter_is_named(name, value):
     with pytest.raises(errors.InvalidRequest, match=name):
-        listing({name: value})
+        decode_sandbox_query({name: value})
 
 
 @given(st.binary(max_size=200))
 def test_no_body_breaks_the_reader(body):
     try:
-        wanted(body, version=2)
-    except (errors.InvalidRequest, NotOffered):
+        decode_create_request(body, version=2)
+    except (errors.InvalidRequest, E2bUnsupported):
         pass
 
 
@@ -192,6 +204,6 @@ def test_no_body_breaks_the_reader(body):
 )
 def test_no_query_breaks_the_reader(query):
     try:
-        listing(query)
+        decode_sandbox_query(query)
     except errors.InvalidRequest:
         pass

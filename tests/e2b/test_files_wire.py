@@ -7,11 +7,18 @@ import pytest
 
 from cloche import errors
 from cloche.api.e2b import envd_schema as wire
-from cloche.api.e2b.envd import decoded as composition
-from cloche.api.e2b.replies import timestamp
-from cloche.api.encoding import Span, Unsatisfiable, asked_span, chosen_encoding, disposition, last_modified
-from cloche.api.multipart import parts
-from cloche.model import FileInfo, LinkEnd
+from cloche.api.e2b.envd import decode_compose_request as composition
+from cloche.api.e2b.replies import format_timestamp
+from cloche.api.encoding import (
+    RangeNotSatisfiable,
+    RequestedRange,
+    choose_content_encoding,
+    format_last_modified,
+    inline_content_disposition,
+    parse_range_header,
+)
+from cloche.api.multipart import iterate_form_parts
+from cloche.model import FileInfo, SymlinkTarget
 
 FILE = FileInfo(
     path="/home/user/a.txt",
@@ -26,7 +33,7 @@ FILE = FileInfo(
 
 
 def test_a_file_is_told_as_in_the_protocols_own_example():
-    assert wire.entry(FILE) == {
+    assert wire.encode_entry_info(FILE) == {
         "name": "a.txt",
         "type": "FILE_TYPE_FILE",
         "path": "/home/user/a.txt",
@@ -39,16 +46,16 @@ def test_a_file_is_told_as_in_the_protocols_own_example():
     }
 
 
-def link(end: LinkEnd) -> FileInfo:
+def link(end: SymlinkTarget) -> FileInfo:
     return msgspec.structs.replace(FILE, kind="symlink", mode=0o777, leads_to=end)
 
 
 def test_a_link_has_the_type_of_its_end_and_a_broken_one_none():
-    told = wire.entry(link(LinkEnd(path="/tmp", kind="directory", mode=0o1777)))
+    told = wire.encode_entry_info(link(SymlinkTarget(path="/tmp", kind="directory", mode=0o1777)))
     assert (told["type"], told["symlinkTarget"], told["mode"]) == ("FILE_TYPE_DIRECTORY", "/tmp", 0o1777)
     assert told["permissions"] == "Lrwxrwxrwx"
     assert "isSymlink" not in told
-    broken = wire.entry(link(LinkEnd(path="/home/user/a.txt", kind=None, mode=0)))
+    broken = wire.encode_entry_info(link(SymlinkTarget(path="/home/user/a.txt", kind=None, mode=0)))
     assert broken["type"] == "FILE_TYPE_UNSPECIFIED"
 
 
@@ -64,7 +71,7 @@ def test_a_link_has_the_type_of_its_end_and_a_broken_one_none():
     ],
 )
 def test_permissions_are_written_as_go_writes_them(kind, mode, text):
-    assert wire.permissions(kind, mode) == text
+    assert wire.format_go_permissions(kind, mode) == text
 
 
 @pytest.mark.parametrize(
@@ -80,13 +87,13 @@ def test_permissions_are_written_as_go_writes_them(kind, mode, text):
     ],
 )
 def test_paths_are_below_the_users_home_unless_they_are_whole(path, user, meant):
-    assert wire.absolute(path, user) == meant
+    assert wire.resolve_user_path(path, user) == meant
 
 
 def test_only_the_metadata_of_e2b_are_told():
     info = msgspec.structs.replace(FILE, attributes={"e2b.author": "me", "mine": "x", "e2bx.a": "y"})
-    assert wire.entry(info)["metadata"] == {"author": "me"}
-    assert wire.write_info(info) == {
+    assert wire.encode_entry_info(info)["metadata"] == {"author": "me"}
+    assert wire.encode_write_info(info) == {
         "path": "/home/user/a.txt",
         "name": "a.txt",
         "type": "file",
@@ -97,7 +104,7 @@ def test_only_the_metadata_of_e2b_are_told():
 @pytest.mark.parametrize("headers", [{"x-metadata-": "v"}, {"x-metadata-a": "\x7f"}, {"x-metadata-a": "x" * 4096}])
 def test_metadata_that_no_file_can_have(headers):
     with pytest.raises(errors.InvalidRequest):
-        wire.metadata_asked(headers)
+        wire.metadata_from_headers(headers)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_metadata_that_no_file_can_have(headers):
     ],
 )
 def test_the_encoding_is_one_that_is_accepted(accepted, chosen):
-    assert chosen_encoding(accepted) == chosen
+    assert choose_content_encoding(accepted) == chosen
 
 
 @pytest.mark.parametrize(
@@ -127,7 +134,7 @@ def test_the_encoding_is_one_that_is_accepted(accepted, chosen):
     ],
 )
 def test_times_that_no_protocol_can_write_are_the_nearest_that_it_can(seconds, time, header):
-    assert (timestamp(seconds), last_modified(seconds)) == (time, header)
+    assert (format_timestamp(seconds), format_last_modified(seconds)) == (time, header)
 
 
 @pytest.mark.parametrize(
@@ -157,15 +164,15 @@ async def test_a_name_of_a_file_in_a_form_is_kept_as_it_is(sent, meant):
     async def body():
         yield form
 
-    assert [(part.name, part.filename) async for part in parts(body(), b"b")] == [("file", meant)]
+    assert [(part.name, part.filename) async for part in iterate_form_parts(body(), b"b")] == [("file", meant)]
 
 
 def test_ranges_and_names():
-    assert asked_span("bytes=0-0", 10) == Span(0, 1, 10)
-    assert asked_span("bytes=-20", 10) == Span(0, 10, 10)
-    assert asked_span(None, 10) is None
+    assert parse_range_header("bytes=0-0", 10) == RequestedRange(0, 1, 10)
+    assert parse_range_header("bytes=-20", 10) == RequestedRange(0, 10, 10)
+    assert parse_range_header(None, 10) is None
     for behind in ("bytes=10-", "bytes=-0"):
-        with pytest.raises(Unsatisfiable):
-            asked_span(behind, 10)
-    assert disposition('a "b"\\.txt') == 'inline; filename="a \\"b\\"\\\\.txt"'
-    assert disposition("a\r\nb") == "inline; filename*=utf-8''a%0D%0Ab"
+        with pytest.raises(RangeNotSatisfiable):
+            parse_range_header(behind, 10)
+    assert inline_content_disposition('a "b"\\.txt') == 'inline; filename="a \\"b\\"\\\\.txt"'
+    assert inline_content_disposition("a\r\nb") == "inline; filename*=utf-8''a%0D%0Ab"

@@ -17,7 +17,7 @@ from tests import javascript
 from tests.conftest import RunningServer, serving
 from tests.network.far_server import own_trust
 
-from cloche.engine.sandboxes.network import environment_of
+from cloche.engine.sandboxes.network import network_environment
 from cloche.network_policy import NetworkPolicy
 
 ONE, TWO = "127.0.0.11", "127.0.0.12"
@@ -137,7 +137,7 @@ def test_code_and_sudo_reach_it_as_commands_do(far, create):
     read = box.run_code(f"import urllib.request; urllib.request.urlopen({url!r}).status")
     assert read.text == "200"
     root = box.commands.run("sudo env").stdout.splitlines()
-    assert {f"{name}={value}" for name, value in environment_of(NetworkPolicy(allow=("*",))).items()} <= set(root)
+    assert {f"{name}={value}" for name, value in network_environment(NetworkPolicy(allow=("*",))).items()} <= set(root)
     assert get(box, url, prefix="sudo ")["host"] == f"two.test:{far.port}"
     assert get(box, url, prefix="sudo -u user ")["host"] == f"two.test:{far.port}"
 

@@ -6,13 +6,21 @@ import msgspec
 import pytest
 
 from cloche import errors
-from cloche.api.e2b.network import policy_for
-from cloche.api.e2b.network_schema import DOMAINS_NEED_DENIAL, Egress, Network, egress, has_internet, policy_of, shown
-from cloche.api.e2b.replies import NotOffered
-from cloche.api.e2b.sandboxes_schema import decode, wanted
-from cloche.config.sections import Network as OperatorsNetwork
-from cloche.config.sections import Packages
-from cloche.egress.rules import Denied, Rulebook, parse
+from cloche.api.e2b.network import policy_for_new_sandbox
+from cloche.api.e2b.network_schema import (
+    DOMAINS_NEED_DENIAL,
+    E2bEgressRequest,
+    E2bNetworkBody,
+    allows_internet,
+    decode_egress_request,
+    encode_policy,
+    policy_from_request,
+)
+from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.e2b.sandboxes_schema import decode_create_request, decode_json_body
+from cloche.config.sections import NetworkConfig as OperatorsNetwork
+from cloche.config.sections import PackagesConfig
+from cloche.egress.rules import PolicyDenied, PolicyRules, parse_destination
 from cloche.engine.sandboxes.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule
@@ -22,15 +30,15 @@ EVERYTHING_ALLOWED = NetworkPolicy(rules=(NetworkRule(action="allow", host="*:*"
 ALL = "0.0.0.0/0"
 
 
-def asked(internet: bool | None = None, **network: object) -> Egress:
+def asked(internet: bool | None = None, **network: object) -> E2bEgressRequest:
     """As a client's JSON says it."""
-    return egress(decode(msgspec.json.encode(network), Network), internet)
+    return decode_egress_request(decode_json_body(msgspec.json.encode(network), E2bNetworkBody), internet)
 
 
 def reaches(policy: NetworkPolicy, host: str, port: int = 443) -> bool:
     try:
-        Rulebook(policy, "policy").check(parse(host, port))
-    except Denied:
+        PolicyRules(policy, "policy").check(parse_destination(host, port))
+    except PolicyDenied:
         return False
     return True
 
@@ -40,23 +48,25 @@ def reaches(policy: NetworkPolicy, host: str, port: int = 443) -> bool:
 
 def test_the_internet_is_on_unless_it_is_declined():
     for internet in (None, True):
-        assert reaches(policy_of(asked(internet), EVERYTHING), "example.com", 25)
-    assert policy_of(asked(False), EVERYTHING) == NetworkPolicy()
-    assert policy_of(asked(denyOut=[ALL]), EVERYTHING) == NetworkPolicy()
+        assert reaches(policy_from_request(asked(internet), EVERYTHING), "example.com", 25)
+    assert policy_from_request(asked(False), EVERYTHING) == NetworkPolicy()
+    assert policy_from_request(asked(denyOut=[ALL]), EVERYTHING) == NetworkPolicy()
 
 
 def test_the_internet_is_what_the_operator_allows():
-    assert policy_of(asked(), NOTHING) == NetworkPolicy()
-    some = policy_of(asked(True), NetworkPolicy(allow=("pypi.org", "*.example.com:8000-8100")))
+    assert policy_from_request(asked(), NOTHING) == NetworkPolicy()
+    some = policy_from_request(asked(True), NetworkPolicy(allow=("pypi.org", "*.example.com:8000-8100")))
     assert reaches(some, "pypi.org") and reaches(some, "a.example.com", 8001)
     assert not reaches(some, "example.net")
-    assert policy_of(asked(True, allowOut=[ALL]), NetworkPolicy(allow=("pypi.org",))) == policy_of(
+    assert policy_from_request(asked(True, allowOut=[ALL]), NetworkPolicy(allow=("pypi.org",))) == policy_from_request(
         asked(), NetworkPolicy(allow=("pypi.org",))
     )
 
 
 def test_what_is_allowed_comes_before_what_is_denied():
-    policy = policy_of(asked(allowOut=["8.8.8.8", "2001:db8::1"], denyOut=["8.8.0.0/16", "2001:db8::/32"]), EVERYTHING)
+    policy = policy_from_request(
+        asked(allowOut=["8.8.8.8", "2001:db8::1"], denyOut=["8.8.0.0/16", "2001:db8::/32"]), EVERYTHING
+    )
     assert reaches(policy, "8.8.8.8", 53) and reaches(policy, "2001:db8::1")
     assert not reaches(policy, "8.8.4.4") and not reaches(policy, "2001:db8::2")
     assert reaches(policy, "1.1.1.1") and reaches(policy, "example.com")
@@ -64,8 +74,10 @@ def test_what_is_allowed_comes_before_what_is_denied():
 
 def test_with_everything_denied_only_what_is_allowed_is_left():
     for policy in (
-        policy_of(asked(denyOut=[ALL], allowOut=["1.1.1.0/24", "example.com", "*.example.org"]), EVERYTHING),
-        policy_of(asked(False, denyOut=[ALL], allowOut=["1.1.1.0/24", "example.com", "*.example.org"]), EVERYTHING),
+        policy_from_request(asked(denyOut=[ALL], allowOut=["1.1.1.0/24", "example.com", "*.example.org"]), EVERYTHING),
+        policy_from_request(
+            asked(False, denyOut=[ALL], allowOut=["1.1.1.0/24", "example.com", "*.example.org"]), EVERYTHING
+        ),
     ):
         assert (
             reaches(policy, "1.1.1.7", 8080) and reaches(policy, "example.com", 22) and reaches(policy, "a.example.org")
@@ -74,12 +86,12 @@ def test_with_everything_denied_only_what_is_allowed_is_left():
 
 
 def test_all_traffic_that_is_allowed_beats_every_denial():
-    policy = policy_of(asked(allowOut=[ALL], denyOut=[ALL, "8.8.8.8"]), EVERYTHING)
+    policy = policy_from_request(asked(allowOut=[ALL], denyOut=[ALL, "8.8.8.8"]), EVERYTHING)
     assert reaches(policy, "8.8.8.8") and reaches(policy, "example.com")
 
 
 def test_a_name_may_have_a_port_though_e2b_knows_none():
-    policy = policy_of(asked(denyOut=[ALL], allowOut=["example.com:8443"]), EVERYTHING)
+    policy = policy_from_request(asked(denyOut=[ALL], allowOut=["example.com:8443"]), EVERYTHING)
     assert reaches(policy, "example.com", 8443) and not reaches(policy, "example.com", 443)
 
 
@@ -94,9 +106,9 @@ def test_what_a_template_or_a_lack_of_walls_has_settled_stays_so_where_nothing_i
 ):
     place = dict.fromkeys(("python", "python_version", "python_prefix", "root"), "")
     made = Template(name="python", version="0" * 32, network=template, **place)
-    networks = Networks(OperatorsNetwork(allow=("*:*",)), Packages(), tmp_path, sealed=sealed)
-    assert policy_for(asked(), made, networks) == (None if settled else EVERYTHING_ALLOWED)
-    assert policy_for(asked(False), made, networks) == NetworkPolicy()
+    networks = Networks(OperatorsNetwork(allow=("*:*",)), PackagesConfig(), tmp_path, sealed=sealed)
+    assert policy_for_new_sandbox(asked(), made, networks) == (None if settled else EVERYTHING_ALLOWED)
+    assert policy_for_new_sandbox(asked(False), made, networks) == NetworkPolicy()
 
 
 # -- what is refused
@@ -147,13 +159,13 @@ def test_what_makes_no_sense_is_refused_in_e2bs_words_where_it_has_some(network,
     ],
 )
 def test_what_this_server_does_not_have_is_refused_by_name(network):
-    with pytest.raises(NotOffered, match="|".join(("dnsServers", "egressProxy", "httpsPorts", "keeps no secrets"))):
+    with pytest.raises(E2bUnsupported, match="|".join(("dnsServers", "egressProxy", "httpsPorts", "keeps no secrets"))):
         asked(**network)
 
 
 def test_what_is_empty_asks_for_nothing():
     nothing = asked(allowOut=[], denyOut=[], rules={}, dnsServers=[], httpsPorts=[], egressProxy=None)
-    assert nothing == Egress() == asked(rules={"a.example": [{"transform": {}}, {}]})
+    assert nothing == E2bEgressRequest() == asked(rules={"a.example": [{"transform": {}}, {}]})
 
 
 # -- headers that are added
@@ -162,12 +174,12 @@ def test_what_is_empty_asks_for_nothing():
 def test_a_rule_is_a_secret_for_what_is_allowed_and_allows_nothing():
     rules = {"API.example.com": [{"transform": {"headers": {"X-Key": "one", "B": "2"}}}], "*.example.org": []}
     for network in ({}, {"denyOut": [ALL], "allowOut": ["*.example.com"]}):
-        policy = policy_of(asked(rules=rules, **network), EVERYTHING)
+        policy = policy_from_request(asked(rules=rules, **network), EVERYTHING)
         assert [(each.domain, each.header, each.value) for each in policy.secrets] == [
             ("api.example.com", "X-Key", "one"),
             ("api.example.com", "B", "2"),
         ]
-    assert policy_of(asked(rules=rules, denyOut=[ALL]), EVERYTHING) == NetworkPolicy()
+    assert policy_from_request(asked(rules=rules, denyOut=[ALL]), EVERYTHING) == NetworkPolicy()
 
 
 def test_of_a_domains_rules_the_last_one_that_names_a_header_counts():
@@ -198,26 +210,28 @@ def test_of_a_domains_rules_the_last_one_that_names_a_header_counts():
     ],
 )
 def test_it_is_shown_as_it_is(network, bound, told, internet):
-    policy = policy_of(asked(**network), bound)
-    assert (shown(policy), has_internet(policy)) == (told, internet)
+    policy = policy_from_request(asked(**network), bound)
+    assert (encode_policy(policy), allows_internet(policy)) == (told, internet)
 
 
 def test_no_value_of_a_header_is_shown():
-    policy = policy_of(asked(rules={"a.example": [{"transform": {"headers": {"X-Key": "hush"}}}]}), EVERYTHING)
-    assert shown(policy) == {"rules": {"a.example": [{"transform": {"headers": {"X-Key": "***"}}}]}}
+    policy = policy_from_request(
+        asked(rules={"a.example": [{"transform": {"headers": {"X-Key": "hush"}}}]}), EVERYTHING
+    )
+    assert encode_policy(policy) == {"rules": {"a.example": [{"transform": {"headers": {"X-Key": "***"}}}]}}
     assert "hush" not in repr(policy)
 
 
 def test_a_policy_of_another_dialect_is_shown_too():
     policy = NetworkPolicy(allow=("*.example.com", "pypi.org:443"), deny=("bad.example.com",))
-    assert shown(policy) == {"allowOut": ["*.example.com", "pypi.org:443"], "denyOut": ["bad.example.com", ALL]}
+    assert encode_policy(policy) == {"allowOut": ["*.example.com", "pypi.org:443"], "denyOut": ["bad.example.com", ALL]}
 
 
 # -- the Host that programs are told
 
 
 def mask_of(given: str) -> str | None:
-    return wanted(
+    return decode_create_request(
         msgspec.json.encode({"templateID": "base", "network": {"maskRequestHost": given}}), version=2
     ).host_mask
 

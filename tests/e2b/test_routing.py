@@ -8,7 +8,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import serving
 
 from cloche import errors
-from cloche.api.e2b.replies import is_api_host, is_signed_file, strip_prefix, target_of
+from cloche.api.e2b.replies import is_api_host, is_signed_file_url, port_target_of, strip_e2b_prefix
 
 ID = "i" + "a1" * 10
 NO_SUCH = "i" + "0" * 20
@@ -20,7 +20,7 @@ def scope(path: str = "/", query: str = "", **headers: str) -> dict:
 
 
 def by(asked: dict, domain: str = "") -> tuple[str, int] | None:
-    target = target_of(asked, domain)
+    target = port_target_of(asked, domain)
     return None if target is None else (target.sandbox, target.port)
 
 
@@ -71,7 +71,7 @@ def test_a_whole_name_may_end_with_a_dot():
 @pytest.mark.parametrize("host", [f"80-{ID}.elsewhere.test", f"80-{ID}.a.boxes.test", f"80-{ID}.test:8000"])
 def test_with_a_domain_a_sandbox_below_another_is_refused_and_not_taken_for_the_server(host):
     with pytest.raises(errors.InvalidRequest, match=r"^Invalid host$"):
-        target_of(scope(host=host), "boxes.test")
+        port_target_of(scope(host=host), "boxes.test")
     assert by(scope(host=host, e2b_sandbox_id=ID, e2b_sandbox_port="81"), "boxes.test") == (ID, 81)
 
 
@@ -114,19 +114,19 @@ def test_a_host_name_wins_over_headers():
 )
 def test_headers_that_can_name_none_are_refused_in_e2bs_words(headers, said):
     with pytest.raises(errors.InvalidRequest, match=said):
-        target_of(scope(**headers), "")
+        port_target_of(scope(**headers), "")
 
 
 def test_signed_file_urls_lose_the_prefix_and_are_known_without():
-    assert is_signed_file(scope("/files", "path=a&signature=v1_x"))
-    assert is_signed_file(scope("/e2b/files", "signature=v1_x"))
-    assert not is_signed_file(scope("/files", "path=a"))
+    assert is_signed_file_url(scope("/files", "path=a&signature=v1_x"))
+    assert is_signed_file_url(scope("/e2b/files", "signature=v1_x"))
+    assert not is_signed_file_url(scope("/files", "path=a"))
 
 
 def test_what_is_behind_sees_no_prefix():
     asked = scope("/e2b/a b")
     asked["raw_path"] = b"/e2b/a%20b"
-    strip_prefix(asked)
+    strip_e2b_prefix(asked)
     assert (asked["path"], asked["raw_path"]) == ("/a b", b"/a%20b")
 
 

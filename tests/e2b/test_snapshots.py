@@ -9,8 +9,15 @@ from e2b.exceptions import SandboxNotFoundException
 from e2b_code_interpreter import Sandbox
 
 from cloche import errors
-from cloche.api.e2b.replies import NotOffered
-from cloche.api.e2b.snapshots import SnapshotListing, answers_to, listing, page, shown, wanted_name
+from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.e2b.snapshots import (
+    E2bSnapshotQuery,
+    decode_snapshot_name,
+    decode_snapshot_query,
+    encode_snapshot,
+    matches_snapshot_ref,
+    select_snapshot_page,
+)
 from cloche.model import Snapshot
 
 
@@ -146,20 +153,20 @@ def made(id: str, at: float, name: str | None = None) -> Snapshot:
 
 
 def test_a_body_names_a_snapshot_or_does_not():
-    assert wanted_name(b"") is None
-    assert wanted_name(b'{"name":"n","memory":false}') == "n"
-    with pytest.raises(NotOffered):
-        wanted_name(b'{"memory":true}')
+    assert decode_snapshot_name(b"") is None
+    assert decode_snapshot_name(b'{"name":"n","memory":false}') == "n"
+    with pytest.raises(E2bUnsupported):
+        decode_snapshot_name(b'{"memory":true}')
     with pytest.raises(errors.InvalidRequest):
-        wanted_name(b'{"name":1}')
+        decode_snapshot_name(b'{"name":1}')
 
 
 def test_pages_of_snapshots_of_the_same_moment_miss_none():
     found = [made(id, 1.0) for id in ("sa", "sb", "sc")]
-    first, token = page(found, SnapshotListing(limit=2))
+    first, token = select_snapshot_page(found, E2bSnapshotQuery(limit=2))
     assert [each.id for each in first] == ["sc", "sb"]
     assert token is not None
-    rest, end = page(found, listing({"limit": "2", "nextToken": token}))
+    rest, end = select_snapshot_page(found, decode_snapshot_query({"limit": "2", "nextToken": token}))
     assert ([each.id for each in rest], end) == (["sa"], None)
 
 
@@ -177,9 +184,9 @@ def test_pages_of_snapshots_of_the_same_moment_miss_none():
     ],
 )
 def test_a_snapshot_answers_to_its_id_and_its_name_with_a_tag_or_without(name, ref, does):
-    assert answers_to(made("sx", 1.0, name), ref) is does
+    assert matches_snapshot_ref(made("sx", 1.0, name), ref) is does
 
 
 def test_a_snapshot_is_shown_as_clients_read_it():
-    assert shown(made("sx", 1.0, "n")) == {"snapshotID": "sx", "names": ["n"]}
-    assert shown(made("sx", 1.0)) == {"snapshotID": "sx", "names": []}
+    assert encode_snapshot(made("sx", 1.0, "n")) == {"snapshotID": "sx", "names": ["n"]}
+    assert encode_snapshot(made("sx", 1.0)) == {"snapshotID": "sx", "names": []}

@@ -11,29 +11,37 @@ import pytest
 from e2b_code_interpreter import Sandbox
 
 from cloche import errors
-from cloche.api.e2b.registry import AT_ONCE, SEARCHES, Residents, Tokens, digest_in, same, signature
+from cloche.api.e2b.registry import (
+    MAX_SIGNER_SEARCHES,
+    SIGNER_CHECKS_PER_TURN,
+    E2bSandboxes,
+    E2bTokens,
+    decode_signature_digest,
+    secrets_match,
+    sign_file_url,
+)
 
 UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
 SECURED = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is"
 
 
 def test_a_signature_is_the_one_that_clients_make():
-    made = signature("/a b.txt", "read", "", "envd-token-abc")
+    made = sign_file_url("/a b.txt", "read", "", "envd-token-abc")
     assert made == "v1_F7932srRvsE0j7Noz3Dv5qzabnjEYRkmIRBZw7G310Q"
 
 
 def test_tokens_differ_by_sandbox_purpose_and_server():
-    tokens, others = Tokens(b"one"), Tokens(b"two")
+    tokens, others = E2bTokens(b"one"), E2bTokens(b"two")
     made = {tokens.access("a"), tokens.access("b"), tokens.traffic("a"), others.access("a")}
     assert len(made) == 4
-    assert tokens.access("a") == Tokens(b"one").access("a")
+    assert tokens.access("a") == E2bTokens(b"one").access("a")
 
 
 def test_nothing_is_the_same_as_no_token():
-    assert not same(None, "a")
-    assert not same("", "a")
-    assert not same("é\udcff", "a")
-    assert same("a", "a")
+    assert not secrets_match(None, "a")
+    assert not secrets_match("", "a")
+    assert not secrets_match("é\udcff", "a")
+    assert secrets_match("a", "a")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +148,7 @@ def test_a_signature_is_good_for_one_file_and_one_direction(box):
 
 def test_an_expired_signature_says_exactly_that(server, box):
     expired = int(time.time()) - 1
-    signed = signature("a.txt", "read", "", box._envd_access_token, expired)
+    signed = sign_file_url("a.txt", "read", "", box._envd_access_token, expired)
     query = {"path": "a.txt", "signature": signed, "signature_expiration": str(expired)}
     named = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49983"}
     for headers in ({}, named):
@@ -151,7 +159,7 @@ def test_an_expired_signature_says_exactly_that(server, box):
 
 def test_a_token_in_the_header_wins_over_a_signature(server, box):
     box.files.write("c.txt", "c")
-    good = {"signature": signature("c.txt", "read", "", box._envd_access_token), "path": "c.txt"}
+    good = {"signature": sign_file_url("c.txt", "read", "", box._envd_access_token), "path": "c.txt"}
     bad = {**good, "signature": "v1_x"}
     named = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49983"}
 
@@ -167,9 +175,9 @@ def test_a_token_in_the_header_wins_over_a_signature(server, box):
 def test_what_cannot_be_good_is_refused_before_any_sandbox_is_looked_at(server):
     expired = {"path": "a", "signature": "v1_" + "a" * 43, "signature_expiration": "1"}
     assert httpx.get(f"{server.url}/files", params=expired).json()["message"] == "signature is already expired"
-    assert digest_in("v1_" + "a" * 43) is not None
+    assert decode_signature_digest("v1_" + "a" * 43) is not None
     for given in ("", "v1_x", "v1_" + "a" * 44, "v2_" + "a" * 43, "v1_" + "-" * 43, "v1_" + "a" * 42 + "="):
-        assert digest_in(given) is None
+        assert decode_signature_digest(given) is None
 
 
 class Host:
@@ -185,8 +193,8 @@ class Host:
 
 
 async def test_who_looks_for_a_signer_among_many_holds_nobody_up_and_few_look_at_once():
-    host, turns = Host(AT_ONCE * 20), 0
-    residents = Residents(host, Tokens(b"x" * 32))
+    host, turns = Host(SIGNER_CHECKS_PER_TURN * 20), 0
+    residents = E2bSandboxes(host, E2bTokens(b"x" * 32))
 
     async def look() -> None:
         with pytest.raises(errors.Unauthenticated, match="invalid signature"):
@@ -196,9 +204,9 @@ async def test_who_looks_for_a_signer_among_many_holds_nobody_up_and_few_look_at
     while host.searches < 10:
         await asyncio.sleep(0)
         turns += 1
-        assert host.searches - sum(task.done() for task in looking) <= SEARCHES
+        assert host.searches - sum(task.done() for task in looking) <= MAX_SIGNER_SEARCHES
     await asyncio.gather(*looking)
-    assert turns >= 20 * (10 // SEARCHES - 1)
+    assert turns >= 20 * (10 // MAX_SIGNER_SEARCHES - 1)
 
 
 def test_an_expiration_that_is_no_time_is_a_bad_request(server):

@@ -10,11 +10,11 @@ from e2b import FileNotFoundException, FilesystemEventType, FileType
 from e2b.exceptions import InvalidArgumentException, RateLimitException, SandboxException
 from starlette.requests import Request
 
-from cloche.api.e2b.filesystem import Filesystem, WatchRequest
-from cloche.api.e2b.registry import Resident, Tokens
-from cloche.config import Config, Pool
+from cloche.api.e2b.filesystem import EnvdWatchRequest, FilesystemService
+from cloche.api.e2b.registry import E2bSandbox, E2bTokens
+from cloche.config import Config, PoolConfig
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 KINDS = FilesystemEventType
 
@@ -133,11 +133,11 @@ async def test_streams_and_watchers_count_together(server, async_box):
 
 
 async def test_watchers_are_forgotten_with_their_sandbox(bare_dir):
-    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
-        box, files = await engine.create(SandboxSpec()), Filesystem()
-        state = {"resident": Resident(box.info, Tokens(b"secret"), box)}
+    async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
+        box, files = await engine.create(SandboxSpec()), FilesystemService()
+        state = {"resident": E2bSandbox(box.info, E2bTokens(b"secret"), box)}
         request = Request({"type": "http", "headers": [], "state": state})
-        await files.create_watcher(request, WatchRequest(path="/tmp"))
+        await files.create_watcher(request, EnvdWatchRequest(path="/tmp"))
         assert list(files._watchers) == [box]
         await box.kill()
         await asyncio.gather(*files._until_end)

@@ -10,11 +10,11 @@ import pytest_asyncio
 from tests.conftest import with_template
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 BACKENDS = ["plain-unsafe", "namespaces"]
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=BACKENDS)
 def config(request: pytest.FixtureRequest, data_dir: str, template: Template) -> Config:
-    return Config(data_dir=data_dir, backend=request.param, pool=Pool(ready=2))
+    return Config(data_dir=data_dir, backend=request.param, pool=PoolConfig(ready=2))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -64,9 +64,9 @@ def own_config(config: Config, template: Template, tmp_path_factory: pytest.Temp
 
 def open_engine(config: Config) -> Engine:
     try:
-        return assemble(config)
+        return assemble_engine(config)
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
 
 
 @pytest.fixture(scope="session")

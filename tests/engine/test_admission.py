@@ -15,16 +15,16 @@ import pytest_asyncio
 from tests.conftest import with_template
 
 from cloche import errors
-from cloche.config import Config, Pool
-from cloche.config.sections import Capacity, Override
+from cloche.config import Config, PoolConfig
+from cloche.config.sections import CapacityConfig, QuotaOverride
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
 from cloche.engine.quotas import capacity
-from cloche.engine.quotas.capacity import Gate
+from cloche.engine.quotas.capacity import AdmissionQueue
 from cloche.engine.sandboxes import pool
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxSpec, Template
-from cloche.store.quotas import Tenant
+from cloche.store.quotas import QuotaSubject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,8 +34,8 @@ SLEEP = "import time; time.sleep(60)"
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small(own_config: Config, opening) -> AsyncIterator[Engine]:
     """An engine with room for three sandboxes and two executions, in which a request waits for half a minute."""
-    capacity = Capacity(sandboxes=3, executions=2, queued=8, queued_per_owner=4)
-    async with opening(msgspec.structs.replace(own_config, capacity=capacity, pool=Pool(ready=0))) as engine:
+    capacity = CapacityConfig(sandboxes=3, executions=2, queued=8, queued_per_owner=4)
+    async with opening(msgspec.structs.replace(own_config, capacity=capacity, pool=PoolConfig(ready=0))) as engine:
         yield engine
 
 
@@ -44,18 +44,18 @@ async def _everything_is_given_back(small: Engine) -> AsyncIterator[None]:
     for gate in (sandboxes(small), executions(small)):  # each finds an engine that nobody has used
         gate._known, gate._is_shared = "", False
     yield
-    for sandbox in small.living():
+    for sandbox in small.live_sandboxes():
         await sandbox.kill()
     await until(lambda: sandboxes(small).in_use == 0)
     assert executions(small).in_use == 0
     assert sandboxes(small).waiting == executions(small).waiting == 0
 
 
-def sandboxes(engine: Engine) -> Gate:
+def sandboxes(engine: Engine) -> AdmissionQueue:
     return engine.housing.admission.sandboxes
 
 
-def executions(engine: Engine) -> Gate:
+def executions(engine: Engine) -> AdmissionQueue:
     return engine.housing.admission.executions
 
 
@@ -205,7 +205,7 @@ async def test_an_execution_of_a_paused_sandbox_lets_others_run_and_goes_on_late
     try:
         await small.pause(box.id, "ann")
     except errors.Unavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     assert executions(small).in_use == 0 and sandboxes(small).in_use == 2
     assert (await other.context().execute("6*7").result()).text == "42"
     await small.resume(box.id, "ann")
@@ -216,19 +216,19 @@ async def test_where_several_owners_are_known_none_takes_all_after_a_restart(
     own_config: Config, opening, template: Template, tmp_path: Path
 ):
     place = str(with_template(tmp_path / "shared", template))
-    capacity = Capacity(sandboxes=20)
-    config = msgspec.structs.replace(own_config, data_dir=place, capacity=capacity, pool=Pool(ready=0))
+    capacity = CapacityConfig(sandboxes=20)
+    config = msgspec.structs.replace(own_config, data_dir=place, capacity=capacity, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
         assert sum(sandboxes(engine).enter_now("ann") for _ in range(30)) == 20  # of whom nobody knows
         for owner in ("ann", "bob"):
-            await engine.quotas.set(Tenant(owner), Override(executions_per_minute=1000))
+            await engine.quotas.set(QuotaSubject(owner), QuotaOverride(executions_per_minute=1000))
     async with opening(config) as engine:
         assert sum(sandboxes(engine).enter_now("ann") for _ in range(30)) == 18
 
 
 async def test_whoever_waits_when_the_host_shuts_down_is_told(own_config: Config, opening):
-    capacity = Capacity(sandboxes=1, executions=1)
-    config = msgspec.structs.replace(own_config, capacity=capacity, pool=Pool(ready=0))
+    capacity = CapacityConfig(sandboxes=1, executions=1)
+    config = msgspec.structs.replace(own_config, capacity=capacity, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
         box: Sandbox = await engine.create(of("ann"))
         running = box.context().execute(SLEEP)
@@ -246,7 +246,7 @@ async def test_where_memory_runs_short_cells_that_wait_go_first_and_come_back(
 ):
     for module, name in ((pool, "WATCH_SECONDS"), (pool, "SHORT_SECONDS"), (capacity, "FRESH_SECONDS")):
         monkeypatch.setattr(module, name, 0.01)
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=2), capacity=Capacity(queue_seconds=0.05))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=2), capacity=CapacityConfig(queue_seconds=0.05))
     async with opening(config) as engine:
         box = await engine.create(of("ann"))
         await until(lambda: engine.waiting == 2)
@@ -265,7 +265,9 @@ async def test_where_memory_runs_short_cells_that_wait_go_first_and_come_back(
 
 @pytest.mark.long
 async def test_a_pool_fills_up_also_where_programs_never_let_a_core_go(own_config: Config, opening):
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=2), capacity=Capacity())) as engine:
+    async with opening(
+        msgspec.structs.replace(own_config, pool=PoolConfig(ready=2), capacity=CapacityConfig())
+    ) as engine:
         box = await engine.create(of("ann"))
         held = [box.context(), *[await box.create_context() for _ in range(len(os.sched_getaffinity(0)))]]
         async with contextlib.AsyncExitStack() as stack:
@@ -283,7 +285,7 @@ async def test_a_sandbox_whose_programs_find_no_room_stays_paused(small: Engine)
     try:
         await small.pause(box.id, "ann")
     except errors.Unavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     busy = [other.context().execute(SLEEP) for other in others]
     for each in busy:
         await each.__aenter__()
@@ -300,7 +302,7 @@ async def test_what_was_begun_for_an_owner_before_they_were_shut_out_is_not_made
     """Also where that is over before the cell is there."""
     admission = small.housing.admission
     making = asyncio.create_task(small.create(SandboxSpec(owner="erased")))
-    while not sandboxes(small).held_by("erased"):
+    while not sandboxes(small).slots_held_by("erased"):
         await asyncio.sleep(0)
     admission.shut("erased")
     with pytest.raises(errors.Unauthenticated):

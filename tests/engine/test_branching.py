@@ -11,7 +11,7 @@ import pytest
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.engine.executions.checkpoints import MAX_MARKS
+from cloche.engine.executions.checkpoints import MAX_CHECKPOINTS
 from cloche.engine.executions.context import Context
 from cloche.engine.sandboxes.sandbox import MAX_CONTEXTS, Sandbox
 from cloche.events import Output
@@ -38,7 +38,7 @@ async def limited(engine: Engine, limits: Limits) -> AsyncIterator[Sandbox]:
 @pytest.fixture
 def walls(config: Config) -> None:
     if config.backend == "plain-unsafe":
-        pytest.skip("without walls there are no limits, and all of the host's processes are to be seen")
+        pytest.skip_mark("without walls there are no limits, and all of the host's processes are to be seen")
 
 
 async def processes(context: Context) -> int:
@@ -201,7 +201,9 @@ float((a @ a)[0, 0]), round(float(fit.score(x, x[:, 0])), 6)
 async def test_pools_of_numerical_threads_are_made_again_on_both_sides(box: Sandbox, walls: None):
     """OpenBLAS's and OpenMP's: the kernel has them when it is copied, and the copy makes its own."""
     context = box.context()
-    await value(context, "import cloche.guest.kernel.threads as t, sklearn.ensemble; t.find(); t.restore()")
+    await value(
+        context, "import cloche.guest.kernel.threads as t, sklearn.ensemble; t.find_libraries(); t.restore_threads()"
+    )
     result = await value(context, _NUMERICAL)
     assert int(await value(context, "import os; len(os.listdir('/proc/self/task'))")) > 1
     mark = await context.checkpoint()
@@ -357,7 +359,7 @@ async def test_nothing_stays_of_forgotten_marks_and_removed_forks(box: Sandbox, 
 
 async def test_there_is_an_end_to_marks_and_forks(box: Sandbox):
     context = box.context()
-    for _ in range(MAX_MARKS):
+    for _ in range(MAX_CHECKPOINTS):
         await context.checkpoint()
     with pytest.raises(errors.InvalidRequest, match="32 checkpoints"):
         await context.checkpoint()
@@ -389,7 +391,7 @@ async def fits(context: Context) -> bool:
 
 async def test_memory_of_all_branches_counts_together(engine: Engine, walls: None, memory_is_enforced: bool):
     if not memory_is_enforced:
-        pytest.skip("this host has no cgroup for memory")
+        pytest.skip_mark("this host has no cgroup for memory")
     async with limited(engine, Limits(memory_bytes=256 * MIB, space_bytes=16 * MIB)) as box:
         context = box.context()
         await value(context, "block = bytearray(60 << 20)")

@@ -33,7 +33,7 @@ def branch(header, channel, score_fd, loop):
 
 def name(pid):
     def answer(header, channel, copy):
-        wire.send(copy, {"ev": "ready"})
+        wire.send_frame(copy, {"ev": "ready"})
         channel.send({"ev": "branched", "branch": header["branch"], "pid": pid})
         time.sleep(0.01)
     return answer
@@ -94,11 +94,12 @@ _ANSWERS = {
     "garbage on the copy's channel": "copy.sendall(b'x' * 1000)",
     "a frame that is too long": "copy.sendall(b'\\xff' * 8)",
     "pid is no number": (
-        "wire.send(copy, {'ev': 'ready'}); channel.send({'ev': 'branched', 'branch': header['branch'], 'pid': '7'})"
+        "wire.send_frame(copy, {'ev': 'ready'}); "
+        "channel.send({'ev': 'branched', 'branch': header['branch'], 'pid': '7'})"
     ),
     "silence": "pass",
     "a descriptor": (
-        "wire.send(copy, {'ev': 'ready'}, b'', (0,));"
+        "wire.send_frame(copy, {'ev': 'ready'}, b'', (0,));"
         "channel.send({'ev': 'branched', 'branch': header['branch'], 'pid': 1})"
     ),
     "its end": "os._exit(1)",

@@ -12,16 +12,16 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.builds import builds
-from cloche.engine.builds.build import KEPT_BYTES, BuildLog, Plan, Step, expanded, recorded
+from cloche.engine.builds.build import KEPT_LOG_BYTES, BuildLog, BuildPlan, BuildStep, expand_variables, record_or_undo
 from cloche.engine.engine import Engine
 from cloche.model import Limits, Snapshot, new_id
 from cloche.store import builds as template_builds
 from cloche.store import database
-from cloche.store.base import Revival, SandboxRecord
-from cloche.store.builds import Build, LogEntry, StoredBuilds
-from cloche.store.sandboxes import SqliteRecords
+from cloche.store.base import ResumeSpec, SandboxRecord
+from cloche.store.builds import BuildLogEntry, StoredBuilds, TemplateBuild
+from cloche.store.sandboxes import SqliteSandboxRecords
 from cloche.store.snapshots import StoredSnapshots
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -31,8 +31,8 @@ SECRET = "a-secret-that-is-nowhere-else"
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def records(tmp_path: Path) -> AsyncIterator[SqliteRecords]:
-    records = SqliteRecords(tmp_path / "store.sqlite3")
+async def records(tmp_path: Path) -> AsyncIterator[SqliteSandboxRecords]:
+    records = SqliteSandboxRecords(tmp_path / "store.sqlite3")
     await records.open()
     yield records
     await records.aclose()
@@ -40,11 +40,11 @@ async def records(tmp_path: Path) -> AsyncIterator[SqliteRecords]:
 
 async def test_a_text_is_expanded_as_far_as_it_may_be():
     known = {"A": "x" * 1000, "EMPTY": ""}
-    assert expanded("5$ $A${EMPTY}$NONE", known, 2000) == "5$ " + "x" * 1000 + "$NONE"
-    assert expanded("$A" * 2, known, 2000) == "x" * 2000
+    assert expand_variables("5$ $A${EMPTY}$NONE", known, 2000) == "5$ " + "x" * 1000 + "$NONE"
+    assert expand_variables("$A" * 2, known, 2000) == "x" * 2000
     for text in ("$A" * 1_000_000, "$A$A.", "y" * 2001, "$EMPTY" + "y" * 2001):
         with pytest.raises(errors.TemplateBuildFailed, match="more than 2000 bytes"):
-            expanded(text, known, 2000)
+            expand_variables(text, known, 2000)
 
 
 # -- what is removed
@@ -62,32 +62,32 @@ def a_record(**fields) -> SandboxRecord:
     return msgspec.structs.replace(record, **fields)
 
 
-def a_build(**fields) -> Build:
+def a_build(**fields) -> TemplateBuild:
     now = time.time()
-    build = Build(
+    build = TemplateBuild(
         id=new_id("b"), template="", owner=ME, tags=("default",), limits=Limits(), created_at=now, updated_at=now
     )
     return msgspec.structs.replace(build, **fields)
 
 
-async def remove_a_snapshot(records: SqliteRecords) -> None:
+async def remove_a_snapshot(records: SqliteSandboxRecords) -> None:
     store, snapshot = StoredSnapshots(records.database), a_snapshot()
     await store.add(snapshot)
     await store.remove(snapshot.id, ME)
 
 
-async def wake_one(records: SqliteRecords) -> None:
-    records.put(a_record(state="paused", revival=Revival(image="x", env={"KEY": SECRET})))
+async def wake_one(records: SqliteSandboxRecords) -> None:
+    records.put(a_record(state="paused", revival=ResumeSpec(image="x", env={"KEY": SECRET})))
     await records.get("i1")
     records.put(a_record())
 
 
-async def kill_a_paused_one(records: SqliteRecords) -> None:
-    await records.keep(a_record(state="paused", revival=Revival(image="x", env={"KEY": SECRET})))
+async def kill_a_paused_one(records: SqliteSandboxRecords) -> None:
+    await records.keep(a_record(state="paused", revival=ResumeSpec(image="x", env={"KEY": SECRET})))
     assert await records.conclude(a_record(state="killed", ended_at=time.time()))
 
 
-async def remove_a_template(records: SqliteRecords) -> None:
+async def remove_a_template(records: SqliteSandboxRecords) -> None:
     store, build, snapshot = StoredBuilds(records.database), a_build(), a_snapshot()
     template = await store.request("t", build)
     ready = msgspec.structs.replace(build, template=template.id, state="ready", snapshot=snapshot.id)
@@ -97,7 +97,7 @@ async def remove_a_template(records: SqliteRecords) -> None:
 
 @pytest.mark.parametrize("remove", [remove_a_snapshot, wake_one, kill_a_paused_one, remove_a_template])
 async def test_the_environment_of_what_is_removed_is_soon_in_no_file(
-    records: SqliteRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable
+    records: SqliteSandboxRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable
 ):
     monkeypatch.setattr(database, "SCRUB_SECONDS", 0.05)
     await remove(records)
@@ -111,7 +111,7 @@ def holds_secret(place: Path) -> bool:
     return any(SECRET.encode() in file.read_bytes() for file in place.glob("store.sqlite3*"))
 
 
-async def test_ordinary_records_do_not_empty_the_log(records: SqliteRecords):
+async def test_ordinary_records_do_not_empty_the_log(records: SqliteSandboxRecords):
     for state in ("running", "killed"):
         await records.keep(a_record(state=state))
     assert records.database._scrubbing is None
@@ -120,17 +120,17 @@ async def test_ordinary_records_do_not_empty_the_log(records: SqliteRecords):
 # -- how many
 
 
-async def test_a_list_of_snapshots_has_no_environments(records: SqliteRecords):
+async def test_a_list_of_snapshots_has_no_environments(records: SqliteSandboxRecords):
     store, snapshot = StoredSnapshots(records.database), a_snapshot()
     await store.add(snapshot)
     (listed,) = await store.list(ME)
     assert listed == msgspec.structs.replace(snapshot, env={}) and await store.find(snapshot.id, ME) == snapshot
 
 
-async def test_the_logs_of_a_build_are_read_with_it_alone_and_go_with_it(records: SqliteRecords):
+async def test_the_logs_of_a_build_are_read_with_it_alone_and_go_with_it(records: SqliteSandboxRecords):
     store, build = StoredBuilds(records.database), a_build()
     template = await store.request("t", build)
-    said = (LogEntry(at=1.0, level="info", message="hello"),)
+    said = (BuildLogEntry(at=1.0, level="info", message="hello"),)
     begun = msgspec.structs.replace(build, template=template.id, state="building", instance="here")
     assert await store.begin(begun) and not await store.begin(begun)
     failed = msgspec.structs.replace(begun, state="error", logs=said)
@@ -147,10 +147,12 @@ async def test_what_is_kept_of_a_log_is_small_however_short_its_lines_are():
     said = BuildLog()
     for _ in range(9000):
         said.output("", "stdout", "1")
-    assert len(msgspec.json.encode(said.last())) < 2 * KEPT_BYTES
+    assert len(msgspec.json.encode(said.last())) < 2 * KEPT_LOG_BYTES
 
 
-async def test_a_template_and_an_owner_have_so_many_tags(records: SqliteRecords, monkeypatch: pytest.MonkeyPatch):
+async def test_a_template_and_an_owner_have_so_many_tags(
+    records: SqliteSandboxRecords, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(template_builds, "MAX_TAGS", 3)
     monkeypatch.setattr(template_builds, "MAX_OWNER_TAGS", 4)
     store = StoredBuilds(records.database)
@@ -170,7 +172,7 @@ async def test_a_template_and_an_owner_have_so_many_tags(records: SqliteRecords,
     assert await store.assign(ids[0], ["a"], "gone") is None
 
 
-async def test_an_owner_has_so_many_builds(records: SqliteRecords, monkeypatch: pytest.MonkeyPatch):
+async def test_an_owner_has_so_many_builds(records: SqliteSandboxRecords, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(template_builds, "MAX_BUILDS", 2)
     store = StoredBuilds(records.database)
     asked = await asyncio.gather(*(store.request(f"t{n}", a_build()) for n in range(4)), return_exceptions=True)
@@ -181,10 +183,10 @@ async def test_an_owner_has_so_many_builds(records: SqliteRecords, monkeypatch: 
 async def test_many_that_are_started_at_once_are_not_more_than_may_wait(
     opening: Callable[[Config], Engine], own_config: Config, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(builds, "MAX_WAITING", 2)
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
+    monkeypatch.setattr(builds, "MAX_WAITING_BUILDS", 2)
+    async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         asked = [await engine.builds.request(f"waits-{number}", [], ME, Limits()) for number in range(5)]
-        plan = Plan(base="python", steps=(Step(kind="RUN", args=("sleep 1000",)),))
+        plan = BuildPlan(base="python", steps=(BuildStep(kind="RUN", args=("sleep 1000",)),))
         started = await asyncio.gather(
             *(engine.builds.start(build, plan) for _, build in asked), return_exceptions=True
         )
@@ -210,7 +212,7 @@ async def test_what_was_recorded_is_not_undone_because_somebody_left(fails: bool
     async def undo() -> None:
         undone.append(True)
 
-    waiting = asyncio.create_task(recorded(work(), undo))
+    waiting = asyncio.create_task(record_or_undo(work(), undo))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -55,7 +55,7 @@ async def test_an_upload_that_breaks_off_or_is_too_large_leaves_what_was_there(f
 
 @pytest.mark.asyncio
 async def test_the_least_recently_used_go_first(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(builds, "MAX_OWNER_BYTES", 25)
+    monkeypatch.setattr(builds, "MAX_OWNER_ARCHIVE_BYTES", 25)
     for digest in ("d1", "d2"):
         await files.put("a", digest, chunks(b"x" * 10), 100)
         await asyncio.sleep(0.01)  # the clock's steps
@@ -64,7 +64,7 @@ async def test_the_least_recently_used_go_first(files, tmp_path, monkeypatch):
     await files.put("a", "d3", chunks(b"x" * 10), 100)
     assert [await files.has("a", digest) for digest in ("d1", "d2", "d3")] == [True, False, True]
     assert len(os.listdir(tmp_path / "files")) == 2
-    monkeypatch.setattr(builds, "BUILD_FILES_KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(builds, "ARCHIVE_KEPT_SECONDS", -1.0)
     await files.clean()
     assert os.listdir(tmp_path / "files") == []
     with pytest.raises(errors.FileNotFound):
@@ -73,7 +73,7 @@ async def test_the_least_recently_used_go_first(files, tmp_path, monkeypatch):
 
 @pytest.mark.asyncio
 async def test_an_owner_has_so_many_however_small_they_are(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(builds, "MAX_OWNER_FILES", 2)
+    monkeypatch.setattr(builds, "MAX_OWNER_ARCHIVES", 2)
     for number in range(4):
         await files.put("a", f"d{number}", chunks(), 100)
     assert [await files.has("a", f"d{number}") for number in range(4)] == [False, False, True, True]

@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
-from cloche.config.sections import Runs as Limits
+from cloche.config.sections import RunsConfig as Limits
 from cloche.engine.engine import Engine
 from cloche.engine.executions import runs
-from cloche.engine.executions.runs import Line, Runs
+from cloche.engine.executions.runs import DetachedRuns, RunEventLine
 from cloche.engine.instance import Instance
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Ended, Input, Numbered, Output, Raised, RunInfo, Started, Truncated, fold
+from cloche.events import Ended, Input, NumberedEvent, Output, Raised, RunInfo, Started, Truncated, fold
 from cloche.model import SandboxSpec
 from cloche.store.database import Database
 from cloche.store.runs import RunStore
@@ -29,18 +29,18 @@ KIB = 1024
 FLOOD = "import sys\nfor i in range({count}):\n    print(f'{{i:07}} ' + 'x' * 1000); sys.stdout.flush()\n"
 
 
-async def start(kept: Runs, box: Sandbox, code: str, **how) -> RunInfo:
+async def start(kept: DetachedRuns, box: Sandbox, code: str, **how) -> RunInfo:
     context = box.context()
     return await kept.start(box, context.id, context.execute(code, **how))
 
 
-async def told(kept: Runs, id: str, after: int = 0) -> list[Numbered]:
+async def told(kept: DetachedRuns, id: str, after: int = 0) -> list[NumberedEvent]:
     async with asyncio.timeout(60):
         return [each async for batch in await kept.attach(id, OWNER, after) for each in numbered(batch)]
 
 
-def numbered(batch: list[Line]) -> list[Numbered]:
-    return [Numbered(line.number, line.event) for line in batch]
+def numbered(batch: list[RunEventLine]) -> list[NumberedEvent]:
+    return [NumberedEvent(line.number, line.event) for line in batch]
 
 
 class Process:
@@ -50,9 +50,9 @@ class Process:
         self.instance = Instance(directory / "run")
         self.instance.open()
         self.database = Database(directory / "store.sqlite3")
-        self.runs = Runs(RunStore(self.database, limits), self.instance, limits)
+        self.runs = DetachedRuns(RunStore(self.database, limits), self.instance, limits)
 
-    async def open(self) -> Runs:
+    async def open(self) -> DetachedRuns:
         await self.database.open()
         self.runs.open()
         return self.runs
@@ -63,7 +63,7 @@ class Process:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def small(tmp_path: Path) -> AsyncIterator[Runs]:
+async def small(tmp_path: Path) -> AsyncIterator[DetachedRuns]:
     """With room for little."""
     limits = Limits(events_bytes=512 * KIB, owner_bytes=1280 * KIB, per_owner=5, at_once=3)
     process = Process(tmp_path, limits)
@@ -103,7 +103,7 @@ async def test_every_place_of_a_run_can_be_attached_to(engine: Engine, box: Sand
 
 async def test_attaching_again_and_again_gives_every_event_once(engine: Engine, box: Sandbox):
     info = await start(engine.runs, box, "import time\nfor i in range(30):\n    print(i, flush=True); time.sleep(0.01)")
-    seen: list[Numbered] = []
+    seen: list[NumberedEvent] = []
     while not seen or not isinstance(seen[-1].event, Ended):
         followed = await engine.runs.attach(info.id, OWNER, seen[-1].number if seen else 0)
         seen += numbered(await anext(followed))[:2]  # whatever else came is forgotten with the connection
@@ -116,7 +116,7 @@ async def test_two_readers_and_a_slow_one_see_the_same(engine: Engine, box: Sand
     monkeypatch.setattr(runs, "TAIL_BYTES", 64 * KIB)
     info = await start(engine.runs, box, FLOOD.format(count=2000))
 
-    async def slow() -> list[Numbered]:
+    async def slow() -> list[NumberedEvent]:
         seen = []
         async for batch in await engine.runs.attach(info.id, OWNER):
             assert sum(len(line.body) for line in batch) < 2 * runs.PAGE_BYTES
@@ -129,7 +129,7 @@ async def test_two_readers_and_a_slow_one_see_the_same(engine: Engine, box: Sand
     assert fold(each.event for each in first).stdout.count("\n") == 2000
 
 
-async def test_the_oldest_events_make_room_and_that_is_said(small: Runs, box: Sandbox):
+async def test_the_oldest_events_make_room_and_that_is_said(small: DetachedRuns, box: Sandbox):
     info = await start(small, box, "print('first')\n" + FLOOD.format(count=3000) + "print('last')\n'value'")
     run = await small.result(info.id, OWNER)
     lines = run.stdout.splitlines()
@@ -146,7 +146,7 @@ async def test_the_oldest_events_make_room_and_that_is_said(small: Runs, box: Sa
     assert await told(small, info.id, after=gap.number) == events[2:]
 
 
-async def test_an_event_that_is_larger_than_a_run_may_be_is_told_as_truncated(small: Runs, box: Sandbox):
+async def test_an_event_that_is_larger_than_a_run_may_be_is_told_as_truncated(small: DetachedRuns, box: Sandbox):
     code = "from IPython.display import HTML, display\ndisplay(HTML('x' * 600_000))\n'end'"
     info = await start(small, box, code)
     events = [each.event for each in await told(small, info.id)]
@@ -155,7 +155,7 @@ async def test_an_event_that_is_larger_than_a_run_may_be_is_told_as_truncated(sm
     assert (await small.result(info.id, OWNER)).text == "'end'"
 
 
-async def test_an_owner_has_so_many_runs_and_the_first_that_ended_goes(small: Runs, box: Sandbox):
+async def test_an_owner_has_so_many_runs_and_the_first_that_ended_goes(small: DetachedRuns, box: Sandbox):
     made = []
     for number in range(7):
         made.append((await start(small, box, f"print({number})")).id)
@@ -165,7 +165,7 @@ async def test_an_owner_has_so_many_runs_and_the_first_that_ended_goes(small: Ru
         await small.info(made[0], OWNER)
 
 
-async def test_an_owner_has_so_much_room(small: Runs, box: Sandbox):
+async def test_an_owner_has_so_much_room(small: DetachedRuns, box: Sandbox):
     made = []
     for _ in range(4):
         made.append((await start(small, box, FLOOD.format(count=480))).id)
@@ -174,7 +174,7 @@ async def test_an_owner_has_so_much_room(small: Runs, box: Sandbox):
     assert left == made[:1:-1]
 
 
-async def test_too_many_at_once_are_refused(small: Runs, box: Sandbox):
+async def test_too_many_at_once_are_refused(small: DetachedRuns, box: Sandbox):
     waiting = [await start(small, box, "import time; time.sleep(60)") for _ in range(3)]
     with pytest.raises(errors.InvalidRequest, match="3 detached runs go on"):
         await start(small, box, "1")
@@ -190,7 +190,7 @@ async def test_one_that_waits_for_its_turn_can_be_interrupted(engine: Engine, bo
     second = await start(engine.runs, box, "print('never')")
     assert await engine.runs.interrupt(second.id, OWNER)
     run = await engine.runs.result(second.id, OWNER)
-    assert (run.outcome, run.reason, run.stdout) == ("interrupted", runs.NOT_BEGUN, "")
+    assert (run.outcome, run.reason, run.stdout) == ("interrupted", runs.INTERRUPTED_BEFORE_START, "")
     assert await engine.runs.interrupt(first.id, OWNER)
     assert (await engine.runs.result(first.id, OWNER)).outcome == "interrupted"
     assert not await engine.runs.interrupt(first.id, OWNER)
@@ -295,7 +295,7 @@ async def test_another_process_can_read_and_says_when_the_first_has_died(
     going = await start(here, box, "print('half', flush=True)\nimport time; time.sleep(60)")
     with pytest.raises(errors.InvalidRequest, match="another process"):
         await there.interrupt(going.id, OWNER)
-    seen: list[Numbered] = []
+    seen: list[NumberedEvent] = []
     async for batch in await there.attach(going.id, OWNER):
         seen += numbered(batch)
         if any(isinstance(each.event, Output) for each in batch):
@@ -376,7 +376,7 @@ async def test_a_disk_that_is_full_for_a_while_loses_nothing(box: Sandbox, tmp_p
     kept = await process.open()
     code = "input('fill')\nprint('x' * 100_000, flush=True)\ninput('empty')\nprint('end')"
     info = await start(kept, box, code, input=True)
-    seen: list[Numbered] = []
+    seen: list[NumberedEvent] = []
     async for batch in await kept.attach(info.id, OWNER):
         seen += numbered(batch)
         asked = [each.event.prompt for each in numbered(batch) if isinstance(each.event, Input)]

@@ -10,9 +10,9 @@ import weakref
 import pytest
 
 from cloche import errors
-from cloche.engine.commands.process import Exited, Process
+from cloche.engine.commands.process import Exited, SandboxProcess
 from cloche.engine.engine import Engine
-from cloche.engine.executions.streams import EVENT_BYTES, HIGH_BYTES
+from cloche.engine.executions.streams import EVENT_OVERHEAD_BYTES, HIGH_WATER_BYTES
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output, Truncated
 from cloche.model import SandboxSpec
@@ -23,7 +23,7 @@ LINES = "seq 1500000; exit 5"  # some 10 MiB
 SMILES = ["python3", "-c", "print(('\U0001f600' + 'a' * 64000) * 300)"]  # 18 MiB, and 4 bytes in ours for each
 
 
-async def ended(process: Process) -> Exited:
+async def ended(process: SandboxProcess) -> Exited:
     while process.exited is None:
         await asyncio.sleep(0.01)
     return process.exited
@@ -36,7 +36,7 @@ async def test_what_nobody_reads_does_not_block_the_process_and_its_end_is_kept(
     assert isinstance(events[0], Truncated) and events[0].stream == "stdout"
     texts = [event.text for event in events if isinstance(event, Output) and event.stream == "stdout"]
     kept = "".join(texts)
-    assert kept.endswith("\n1500000\n") and 3_000_000 < len(kept) <= HIGH_BYTES
+    assert kept.endswith("\n1500000\n") and 3_000_000 < len(kept) <= HIGH_WATER_BYTES
     assert events[0].dropped_bytes + len(kept) == len("".join(f"{n}\n" for n in range(1, 1500001)))
     assert isinstance(events[-1], Exited) and await process.next_events() == []
 
@@ -60,7 +60,7 @@ async def test_the_bound_is_of_our_memory_and_not_of_what_was_written(box: Sandb
     process = await box.commands.start(SMILES, background=True)
     await ended(process)
     texts = [event.text for event in await process.next_events() if isinstance(event, Output)]
-    assert 0 < sum(sys.getsizeof(text) + EVENT_BYTES for text in texts) <= HIGH_BYTES + (1 << 10)
+    assert 0 < sum(sys.getsizeof(text) + EVENT_OVERHEAD_BYTES for text in texts) <= HIGH_WATER_BYTES + (1 << 10)
 
 
 async def test_a_slow_reader_stops_a_program_at_that_much_of_our_memory(box: Sandbox):
@@ -68,7 +68,9 @@ async def test_a_slow_reader_stops_a_program_at_that_much_of_our_memory(box: San
         while not process._events._paused:
             await asyncio.sleep(0.01)
         waiting = [event.text for event in await process.next_events() if isinstance(event, Output)]
-        assert HIGH_BYTES / 2 < sum(map(sys.getsizeof, waiting)) <= HIGH_BYTES + (1 << 20)  # one more of them fits
+        assert (
+            HIGH_WATER_BYTES / 2 < sum(map(sys.getsizeof, waiting)) <= HIGH_WATER_BYTES + (1 << 20)
+        )  # one more of them fits
 
 
 async def test_nothing_is_dropped_while_somebody_reads_however_slowly(box: Sandbox):

@@ -155,7 +155,7 @@ async def test_few_unusual_kinds_of_cells_wait_at_once(engine: Engine):
 
 async def test_a_pool_that_nobody_uses_is_forgotten(engine: Engine, monkeypatch):
     monkeypatch.setattr(housing_module, "KEEP_OTHER_SECONDS", 0.3)
-    engine.housing._forget_idle_pools()
+    engine.housing._drop_idle_pools()
     await (await engine.create(SandboxSpec(limits=odd(100)))).kill()
     [key] = [key for key in engine.housing._pools if key[1].space_bytes == odd(100).space_bytes]
     await until(lambda: engine.housing._pools[key].idle)

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from cloche import errors
-from cloche.engine.commands.process import Exited, Process
+from cloche.engine.commands.process import Exited, SandboxProcess
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
@@ -62,7 +62,7 @@ async def test_output_is_bounded(engine: Engine):
         await box.kill()
 
 
-async def read_until(process: Process, text: str) -> str:
+async def read_until(process: SandboxProcess, text: str) -> str:
     seen = ""
     async for event in process:
         if isinstance(event, Output):

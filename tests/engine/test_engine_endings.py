@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
@@ -174,7 +174,7 @@ async def test_a_sandbox_that_ended_just_before_the_engine_is_gone_with_it(own_c
             await box.commands.start("sleep 1234", background=True)
         groups = _cgroups(engine)
         box.abandon("by the test")
-    assert box.destroying is not None and box.destroying.done()
+    assert box.destroy_task is not None and box.destroy_task.done()
     assert not box._cell.alive
     assert [path for path in groups if Path(path).exists()] == []
     assert not engine._instance.directory.exists()
@@ -186,7 +186,7 @@ def _cgroups(engine: Engine) -> list[str]:
 
 
 async def test_what_held_the_cells_of_a_dead_nursery_is_gone_with_the_engine(own_config: Config, opening):
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
+    async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
         (nursery,) = engine.housing._nurseries.values()
         first = await nursery.get()
@@ -206,10 +206,10 @@ def _parent_pid(box: Sandbox) -> int:
 
 
 async def test_cgroups_that_cannot_be_removed_are_remembered(own_config: Config, opening):
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
+    async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         groups = _cgroups(engine)
         if not groups:
-            pytest.skip("no cgroups here")
+            pytest.skip_mark("no cgroups here")
         for path in groups:
             os.mkdir(f"{path}/left")
     assert (engine._instance.directory / "cgroups").read_text().splitlines() == groups
@@ -231,7 +231,7 @@ async def test_closing_while_a_nursery_starts_leaves_none(own_config: Config, op
 
 
 async def test_a_create_that_is_cancelled_leaves_no_half_started_nursery(own_config: Config, opening):
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
+    async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         children = _children()
         creating = asyncio.create_task(engine.create(SandboxSpec()))
         await until(lambda: _children() - children)

@@ -14,7 +14,7 @@ from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Display, Truncated
 from cloche.guest import wire
-from cloche.isolation.channel import FRAMES_PER_TURN, Channel
+from cloche.isolation.channel import FRAMES_PER_TURN, HostChannel
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,7 +34,7 @@ class Flood:
         self.numbers: list[int] = []
         self.closed = ""
         self.pause_at = -1
-        self.channel = Channel(ours, self._on_frame, self._on_closed)
+        self.channel = HostChannel(ours, self._on_frame, self._on_closed)
 
     def _on_frame(self, header, body, fds) -> None:
         self.numbers.append(header["n"])
@@ -46,7 +46,7 @@ class Flood:
 
 
 def many_frames() -> bytes:
-    return b"".join(wire.encode({"n": number}) for number in range(FRAMES))
+    return b"".join(wire.encode_frame({"n": number}) for number in range(FRAMES))
 
 
 async def test_others_get_their_turn_while_frames_are_handled():
@@ -54,42 +54,42 @@ async def test_others_get_their_turn_while_frames_are_handled():
     most = before = 0
     while not flood.closed:
         await asyncio.sleep(0)
-        most, before = max(most, len(flood.numbers) - before), len(flood.numbers)
+        most, before = max(most, len(flood.version_numbers) - before), len(flood.version_numbers)
     assert most <= FRAMES_PER_TURN
-    assert flood.numbers == list(range(FRAMES))
+    assert flood.version_numbers == list(range(FRAMES))
     assert "other side closed" in flood.closed
 
 
 async def test_a_pause_holds_also_for_frames_that_have_been_read():
     flood = Flood(many_frames())
     flood.pause_at = 100
-    while 100 not in flood.numbers:
+    while 100 not in flood.version_numbers:
         await asyncio.sleep(0)
-    paused_at = len(flood.numbers)
+    paused_at = len(flood.version_numbers)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert len(flood.numbers) == paused_at < FRAMES
-    assert flood.channel.pump() and len(flood.numbers) > paused_at
+    assert len(flood.version_numbers) == paused_at < FRAMES
+    assert flood.channel.pump() and len(flood.version_numbers) > paused_at
     flood.channel.resume()
     while not flood.closed:
         await asyncio.sleep(0)
-    assert flood.numbers == list(range(FRAMES))
+    assert flood.version_numbers == list(range(FRAMES))
 
 
 async def test_pumping_comes_to_all_frames():
     flood = Flood(many_frames())
     while flood.channel.pump():
         pass
-    assert flood.numbers == list(range(FRAMES)) and flood.closed
+    assert flood.version_numbers == list(range(FRAMES)) and flood.closed
 
 
 async def test_a_header_that_would_become_a_million_objects_is_not_parsed():
     head = b'{"n":[' + b"[]," * 300_000 + b"0]}"
     ours, theirs = socket.socketpair()
     closed: list[str] = []
-    channel = Channel(ours, lambda header, body, fds: None, closed.append)
+    channel = HostChannel(ours, lambda header, body, fds: None, closed.append)
     theirs.setblocking(False)
-    await asyncio.get_running_loop().sock_sendall(theirs, wire.PREFIX.pack(len(head), 0) + head)
+    await asyncio.get_running_loop().sock_sendall(theirs, wire.FRAME_PREFIX.pack(len(head), 0) + head)
     theirs.close()
     while not closed:
         await asyncio.sleep(0)
@@ -156,9 +156,9 @@ JSONS = {
 @pytest.mark.parametrize("kind", JSONS)
 async def test_what_json_takes_in_memory_is_never_underrated(kind: str):
     content = JSONS[kind]
-    rated = kernel_frames.parsed_bytes([["application/json", len(content)]], content)
+    rated = kernel_frames.estimate_parsed_bytes([["application/json", len(content)]], content)
     tracemalloc.start()
-    parsed = kernel_frames.value("application/json", content)
+    parsed = kernel_frames.decode_part("application/json", content)
     used, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert parsed and used <= rated + 4096

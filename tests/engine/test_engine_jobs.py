@@ -7,21 +7,21 @@ import asyncio
 import pytest
 
 from cloche import errors
-from cloche.engine.commands.jobs import Chunk, Listener
+from cloche.engine.commands.jobs import JobListener, OutputChunk
 from cloche.engine.commands.program import Exited
 from cloche.engine.sandboxes.sandbox import Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def heard(listener: Listener) -> tuple[dict[str, bytes], Exited]:
+async def heard(listener: JobListener) -> tuple[dict[str, bytes], Exited]:
     """Everything until the end."""
     streams = {"stdout": bytearray(), "stderr": bytearray()}
     last: Exited | None = None
     async with listener:
         while events := await listener.next_events():
             for event in events:
-                if isinstance(event, Chunk):
+                if isinstance(event, OutputChunk):
                     streams[event.stream] += event.data
                 else:
                     last = event

@@ -10,7 +10,7 @@ import pytest
 from cloche import errors
 from cloche.engine.engine import Engine
 from cloche.engine.operations import metrics
-from cloche.engine.operations.metrics import Meter, Sample, measured_inside
+from cloche.engine.operations.metrics import Sample, SandboxMeter, measure_inside
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation.base import CellStats
 from cloche.model import Limits, SandboxSpec, new_id
@@ -29,41 +29,41 @@ async def nobody() -> CellStats:
     raise AssertionError("there was no need to ask")
 
 
-async def at_least(meter: Meter, count: int) -> list[Sample]:
+async def at_least(meter: SandboxMeter, count: int) -> list[Sample]:
     """Its samples, once there are so many."""
 
     async def enough() -> bool:
-        return len(await meter.between()) >= count
+        return len(await meter.samples_between()) >= count
 
     await until(enough)
-    return await meter.between()
+    return await meter.samples_between()
 
 
 @pytest.fixture
 def often(monkeypatch):
     """Samples every few milliseconds, and keeps 32 of them."""
-    monkeypatch.setattr(metrics, "EVERY_SECONDS", 0.002)
+    monkeypatch.setattr(metrics, "SAMPLE_SECONDS", 0.002)
     monkeypatch.setattr(metrics, "_MAX_SAMPLES", 32)
     monkeypatch.setattr(metrics, "_DROPPED_AT_ONCE", 4)
 
 
 async def test_whoever_asks_at_once_gets_one_sample(box: Sandbox):
-    (sample,) = await box.meter.between()
-    assert await box.meter.latest() == sample
+    (sample,) = await box.meter.samples_between()
+    assert await box.meter.latest_sample() == sample
     assert box.record.created_at <= sample.at <= time.time()
     assert 0 <= sample.cpu_percent <= 100
 
 
 async def test_samples_are_kept_in_order_and_only_so_many(often):
-    meter = Meter(lambda: CellStats(memory_bytes=1), nobody, Limits())
+    meter = SandboxMeter(lambda: CellStats(memory_bytes=1), nobody, Limits())
     first = (await at_least(meter, 28))[0].at
 
     async def forgotten() -> bool:
-        return (await meter.between())[0].at > first
+        return (await meter.samples_between())[0].at > first
 
     await until(forgotten)
     meter.close()
-    samples = await meter.between()
+    samples = await meter.samples_between()
     assert len(samples) <= 32
     assert [each.at for each in samples] == sorted(each.at for each in samples)
 
@@ -75,7 +75,7 @@ async def test_a_sandbox_in_which_nothing_ran_is_not_read_again(often):
         read.append(1)
         return CellStats(memory_bytes=100, file_bytes=30, shared_bytes=20, cpu_seconds=used[0], processes=2)
 
-    meter = Meter(stats, nobody, Limits(), lambda: used[0])
+    meter = SandboxMeter(stats, nobody, Limits(), lambda: used[0])
     try:
         told = (await at_least(meter, 8))[1:]
         assert len(read) <= 2  # who asked first, and the first in turn
@@ -88,19 +88,21 @@ async def test_a_sandbox_in_which_nothing_ran_is_not_read_again(often):
             return len(read) > 2
 
         await until(again)
-        assert (await meter.latest()).cpu_percent > 0 or any(each.cpu_percent for each in await meter.between())
+        assert (await meter.latest_sample()).cpu_percent > 0 or any(
+            each.cpu_percent for each in await meter.samples_between()
+        )
     finally:
         meter.close()
 
 
 async def test_a_window_includes_its_ends(often):
-    meter = Meter(lambda: CellStats(memory_bytes=1), nobody, Limits())
+    meter = SandboxMeter(lambda: CellStats(memory_bytes=1), nobody, Limits())
     await at_least(meter, 5)
     meter.close()
-    samples = await meter.between()
-    assert await meter.between(samples[1].at, samples[3].at) == samples[1:4]
-    assert await meter.between(end=samples[0].at - 1) == []
-    assert await meter.between(start=samples[-1].at + 1) == []
+    samples = await meter.samples_between()
+    assert await meter.samples_between(samples[1].at, samples[3].at) == samples[1:4]
+    assert await meter.samples_between(end=samples[0].at - 1) == []
+    assert await meter.samples_between(start=samples[-1].at + 1) == []
 
 
 @pytest.mark.parametrize(
@@ -109,22 +111,22 @@ async def test_a_window_includes_its_ends(often):
 )
 async def test_memory_is_told_apart_from_caches_and_files_and_nothing_is_negative(memory, files, shared, told):
     stats = CellStats(memory_bytes=memory, file_bytes=files, shared_bytes=shared, cpu_seconds=1e9)
-    meter = Meter(lambda: stats, nobody, Limits())
+    meter = SandboxMeter(lambda: stats, nobody, Limits())
     meter.close()
-    sample = await meter.latest()
+    sample = await meter.latest_sample()
     assert (sample.memory_bytes, sample.cache_bytes, sample.space_bytes) == told
     assert sample.cpu_percent == 100
 
 
 async def test_without_cgroups_init_is_asked(engine: Engine, box: Sandbox, often):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip("without a pid namespace, init would count the host's own processes")
+        pytest.skip_mark("without a pid namespace, init would count the host's own processes")
 
     async def inside() -> CellStats:
-        return await measured_inside(box._guest)
+        return await measure_inside(box._guest)
 
     await box.context().execute("open('/tmp/big', 'wb').write(bytes(30 << 20)); held = bytearray(40 << 20)").result()
-    meter = Meter(CellStats, inside, Limits())
+    meter = SandboxMeter(CellStats, inside, Limits())
     samples = await at_least(meter, 3)
     meter.close()
     assert samples[-1].space_bytes >= 30 << 20
@@ -136,10 +138,10 @@ async def test_whoever_cannot_be_asked_any_more_is_not_sampled(often):
     async def gone() -> CellStats:
         raise errors.SandboxLost("it was lost")
 
-    meter = Meter(CellStats, gone, Limits())
+    meter = SandboxMeter(CellStats, gone, Limits())
     await asyncio.sleep(0.02)
     with pytest.raises(errors.SandboxLost):
-        await meter.latest()
+        await meter.latest_sample()
     meter.close()
 
 
@@ -147,9 +149,9 @@ async def test_sampling_ends_with_the_sandbox(engine: Engine, often):
     box = await engine.create(SandboxSpec())
     await at_least(box.meter, 3)
     await box.kill()
-    last = await box.meter.latest()
+    last = await box.meter.latest_sample()
     await asyncio.sleep(0.05)
-    assert await box.meter.latest() == last
+    assert await box.meter.latest_sample() == last
 
 
 # -- deadlines
@@ -173,10 +175,10 @@ async def test_extending_what_has_no_deadline_gives_it_none(box: Sandbox):
 
 
 async def test_expiring_is_as_if_the_deadline_had_passed(engine: Engine, box: Sandbox):
-    box.expire()
+    box.expire_now()
     with pytest.raises(errors.SandboxExpired, match="timed out at"):
         await engine.get(box.id, "local")
-    box.expire()
+    box.expire_now()
 
 
 async def test_a_caller_may_choose_the_id(engine: Engine):

@@ -15,17 +15,16 @@ import msgspec
 import pytest
 
 from cloche import errors
-from cloche.config import Config, Lifetime, Pool
+from cloche.config import Config, LifetimeConfig, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
-from cloche.engine.sandboxes.pool import Pool as CellPool
-from cloche.engine.sandboxes.pool import ReadyCell
+from cloche.engine.sandboxes.pool import CellPool, ReadyCell
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.linux import cgroups
 from cloche.model import Limits, SandboxSpec
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord
-from cloche.store.sandboxes import SqliteRecords
+from cloche.store.sandboxes import SqliteSandboxRecords
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -208,7 +207,7 @@ def _init_pid_of(cell) -> int:
 
 
 async def test_a_nursery_that_dies_loses_no_sandbox_and_is_replaced(own_config: Config, opening):
-    async with opening(msgspec.structs.replace(own_config, pool=Pool(ready=0))) as engine:
+    async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
         (nursery,) = engine.housing._nurseries.values()
         first = await nursery.get()
@@ -265,7 +264,7 @@ HOST = """
 import asyncio, sys
 from cloche.config import Config
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine as assemble
 async def main():
     async with assemble(Config(data_dir=sys.argv[1], backend=sys.argv[2])) as engine:
         box = await engine.create(SandboxSpec())
@@ -283,7 +282,7 @@ async def test_sandboxes_of_a_host_process_that_was_killed_are_lost(own_config: 
         try:
             id = (await asyncio.to_thread(host.stdout.readline)).strip()
             if not id:
-                pytest.skip("this host cannot start that backend")
+                pytest.skip_mark("this host cannot start that backend")
             async with opening(own_config) as engine:
                 with pytest.raises(errors.SandboxNotFound, match="another process"):
                     await engine.get(id, "local")
@@ -298,7 +297,7 @@ async def test_sandboxes_of_a_host_process_that_was_killed_are_lost(own_config: 
 async def test_without_walls_a_home_that_was_removed_does_not_come_back(own_config: Config, opening):
     """A kernel that was just being made when its host was killed may come to its directory after it was removed."""
     if own_config.backend != "plain-unsafe":
-        pytest.skip("behind walls it is no directory of the host's")
+        pytest.skip_mark("behind walls it is no directory of the host's")
     async with opening(own_config) as engine:
         box = await engine.create(SandboxSpec())
         home = Path((await box.commands.run("echo $HOME")).stdout.strip())
@@ -310,7 +309,7 @@ async def test_without_walls_a_home_that_was_removed_does_not_come_back(own_conf
 
 
 async def test_a_lifetime_has_a_maximum(own_config: Config, opening):
-    config = msgspec.structs.replace(own_config, lifetime=Lifetime(max_seconds=100.0))
+    config = msgspec.structs.replace(own_config, lifetime=LifetimeConfig(max_seconds=100.0))
     async with opening(config) as engine:
         with pytest.raises(errors.InvalidRequest, match="100 s"):
             await engine.create(SandboxSpec(lifetime_seconds=101))
@@ -324,7 +323,7 @@ def record(id: str, **fields) -> SandboxRecord:
 
 async def test_records_are_seen_at_once_and_by_others(tmp_path: Path):
     path = tmp_path / "store.sqlite3"
-    first, second = SqliteRecords(path), SqliteRecords(path)
+    first, second = SqliteSandboxRecords(path), SqliteSandboxRecords(path)
     await asyncio.gather(first.open(), second.open())
     for number in range(500):
         first.put(record(f"i{number}", metadata={"a": "é"}))
@@ -341,12 +340,12 @@ async def test_records_are_seen_at_once_and_by_others(tmp_path: Path):
 
 
 async def test_records_of_what_ended_long_ago_are_dropped(tmp_path: Path):
-    first = SqliteRecords(tmp_path / "s")
+    first = SqliteSandboxRecords(tmp_path / "s")
     await first.open()
     first.put(msgspec.structs.replace(record("old"), state="killed", ended_at=time.time() - 31 * 86400))
     first.put(msgspec.structs.replace(record("new"), state="killed", ended_at=time.time() - 29 * 86400))
     await first.aclose()
-    second = SqliteRecords(tmp_path / "s")
+    second = SqliteSandboxRecords(tmp_path / "s")
     await second.open()
     assert await second.get("old") is None
     assert await second.get("new") is not None
@@ -356,7 +355,7 @@ async def test_records_of_what_ended_long_ago_are_dropped(tmp_path: Path):
 async def test_a_store_that_cannot_be_opened_is_said(tmp_path: Path):
     (tmp_path / "s").write_text("this is no database" * 100)
     with pytest.raises(errors.Unavailable, match="records"):
-        await SqliteRecords(tmp_path / "s").open()
+        await SqliteSandboxRecords(tmp_path / "s").open()
 
 
 async def test_only_the_dead_are_cleaned(tmp_path: Path):

@@ -7,14 +7,14 @@ import pytest
 from cloche import errors
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.model import Limits, SandboxSpec, Showing
+from cloche.model import DisplayOptions, Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SAVING = "from PIL import Image\nImage.new('RGB', (2, 2)).save('shown.png')"
 
 
-async def formats(box: Sandbox, code: str, showing: Showing | None = None) -> list[list[str]]:
+async def formats(box: Sandbox, code: str, showing: DisplayOptions | None = None) -> list[list[str]]:
     run = await box.context().execute(code, showing=showing).result()
     assert run.outcome == "ok", run
     return [result.formats() for result in run.results]
@@ -28,9 +28,9 @@ async def test_nothing_more_than_a_notebook_shows_by_default(box: Sandbox):
 
 
 async def test_what_is_asked_for_is_shown_in_that_run_only(box: Sandbox):
-    assert await formats(box, "[1]", Showing(json=True)) == [["text", "json"]]
-    assert [each[:2] for each in await formats(box, SAVING, Showing(saved_images=True))] == [["text", "png"]]
-    whole = await box.context().execute("list(range(2000))", showing=Showing(whole_text=True)).result()
+    assert await formats(box, "[1]", DisplayOptions(json=True)) == [["text", "json"]]
+    assert [each[:2] for each in await formats(box, SAVING, DisplayOptions(saved_images=True))] == [["text", "png"]]
+    whole = await box.context().execute("list(range(2000))", showing=DisplayOptions(whole_text=True)).result()
     assert whole.text is not None and whole.text.endswith("1999]")
     assert await formats(box, "[1]") == [["text"]]
     assert await formats(box, SAVING) == []

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from cloche.engine.executions import kernel_frames
 from cloche.engine.executions.kernel import MarkedStream
-from cloche.engine.executions.streams import HIGH_BYTES, EventQueue, Outlet
+from cloche.engine.executions.streams import HIGH_WATER_BYTES, EventQueue, OutputLimiter
 from cloche.events import Output, Truncated
 from cloche.guest import wire
-from cloche.isolation.channel import Channel
+from cloche.isolation.channel import HostChannel
 
 TOKEN = "0123456789abcdef"
 
@@ -106,7 +106,7 @@ def test_whatever_is_written_only_whole_marks_disappear(parts: list[bytes]):
 
 async def collect(limit: int, parts: list[tuple[str, bytes]]) -> list:
     events: list = []
-    outlet = Outlet(lambda event, size: events.append(event), limit)
+    outlet = OutputLimiter(lambda event, size: events.append(event), limit)
     for stream, data in parts:
         outlet.feed(stream, data)
     outlet.finish()
@@ -137,7 +137,7 @@ async def test_small_writes_are_one_event():
 async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on():
     calls: list[str] = []
     events: EventQueue[str] = EventQueue(lambda: calls.append("pause"), lambda: calls.append("resume"))
-    events.put("a", HIGH_BYTES + 1)
+    events.put("a", HIGH_WATER_BYTES + 1)
     events.put("b", 1)
     assert calls == ["pause"]
     assert await events.next_event() == "a"
@@ -157,23 +157,23 @@ HEADERS = st.dictionaries(
 @given(HEADERS, st.binary(max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, body: bytes):
-    for make in (kernel_frames.display, kernel_frames.raised):
+    for make in (kernel_frames.parse_display, kernel_frames.parse_raised):
         try:
             make(header, body)
         except wire.WireError:
             pass
-    for make_from_header in (kernel_frames.asked, kernel_frames.wrote, kernel_frames.cleared):
+    for make_from_header in (kernel_frames.parse_input, kernel_frames.parse_wrote, kernel_frames.parse_cleared):
         try:
             make_from_header(header)
         except wire.WireError:
             pass
-    assert kernel_frames.number(header, "cpu") >= 0
+    assert kernel_frames.number_field(header, "cpu") >= 0
 
 
 def test_parts_of_a_bundle_are_what_their_type_says():
     parts = [("text/plain", b"a\xff"), ("image/png", b"\x89PNG"), ("application/vnd.x+json", b'{"a": [1]}')]
     header = {"parts": [[mime, len(content)] for mime, content in parts], "main": True}
-    event = kernel_frames.display(header, b"".join(content for _mime, content in parts))
+    event = kernel_frames.parse_display(header, b"".join(content for _mime, content in parts))
     assert event.data == {"text/plain": "a�", "image/png": b"\x89PNG", "application/vnd.x+json": {"a": [1]}}
 
 
@@ -184,7 +184,7 @@ class Peer:
         ours, self.theirs = socket.socketpair()
         self.frames: list[tuple[dict, bytes, int]] = []
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.channel = Channel(ours, self._on_frame, self.closed.set_result, max_body=1000)
+        self.channel = HostChannel(ours, self._on_frame, self.closed.set_result, max_body=1000)
 
     def _on_frame(self, header: dict, body: bytes, fds: list[int]) -> None:
         self.frames.append((header, body, len(fds)))
@@ -195,15 +195,15 @@ class Peer:
 @pytest.mark.parametrize(
     "data",
     [
-        wire.PREFIX.pack(wire.MAX_HEADER + 1, 0),
-        wire.PREFIX.pack(2, 1001) + b"{}",
-        wire.PREFIX.pack(2, 0) + b"[]",
-        wire.PREFIX.pack(3, 0) + b"{x}",
-        wire.PREFIX.pack(4, 0) + b"\xff\xff\xff\xff",
-        wire.encode({"fds": 1}),
-        wire.encode({"fds": -1}),
-        wire.encode({"fds": "1"}),
-        wire.encode({"a": 1})[:-1].replace(b"1", b"[" * 1),
+        wire.FRAME_PREFIX.pack(wire.MAX_HEADER + 1, 0),
+        wire.FRAME_PREFIX.pack(2, 1001) + b"{}",
+        wire.FRAME_PREFIX.pack(2, 0) + b"[]",
+        wire.FRAME_PREFIX.pack(3, 0) + b"{x}",
+        wire.FRAME_PREFIX.pack(4, 0) + b"\xff\xff\xff\xff",
+        wire.encode_frame({"fds": 1}),
+        wire.encode_frame({"fds": -1}),
+        wire.encode_frame({"fds": "1"}),
+        wire.encode_frame({"a": 1})[:-1].replace(b"1", b"[" * 1),
     ],
 )
 async def test_a_frame_that_breaks_a_rule_ends_the_channel(data: bytes):
@@ -217,14 +217,14 @@ async def test_a_frame_that_breaks_a_rule_ends_the_channel(data: bytes):
 async def test_deep_json_ends_the_channel_and_not_us():
     peer = Peer()
     deep = b"[" * 200_000
-    peer.theirs.sendall(wire.PREFIX.pack(len(deep), 0) + deep)
+    peer.theirs.sendall(wire.FRAME_PREFIX.pack(len(deep), 0) + deep)
     assert "protocol violation" in await asyncio.wait_for(peer.closed, 5)
 
 
 async def test_descriptors_that_no_frame_announces_are_closed():
     peer = Peer()
     read, write = os.pipe()
-    wire_frame = wire.encode({"n": 1})
+    wire_frame = wire.encode_frame({"n": 1})
     for _ in range(4 * wire.MAX_FDS + 1):
         socket.send_fds(peer.theirs, [wire_frame], [write])
     os.close(write)
@@ -239,7 +239,7 @@ async def test_more_than_the_socket_holds_is_sent_in_order():
     body = os.urandom(3 << 20)
     peer.channel.send({"n": 1}, body)
     peer.channel.send({"n": 2})
-    reader = wire.Reader(peer.theirs)
+    reader = wire.FrameReader(peer.theirs)
     first = await asyncio.to_thread(reader.next)
     second = await asyncio.to_thread(reader.next)
     assert (first[0], first[1] == body, second[0]) == ({"n": 1}, True, {"n": 2})
@@ -247,4 +247,4 @@ async def test_more_than_the_socket_holds_is_sent_in_order():
 
 
 def test_headers_keep_lone_surrogates():
-    assert json.loads(wire.encode({"a": "\ud800"})[8:]) == {"a": "\ud800"}
+    assert json.loads(wire.encode_frame({"a": "\ud800"})[8:]) == {"a": "\ud800"}

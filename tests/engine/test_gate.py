@@ -9,20 +9,29 @@ from collections import Counter
 import pytest
 
 from cloche import errors
-from cloche.config.sections import Capacity
-from cloche.engine.quotas.capacity import Gate, Place, Room, Turns, executions_at_once, sandboxes_at_once
+from cloche.config.sections import CapacityConfig
+from cloche.engine.quotas.capacity import (
+    AdmissionQueue,
+    CapacityLimit,
+    ExecutionSlots,
+    Slot,
+    max_executions,
+    max_sandboxes,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def gate_of(places: int, enough=None, **config) -> Gate:
-    return Gate("things", Room(places=places, because="configured"), Capacity(**config), enough)
+def gate_of(places: int, enough=None, **config) -> AdmissionQueue:
+    return AdmissionQueue(
+        "things", CapacityLimit(places=places, because="configured"), CapacityConfig(**config), enough
+    )
 
 
-async def lined_up(gate: Gate, owner: str, order: list[str]) -> asyncio.Task[Place]:
+async def lined_up(gate: AdmissionQueue, owner: str, order: list[str]) -> asyncio.Task[Slot]:
     """One more who waits there, and says so in `order` once it has its place."""
 
-    async def enter() -> Place:
+    async def enter() -> Slot:
         place = await gate.enter(owner)
         order.append(owner)
         return place
@@ -157,16 +166,16 @@ async def test_where_places_are_shared_the_first_who_comes_does_not_get_all(plac
 async def test_whoever_goes_on_after_a_pause_leaves_to_others_what_is_kept_for_them():
     gate = gate_of(20)
     gate.share()
-    paused, other = Turns(gate, "a"), Turns(gate, "a")
+    paused, other = ExecutionSlots(gate, "a"), ExecutionSlots(gate, "a")
     assert all(paused.enter_now() for _ in range(2))
     paused.rest()
     assert sum(other.enter_now() for _ in range(20)) == 18
     with pytest.raises(errors.Busy):
-        paused.rise()
+        paused.reclaim_slots()
     assert gate.enter_now("b")
     for _ in range(3):
         other.leave()
-    paused.rise()
+    paused.reclaim_slots()
     assert gate.in_use == 18 and gate.enter_now("c")
 
 
@@ -209,15 +218,15 @@ async def test_closing_tells_everybody_who_waits():
 
 async def test_programs_that_stand_still_hold_no_place_and_take_theirs_again():
     gate = gate_of(2)
-    turns, other = Turns(gate, "a"), Turns(gate, "b")
+    turns, other = ExecutionSlots(gate, "a"), ExecutionSlots(gate, "b")
     assert turns.enter_now() and turns.enter_now()
     turns.rest()
     assert gate.in_use == 0
     assert other.enter_now()
     with pytest.raises(errors.Busy):
-        turns.rise()
+        turns.reclaim_slots()
     turns.leave()  # one of them has ended meanwhile
-    turns.rise()
+    turns.reclaim_slots()
     assert gate.in_use == 2
     turns.leave()
     other.leave()
@@ -255,24 +264,24 @@ async def test_whatever_comes_and_goes_the_count_is_right_and_nobody_is_forgotte
 
 
 async def test_what_a_host_can_have_is_worked_out_and_what_is_configured_counts():
-    found = sandboxes_at_once(Capacity())
+    found = max_sandboxes(CapacityConfig())
     assert found.places >= 1 and found.because in ("memory", "descriptors", "processes")
-    assert executions_at_once(Capacity()).places >= 256
-    assert sandboxes_at_once(Capacity(sandboxes=7)) == Room(places=7, because="configured")
-    assert executions_at_once(Capacity(executions=7)).places == 7
+    assert max_executions(CapacityConfig()).places >= 256
+    assert max_sandboxes(CapacityConfig(sandboxes=7)) == CapacityLimit(places=7, because="configured")
+    assert max_executions(CapacityConfig(executions=7)).places == 7
 
 
 @pytest.mark.parametrize("name", ["sandboxes", "executions", "memory_reserve_bytes", "queued", "queue_seconds"])
 async def test_a_capacity_that_makes_no_sense_is_named(name: str):
     with pytest.raises(errors.InvalidRequest, match=f"capacity.{name}"):
-        Capacity(**{name: -1})
+        CapacityConfig(**{name: -1})
 
 
 async def test_who_is_turned_away_waits_no_more_and_nobody_else_notices():
     gate, order = gate_of(1), []
     place = await gate.enter("a")
     waiting = [await lined_up(gate, owner, order) for owner in ("gone", "stays", "gone")]
-    gate.turn_away("gone", lambda: errors.Unauthenticated("no"))
+    gate.refuse_owner("gone", lambda: errors.Unauthenticated("no"))
     for each in (waiting[0], waiting[2]):
         with pytest.raises(errors.Unauthenticated):
             await each

@@ -11,7 +11,7 @@ import pytest_asyncio
 from cloche.engine.commands import program
 from cloche.engine.engine import Engine
 from cloche.engine.executions import execution as stopping
-from cloche.engine.executions.clock import Clock, ProgramTime
+from cloche.engine.executions.clock import PausableTimer, ProgramTime
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
@@ -175,7 +175,7 @@ async def test_time_stands_still_for_images_too_and_for_what_begins_then(box: Sa
     await box.stillness.hold()
     running = asyncio.create_task(box.context().execute("'done'", timeout_seconds=0.05).result())
     ended: list[str] = []
-    Clock(0.05, lambda: ended.append("ended"), box.guest.time)  # as a command's
+    PausableTimer(0.05, lambda: ended.append("ended"), box.guest.time)  # as a command's
     await asyncio.sleep(LONG_SECONDS)
     assert not running.done() and not ended
     await box.stillness.release()

@@ -15,8 +15,8 @@ from cloche import errors
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.pauses import images as transfer
-from cloche.engine.pauses.images import Images
-from cloche.engine.sandboxes.init_client import Guest
+from cloche.engine.pauses.images import SandboxImages
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, fold
 from cloche.model import MIB, Limits, SandboxSpec
@@ -55,8 +55,8 @@ def kept(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def images(kept: Path) -> Images:
-    return Images(kept, "hhere")
+def images(kept: Path) -> SandboxImages:
+    return SandboxImages(kept, "hhere")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -66,7 +66,7 @@ async def fresh(engine: Engine) -> AsyncIterator[Sandbox]:
     await sandbox.kill()
 
 
-def guest_of(box: Sandbox) -> Guest:
+def guest_of(box: Sandbox) -> InitClient:
     return box.guest
 
 
@@ -88,10 +88,10 @@ async def pids(box: Sandbox) -> set[str]:
 
 def only_for(config: Config, backend: str) -> None:
     if config.backend != backend:
-        pytest.skip(f"for {backend}")
+        pytest.skip_mark(f"for {backend}")
 
 
-async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, images: Images, kept: Path):
+async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, images: SandboxImages, kept: Path):
     await box.files.write("/mnt/data/a/b.txt", b"hello")
     await box.files.write("/home/user/c.bin", os.urandom(3 * MIB))
     await fresh.files.write("/mnt/data/old", b"x")
@@ -107,7 +107,7 @@ async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, image
     assert os.listdir(kept) == []
 
 
-async def test_who_was_there_before_sees_the_files(box: Sandbox, fresh: Sandbox, images: Images):
+async def test_who_was_there_before_sees_the_files(box: Sandbox, fresh: Sandbox, images: SandboxImages):
     """Its working directory is the same one, and its imports find what was installed."""
     await run(box, "open('here.txt', 'w').write('1')")
     await run(fresh, "before = __import__('os').listdir()")
@@ -117,7 +117,7 @@ async def test_who_was_there_before_sees_the_files(box: Sandbox, fresh: Sandbox,
     assert await fresh.files.exists("new.txt")
 
 
-async def test_installed_packages_are_imported(config: Config, box: Sandbox, fresh: Sandbox, images: Images):
+async def test_installed_packages_are_imported(config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     site = "/home/user/.local/lib/python{0.major}.{0.minor}/site-packages"
     found = await run(box, f"__import__('sys').version_info and {site!r}.format(__import__('sys').version_info)")
@@ -160,7 +160,7 @@ async def test_a_sandbox_with_as_many_processes_as_it_may_have_is_saved(config: 
         await engine.kill(box.id, "local")
 
 
-async def test_owners_and_modes_of_all_places(config: Config, box: Sandbox, fresh: Sandbox, images: Images):
+async def test_owners_and_modes_of_all_places(config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     make = (
         "echo r > /root/r; echo t > /tmp/t; echo v > /var/tmp/v; echo s > /dev/shm/s; echo n > /run/n; "
@@ -182,7 +182,7 @@ async def test_owners_and_modes_of_all_places(config: Config, box: Sandbox, fres
     assert (await fresh.commands.run(unlock, user="root")).stdout == "x\n"
 
 
-async def test_what_does_not_fit_is_no_space(config: Config, engine: Engine, box: Sandbox, images: Images):
+async def test_what_does_not_fit_is_no_space(config: Config, engine: Engine, box: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     await run(box, "open('big', 'wb').write(bytes(40 << 20))")
     saved = await images.save(guest_of(box), SPACE)
@@ -194,7 +194,7 @@ async def test_what_does_not_fit_is_no_space(config: Config, engine: Engine, box
         await small.kill()
 
 
-async def test_more_than_allowed_is_too_large_and_leaves_nothing(box: Sandbox, images: Images, kept: Path):
+async def test_more_than_allowed_is_too_large_and_leaves_nothing(box: Sandbox, images: SandboxImages, kept: Path):
     await run(box, "open('big', 'wb').write(bytes(40 << 20))")
     with pytest.raises(errors.TooLarge):
         await images.save(guest_of(box), 1 * MIB)
@@ -203,7 +203,7 @@ async def test_more_than_allowed_is_too_large_and_leaves_nothing(box: Sandbox, i
 
 
 async def test_a_full_disk_of_the_host_is_said_and_leaves_nothing(
-    config: Config, box: Sandbox, images: Images, kept: Path
+    config: Config, box: Sandbox, images: SandboxImages, kept: Path
 ):
     only_for(config, "namespaces")
     await run(box, "open('big', 'wb').write(bytes(40 << 20))")
@@ -218,14 +218,18 @@ async def test_a_full_disk_of_the_host_is_said_and_leaves_nothing(
     await run(box, "1")
 
 
-async def test_a_disk_that_is_nearly_full_is_left_to_others(box: Sandbox, images: Images, kept: Path, monkeypatch):
+async def test_a_disk_that_is_nearly_full_is_left_to_others(
+    box: Sandbox, images: SandboxImages, kept: Path, monkeypatch
+):
     monkeypatch.setattr(store, "RESERVE_BYTES", 1 << 62)
     with pytest.raises(errors.Unavailable, match="disk is full"):
         await images.save(guest_of(box), SPACE)
     assert os.listdir(kept) == []
 
 
-async def test_cancelled_it_leaves_nothing(config: Config, box: Sandbox, fresh: Sandbox, images: Images, kept: Path):
+async def test_cancelled_it_leaves_nothing(
+    config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages, kept: Path
+):
     only_for(config, "namespaces")
     await run(box, MANY)
     before = open_files()
@@ -253,7 +257,7 @@ def open_files() -> int:
 
 
 async def test_who_restores_anew_ends_the_one_that_was_given_up(
-    config: Config, box: Sandbox, fresh: Sandbox, images: Images, monkeypatch
+    config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages, monkeypatch
 ):
     """It may have much to unpack yet, and both would empty and fill the same places."""
     only_for(config, "namespaces")
@@ -261,7 +265,7 @@ async def test_who_restores_anew_ends_the_one_that_was_given_up(
     saved = await images.save(guest_of(box), SPACE)
     before = await pids(fresh)
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "_ready", lambda *_: asyncio.Event().wait())
+        patch.setattr(transfer, "_wait_pipe_ready", lambda *_: asyncio.Event().wait())
         given_up = asyncio.create_task(images.restore(guest_of(fresh), saved.id))
         unpacker = await newcomers(fresh, before)
         await fresh.commands.run(f"kill -STOP {' '.join(unpacker)}", user="root")
@@ -281,17 +285,17 @@ async def newcomers(box: Sandbox, before: set[str]) -> set[str]:
     return found
 
 
-async def signalled(box: Sandbox, images: Images, monkeypatch: pytest.MonkeyPatch, signal: str) -> None:
+async def signalled(box: Sandbox, images: SandboxImages, monkeypatch: pytest.MonkeyPatch, signal: str) -> None:
     """Saves, and sends the archiver that signal before anything is read from it."""
     before = await pids(box)
     await run(box, "open('big', 'wb').write(bytes(80 << 20))")
-    held, ready = asyncio.Event(), transfer._ready
+    held, ready = asyncio.Event(), transfer._wait_pipe_ready
 
     async def once_held(*args) -> None:
         await held.wait()
         await ready(*args)
 
-    monkeypatch.setattr(transfer, "_ready", once_held)
+    monkeypatch.setattr(transfer, "_wait_pipe_ready", once_held)
     saving = asyncio.create_task(images.save(guest_of(box), SPACE))
     found = await newcomers(box, before)
     await box.commands.run(f"kill -{signal} {' '.join(found)}", user="root")
@@ -299,7 +303,7 @@ async def signalled(box: Sandbox, images: Images, monkeypatch: pytest.MonkeyPatc
     await saving
 
 
-async def test_a_killed_archiver_is_said(config: Config, box: Sandbox, images: Images, kept: Path, monkeypatch):
+async def test_a_killed_archiver_is_said(config: Config, box: Sandbox, images: SandboxImages, kept: Path, monkeypatch):
     only_for(config, "namespaces")
     with pytest.raises(errors.Unavailable, match="killed"):
         await signalled(box, images, monkeypatch, "KILL")
@@ -308,7 +312,7 @@ async def test_a_killed_archiver_is_said(config: Config, box: Sandbox, images: I
 
 
 async def test_a_stopped_archiver_is_not_waited_for_without_end(
-    config: Config, box: Sandbox, images: Images, kept: Path, monkeypatch
+    config: Config, box: Sandbox, images: SandboxImages, kept: Path, monkeypatch
 ):
     only_for(config, "namespaces")
     monkeypatch.setattr(transfer, "IDLE_SECONDS", 1.0)
@@ -318,22 +322,22 @@ async def test_a_stopped_archiver_is_not_waited_for_without_end(
     await run(box, "1")
 
 
-async def test_a_sandbox_that_ends_meanwhile_is_gone(engine: Engine, images: Images, kept: Path, monkeypatch):
+async def test_a_sandbox_that_ends_meanwhile_is_gone(engine: Engine, images: SandboxImages, kept: Path, monkeypatch):
     box = await engine.create(SandboxSpec())
     await run(box, "open('big', 'wb').write(bytes(80 << 20))")
-    ready = transfer._ready
+    ready = transfer._wait_pipe_ready
 
     async def after_its_end(*args) -> None:
         await box.kill()
         await ready(*args)
 
-    monkeypatch.setattr(transfer, "_ready", after_its_end)
+    monkeypatch.setattr(transfer, "_wait_pipe_ready", after_its_end)
     with pytest.raises(errors.Gone):
         await images.save(guest_of(box), SPACE)
     assert os.listdir(kept) == []
 
 
-async def test_init_answers_meanwhile(config: Config, box: Sandbox, images: Images):
+async def test_init_answers_meanwhile(config: Config, box: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     await run(box, MANY)
     saving = asyncio.create_task(images.save(guest_of(box), SPACE))
@@ -345,7 +349,9 @@ async def test_init_answers_meanwhile(config: Config, box: Sandbox, images: Imag
     assert answered > 3
 
 
-async def test_a_damaged_image_is_refused(config: Config, box: Sandbox, fresh: Sandbox, images: Images, kept: Path):
+async def test_a_damaged_image_is_refused(
+    config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages, kept: Path
+):
     only_for(config, "namespaces")
     await run(box, MANY)
     saved = await images.save(guest_of(box), SPACE)
@@ -356,14 +362,14 @@ async def test_a_damaged_image_is_refused(config: Config, box: Sandbox, fresh: S
     await run(fresh, "1")
 
 
-async def test_an_image_that_is_gone_is_not_found(fresh: Sandbox, images: Images):
+async def test_an_image_that_is_gone_is_not_found(fresh: Sandbox, images: SandboxImages):
     for id in ("mabcdefghij0123456789-hhere", "../../etc/passwd", ""):
         with pytest.raises(errors.NotFound):
             await images.restore(guest_of(fresh), id)
 
 
 async def test_orphans_of_dead_hosts_are_removed(box: Sandbox, kept: Path):
-    mine, dead = Images(kept, "hmine"), Images(kept, "hdead")
+    mine, dead = SandboxImages(kept, "hmine"), SandboxImages(kept, "hdead")
     known, copied = await dead.save(guest_of(box), SPACE), await mine.save(guest_of(box), SPACE)
     again = await dead.copy(known.id)
     assert again.bytes == known.bytes and again.id != known.id

@@ -10,7 +10,7 @@ import pytest
 
 from cloche import errors
 from cloche.engine.engine import Engine
-from cloche.engine.executions.history import history_of, notebook_of
+from cloche.engine.executions.history import export_notebook, read_history
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
@@ -27,7 +27,7 @@ async def test_variables_are_told_without_a_cell(box: Sandbox):
     assert (x.name, x.type, x.length, x.preview) == ("x", "list", 2, "[1, 2]")
     assert (a.name, a.type, a.shape, a.dtype, a.size_bytes) == ("a", "numpy.ndarray", (2, 3), "float64", 48)
     assert (await run(box, "x")).count == 2
-    assert len(history_of(box)) == 2
+    assert len(read_history(box)) == 2
 
 
 async def test_variables_wait_for_their_turn(box: Sandbox):
@@ -103,7 +103,7 @@ async def test_a_kernel_that_lies_is_an_error(box: Sandbox, answer: str):
 def _lying(answer: str) -> str:
     return (
         f"import cloche.guest.kernel.variables as i\ndef lie(_, ask):\n    header, body = {answer}\n"
-        "    return {'ev': 'inspected', 'ask': ask, **header}, body\ni.answer = lie"
+        "    return {'ev': 'inspected', 'ask': ask, **header}, body\ni.answer_inspect = lie"
     )
 
 
@@ -128,7 +128,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(box: Sand
     await run(
         box,
         "import cloche.guest.kernel.variables as i, time\n"
-        "i.answer = lambda *_: (time.sleep(0.6), ({'ev': 'x'}, b''))[1]",
+        "i.answer_inspect = lambda *_: (time.sleep(0.6), ({'ev': 'x'}, b''))[1]",
     )
     with pytest.raises(errors.Unavailable, match="busy"):
         await box.context().variables()
@@ -136,14 +136,14 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(box: Sand
 
 
 async def test_a_kernel_that_dies_of_it_is_an_error(box: Sandbox):
-    await run(box, "import cloche.guest.kernel.variables as i, os\ni.answer = lambda *_: os._exit(3)")
+    await run(box, "import cloche.guest.kernel.variables as i, os\ni.answer_inspect = lambda *_: os._exit(3)")
     with pytest.raises(errors.Unavailable, match="code 3"):
         await box.context().variables()
     assert (await run(box, "2")).text == "2"
 
 
 async def test_a_restart_ends_an_inspection(box: Sandbox):
-    await run(box, "import cloche.guest.kernel.variables as i, time\ni.answer = lambda *_: time.sleep(600)")
+    await run(box, "import cloche.guest.kernel.variables as i, time\ni.answer_inspect = lambda *_: time.sleep(600)")
     asked = asyncio.ensure_future(box.context().variables())
     await asyncio.sleep(0.05)
     await box.context().restart()
@@ -159,7 +159,7 @@ async def test_a_sandbox_that_has_ended_has_no_variables(engine: Engine):
     with pytest.raises(errors.SandboxKilled):
         await context.variables()
     with pytest.raises(errors.SandboxKilled):
-        history_of(box)
+        read_history(box)
 
 
 async def test_history_has_every_cell_in_its_order(box: Sandbox):
@@ -169,7 +169,7 @@ async def test_history_has_every_cell_in_its_order(box: Sandbox):
     await other.execute("echo out; echo err >&2; exit 3").result()
     await run(box, "1/0")
     await box.context().execute("secret", recorded=False).result()
-    first, second, third = history_of(box)
+    first, second, third = read_history(box)
     assert (first.code, first.count, first.outcome, first.language) == ("print('hi'); 6 * 7", 1, "ok", "python")
     assert began <= first.started_at <= time.time()
     assert 0 < (first.seconds or 0) < 60
@@ -177,7 +177,7 @@ async def test_history_has_every_cell_in_its_order(box: Sandbox):
     assert (second.context, second.language) == (other.id, "bash")
     assert sorted(each["name"] for each in second.outputs if each["output_type"] == "stream") == ["stderr", "stdout"]
     assert (third.outcome, third.outputs[0]["ename"]) == ("raised", "ZeroDivisionError")
-    assert history_of(box, other.id) == [second]
+    assert read_history(box, other.id) == [second]
 
 
 async def test_history_is_kept_of_a_cell_whose_reader_left_and_of_a_context_that_is_gone(box: Sandbox):
@@ -185,15 +185,15 @@ async def test_history_is_kept_of_a_cell_whose_reader_left_and_of_a_context_that
         async for event in execution:
             if "begun" in str(event):
                 break
-    assert history_of(box)[0].outcome == "interrupted"
+    assert read_history(box)[0].outcome == "interrupted"
     other = await box.create_context()
     await other.execute("1").result()
     box.remove_context(other.id)
-    assert len(history_of(box, other.id)) == 1
+    assert len(read_history(box, other.id)) == 1
     with pytest.raises(errors.ContextNotFound):
-        history_of(box, "nobody")
+        read_history(box, "nobody")
     with pytest.raises(errors.ContextNotFound):
-        await notebook_of(box, "nobody")
+        await export_notebook(box, "nobody")
 
 
 async def test_a_notebook_is_of_one_context(box: Sandbox):
@@ -201,12 +201,12 @@ async def test_a_notebook_is_of_one_context(box: Sandbox):
     await run(box, "handle = display('old', display_id='d')")
     await run(box, "update_display('new', display_id='d'); print('gone'); clear_output(); print('stays')")
     other = await box.create_context(language="bash")
-    made = json.loads(await notebook_of(box))
+    made = json.loads(await export_notebook(box))
     picture, shown, cleared = made["cells"]
     assert picture["outputs"][0]["data"]["image/png"].startswith("iVBOR")
     assert shown["outputs"][0]["data"]["text/plain"] == ["'new'"]
     assert [each["text"] for each in cleared["outputs"]] == [["stays\n"]]
-    assert json.loads(await notebook_of(box, other.id))["metadata"]["kernelspec"]["name"] == "bash"
+    assert json.loads(await export_notebook(box, other.id))["metadata"]["kernelspec"]["name"] == "bash"
 
 
 async def test_a_fork_has_run_what_its_origin_had(box: Sandbox):
@@ -217,7 +217,7 @@ async def test_a_fork_has_run_what_its_origin_had(box: Sandbox):
     (second,) = await copy.fork()
     await copy.execute("x + 1").result()
     await second.execute("x + 2").result()
-    assert [each.code for each in history_of(box, second.id)] == ["x = 1", "x", "x + 2"]
-    assert [each.code for each in history_of(box, copy.id)] == ["x = 1", "x", "x + 1"]
-    assert [each.code for each in history_of(box, "default")] == ["x = 1", "x = 2"]
+    assert [each.code for each in read_history(box, second.id)] == ["x = 1", "x", "x + 2"]
+    assert [each.code for each in read_history(box, copy.id)] == ["x = 1", "x", "x + 1"]
+    assert [each.code for each in read_history(box, "default")] == ["x = 1", "x = 2"]
     assert [each.name for each in await second.variables()] == ["x"]

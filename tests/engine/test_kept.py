@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import with_template
 
 from cloche import errors
-from cloche.config import Config, Kept, Pool
+from cloche.config import Config, PoolConfig, RetentionLimits
 from cloche.engine.engine import Engine
 from cloche.engine.pauses import pause
 from cloche.model import SandboxSpec, Template
@@ -32,7 +32,7 @@ def own_config(own_config: Config, template: Template, tmp_path: Path) -> Config
 @pytest.fixture
 def few(own_config: Config) -> Config:
     """One of each may be kept."""
-    return msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused=1, snapshots=1))
+    return msgspec.structs.replace(own_config, pool=PoolConfig(ready=0), kept=RetentionLimits(paused=1, snapshots=1))
 
 
 async def gone(config: Config, unneeded: set[str]) -> None:
@@ -62,7 +62,7 @@ async def test_there_is_an_end_to_paused_sandboxes_and_snapshots(opening: Openin
 
 
 async def test_snapshots_have_so_many_bytes(opening: Opening, own_config: Config):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(snapshot_bytes=1))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0), kept=RetentionLimits(snapshot_bytes=1))
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec())
         first = await engine.snapshot(box.id, ME)
@@ -74,8 +74,8 @@ async def test_snapshots_have_so_many_bytes(opening: Opening, own_config: Config
 async def test_a_paused_sandbox_is_given_up_after_a_while(
     opening: Opening, own_config: Config, monkeypatch: pytest.MonkeyPatch
 ):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused_seconds=0.01))
-    monkeypatch.setattr(pause, "SWEEP_SECONDS", 0.05)
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0), kept=RetentionLimits(paused_seconds=0.01))
+    monkeypatch.setattr(pause, "PAUSE_SWEEP_SECONDS", 0.05)
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec())
         await engine.pause(box.id, ME, memory=False)
@@ -130,7 +130,7 @@ async def test_many_at_once_are_not_more_than_there_may_be(opening: Opening, few
 
 
 async def test_the_files_of_paused_sandboxes_have_so_many_bytes(opening: Opening, own_config: Config):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused_bytes=1))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0), kept=RetentionLimits(paused_bytes=1))
     async with opening(config) as engine:
         box, before = await engine.create(SandboxSpec()), images(config)
         with pytest.raises(errors.InvalidRequest, match="would take"):
@@ -144,7 +144,7 @@ async def test_one_that_cannot_be_paused_at_its_deadline_does_not_run_for_ever(
 ):
     monkeypatch.setattr(pause, "RETRY_SECONDS", 0.05)
     monkeypatch.setattr(pause, "OVERTIME_SECONDS", -86400.0 + 0.4)
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0), kept=Kept(paused=0))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0), kept=RetentionLimits(paused=0))
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec(lifetime_seconds=0.1, on_deadline="pause"))
         await asyncio.wait_for(box.wait_ended(), 20)
@@ -153,7 +153,7 @@ async def test_one_that_cannot_be_paused_at_its_deadline_does_not_run_for_ever(
 
 
 async def test_a_host_that_ends_during_a_wake_loses_nothing(opening: Opening, own_config: Config):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
         box = await engine.create(SandboxSpec(metadata={"m": "kept"}))
         await box.context().execute("open('f', 'wb').write(bytes(50_000_000))").result()
@@ -186,7 +186,7 @@ async def test_whoever_kills_it_while_it_wakes_has_killed_it(engine: Engine):
 
 
 async def test_a_snapshot_whose_caller_left_leaves_no_image(opening: Opening, own_config: Config):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
         box, before = await engine.create(SandboxSpec()), images(config)
         asking = asyncio.create_task(engine.snapshot(box.id, ME))
@@ -200,7 +200,7 @@ async def test_a_snapshot_whose_caller_left_leaves_no_image(opening: Opening, ow
 
 
 async def test_one_that_was_paused_before_is_kept_when_its_host_ends(opening: Opening, own_config: Config):
-    config = msgspec.structs.replace(own_config, pool=Pool(ready=0))
+    config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
         box, other = await engine.create(SandboxSpec()), await engine.create(SandboxSpec())
         await engine.pause(box.id, ME)
@@ -220,7 +220,7 @@ async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed
         await engine.pause(box.id, ME, memory=memory)
         await engine.resume(box.id, ME)
     await engine.kill(box.id, ME)
-    await asyncio.sleep(3 * pause.FORGET_SECONDS)
+    await asyncio.sleep(3 * pause.REMOVE_IMAGE_SECONDS)
     assert (await engine.describe(box.id, ME)).state == "ended"
     record = await engine.records.get(box.id)
     assert record is not None and (record.state, record.revival) == ("killed", None)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from tests.engine.conftest import open_engine
 
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -26,7 +26,7 @@ LOOK_SECONDS = 0.25
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(bare_dir: str) -> AsyncIterator[Engine]:
-    async with open_engine(Config(data_dir=bare_dir, pool=Pool(ready=4))) as engine:
+    async with open_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=4))) as engine:
         yield engine
 
 
@@ -45,7 +45,7 @@ async def test_a_hundred_paused_sandboxes_use_no_cpu(engine: Engine) -> None:
     boxes = await asyncio.gather(*(engine.create(SandboxSpec(owner="bob")) for _ in range(MANY)))
     try:
         if boxes[0]._cell.stats().cpu_seconds is None:
-            pytest.skip("this host does not count the CPU time of sandboxes")
+            pytest.skip_mark("this host does not count the CPU time of sandboxes")
         busy = []
         for number, box in enumerate(boxes):
             if number < MOVING:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from cloche.engine.executions.streams import ALL_BYTES, HIGH_BYTES, LEAST_BYTES, EventQueue, Share
+from cloche.engine.executions.streams import (
+    HIGH_WATER_BYTES,
+    LEAST_QUEUE_BYTES,
+    SANDBOX_QUEUE_BYTES,
+    EventQueue,
+    QueueBudget,
+)
 
 BLOCK = 64 << 10
 
@@ -30,24 +36,24 @@ def written(queue: EventQueue[str], calls: list[str], limit: int = 1000) -> int:
 
 
 def test_a_queue_is_full_earlier_when_those_beside_it_hold_too_much():
-    share, calls, queues = Share(), [], []
+    share, calls, queues = QueueBudget(), [], []
     for _ in range(100):
         queue: EventQueue[str] = EventQueue(lambda: calls.append("pause"), lambda: calls.append("resume"), share=share)
         queues.append(queue)
-        assert written(queue, calls) <= HIGH_BYTES + BLOCK
+        assert written(queue, calls) <= HIGH_WATER_BYTES + BLOCK
         calls.clear()
-    assert share.held_bytes <= ALL_BYTES + HIGH_BYTES + len(queues) * (LEAST_BYTES + 2 * BLOCK)
+    assert share.held_bytes <= SANDBOX_QUEUE_BYTES + HIGH_WATER_BYTES + len(queues) * (LEAST_QUEUE_BYTES + 2 * BLOCK)
     queues[-1].take()
     assert calls == ["resume"]  # whoever reads goes on, whatever the others do
 
 
 def test_what_is_lost_read_or_forgotten_is_no_longer_held():
-    share, gap = Share(), Dropped()
+    share, gap = QueueBudget(), Dropped()
     losing: EventQueue[str] = EventQueue(share=share)
     losing.lose(gap)
     for _ in range(200):
         losing.put("x", BLOCK)
-    assert share.held_bytes <= HIGH_BYTES and gap.blocks > 100
+    assert share.held_bytes <= HIGH_WATER_BYTES and gap.blocks > 100
     losing.take()
     assert share.held_bytes == 0
     losing.put("x", BLOCK)

@@ -13,20 +13,20 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
-from cloche.cli.usage import together
-from cloche.config.sections import Override, Quota, QuotaDefaults
-from cloche.engine.builds.build import Plan, Step
+from cloche.cli.usage import merge_usage
+from cloche.config.sections import Quota, QuotaDefaults, QuotaOverride
+from cloche.engine.builds.build import BuildPlan, BuildStep
 from cloche.engine.engine import Engine
-from cloche.engine.principal import act_for
+from cloche.engine.principal import set_current_principal
 from cloche.engine.quotas import quotas
 from cloche.engine.quotas.quotas import SLOW_CPUS
-from cloche.engine.quotas.usage import OwnerUsage, Window
+from cloche.engine.quotas.usage import OwnerUsage, SlidingWindow
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id
-from cloche.store.builds import Build
-from cloche.store.gateway import Shelf
-from cloche.store.quotas import Tenant
+from cloche.store.builds import TemplateBuild
+from cloche.store.gateway import GatewayStore
+from cloche.store.quotas import QuotaSubject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,7 +38,7 @@ async def by_key(owner: str, key_id: str, work: Awaitable[T]) -> T:
     """What `work` comes to when somebody asks for it with that key."""
 
     async def act() -> T:
-        act_for(Principal(owner=owner, key_id=key_id))
+        set_current_principal(Principal(owner=owner, key_id=key_id))
         return await work
 
     return await asyncio.create_task(act())
@@ -58,7 +58,7 @@ class Somebody:
         self.boxes: list[Sandbox] = []
 
     async def may(self, key_id: str = "", **amounts: float | None) -> None:
-        await self.engine.quotas.set(Tenant(self.owner, key_id), msgspec.convert(amounts, Override))
+        await self.engine.quotas.set(QuotaSubject(self.owner, key_id), msgspec.convert(amounts, QuotaOverride))
 
     async def box(self, key_id: str = "", **fields: object) -> Sandbox:
         spec = SandboxSpec(owner=self.owner, **fields)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ async def somebody(engine: Engine) -> AsyncIterator[Somebody]:
     yield one
     await asyncio.gather(*(each.kill() for each in one.boxes))
     for tenant in [each for each in engine.quotas.overrides if each.owner == one.owner]:
-        await engine.quotas.set(tenant, Override())
+        await engine.quotas.set(tenant, QuotaOverride())
 
 
 # --- sandboxes and memory
@@ -235,7 +235,9 @@ async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebo
 async def test_programs_count_that_nobody_waits_for(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None:
-        pytest.skip("without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say")
+        pytest.skip_mark(
+            "without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say"
+        )
     process = await box.commands.start(["python3", "-c", BUSY], background=True)
     await process.result()
     await box.kill()
@@ -244,13 +246,13 @@ async def test_programs_count_that_nobody_waits_for(somebody, engine):
 
 async def test_what_runs_goes_on_slowly_when_the_cpu_is_used_up(somebody, engine):
     box = await somebody.box()
-    if box._cell.cpu_seconds() is None or "cpu" in cgroups.probe().missing:
-        pytest.skip("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
+    if box._cell.cpu_seconds() is None or "cpu" in cgroups.probe_cgroups().missing:
+        pytest.skip_mark("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
     process = await box.commands.start(["python3", "-c", "while True: pass"], background=True)
     await until(lambda: box._cell.cpu_seconds() > 0.2)
-    await box.meter.latest()  # which looks, if nobody has yet
+    await box.meter.latest_sample()  # which looks, if nobody has yet
     await somebody.may(cpu_seconds_per_hour=0.1)
-    await until(lambda: engine.quotas.account(Tenant(somebody.owner)).out_of_cpu(time.monotonic()))
+    await until(lambda: engine.quotas.account(QuotaSubject(somebody.owner)).is_out_of_cpu(time.monotonic()))
     await engine.quotas.refresh()
     before = box._cell.cpu_seconds()
     await asyncio.sleep(1)
@@ -281,7 +283,7 @@ async def test_neither_a_snapshot_nor_a_pause_gives_cpu_back_that_is_used_up(som
 async def test_who_runs_out_of_cpu_while_a_sandbox_is_saved_has_none_afterwards(somebody):
     box = await somebody.box(limits=Limits(cpus=1.0))
     given = limits_of(box)
-    with box.charge.room_to_save(MIB):
+    with box.charge.extra_room_to_save(MIB):
         await somebody.may(cpu_seconds_per_hour=0)
         assert given()[-1].cpus == 1.0 and given()[-1].memory_bytes == box.limits.memory_bytes + MIB
     assert given()[-1].cpus == SLOW_CPUS and given()[-1].memory_bytes == box.limits.memory_bytes
@@ -352,7 +354,7 @@ async def test_runs_that_go_on_by_themselves_need_room_to_be_stored(somebody, en
 
 async def test_kept_answers_and_conversations_need_room_to_be_stored(somebody, engine, tmp_path):
     said = {"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000}
-    async with Shelf(tmp_path, 1.0) as shelf:
+    async with GatewayStore(tmp_path, 1.0) as shelf:
         shelf.guard(engine.quotas.check_stored)
         await somebody.may(stored_bytes=500)
         with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
@@ -388,9 +390,9 @@ def images_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]
 # --- builds
 
 
-async def built(engine: Engine, owner: str, *steps: Step, key_id: str = "") -> Build:
+async def built(engine: Engine, owner: str, *steps: BuildStep, key_id: str = "") -> TemplateBuild:
     template, build = await engine.builds.request(f"t{new_id('x')}", (), owner, Limits(memory_bytes=256 * MIB))
-    starting = engine.builds.start(build, Plan(base="python", steps=steps, force=True))
+    starting = engine.builds.start(build, BuildPlan(base="python", steps=steps, force=True))
     await (by_key(owner, key_id, starting) if key_id else starting)
     while (found := await engine.builds.build(template, build.id)).state in ("waiting", "building"):
         await asyncio.sleep(0.02)
@@ -402,15 +404,15 @@ async def built(engine: Engine, owner: str, *steps: Step, key_id: str = "") -> B
 @pytest.mark.parametrize("key_id", ["", "builder"])
 async def test_a_build_takes_of_what_its_owner_and_its_key_may_use(somebody, engine, quota, key_id):
     await somebody.may(key_id, **{quota: 0})
-    failed = await built(engine, somebody.owner, Step(kind="RUN", args=("true",)), key_id=key_id)
+    failed = await built(engine, somebody.owner, BuildStep(kind="RUN", args=("true",)), key_id=key_id)
     assert failed.state == "error" and f"the quota {quota}" in (failed.reason or "")
-    account = engine.quotas.account(Tenant(somebody.owner, key_id))
+    account = engine.quotas.account(QuotaSubject(somebody.owner, key_id))
     assert account.sandboxes == account.memory_bytes == account.minute.sum(time.monotonic()) == 0
 
 
 async def test_what_a_build_runs_is_counted_and_what_it_took_is_given_back(somebody, engine):
-    account = engine.quotas.account(Tenant(somebody.owner))
-    steps = [Step(kind="RUN", args=("true",))] * 2 + [Step(kind="ENV", args=("A", "$PATH"))]
+    account = engine.quotas.account(QuotaSubject(somebody.owner))
+    steps = [BuildStep(kind="RUN", args=("true",))] * 2 + [BuildStep(kind="ENV", args=("A", "$PATH"))]
     done = await built(engine, somebody.owner, *steps)
     assert done.state == "ready"
     assert account.minute.sum(time.monotonic()) == 2
@@ -440,15 +442,15 @@ async def test_what_is_stored_has_a_quota_and_removing_some_makes_room(somebody,
 
 async def test_what_is_said_of_one_comes_before_the_defaults(engine):
     defaults = QuotaDefaults(owner=Quota(sandboxes=5, stored_bytes=GIB))
-    assert Override(sandboxes=7).over(defaults.owner) == Quota(sandboxes=7, stored_bytes=GIB)
-    assert Override(sandboxes=None).over(defaults.owner) == Quota(stored_bytes=GIB)
-    assert Override().over(defaults.owner) == defaults.owner
+    assert QuotaOverride(sandboxes=7).apply_to(defaults.owner) == Quota(sandboxes=7, stored_bytes=GIB)
+    assert QuotaOverride(sandboxes=None).apply_to(defaults.owner) == Quota(stored_bytes=GIB)
+    assert QuotaOverride().apply_to(defaults.owner) == defaults.owner
 
 
 @pytest.mark.parametrize("amount", [-1, float("nan"), float("inf")])
 async def test_a_quota_is_a_number_that_can_be_one(amount):
     with pytest.raises(errors.InvalidRequest):
-        Override(cpu_seconds_per_hour=amount)
+        QuotaOverride(cpu_seconds_per_hour=amount)
 
 
 async def test_a_key_stores_nothing_of_its_own(somebody):
@@ -462,19 +464,19 @@ async def test_another_process_learns_of_a_quota_and_what_was_used_is_kept(someb
     await somebody.may(executions_per_minute=1, sandboxes=7)
     engine.quotas.save()
     async with opening(config) as other:
-        assert other.quotas.quota_of(Tenant(somebody.owner)).sandboxes == 7
+        assert other.quotas.quota_of(QuotaSubject(somebody.owner)).sandboxes == 7
         await somebody.may(sandboxes=8)
         await other.quotas.refresh()
-        assert other.quotas.quota_of(Tenant(somebody.owner)) == Quota(sandboxes=8)
+        assert other.quotas.quota_of(QuotaSubject(somebody.owner)) == Quota(sandboxes=8)
         assert (await other.quotas.usage(somebody.owner)).executions == 1
 
 
 async def test_cpu_counts_once_whichever_process_gave_it(somebody, engine, config, opening, monkeypatch):
-    monkeypatch.setattr(quotas, "SAVE_SECONDS", -1.0)  # whoever refreshes saves and recounts
-    tenant = Tenant(somebody.owner)
+    monkeypatch.setattr(quotas, "SAVE_USAGE_SECONDS", -1.0)  # whoever refreshes saves and recounts
+    tenant = QuotaSubject(somebody.owner)
 
     def spend(of: Engine, cpu_seconds: float) -> None:
-        of.quotas.account(tenant).spend(cpu_seconds, time.monotonic())
+        of.quotas.account(tenant).spend_cpu(cpu_seconds, time.monotonic())
 
     async def told(of: Engine) -> OwnerUsage:
         return await of.quotas.usage(somebody.owner)
@@ -482,7 +484,7 @@ async def test_cpu_counts_once_whichever_process_gave_it(somebody, engine, confi
     spend(engine, 5.0)
     engine.quotas.save()
     async with opening(config) as other:
-        assert together(await told(engine), await told(other)).cpu_seconds_last_hour == 5.0
+        assert merge_usage(await told(engine), await told(other)).cpu_seconds_last_hour == 5.0
         await somebody.may(cpu_seconds_per_hour=9)
         await other.quotas.try_refresh()
         other.quotas.account(tenant).check_cpu(time.monotonic())
@@ -494,14 +496,14 @@ async def test_cpu_counts_once_whichever_process_gave_it(somebody, engine, confi
         with pytest.raises(errors.QuotaExceeded, match="9 of 9 seconds"):
             engine.quotas.account(tenant).check_cpu(time.monotonic())
         assert [(await told(each)).cpu_seconds_last_hour for each in (engine, other)] == [9.0, 9.0]
-        assert together(await told(engine), await told(other)).cpu_seconds == 9.0
+        assert merge_usage(await told(engine), await told(other)).cpu_seconds == 9.0
 
 
 # --- windows
 
 
 async def test_a_window_forgets_what_is_older_and_says_when():
-    window = Window(60.0)
+    window = SlidingWindow(60.0)
     for now in (1000.0, 1000.5, 1010.0):
         window.count(now)
     assert window.sum(1030.0) == 3
@@ -514,7 +516,7 @@ async def test_a_window_forgets_what_is_older_and_says_when():
 
 
 async def test_a_window_takes_what_was_used_before_it_was_there():
-    window = Window(3600.0)
+    window = SlidingWindow(3600.0)
     window.add(7.0, 8000.0, 10_000.0)
     window.add(5.0, 6000.0, 10_000.0)  # too long ago
     assert window.sum(10_000.0) == 7.0

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from cloche.config import Config
-from cloche.engine.commands.program import Script
+from cloche.engine.commands.program import PythonScript
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes import init_client
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -28,19 +28,19 @@ SEED = "pgrep -u root -x python3 | grep -vx 1 | head -n 1"
 @pytest.fixture
 def walls(config: Config) -> None:
     if config.backend == "plain-unsafe":
-        pytest.skip("without walls init has everything imported itself")
+        pytest.skip_mark("without walls init has everything imported itself")
 
 
 async def stdout_of(box: Sandbox, source: str) -> str:
     """Of a program that the host starts with everything imported."""
-    process = await box.commands.start(Script(source=source))
+    process = await box.commands.start(PythonScript(source=source))
     return (await process.result()).stdout
 
 
 async def check_users(box: Sandbox) -> None:
     await box.commands.run("touch /tmp/whose", user="root")
     if (await box.commands.run("stat -c %u /tmp/whose")).stdout != "0\n":
-        pytest.skip("with one uid, root is a name, and the seed cannot be told from others by its user")
+        pytest.skip_mark("with one uid, root is a name, and the seed cannot be told from others by its user")
 
 
 async def signal_seed(box: Sandbox, name: str) -> None:
@@ -101,7 +101,7 @@ print(sorted(found))
 
 async def test_no_program_has_read_what_another_was_asked_for(sown: Sandbox):
     secret = "kept-" + secrets.token_hex(8)
-    script = Script(source=f"print({secret!r})", argv=(secret,))
+    script = PythonScript(source=f"print({secret!r})", argv=(secret,))
     asked = await sown.commands.start(script, user="root", env={"SECRET": secret})
     assert (await asked.result()).stdout == f"{secret}\n"
     await sown.commands.run("true", env={"SECRET": secret}, user="root")
@@ -138,14 +138,14 @@ async def test_one_that_is_stopped_holds_up_init_once_and_nothing_runs_twice(sow
 async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_be_another(
     sown: Sandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    for _ in range(init_client.MAX_SEEDS + 1):
+    for _ in range(init_client.MAX_FORK_SERVERS + 1):
         await signal_seed(sown, "KILL")
         assert (await (await sown.create_context()).execute("6 * 7").result()).text == "42"
         if (await sown.commands.run(SEED)).stdout == "":
             break
     else:
-        pytest.fail("there was always another")
-    monkeypatch.setattr(init_client, "SEED_SECONDS", 0.01)
+        pytest.fail_with("there was always another")
+    monkeypatch.setattr(init_client, "FORK_SERVER_SECONDS", 0.01)
     await asyncio.sleep(0.1)
     await sown.create_context()
     assert (await sown.commands.run(SEED)).stdout != ""
@@ -153,7 +153,7 @@ async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_
 
 async def test_contexts_that_do_nothing_take_none_of_a_small_memory_where_init_counts(own_config, opening, walls: None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan([]))
+        patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan_cgroups([]))
         async with opening(own_config) as engine:
             box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB)))
             await box.context().execute("kept = 1").result()

@@ -16,7 +16,7 @@ import pytest_asyncio
 from tests.engine.conftest import open_engine
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
@@ -38,13 +38,13 @@ def way(request: pytest.FixtureRequest) -> str:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def engine(way: str, bare_dir: str) -> AsyncIterator[Engine]:
     """By the host's freezer; behind the same walls on a host that gives us no cgroups; and without walls."""
-    if way == FREEZER and "freezer" in cgroups.probe().missing:
-        pytest.skip("this host gives us no freezer")
+    if way == FREEZER and "freezer" in cgroups.probe_cgroups().missing:
+        pytest.skip_mark("this host gives us no freezer")
     backend = PLAIN if way == PLAIN else "namespaces"
     with pytest.MonkeyPatch.context() as patch:
         if way == SIGNALS:
-            patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan([]))
-        async with open_engine(Config(data_dir=bare_dir, backend=backend, pool=Pool(ready=1))) as engine:
+            patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan_cgroups([]))
+        async with open_engine(Config(data_dir=bare_dir, backend=backend, pool=PoolConfig(ready=1))) as engine:
             yield engine
 
 

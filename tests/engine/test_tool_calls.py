@@ -10,11 +10,11 @@ import pytest
 from tests.engine.tool_programs import ECHO, Client, execute, script, shell
 
 from cloche import errors
-from cloche.engine.commands.program import Script
+from cloche.engine.commands.program import PythonScript
 from cloche.engine.executions import tools
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
-from cloche.model import Tool, ToolCall, ToolResult
+from cloche.model import ToolCall, ToolDefinition, ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -77,7 +77,7 @@ print(sorted(one["n"] for one in got))
 
 async def test_the_signature_is_the_schemas(box: Sandbox):
     tools = [
-        Tool(
+        ToolDefinition(
             name="send mail",
             description="Sends.",
             parameters={
@@ -120,14 +120,14 @@ print(await echo_it(anything=[1], nothing=None))
 async def test_schemas_that_python_cannot_say_as_they_are_still_work(box: Sandbox):
     names = ["ﬁ", "fi", "__debug__", "a-b", "a b", "1st", "", "größe", "others", "self", "None", "😀", "__call__"]
     schema = {"properties": {name: {"type": 5} for name in names}, "required": ["self", 7, {}], "type": "array"}
-    other = Tool(name="stranger", parameters={"properties": 5, "required": 5})
+    other = ToolDefinition(name="stranger", parameters={"properties": 5, "required": 5})
     source = f"""
 import inspect
 parameters = list(inspect.signature(strange).parameters)
 print((await strange(**dict.fromkeys(parameters, 1))).keys() == set({names!r}), parameters[0])
 print(await stranger(x=1))
 """
-    result = await script(box, source, Client(), [Tool(name="strange", parameters=schema), other])
+    result = await script(box, source, Client(), [ToolDefinition(name="strange", parameters=schema), other])
     assert result.stdout == "True self\n{'x': 1}\n", result.stderr
 
 
@@ -231,8 +231,8 @@ except TimeoutError:
     print("gave up")
 print(await echo_it(slow=False))
 """
-    async with box.tools.offer([ECHO]) as offer:
-        process = await box.commands.start(script=Script(source=source, awaits=True, tools=offer.header))
+    async with box.tools.make_offer([ECHO]) as offer:
+        process = await box.commands.start(script=PythonScript(source=source, awaits=True, tools=offer.header))
         offer.runs(process)
         async with process:
             (slow,) = await offer.next_round()
@@ -243,9 +243,9 @@ print(await echo_it(slow=False))
 
 
 async def test_what_was_printed_before_a_call_is_there_with_it(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
+    async with box.tools.make_offer([ECHO]) as offer:
         source = "print('before'); await echo_it(); print('after')"
-        process = await box.commands.start(script=Script(source=source, awaits=True, tools=offer.header))
+        process = await box.commands.start(script=PythonScript(source=source, awaits=True, tools=offer.header))
         offer.runs(process)
         async with process:
             (call,) = await offer.next_round()
@@ -361,7 +361,7 @@ async def test_two_contexts_at_once_do_not_mix(box: Sandbox):
     one, other = await box.create_context(), await box.create_context()
 
     async def run(context: Any, name: str) -> Run:
-        tool = Tool(name="who")
+        tool = ToolDefinition(name="who")
         async with context.execute("print([await who() for _ in range(5)])", tools=[tool]) as execution:
             events = []
             async for event in execution:
@@ -380,14 +380,14 @@ async def test_other_languages_have_no_tools(box: Sandbox):
     with pytest.raises(errors.InvalidRequest, match="programs in javascript cannot call tools"):
         box.default_context("javascript").execute("1", tools=[ECHO])
     with pytest.raises(errors.InvalidRequest, match="cannot call tools"):
-        box.tools.offer([ECHO], language="ruby")
+        box.tools.make_offer([ECHO], language="ruby")
 
 
 async def test_tools_that_cannot_be_are_refused_before_anything_runs(box: Sandbox):
     with pytest.raises(errors.InvalidRequest, match="'a-b' and 'a b' would both be called 'a_b'"):
-        box.tools.offer([Tool(name="a-b"), Tool(name="a b")])
+        box.tools.make_offer([ToolDefinition(name="a-b"), ToolDefinition(name="a b")])
     with pytest.raises(errors.InvalidRequest, match="can have 100 tools"):
-        box.tools.offer([Tool(name=f"t{n}") for n in range(101)])
+        box.tools.make_offer([ToolDefinition(name=f"t{n}") for n in range(101)])
     with pytest.raises(errors.InvalidRequest, match="shorten their schemas"):
         properties = {f"p{n}" * 20: {} for n in range(30_000)}
-        box.tools.offer([Tool(name="t", parameters={"properties": properties})])
+        box.tools.make_offer([ToolDefinition(name="t", parameters={"properties": properties})])

@@ -10,7 +10,7 @@ import pytest
 from tests.engine.tool_programs import ECHO, Client, script
 
 from cloche.engine.executions import tools
-from cloche.engine.executions.tools import Offer
+from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import ToolResult
 
@@ -46,7 +46,7 @@ print("done")
 
 
 async def test_forged_calls_are_answered_and_harm_nobody(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer, box.tools.offer([ECHO]) as other:
+    async with box.tools.make_offer([ECHO]) as offer, box.tools.make_offer([ECHO]) as other:
         words = json.dumps([offer.header["port"], offer.header["token"]])
         forging = await box.commands.run(["python3", "-c", FORGED, words])
         lines = [line for line in forging.stdout.splitlines() if line]
@@ -62,7 +62,7 @@ async def test_forged_calls_are_answered_and_harm_nobody(box: Sandbox):
 
 
 async def test_a_token_is_good_for_as_long_as_its_offer_is(box: Sandbox):
-    async with box.tools.offer([ECHO], language="bash") as offer:
+    async with box.tools.make_offer([ECHO], language="bash") as offer:
         env = offer.env
     over = await box.commands.run("echo_it '{}'", env=env)
     assert (over.stdout, over.exit_code) == ("", 1) and "no tools are offered to this program" in over.stderr
@@ -84,7 +84,7 @@ except ToolExecutionError as error:
 # --- what would cost the server more than the program
 
 
-def connection(offer: Offer, then: str) -> list[str]:
+def connection(offer: ToolOffer, then: str) -> list[str]:
     """A program that has `say(content)`, which gives the connection."""
     port, token = offer.header["port"], offer.header["token"]
     source = f"""
@@ -113,7 +113,7 @@ print(heard(say(b'0\\0echo_it\\0{"a":"' + signs + b'\\\\"' * 2_000_000 + b'\\0')
 print(heard(say(b'0\\0echo_it\\0{"a":"' + signs + b'\\\\' + b'\\0')))
 print(heard(say(b'0\\0echo_it\\0{"a":"x",' + signs + b'"' + b'\\0')))
 """
-    async with box.tools.offer([ECHO]) as offer:
+    async with box.tools.make_offer([ECHO]) as offer:
         result = await box.commands.run(connection(offer, program))
     unended, escape, outside = result.stdout.splitlines()
     assert "is no JSON" in unended and "is no JSON" in escape and "a call can have 200000 values" in outside
@@ -128,7 +128,7 @@ print(some.count(b"there is no tool"), some.count(b"200 times, and this one has"
 print([heard(say(b"1000\\0" + b"x\\0\\0" * 1000)).count(b"\\n") for _ in range(3)])
 print(heard(say(b"0\\0echo_it\\0{}\\0")))
 """
-    async with box.tools.offer([ECHO]) as offer:
+    async with box.tools.make_offer([ECHO]) as offer:
         result = await box.commands.run(connection(offer, program))
         at_once, first, mixed, counts, last = result.stdout.splitlines()
         assert "-1 error" in at_once and "9999 calls at once are too many: 1000 are possible" in at_once
@@ -141,7 +141,7 @@ async def test_calls_that_are_announced_count_before_they_are_made(box: Sandbox)
 waiting = [say(b"200\\0") for _ in range(5)]
 print([heard(each).count(b"200 times, and this one has") for each in waiting[1:]])
 """
-    async with box.tools.offer([ECHO]) as offer:
+    async with box.tools.make_offer([ECHO]) as offer:
         assert (await box.commands.run(connection(offer, program))).stdout == "[1, 1, 1, 1]\n"
 
 
@@ -152,7 +152,7 @@ line = say(b"6\\0" + b"echo_it\\0{}\\0" * 6)
 input()
 print(*[head.split()[1].decode() for head in heard(line).split(b"\\n")[:12:2]])
 """
-    async with box.tools.offer([ECHO]) as offer:
+    async with box.tools.make_offer([ECHO]) as offer:
         process = await box.commands.start(connection(offer, program), stdin=True)
         async with process:
             calls = await offer.next_round()
@@ -173,7 +173,7 @@ second = say(b'2\\0echo_it\\0{"a":[' + b"[]," * 100_000 + b"[]]}\\0echo_it\\0")
 input()
 """
     size = len(b'{"a":[') + 3 * 100_000 + len(b"[]]}")
-    async with box.tools.offer([ECHO], raw=True) as offer:
+    async with box.tools.make_offer([ECHO], raw=True) as offer:
         process = await box.commands.start(connection(offer, program), stdin=True)
         async with process:
             await offer.next_round()
@@ -196,7 +196,7 @@ print([heard(line) for line in select.select(lines, [], [])[0]])
         held.append(offer.held_bytes)
         return "there is no room" if held[-1] > 3_000_000 else None
 
-    async with box.tools.offer([ECHO], no_room=no_room) as offer:
+    async with box.tools.make_offer([ECHO], no_room=no_room) as offer:
         result = await box.commands.run(connection(offer, program))
         assert "there is no room" in result.stdout
         assert max(held) < 5_000_000
@@ -207,7 +207,7 @@ async def test_who_only_passes_calls_on_has_their_values_as_text(box: Sandbox):
 say(b'1\\0echo_it\\0 {"a": [1, {"b": "x"}], "n": 123456789012345678901234567890} \\0')
 print([heard(say(b"0\\0echo_it\\0" + bad + b"\\0"))[10:60] for bad in (b"[1]", b'{"a": "\\xff"}', b'{"a": [1,]}')])
 """
-    async with box.tools.offer([ECHO], raw=True) as offer:
+    async with box.tools.make_offer([ECHO], raw=True) as offer:
         process = await box.commands.start(connection(offer, program))
         async with process:
             (call,) = await offer.next_round()

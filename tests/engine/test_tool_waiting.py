@@ -8,7 +8,7 @@ import pytest
 from tests.engine.tool_programs import ECHO, Client, execute, script
 
 from cloche import errors
-from cloche.engine.commands.program import Script
+from cloche.engine.commands.program import PythonScript
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import ToolsCalled
 from cloche.model import ToolCall, ToolResult
@@ -58,8 +58,8 @@ async def test_leaving_a_run_that_waits_ends_it(box: Sandbox):
 
 
 async def test_a_program_that_is_killed_takes_its_calls_along(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        program = Script(source="await asyncio.gather(echo_it(), echo_it())", awaits=True, tools=offer.header)
+    async with box.tools.make_offer([ECHO]) as offer:
+        program = PythonScript(source="await asyncio.gather(echo_it(), echo_it())", awaits=True, tools=offer.header)
         process = await box.commands.start(script=program)
         offer.runs(process)
         async with process:
@@ -73,8 +73,10 @@ async def test_a_program_that_is_killed_takes_its_calls_along(box: Sandbox):
 
 
 async def test_a_sandbox_that_ends_ends_its_offers(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        process = await box.commands.start(script=Script(source="await echo_it()", awaits=True, tools=offer.header))
+    async with box.tools.make_offer([ECHO]) as offer:
+        process = await box.commands.start(
+            script=PythonScript(source="await echo_it()", awaits=True, tools=offer.header)
+        )
         offer.runs(process)
         await offer.next_round()
         waiting = asyncio.create_task(offer.next_round())
@@ -82,12 +84,14 @@ async def test_a_sandbox_that_ends_ends_its_offers(box: Sandbox):
         await box.kill()
         assert await waiting == ()
     with pytest.raises(errors.Gone):
-        await box.tools.offer([ECHO]).open()
+        await box.tools.make_offer([ECHO]).open()
 
 
 async def test_results_must_be_of_calls_that_were_made(box: Sandbox):
-    async with box.tools.offer([ECHO]) as offer:
-        process = await box.commands.start(script=Script(source="await echo_it()", awaits=True, tools=offer.header))
+    async with box.tools.make_offer([ECHO]) as offer:
+        process = await box.commands.start(
+            script=PythonScript(source="await echo_it()", awaits=True, tools=offer.header)
+        )
         async with process:
             (call,) = await offer.next_round()
             for wrong in ("call_002", "call_1", "call_" + "1" * 5000, "x", ""):

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import with_template
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.config.sections import VolumeLimits
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes import volumes
@@ -37,10 +37,10 @@ ME = "local"
 def small(own_config: Config, template: Template, tmp_path: Path) -> Config:
     """Volumes of 4 MiB, two for each owner, and a data directory in which nobody else leaves anything."""
     if own_config.backend == "plain-unsafe":
-        pytest.skip("there are no volumes without walls: see below")
+        pytest.skip_mark("there are no volumes without walls: see below")
     limits = VolumeLimits(bytes=4 * MIB, per_owner=2)
     data_dir = str(with_template(tmp_path / "small", template))
-    return msgspec.structs.replace(own_config, data_dir=data_dir, pool=Pool(ready=0), volumes=limits)
+    return msgspec.structs.replace(own_config, data_dir=data_dir, pool=PoolConfig(ready=0), volumes=limits)
 
 
 async def said(box: Sandbox, command: str, user: str = "user") -> str:
@@ -70,7 +70,7 @@ async def cleared(engine: Engine) -> None:
 
 async def test_without_walls_there_are_none(opening: Opening, own_config: Config):
     if own_config.backend != "plain-unsafe":
-        pytest.skip("it has walls")
+        pytest.skip_mark("it has walls")
     async with opening(own_config) as engine:
         await engine.volumes.create("v", ME)
         with pytest.raises(errors.Unavailable, match="without walls"):
@@ -238,10 +238,10 @@ async def test_many_sandboxes_use_one_at_once(opening: Opening, small: Config):
 
 DIES = """
 import asyncio, os, sys
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig as Pool
 from cloche.engine.sandboxes import volumes
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine as assemble
 volumes.SAVE_SECONDS, volumes.SAVE_SHARE = 0.02, 0
 
 async def main():
@@ -290,7 +290,7 @@ async def test_sandboxes_of_two_templates_share_one(
     another = msgspec.structs.replace(template, name="another", version="a" * 64, imports=())
     place = own / "templates/another" / another.version
     shutil.copytree(own / "templates/python" / template.version, place, symlinks=True)
-    catalogue.write(another, place)
+    catalogue.write_template(another, place)
     async with opening(msgspec.structs.replace(small, data_dir=str(own))) as engine:
         await engine.volumes.create("v", ME)
         one, other = await engine.create(with_volume()), await engine.create(with_volume(template="another"))

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloche.engine.commands.process import ProcessResult
-from cloche.engine.commands.program import Script
-from cloche.engine.executions.tools import Offer
+from cloche.engine.commands.program import PythonScript
+from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
-from cloche.model import Tool, ToolCall, ToolResult
+from cloche.model import ToolCall, ToolDefinition, ToolResult
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}, "required": ["city"]}
-WEATHER = Tool(name="get-weather", description="The weather of a city.", parameters=CITY)
-ECHO = Tool(name="echo_it", parameters={"type": "object"})
+WEATHER = ToolDefinition(name="get-weather", description="The weather of a city.", parameters=CITY)
+ECHO = ToolDefinition(name="echo_it", parameters={"type": "object"})
 
 Answer = Callable[[ToolCall], Any]
 
@@ -34,7 +34,7 @@ class Client:
         except LookupError as error:
             return ToolResult(call_id=call.id, error=str(error.args[0]))
 
-    async def serve(self, offer: Offer) -> None:
+    async def serve(self, offer: ToolOffer) -> None:
         while calls := await offer.next_round():
             self.rounds.append([call.input for call in calls])
             await asyncio.sleep(self._delay_seconds)
@@ -46,21 +46,21 @@ class Client:
 
 
 async def script(
-    box: Sandbox, source: str, client: Client, tools: Sequence[Tool] = (WEATHER, ECHO), **how: Any
+    box: Sandbox, source: str, client: Client, tools: Sequence[ToolDefinition] = (WEATHER, ECHO), **how: Any
 ) -> ProcessResult:
-    async with box.tools.offer(tools, max_calls=how.pop("max_calls", 200)) as offer:
-        program = Script(source=source, awaits=True, tools=offer.header)
+    async with box.tools.make_offer(tools, max_calls=how.pop("max_calls", 200)) as offer:
+        program = PythonScript(source=source, awaits=True, tools=offer.header)
         return await _run(offer, client, await box.commands.start(script=program, **how))
 
 
 async def shell(
-    box: Sandbox, source: str, client: Client, tools: Sequence[Tool] = (WEATHER, ECHO), **how: Any
+    box: Sandbox, source: str, client: Client, tools: Sequence[ToolDefinition] = (WEATHER, ECHO), **how: Any
 ) -> ProcessResult:
-    async with box.tools.offer(tools, language="bash") as offer:
+    async with box.tools.make_offer(tools, language="bash") as offer:
         return await _run(offer, client, await box.commands.start(source, env=offer.env, **how))
 
 
-async def _run(offer: Offer, client: Client, process: Any) -> ProcessResult:
+async def _run(offer: ToolOffer, client: Client, process: Any) -> ProcessResult:
     offer.runs(process)
     serving = asyncio.create_task(client.serve(offer))
     try:

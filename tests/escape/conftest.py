@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run
-from cloche.isolation.conformance import Traces, traces
-from cloche.isolation.conformance.claims import program
+from cloche.isolation.conformance import HostTraces, leave_traces
+from cloche.isolation.conformance.claims import whole_program
 from cloche.model import MIB, Limits, SandboxSpec, Template
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 TIGHT = Limits(memory_bytes=192 * MIB, space_bytes=32 * MIB, processes=64, open_files=256, output_bytes=4 * MIB)
 ATTACK_SECONDS = 30.0
@@ -39,15 +39,15 @@ print(state["beats"], os.getpid() == home, others, sorted(os.listdir("/mnt/data"
 
 @pytest.fixture(scope="session")
 def config(data_dir: str, template: Template) -> Config:
-    return Config(data_dir=data_dir, pool=Pool(ready=1))
+    return Config(data_dir=data_dir, pool=PoolConfig(ready=1))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def engine(config: Config) -> AsyncIterator[Engine]:
     try:
-        engine = assemble(config)
+        engine = assemble_engine(config)
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     async with engine:
         yield engine
 
@@ -110,9 +110,9 @@ async def undisturbed(neighbour: Neighbour) -> AsyncIterator[None]:
 
 
 @pytest.fixture(scope="session")
-def host() -> Iterator[Traces]:
+def host() -> Iterator[HostTraces]:
     """Things on the host that anybody on it may reach."""
-    with traces() as found:
+    with leave_traces() as found:
         yield found
 
 
@@ -125,7 +125,7 @@ def attack() -> Attack:
 
     async def run(box: Sandbox, code: str, user: str = "user") -> Any:
         result = await box.commands.run(
-            "exec python3 -I -S -", user=user, stdin=program(code), timeout_seconds=ATTACK_SECONDS
+            "exec python3 -I -S -", user=user, stdin=whole_program(code), timeout_seconds=ATTACK_SECONDS
         )
         assert result.exit_code == 0, result
         return json.loads(result.stdout.splitlines()[-1])

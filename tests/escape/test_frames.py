@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)
 # What a hostile program needs: its channel, and the number of its own execution.
 SPEAK = """
 import array, gc, json, os, socket, struct, sys, time
-from cloche.guest.kernel.channel import Channel
+from cloche.guest.kernel.channel import KernelChannel as Channel
 channel = next(each for each in gc.get_objects() if isinstance(each, Channel))
 sock = socket.socket(fileno=os.dup(channel.fileno()))
 token = channel._token

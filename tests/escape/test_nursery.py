@@ -20,24 +20,24 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
-from cloche.engine.executions.streams import Pipe
+from cloche.engine.executions.streams import OutputPipe
 from cloche.engine.instance import Instance
 from cloche.engine.sandboxes.init_client import PipeWriter
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.isolation.conformance.claims import program
+from cloche.isolation.conformance.claims import whole_program
 from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups
 from cloche.model import SandboxSpec, Template
-from cloche.sdk.assembly import stores_in
+from cloche.sdk.assembly import open_stores
 from cloche.templates import Catalogue, build, uv
 from cloche.templates.recipe import Recipe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 
 without_cgroups = pytest.mark.skipif(
-    bool({"memory", "pids"} & set(cgroups.probe().missing)),
+    bool({"memory", "pids"} & set(cgroups.probe_cgroups().missing)),
     reason="without rights over cgroups nothing but the host bounds what a nursery imports: `cloche doctor` says best effort",
 )
 PACKAGE = "cloche_escape_attack"  # a name that no registry has
@@ -79,7 +79,7 @@ def hostile(tmp_path_factory, trace) -> Template:
     )
     make_wheel(wheels, PACKAGE, {f"{PACKAGE}.py": "", f"{PACKAGE}.pth": pth})
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in uv.environment(os.environ).items():
+        for name, value in uv.uv_environment(os.environ).items():
             patch.setenv(name, value)
         links = [value for value in (os.environ.get("UV_FIND_LINKS"), str(wheels)) if value]
         patch.setenv("UV_FIND_LINKS", ",".join(links))
@@ -144,8 +144,8 @@ def nursery_of(hostile, tmp_path):
         instance = Instance(tmp_path / "run")
         instance.open()
         backend = NamespacesBackend(instance.directory, instance.name, instance.is_live)
-        config = Config(data_dir=str(tmp_path), pool=Pool(ready=0))
-        async with Engine(config, backend, Fixed(hostile), instance, stores_in(tmp_path, config)) as engine:
+        config = Config(data_dir=str(tmp_path), pool=PoolConfig(ready=0))
+        async with Engine(config, backend, Fixed(hostile), instance, open_stores(tmp_path, config)) as engine:
             yield engine
         assert state_of(hostile) == before
 
@@ -171,7 +171,7 @@ async def answer_of(engine: Engine, code: str):
 
 def finding(code: str) -> str:
     """An attack whose `answer` is kept in memory for `answer_of`."""
-    whole = program(code).rsplit("print(json.dumps(answer)", 1)[0]
+    whole = whole_program(code).rsplit("print(json.dumps(answer)", 1)[0]
     return (
         whole
         + "\nimport sys, types\nsys.modules['findings'] = types.ModuleType('findings'); sys.modules['findings'].answer = answer\n"
@@ -355,7 +355,7 @@ def _cmdline(pid: str) -> bytes:
 ANNOUNCE = """
 import cloche.guest.zygote.zygote as z, os, socket
 def announce(self, cell, pid, out, err):
-    z.wire.send(self._channel, {"ev": "spawned", "cell": cell}, fds=(%s, out, err))
+    z.wire.send_frame(self._channel, {"ev": "spawned", "cell": cell}, fds=(%s, out, err))
 z.Zygote._announce = announce
 """
 LIES = {
@@ -365,16 +365,16 @@ LIES = {
     "no pidfd": ANNOUNCE % "os.open('/dev/null', os.O_RDONLY)",
     "a directory of /proc": ANNOUNCE % "os.open('/proc/self', os.O_RDONLY)",
     "pipes that are none": ANNOUNCE.replace("out, err))", "0, self._channel.fileno()))") % "os.pidfd_open(pid)",
-    "garbage": "import cloche.guest.wire as w\nw.encode = lambda header, body=b'': b'\\xff' * 100",
+    "garbage": "import cloche.guest.wire as w\nw.encode_frame = lambda header, body=b'': b'\\xff' * 100",
     "strange frames": """
 import cloche.guest.zygote.zygote as z
 def announce(self, cell, pid, out, err):
     for header in ({"ev": ["x"]}, {"ev": "raw", "seconds": {"a": 1}}, {"ev": "spawned", "cell": ["x"]}, {"ev": "spawn_failed", "cell": {}}):
-        z.wire.send(self._channel, header)
-    z.wire.send(self._channel, {"ev": "spawned", "cell": cell})
+        z.wire.send_frame(self._channel, header)
+    z.wire.send_frame(self._channel, {"ev": "spawned", "cell": cell})
 z.Zygote._announce = announce
 """,
-    "its own death": "import cloche.guest.zygote.zygote as z, os\nz.Zygote._spawn = lambda *_: os._exit(0)",
+    "its own death": "import cloche.guest.zygote.zygote as z, os\nz.Zygote._spawn_cell = lambda *_: os._exit(0)",
 }
 
 
@@ -395,7 +395,7 @@ async def test_a_nursery_that_answers_with_what_is_not_a_new_sandbox_is_refused(
 async def test_a_guest_that_makes_the_hosts_pipes_blocking_does_not_stop_the_host():
     """Whether reading waits is a property of the open file, which a hostile init shares with the host."""
     read, write = os.pipe()
-    pipe = Pipe(os.dup(read), lambda data: None)
+    pipe = OutputPipe(os.dup(read), lambda data: None)
     os.set_blocking(read, True)
     assert pipe.read_now() == 0
     pipe.close()

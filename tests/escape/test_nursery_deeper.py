@@ -97,7 +97,7 @@ for kind, options in ((b"cgroup2", None), (b"cgroup", b"memory"), (b"cgroup", b"
 
 KEEPER = """
 import cloche.guest.zygote.zygote as z, os, socket, threading, time
-kept, original = [], z.Zygote._spawn
+kept, original = [], z.Zygote._spawn_cell
 def spawn(self, header, fds):
     kept.extend(os.dup(fd) for fd in fds)
     original(self, header, fds)
@@ -106,14 +106,14 @@ def spawn(self, header, fds):
             for junk in (b"\\xff" * 64, b"\\0\\0\\0\\2\\0\\0\\0\\0{}", b"\\0\\0\\0\\x10\\0\\0\\0\\0" + b'{"ev": "ready" } '):
                 try: os.write(fd, junk)
                 except OSError: pass
-z.Zygote._spawn = spawn
+z.Zygote._spawn_cell = spawn
 """
 FLOOD = """
 import cloche.guest.zygote.zygote as z, threading
 original = z.Zygote._announce
 def announce(self, cell, pid, outputs):
     original(self, cell, pid, outputs)
-    frame = z.wire.encode({"ev": "kernel_exited", "cell": cell, "status": 0, "x": "y" * 100}) * 50
+    frame = z.wire.encode_frame({"ev": "kernel_exited", "cell": cell, "status": 0, "x": "y" * 100}) * 50
     if isinstance(frame, list): frame = b"".join(frame)
     def flood():
         try:

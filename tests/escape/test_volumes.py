@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from cloche import errors
 from cloche.config.sections import VolumeLimits
-from cloche.engine.sandboxes.volumes import PLACE
+from cloche.engine.sandboxes.volumes import VOLUME_PATH
 from cloche.model import MIB, SandboxSpec
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
@@ -112,11 +112,11 @@ async def test_what_programs_leave_there_leads_the_host_nowhere(engine, volume, 
     async with engine.volumes.files(volume, writes=True) as files:
         for path in ("out", f"top{host.file}", "pipe", "loop"):
             with pytest.raises(REFUSED):
-                await files.read(f"{PLACE}/{path}")
+                await files.read(f"{VOLUME_PATH}/{path}")
         for path in ("out", "top/x", "etc/passwd"):
             with pytest.raises(REFUSED):
-                await files.write(f"{PLACE}/{path}", b"x", below=PLACE)
-        assert len(await files.list(PLACE)) == 6
+                await files.write(f"{VOLUME_PATH}/{path}", b"x", below=VOLUME_PATH)
+        assert len(await files.list(VOLUME_PATH)) == 6
 
 
 async def test_when_the_vault_dies_its_sandboxes_keep_their_files_and_another_one_saves_them(engine, volume, one):
@@ -124,4 +124,4 @@ async def test_when_the_vault_dies_its_sandboxes_keep_their_files_and_another_on
     vault = engine.volumes._vaults[volume.id]
     await (await vault.cell()).cell.aclose()
     async with engine.volumes.files(volume, writes=False) as files:
-        assert await files.read(f"{PLACE}/a") == b"kept\n"
+        assert await files.read(f"{VOLUME_PATH}/a") == b"kept\n"

@@ -33,9 +33,9 @@ import cloche.guest.init.init as i, os, socket, time
 from cloche.guest import wire
 def answer(self, header, body):
     number = header["id"]
-    send = lambda header, body=b"", fds=(): wire.send(self._channel, header, body, fds)
+    send = lambda header, body=b"", fds=(): wire.send_frame(self._channel, header, body, fds)
     {}
-i.Init._answer = answer
+i.Init._answer_request = answer
 """
 INITS = {
     "garbage": "self._channel.sendall(os.urandom(100_000))",
@@ -110,7 +110,7 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
 
 
 ZYGOTES = {
-    "events without end": "while True: z.wire.send(self._channel, {'ev': 'kernel_exited', 'cell': 'x' * 1000})",
+    "events without end": "while True: z.wire.send_frame(self._channel, {'ev': 'kernel_exited', 'cell': 'x' * 1000})",
     "half a frame, then nothing": "self._channel.sendall(b'\\0\\0\\4\\0\\0\\0\\0\\0{'); __import__('time').sleep(600)",
     "silence": "__import__('time').sleep(600)",
 }
@@ -119,9 +119,7 @@ ZYGOTES = {
 @pytest.mark.parametrize("lie", ZYGOTES)
 async def test_a_zygote_that_answers_with(nursery_of, neighbour: Sandbox, monkeypatch, lie: str):
     monkeypatch.setattr(nursery, "SPAWN_SECONDS", 1.0)
-    attack = (
-        f"import cloche.guest.zygote.zygote as z\ndef spawn(self, *_):\n    {ZYGOTES[lie]}\nz.Zygote._spawn = spawn"
-    )
+    attack = f"import cloche.guest.zygote.zygote as z\ndef spawn(self, *_):\n    {ZYGOTES[lie]}\nz.Zygote._spawn_cell = spawn"
     before = memory()
     async with asyncio.timeout(60), nursery_of(attack) as engine:
         making = asyncio.create_task(engine.create(SandboxSpec(owner="me")))
@@ -136,7 +134,7 @@ async def test_a_zygote_that_answers_with(nursery_of, neighbour: Sandbox, monkey
 @pytest.mark.parametrize("end", ["raise ConnectionResetError(104, 'Connection reset by peer')", "os._exit(1)"])
 async def test_a_first_kernel_that_ends_before_it_is_ready_is_no_fault_of_whoever_asked(nursery_of, end: str):
     """Init was killed, say, and the kernel was the first to notice. Its child keeps init from noticing before."""
-    early = f"import cloche.guest.init.processes as p, os, time\ndef end(*_):\n    os.fork() or time.sleep(60)\n    {end}\nassert p.pass_through\np.pass_through = end"
+    early = f"import cloche.guest.init.processes as p, os, time\ndef end(*_):\n    os.fork() or time.sleep(60)\n    {end}\nassert p.enter_enclosure\np.enter_enclosure = end"
     async with asyncio.timeout(60), nursery_of(early) as engine:
         with pytest.raises(errors.Unavailable, match="a new sandbox died before it was ready: the kernel exited"):
             await engine.create(SandboxSpec(owner="me"))

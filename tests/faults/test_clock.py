@@ -12,7 +12,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, serving_by
 
 import cloche
-from cloche.store.retention_clock import BELIEVED_SECONDS, Past
+from cloche.store.retention_clock import BELIEVED_SECONDS, RetentionClock
 
 HOUR = 3600.0
 SHIFTED = """
@@ -109,7 +109,7 @@ class Clocks:
 
 def test_nothing_becomes_old_because_somebody_set_the_clock(monkeypatch):
     clocks = Clocks(monkeypatch)
-    past, began = Past(), clocks.wall
+    past, began = RetentionClock(), clocks.wall
     clocks.go_on(HOUR)
     assert past.now() == began + HOUR
     clocks.wall += 365 * 24 * HOUR  # a mistake
@@ -122,7 +122,7 @@ def test_nothing_becomes_old_because_somebody_set_the_clock(monkeypatch):
 
 def test_a_clock_that_was_set_forward_for_good_is_believed_after_a_day(monkeypatch):
     clocks = Clocks(monkeypatch)
-    past = Past()
+    past = RetentionClock()
     clocks.wall += 20 * 365 * 24 * HOUR  # a machine without a battery, which has heard the time
     assert past.now() < clocks.wall
     clocks.go_on(BELIEVED_SECONDS + 1)
@@ -133,7 +133,7 @@ def test_a_clock_that_was_set_forward_for_good_is_believed_after_a_day(monkeypat
 
 def test_a_clock_that_was_set_back_is_believed_at_once_and_small_steps_are_drift(monkeypatch):
     clocks = Clocks(monkeypatch)
-    past = Past()
+    past = RetentionClock()
     clocks.wall -= HOUR
     assert past.now() == clocks.wall
     for _ in range(100):

@@ -17,7 +17,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, in_background, key_of, serving_by
 
 import cloche
-from cloche.cli.connection import Crowd
+from cloche.cli.connection import HttpConnectionLimiter
 
 FEW = 400  # descriptors: a quarter of them are for connections
 KINDS = {
@@ -142,19 +142,19 @@ class Visit:
 
 
 def test_whoever_has_most_connections_loses_some_and_what_is_under_way_goes_on():
-    there = Crowd(64)
+    there = HttpConnectionLimiter(64)
     quiet = [Visit("few") for _ in range(4)]
     busy = [Visit("busy", waited_for=False, asked=True) for _ in range(20)]
     greedy = [Visit("greedy") for _ in range(40)]
     for visit in (*quiet, *busy, *greedy):
         assert there.enter(visit)
     assert there.enter(Visit("new"))
-    assert [visit.gone for visit in greedy] == [True] * 4 + [False] * 36
-    assert not any(visit.gone for visit in (*quiet, *busy))
+    assert [visit.is_gone for visit in greedy] == [True] * 4 + [False] * 36
+    assert not any(visit.is_gone for visit in (*quiet, *busy))
 
 
 def test_where_all_is_under_way_the_newest_is_refused():
-    there = Crowd(64)
+    there = HttpConnectionLimiter(64)
     for _ in range(64):
         assert there.enter(Visit("busy", waited_for=False, asked=True))
     assert not there.enter(Visit("new"))
@@ -166,37 +166,37 @@ def answered(owner: str, count: int) -> list[Visit]:
 
 
 def test_the_newest_of_the_owner_with_the_most_make_room_whoever_the_next_one_is():
-    there = Crowd(64)
+    there = HttpConnectionLimiter(64)
     few, many = answered("alice", 4), answered("mallory", 60)
     for visit in (*few, *many):
         assert there.enter(visit)
     assert there.enter(Visit("proxy"))
-    assert [visit.gone for visit in many] == [False] * 56 + [True] * 4
-    assert not any(visit.gone for visit in few)
+    assert [visit.is_gone for visit in many] == [False] * 56 + [True] * 4
+    assert not any(visit.is_gone for visit in few)
 
 
 def test_a_third_owner_finds_room_where_two_have_it_all_and_none_where_everybody_has_the_same():
-    there = Crowd(64)
+    there = HttpConnectionLimiter(64)
     two = [*answered("alice", 32), *answered("bob", 32)]
     assert all(there.enter(visit) for visit in two)
     assert there.enter(Visit("proxy"))
-    assert sum(visit.gone for visit in two) == 1
-    equals = Crowd(64)
+    assert sum(visit.is_gone for visit in two) == 1
+    equals = HttpConnectionLimiter(64)
     assert all(equals.enter(answered(f"owner {number}", 1)[0]) for number in range(64))
     assert not equals.enter(Visit("proxy"))
 
 
 def test_strangers_go_before_owners_and_owners_with_many_before_those_with_few():
-    there = Crowd(64)
+    there = HttpConnectionLimiter(64)
     few = [Visit("proxy", asked=True, owner="alice") for _ in range(2)]
     many = [Visit("proxy", asked=True, owner="mallory") for _ in range(59)]
     strangers = [Visit("proxy", asked=True) for _ in range(3)]
     for visit in (*few, *many, *strangers):
         assert there.enter(visit)
     assert there.enter(Visit("proxy", waited_for=False, asked=True, owner="bob"))
-    assert all(visit.gone for visit in strangers)
-    assert [visit.gone for visit in many] == [True] + [False] * 58
-    assert not any(visit.gone for visit in few)
+    assert all(visit.is_gone for visit in strangers)
+    assert [visit.is_gone for visit in many] == [True] + [False] * 58
+    assert not any(visit.is_gone for visit in few)
 
 
 UPGRADE = (

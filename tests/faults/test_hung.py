@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes import init_client
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation import cell, nursery
 from cloche.isolation.cell import pid_of
 from cloche.model import SandboxSpec
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 pytestmark = pytest.mark.long
 
@@ -30,9 +30,9 @@ pytestmark = pytest.mark.long
 @asynccontextmanager
 async def engine_with(place: Path, ready: int = 0) -> AsyncIterator[Engine]:
     try:
-        engine = assemble(Config(data_dir=str(place), pool=Pool(ready=ready)))
+        engine = assemble_engine(Config(data_dir=str(place), pool=PoolConfig(ready=ready)))
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     async with engine:
         yield engine
 

@@ -169,7 +169,7 @@ async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Pa
 
 
 async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(store: Path, hurry: None):
-    kept = sandboxes.SqliteRecords(store)
+    kept = sandboxes.SqliteSandboxRecords(store)
     await kept.open()
     about = {"owner": "alice", "template": "python@1", "instance": "h1", "created_at": time.time()}
     with locked(store):
@@ -181,7 +181,7 @@ async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(sto
         kept.put(SandboxRecord(id="i0", state="killed", **about))
         assert (await kept.get("i0")).state == "killed"
     await kept.aclose()
-    kept = sandboxes.SqliteRecords(store)
+    kept = sandboxes.SqliteSandboxRecords(store)
     await kept.open()
     assert [(await kept.get(f"i{number}")).state for number in range(3)] == ["killed", "running", "running"]
     await kept.aclose()
@@ -226,7 +226,7 @@ def read_only(directory: Path) -> Iterator[None]:
     if os.geteuid() == 0:
         mount = ["mount", "--bind", "-o", "ro", str(directory), str(directory)]
         if subprocess.run(mount, capture_output=True).returncode != 0:
-            pytest.skip("nothing can be mounted here")
+            pytest.skip_mark("nothing can be mounted here")
         try:
             yield
         finally:

@@ -44,15 +44,15 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 
 
 def of(kind: Any) -> Callable[[bytes], object]:
-    return lambda body: context.read(body or b"{}", kind)
+    return lambda body: context.decode_client_message(body or b"{}", kind)
 
 
 def connected(kind: Any) -> Callable[[bytes], object]:
-    return lambda body: connect.decode(kind, body)
+    return lambda body: connect.decode_message(kind, body)
 
 
 def e2b_sandbox(body: bytes) -> object:
-    return sandboxes_schema.decode(body, sandboxes_schema.NewSandbox)
+    return sandboxes_schema.decode_json_body(body, sandboxes_schema.E2bCreateBody)
 
 
 def programmatic(body: bytes) -> object:
@@ -72,42 +72,45 @@ NATIVE = {
         "network": POLICY,
         "volumes": {"/mnt/v": "name"},
     },
-    requests.Execute: {"code": "1+1", "context": "default", "env": {"A": "b"}, "cwd": "/tmp", "tools": [TOOL]},
-    requests.Detach: {"code": "1+1", "timeout_seconds": 5, "input": ["a"]},
-    requests.RunCommand: {"command": ["ls", "-l"], "user": "root", "env": {}, "cwd": "/", "stdin": "x"},
-    requests.StartProcess: {"command": "ls", "terminal": {"rows": 24, "columns": 80}},
-    requests.SetNetwork: {**POLICY, "secrets": [{"domain": "pypi.org", "header": "X", "value": "y"}]},
-    requests.Fork: {"count": 2, "timeout_seconds": 3},
-    requests.Renew: {"seconds": 5},
-    requests.Signal: {"signal": 9},
-    requests.MovePath: {"path": "/a", "to": "/b"},
-    requests.Rollback: {"checkpoint": "c1"},
-    requests.MakeSnapshot: {"name": "a/b:c"},
-    requests.MakeVolume: {"name": "v"},
+    requests.ExecuteRequest: {"code": "1+1", "context": "default", "env": {"A": "b"}, "cwd": "/tmp", "tools": [TOOL]},
+    requests.DetachRequest: {"code": "1+1", "timeout_seconds": 5, "input": ["a"]},
+    requests.RunCommandRequest: {"command": ["ls", "-l"], "user": "root", "env": {}, "cwd": "/", "stdin": "x"},
+    requests.StartProcessRequest: {"command": "ls", "terminal": {"rows": 24, "columns": 80}},
+    requests.SetNetworkRequest: {**POLICY, "secrets": [{"domain": "pypi.org", "header": "X", "value": "y"}]},
+    requests.ForkSandboxRequest: {"count": 2, "timeout_seconds": 3},
+    requests.RenewRequest: {"seconds": 5},
+    requests.SignalRequest: {"signal": 9},
+    requests.MovePathRequest: {"path": "/a", "to": "/b"},
+    requests.RollbackRequest: {"checkpoint": "c1"},
+    requests.MakeSnapshotRequest: {"name": "a/b:c"},
+    requests.MakeVolumeRequest: {"name": "v"},
 }
 E2B_PROCESS = {"cmd": "/bin/bash", "args": ["-l", "-c", "ls"], "envs": {"A": "b"}, "cwd": "/home"}
 CONNECT = {
-    process.StartRequest: {"process": E2B_PROCESS, "pty": {"size": {"cols": 80, "rows": 24}}, "stdin": True},
-    process.SendInputRequest: {"process": {"pid": 5}, "input": {"stdin": "aGk="}},
-    process.SendSignalRequest: {"process": {"pid": 5, "tag": "t"}, "signal": "SIGNAL_SIGKILL"},
-    process.StreamInputRequest: {"start": {"process": {"pid": 1}}, "data": {"input": {"pty": "aGk="}}},
-    process.UpdateRequest: {"process": {"pid": 1}, "pty": {"size": {"cols": 1, "rows": 2}}},
-    filesystem.ListDirRequest: {"path": "/home", "depth": 2},
-    filesystem.MoveRequest: {"source": "/a", "destination": "/b"},
-    filesystem.WatchRequest: {"path": "/home", "recursive": True},
+    process.EnvdStartRequest: {"process": E2B_PROCESS, "pty": {"size": {"cols": 80, "rows": 24}}, "stdin": True},
+    process.EnvdSendInputRequest: {"process": {"pid": 5}, "input": {"stdin": "aGk="}},
+    process.EnvdSendSignalRequest: {"process": {"pid": 5, "tag": "t"}, "signal": "SIGNAL_SIGKILL"},
+    process.EnvdStreamInputRequest: {"start": {"process": {"pid": 1}}, "data": {"input": {"pty": "aGk="}}},
+    process.EnvdUpdateRequest: {"process": {"pid": 1}, "pty": {"size": {"cols": 1, "rows": 2}}},
+    filesystem.EnvdListDirRequest: {"path": "/home", "depth": 2},
+    filesystem.EnvdMoveRequest: {"source": "/a", "destination": "/b"},
+    filesystem.EnvdWatchRequest: {"path": "/home", "recursive": True},
 }
 E2B = {
     "new sandbox": (
         e2b_sandbox,
         {"templateID": "base", "timeout": 15, "metadata": {"a": "b"}, "envVars": {"X": "y"}, "network": NETWORK},
     ),
-    "network": (lambda body: sandboxes_schema.decode(body, network_schema.Network), NETWORK),
-    "timeout": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Lifespan), {"timeout": 5}),
-    "connection": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Connection), {"timeout": 5}),
-    "fork": (lambda body: sandboxes_schema.decode(body, sandboxes_schema.Fork), {"count": 2}),
-    "build": (templates_schema.wanted, {"name": "a:b", "tags": ["v1"], "cpuCount": 2, "memoryMB": 512}),
+    "network": (lambda body: sandboxes_schema.decode_json_body(body, network_schema.E2bNetworkBody), NETWORK),
+    "timeout": (lambda body: sandboxes_schema.decode_json_body(body, sandboxes_schema.SetTimeoutBody), {"timeout": 5}),
+    "connection": (
+        lambda body: sandboxes_schema.decode_json_body(body, sandboxes_schema.ConnectSandboxBody),
+        {"timeout": 5},
+    ),
+    "fork": (lambda body: sandboxes_schema.decode_json_body(body, sandboxes_schema.ForkSandboxBody), {"count": 2}),
+    "build": (templates_schema.decode_build_request, {"name": "a:b", "tags": ["v1"], "cpuCount": 2, "memoryMB": 512}),
     "build plan": (
-        templates_schema.plan,
+        templates_schema.decode_build_plan,
         {
             "fromTemplate": "base",
             "steps": [{"type": "RUN", "args": ["ls", "root"]}, {"type": "ENV", "args": ["A", "b"]}],
@@ -116,18 +119,24 @@ E2B = {
             "force": False,
         },
     ),
-    "tags": (templates_schema.tagging, {"target": "a:v1", "tags": ["v2"]}),
-    "no tags": (templates_schema.untagging, {"name": "a", "tags": ["v2"]}),
-    "snapshot": (snapshots.wanted_name, {"name": "s"}),
-    "volume": (volumes.wanted_name, {"name": "v"}),
-    "volume's file": (volumes.metadata, {"uid": 0, "gid": 0, "mode": 420}),
-    "files' composition": (envd.decoded, {"source_paths": ["/a", "/b"], "destination": "/c", "username": "user"}),
-    "execution": (code.decode_execute, {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}}),
-    "context": (code.decode_context, {"language": "python", "cwd": "/tmp"}),
+    "tags": (templates_schema.decode_tag_request, {"target": "a:v1", "tags": ["v2"]}),
+    "no tags": (templates_schema.decode_untag_request, {"name": "a", "tags": ["v2"]}),
+    "snapshot": (snapshots.decode_snapshot_name, {"name": "s"}),
+    "volume": (volumes.decode_volume_name, {"name": "v"}),
+    "volume's file": (volumes.decode_metadata_change, {"uid": 0, "gid": 0, "mode": 420}),
+    "files' composition": (
+        envd.decode_compose_request,
+        {"source_paths": ["/a", "/b"], "destination": "/c", "username": "user"},
+    ),
+    "execution": (
+        code.decode_execute_request,
+        {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}},
+    ),
+    "context": (code.decode_context_request, {"language": "python", "cwd": "/tmp"}),
 }
 OPENAI = {
     "response": (
-        responses_request.decode,
+        responses_request.decode_response,
         {
             "model": "cloche/echo",
             "input": [MESSAGE],
@@ -139,7 +148,7 @@ OPENAI = {
         },
     ),
     "chat": (
-        chat_request.decode,
+        chat_request.decode_chat,
         {
             "model": "m",
             "messages": [
@@ -152,7 +161,7 @@ OPENAI = {
         },
     ),
     "container": (
-        lambda body: containers.decode(body, 60),
+        lambda body: containers.decode_container(body, 60),
         {
             "name": "c",
             "expires_after": {"anchor": "last_active_at", "minutes": 5},
@@ -161,12 +170,12 @@ OPENAI = {
             "network_policy": {"type": "allowlist", "allowed_domains": ["a.test"]},
         },
     ),
-    "conversation": (conversations.decode, {"items": [MESSAGE], "metadata": {"a": "b"}}),
+    "conversation": (conversations.decode_conversation, {"items": [MESSAGE], "metadata": {"a": "b"}}),
 }
 OPENSANDBOX_POLICY = {"defaultAction": "deny", "egress": [{"action": "allow", "target": "a.test"}]}
 OPENSANDBOX = {
     "sandbox": (
-        lifecycle_schema.wanted,
+        lifecycle_schema.decode_create_request,
         {
             "image": {"uri": "python:3.12"},
             "timeout": 60,
@@ -178,21 +187,26 @@ OPENSANDBOX = {
             "extensions": {"access.renew.extend.seconds": "600"},
         },
     ),
-    "renewal": (lifecycle_schema.expiry, {"expiresAt": "2026-01-31T12:00:00Z"}),
+    "renewal": (lifecycle_schema.decode_expiration, {"expiresAt": "2026-01-31T12:00:00Z"}),
     "policy": (
-        lambda body: opensandbox_network.policy_of(lifecycle_schema.decode(body, opensandbox_network.Network)),
+        lambda body: opensandbox_network.policy_from_body(
+            lifecycle_schema.decode_json_body(body, opensandbox_network.OpenSandboxNetworkBody)
+        ),
         OPENSANDBOX_POLICY,
     ),
     "vault": (
-        lambda body: lifecycle_schema.decode(body, credentials_schema.NewVault),
+        lambda body: lifecycle_schema.decode_json_body(body, credentials_schema.CreateVaultBody),
         {"credentials": [{"name": "a", "source": {"type": "inline", "value": "x"}}], "bindings": []},
     ),
-    "code": (execd.decode_code, {"code": "1", "context": {"id": "c", "language": "python"}}),
-    "context": (execd.decode_context, {"language": "python", "cwd": "/tmp"}),
+    "code": (execd.decode_code_request, {"code": "1", "context": {"id": "c", "language": "python"}}),
+    "context": (execd.decode_context_request, {"language": "python", "cwd": "/tmp"}),
 }
 LIBRECHAT_FILE = {"id": "a" * 21, "storage_session_id": "b" * 21, "name": "x.csv", "kind": "user", "resource_id": "u"}
 LIBRECHAT = {
-    "exec": (librechat.decode, {"lang": "py", "code": "1", "args": ["a"], "files": [LIBRECHAT_FILE], "user_id": "u"}),
+    "exec": (
+        librechat.decode_exec,
+        {"lang": "py", "code": "1", "args": ["a"], "files": [LIBRECHAT_FILE], "user_id": "u"},
+    ),
     "programmatic": (
         programmatic,
         {"code": "await f(x=1)", "tools": [TOOL], "session_id": "b" * 21, "timeout": 1000, "files": [LIBRECHAT_FILE]},
@@ -203,8 +217,11 @@ LIBRECHAT = {
     ),
 }
 OTHERS = {
-    "admin's key": (lambda body: admin.decode_body(body, admin.Asked), {"owner": "ann", "role": "user", "name": "n"}),
-    "admin's quota": (admin.decode_override, {}),
+    "admin's key": (
+        lambda body: admin.decode_key_request(body, admin.NewKeyRequest),
+        {"owner": "ann", "role": "user", "name": "n"},
+    ),
+    "admin's quota": (admin.decode_quota_override, {}),
     "told event": (responses.decode_event, {"type": "output", "stream": "stdout", "text": "hi"}),
     "told run": (
         responses.decode_run,
@@ -219,11 +236,11 @@ OTHERS = {
         },
     ),
     "told error": (
-        lambda body: responses.error_in(body, 404),
+        lambda body: responses.exception_from_response(body, 404),
         {"error": {"code": "sandbox_not_found", "message": "m", "request_id": "r"}},
     ),
-    "upstream's answer": (http.json_object, {"id": "x", "output": []}),
-    "upstream's error": (http.error_in, {"error": {"message": "m", "code": 5}}),
+    "upstream's answer": (http.parse_json_object, {"id": "x", "output": []}),
+    "upstream's error": (http.parse_error, {"error": {"message": "m", "code": 5}}),
 }
 
 
@@ -248,8 +265,8 @@ def test_a_body_is_understood_or_refused(claim: Claim, examples: int) -> None:
 @pytest.mark.parametrize("kind", NATIVE, ids=[kind.__name__ for kind in NATIVE])
 def test_what_is_right_is_understood_and_says_the_same_again(kind: Any) -> None:
     """Otherwise the examples would be refused for something else than what was changed in them."""
-    asked = context.read(msgspec.json.encode(NATIVE[kind]), kind)
-    assert context.read(msgspec.json.encode(asked), kind) == asked
+    asked = context.decode_client_message(msgspec.json.encode(NATIVE[kind]), kind)
+    assert context.decode_client_message(msgspec.json.encode(asked), kind) == asked
 
 
 @pytest.mark.parametrize("name", [claim.name for claim in CLAIMS if not claim.name.startswith("native")])
@@ -258,7 +275,7 @@ def test_the_examples_of_other_dialects_are_right(name: str) -> None:
     dialect, _, rest = name.partition(" ")
     if dialect == "connect":
         kind, right = next((kind, right) for kind, right in CONNECT.items() if kind.__name__ == rest)
-        connect.decode(kind, msgspec.json.encode(right))
+        connect.decode_message(kind, msgspec.json.encode(right))
     else:
         decode, right = tables[dialect][rest]
         decode(msgspec.json.encode(right))

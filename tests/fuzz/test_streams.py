@@ -18,12 +18,12 @@ from cloche.api.e2b import connect
 from cloche.egress import client_hello, http1
 from cloche.egress.packages import npm, pypi
 from cloche.egress.packages.upstream import UpstreamError
-from cloche.egress.streams import Refusal
+from cloche.egress.streams import EgressRefusal
 from cloche.engine.executions import kernel_frames, variables
 from cloche.engine.sandboxes import files
 from cloche.gateway.upstream import sse
 from cloche.guest import wire
-from cloche.isolation.channel import Channel
+from cloche.isolation.channel import HostChannel
 from cloche.protocol import responses
 
 DISPLAY = {"op": "display", "parts": [["text/plain", 2], ["application/json", 7]], "main": True, "id": "a"}
@@ -59,7 +59,7 @@ def hello() -> bytes:
 
 
 def envelope(*messages: Any) -> bytes:
-    return b"".join(connect.frame(each) for each in messages)
+    return b"".join(connect.encode_frame(each) for each in messages)
 
 
 async def _chunks(pieces: list[bytes]) -> AsyncIterator[bytes]:
@@ -99,7 +99,7 @@ async def _answer(reader: asyncio.StreamReader) -> None:
 
 def form(pieces: list[bytes]) -> None:
     async def go() -> None:
-        async for part in multipart.parts(_chunks(pieces), b"b", lenient=True):
+        async for part in multipart.iterate_form_parts(_chunks(pieces), b"b", lenient=True):
             async for _ in part.chunks:
                 pass
 
@@ -108,14 +108,14 @@ def form(pieces: list[bytes]) -> None:
 
 def server_events(pieces: list[bytes]) -> None:
     async def go() -> None:
-        async for event in sse.server_events(_chunks(pieces), max_event_bytes=200, max_stream_bytes=2000):
+        async for event in sse.read_server_events(_chunks(pieces), max_event_bytes=200, max_stream_bytes=2000):
             assert len(event.data) <= 200
 
     asyncio.run(go())
 
 
 def told_events(pieces: list[bytes]) -> None:
-    events = responses.EventsIn()
+    events = responses.EventStreamParser()
     for piece in pieces:
         list(events.feed_numbered(piece))
 
@@ -129,7 +129,7 @@ def envelopes(pieces: list[bytes]) -> None:
 
 
 def wire_frames(pieces: list[bytes]) -> None:
-    decoder = wire.Decoder(1 << 16, 200)
+    decoder = wire.FrameDecoder(1 << 16, 200)
     try:
         for piece in pieces:
             decoder.feed(piece)
@@ -145,7 +145,7 @@ def guest_reader(pieces: list[bytes]) -> None:
     with ours, theirs:
         theirs.sendall(b"".join(pieces))
         theirs.shutdown(socket.SHUT_WR)
-        reader = wire.Reader(ours)
+        reader = wire.FrameReader(ours)
         try:
             while reader.next() is not None:
                 pass
@@ -159,7 +159,7 @@ def host_channel(pieces: list[bytes]) -> None:
     async def go() -> None:
         ours, theirs = socket.socketpair()
         closed = asyncio.get_running_loop().create_future()
-        Channel(ours, lambda header, body, fds: None, closed.set_result, max_fds=0)
+        HostChannel(ours, lambda header, body, fds: None, closed.set_result, max_fds=0)
         with theirs:
             theirs.sendall(b"".join(pieces))
         assert await closed
@@ -176,12 +176,12 @@ def event_frame(body: bytes) -> None:
     if not isinstance(header, dict):
         return
     for decode in (
-        lambda: kernel_frames.display(header, b'"1"{"a":1}'),
-        lambda: kernel_frames.raised(header, b"traceback"),
-        lambda: kernel_frames.wrote(header),
-        lambda: kernel_frames.asked(header),
-        lambda: kernel_frames.cleared(header),
-        lambda: (kernel_frames.number(header, "id"), kernel_frames.exit_code(header)),
+        lambda: kernel_frames.parse_display(header, b'"1"{"a":1}'),
+        lambda: kernel_frames.parse_raised(header, b"traceback"),
+        lambda: kernel_frames.parse_wrote(header),
+        lambda: kernel_frames.parse_input(header),
+        lambda: kernel_frames.parse_cleared(header),
+        lambda: (kernel_frames.number_field(header, "id"), kernel_frames.exit_code_field(header)),
     ):
         try:
             decode()
@@ -192,37 +192,37 @@ def event_frame(body: bytes) -> None:
 def page(body: bytes) -> None:
     for kind in ("application/vnd.pypi.simple.v1+json", "text/html"):
         try:
-            project = pypi.read("a", body, kind, "https://pypi.test/simple/a/")
-        except pypi.BadPage:
+            project = pypi.read_page("a", body, kind, "https://pypi.test/simple/a/")
+        except pypi.BadIndexPage:
             continue
         assert pypi.write_json(project) and pypi.write_html(project)
 
 
 def packument(body: bytes) -> None:
     try:
-        npm._checked(body, "application/json", "https://r/a")
-        npm._rewritten(body, "https://r/")
-        npm._manifest(body, "1.0.0", "https://r/")
+        npm._check_packument(body, "application/json", "https://r/a")
+        npm._rewrite_packument(body, "https://r/")
+        npm._version_manifest(body, "1.0.0", "https://r/")
     except UpstreamError:
         pass
 
 
-FRAMES = b"".join(wire.encode(header, b"x" * number) for number, header in enumerate(HEADERS))
+FRAMES = b"".join(wire.encode_frame(header, b"x" * number) for number, header in enumerate(HEADERS))
 LIST = {"files": [{**FILE, "size_bytes": 1, "modified_at": 1.0}]}
 CLAIMS = [
     Claim("frames of a channel", wire_frames, streams(FRAMES)),
     Claim("a guest's channel", guest_reader, streams(FRAMES)),
     Claim("a host's channel", host_channel, streams(FRAMES)),
     Claim("a kernel's event", event_frame, bodies(*HEADERS)),
-    Claim("a kernel's variables", lambda body: variables.variables_of({"more": 0}, body), bodies([{"name": "x"}])),
-    Claim("a guest's list of files", files._listing, bodies(LIST)),
+    Claim("a kernel's variables", lambda body: variables.parse_variables({"more": 0}, body), bodies([{"name": "x"}])),
+    Claim("a guest's list of files", files._parse_listing, bodies(LIST)),
     Claim("envelopes of Connect", envelopes, streams(envelope({"a": 1}, {"b": "c" * 50}))),
     Claim("a form", form, streams(FORM)),
     Claim("events of an upstream", server_events, streams(EVENTS, EVENTS.replace(b"\n", b"\r\n"))),
     Claim("events of a server", told_events, streams(TOLD)),
-    Claim("requests of a program", reading(_request, Refusal), streams(REQUEST + CHUNKED, CHUNKED + REQUEST)),
-    Claim("answers of a server", reading(_answer, Refusal), streams(ANSWER, UNBOUNDED)),
-    Claim("a ClientHello", reading(client_hello.read_hello, Refusal), streams(hello())),
+    Claim("requests of a program", reading(_request, EgressRefusal), streams(REQUEST + CHUNKED, CHUNKED + REQUEST)),
+    Claim("answers of a server", reading(_answer, EgressRefusal), streams(ANSWER, UNBOUNDED)),
+    Claim("a ClientHello", reading(client_hello.read_hello, EgressRefusal), streams(hello())),
     Claim("a page of an index", page, bodies(PAGE) | streams(HTML).map(b"".join)),
     Claim("a package of npm", packument, bodies(PACKUMENT)),
 ]
@@ -247,8 +247,8 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(examples: int) -> 
 
     def check(value: tuple[list[tuple[dict[str, Any], bytes]], int]) -> None:
         written, step = value
-        raw = b"".join(wire.encode(header, body) for header, body in written)
-        decoder, found = wire.Decoder(100, 1000), []
+        raw = b"".join(wire.encode_frame(header, body) for header, body in written)
+        decoder, found = wire.FrameDecoder(100, 1000), []
         for start in range(0, len(raw), step):
             decoder.feed(raw[start : start + step])
             found += list(decoder.frames())
@@ -270,8 +270,8 @@ def test_envelopes_come_out_as_they_went_in(examples: int) -> None:
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_is_there() -> None:
-    decoder = wire.Decoder(10, 10)
-    decoder.feed(wire.PREFIX.pack(5, 11))
+    decoder = wire.FrameDecoder(10, 10)
+    decoder.feed(wire.FRAME_PREFIX.pack(5, 11))
     with pytest.raises(wire.WireError, match="over the limit"):
         list(decoder.frames())
     with pytest.raises(errors.InvalidRequest, match="over the limit"):

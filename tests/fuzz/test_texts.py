@@ -15,16 +15,16 @@ from tests.librechat.minting import claims, jwk, mint, new_ed25519
 from cloche import config, errors, network_policy
 from cloche.api import encoding, multipart
 from cloche.api.e2b import sandboxes_schema
-from cloche.api.librechat.jwt import Keys, Verifier
+from cloche.api.librechat.jwt import JwtKeys, JwtVerifier
 from cloche.api.opensandbox import lifecycle_schema
-from cloche.config.librechat import Jwt
+from cloche.config.librechat import JwtConfig
 from cloche.egress import rules
-from cloche.egress.streams import Refusal
+from cloche.egress.streams import EgressRefusal
 from cloche.templates import recipe
 
 KEY = new_ed25519()
-JWT = Jwt(jwks=json.dumps({"keys": [jwk(KEY)]}))
-VERIFIER = Verifier(JWT, Keys(JWT))
+JWT = JwtConfig(jwks=json.dumps({"keys": [jwk(KEY)]}))
+VERIFIER = JwtVerifier(JWT, JwtKeys(JWT))
 RECIPE = """
 name = "mine"
 python = ">=3.11"
@@ -79,7 +79,7 @@ def authority(text: str) -> None:
     for port in (None, 80):
         try:
             found = rules.parse_authority(text, port)
-        except Refusal:
+        except EgressRefusal:
             continue
         assert rules.parse_authority(str(found), None) == found, "what was understood is said the same again"
 
@@ -92,33 +92,33 @@ def pattern(text: str) -> None:
 def span(text: str) -> None:
     for size in (0, 1, 1000):
         try:
-            found = encoding.asked_span(text, size)
-        except encoding.Unsatisfiable:
+            found = encoding.parse_range_header(text, size)
+        except encoding.RangeNotSatisfiable:
             continue
         assert found is None or 0 <= found.start < found.end <= found.size == size
 
 
 def amount(text: str) -> None:
-    for read in (lifecycle_schema.cpus, lifecycle_schema.size_bytes):
+    for read in (lifecycle_schema.parse_cpus, lifecycle_schema.parse_size_bytes):
         try:
             assert 0 <= read(text) < 1e30
         except errors.InvalidRequest:
             continue
-    size = config.bytes_of(text)
+    size = config.parse_bytes(text)
     assert size is None or size >= 0
 
 
 def form_type(text: str) -> None:
     """A header's value, which is Latin-1 when it comes to us."""
-    assert multipart.boundary_of(text.encode().decode("latin-1"))
+    assert multipart.parse_form_boundary(text.encode().decode("latin-1"))
 
 
 def page_token(text: str) -> None:
-    sandboxes_schema.page_of(text)
+    sandboxes_schema.decode_page_token(text)
 
 
 def listing(text: str) -> None:
-    sandboxes_schema.listing({"metadata": text, "limit": text[:3], "state": text[:9], "nextToken": text})
+    sandboxes_schema.decode_sandbox_query({"metadata": text, "limit": text[:3], "state": text[:9], "nextToken": text})
 
 
 CLAIMS = [
@@ -128,9 +128,9 @@ CLAIMS = [
     Claim("an amount", amount, texts("500m", "0.5", "512Mi", "2G", "1048576", "999999999999999Ti", "9" * 5000)),
     Claim("a pattern of hosts", pattern, texts("pypi.org", "*.a.test:443", "192.0.2.0/24", "[2001:db8::]/32:1-5", "*")),
     Claim("an authority", authority, texts("a.test:443", "[::1]:80", "127.1:80", "0x7f.1", "[::ffff:1.2.3.4]:1")),
-    Claim("a recipe", recipe.parse, texts(RECIPE)),
+    Claim("a recipe", recipe.parse_recipe, texts(RECIPE)),
     Claim("a form's type", form_type, texts('multipart/form-data; boundary="x"', "multipart/form-data;b=c")),
-    Claim("a page's token", page_token, texts(sandboxes_schema.page_token(1, "i" + "a" * 20))),
+    Claim("a page's token", page_token, texts(sandboxes_schema.encode_page_token(1, "i" + "a" * 20))),
     Claim("a list's query", listing, texts("a=b&c=%20", "running", "10")),
 ]
 
@@ -147,14 +147,14 @@ def test_a_configuration_is_understood_or_refused(examples: int, tmp_path: Path)
 
     def check(text: str) -> None:
         file.write_text(text, "utf-8")
-        only_our_errors(lambda path: config.load(path, {"HOME": str(tmp_path)}), file)
+        only_our_errors(lambda path: config.load_config(path, {"HOME": str(tmp_path)}), file)
 
     holds(check, texts(CONFIG), examples)
 
 
 @EXAMPLES
 def test_a_variable_is_understood_or_refused(examples: int, tmp_path: Path) -> None:
-    names = [f"CLOCHE_{key.upper().replace('.', '_')}" for key in config.KEYS]
+    names = [f"CLOCHE_{key.upper().replace('.', '_')}" for key in config.CONFIG_KEYS]
     values = texts("1", "0.5", "512MiB", "true", "a,b", '["x"]', "9" * 5000) | st.sampled_from(
         ["", "-1", "nan", "1e400"]
     )
@@ -162,7 +162,7 @@ def test_a_variable_is_understood_or_refused(examples: int, tmp_path: Path) -> N
     def check(given: tuple[str, str]) -> None:
         if "\0" not in given[1]:
             environ = {"HOME": str(tmp_path), given[0]: given[1]}
-            only_our_errors(lambda variables: config.load(None, variables), environ)
+            only_our_errors(lambda variables: config.load_config(None, variables), environ)
 
     holds(check, st.tuples(st.sampled_from(names), values), examples)
 
@@ -170,7 +170,7 @@ def test_a_variable_is_understood_or_refused(examples: int, tmp_path: Path) -> N
 @EXAMPLES
 def test_a_place_in_a_list_is_found_again(examples: int) -> None:
     def check(place: tuple[int, str]) -> None:
-        found = sandboxes_schema.page_of(sandboxes_schema.page_token(*place))
+        found = sandboxes_schema.decode_page_token(sandboxes_schema.encode_page_token(*place))
         assert tuple(found)[-1] == place[1]
 
     ids = st.text("abcdefghijklmnopqrstuvwxyz0123456789", min_size=20, max_size=20).map(lambda text: "i" + text)

@@ -37,11 +37,11 @@ class Zygote:
         self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self.control.settimeout(SECONDS * 2)
-        self._reader = wire.Reader(self.control)
+        self._reader = wire.FrameReader(self.control)
         self.ready = self._reader.next()[0]
 
     def ask(self, header: dict, fds: tuple = ()) -> dict:
-        wire.send(self.control, header, fds=fds)
+        wire.send_frame(self.control, header, fds=fds)
         return self._reader.next()[0]
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Driver:
         theirs.close()
         for _read, write in pipes:
             os.close(write)
-        self._decoder = wire.Decoder(wire.MAX_BODY_FROM_GUEST)
+        self._decoder = wire.FrameDecoder(wire.MAX_BODY_FROM_GUEST)
         self._frames: list = []
         self._runs = 0
         self._next: int | None = 1
@@ -89,7 +89,7 @@ class Driver:
         return self.zygote.ask({"do": "wait", "pid": self.pid})["status"]
 
     def send(self, header: dict, body: bytes = b"") -> None:
-        wire.send(self.sock, header, body)
+        wire.send_frame(self.sock, header, body)
 
     def frame(self) -> tuple:
         """The next frame. Pipes are read meanwhile, so that a kernel never waits for room."""

@@ -19,14 +19,14 @@ def main(control_fd: int, imports: list) -> None:
     from cloche.guest.kernel import kernel, written_files
     from cloche.guest.zygote import warmup
 
-    warmup.prepare(imports)
+    warmup.prepare_kernel(imports)
     seconds = time.perf_counter() - started
     left = sorted(set(os.listdir("/proc/self/fd")) - before)
     gc.collect()
     gc.freeze()
     control = socket.socket(fileno=control_fd)
-    wire.send(control, {"ev": "ready", "seconds": seconds, "fds_left": left, "threads": threading.active_count()})
-    reader = wire.Reader(control)
+    wire.send_frame(control, {"ev": "ready", "seconds": seconds, "fds_left": left, "threads": threading.active_count()})
+    reader = wire.FrameReader(control)
     while True:
         frame = reader.next()
         if frame is None:
@@ -34,7 +34,7 @@ def main(control_fd: int, imports: list) -> None:
         header, _body, fds = frame
         if header["do"] == "wait":
             _pid, status = os.waitpid(header["pid"], 0)
-            wire.send(control, {"status": status})
+            wire.send_frame(control, {"status": status})
             continue
         pid = os.fork()
         if not pid:
@@ -50,7 +50,7 @@ def main(control_fd: int, imports: list) -> None:
             kernel.main(fds[0], fds[1], fds[2], header["token"])
         for fd in fds:
             os.close(fd)
-        wire.send(control, {"pid": pid})
+        wire.send_frame(control, {"pid": pid})
 
 
 if __name__ == "__main__":

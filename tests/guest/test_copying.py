@@ -63,7 +63,7 @@ def test_it_lands_where_a_dockerfile_would_put_it(tmp_path, source, target, made
     (tmp_path / "root/there").mkdir(parents=True)
     archive = pack(tmp_path, *FOLDER)
     end = "/" if target.endswith("/") else ""
-    build_copy.copy(archive, source, str(tmp_path / "root" / target) + end, os.getuid(), None)
+    build_copy.copy_archive(archive, source, str(tmp_path / "root" / target) + end, os.getuid(), None)
     found = tree(tmp_path / "root")
     assert made.items() <= found.items()
 
@@ -77,7 +77,7 @@ def test_links_and_modes_stay_and_what_was_there_is_replaced(tmp_path):
     program.mode = 0o755
     members = [("d", None), ("d/f", b"text"), ("", program), ("", link("d/l", "f")), ("d/old", b"now a file")]
     members += [("", link("d/h", "d/f", tarfile.LNKTYPE)), ("", link("d/dangling", "/no/where"))]
-    build_copy.copy(pack(tmp_path, *members), "d", str(root / "d"), os.getuid(), None)
+    build_copy.copy_archive(pack(tmp_path, *members), "d", str(root / "d"), os.getuid(), None)
     assert tree(root / "d") == {
         "dangling": "/no/where",
         "f": "text",
@@ -88,7 +88,7 @@ def test_links_and_modes_stay_and_what_was_there_is_replaced(tmp_path):
         "run": "",
     }
     assert (root / "d/run").stat().st_mode & 0o777 == 0o755
-    build_copy.copy(pack(tmp_path, *members), "d", str(root / "e"), os.getuid(), 0o700)
+    build_copy.copy_archive(pack(tmp_path, *members), "d", str(root / "e"), os.getuid(), 0o700)
     assert {path.lstat().st_mode & 0o777 for path in root.glob("e/*") if not path.is_symlink()} == {0o700}
 
 
@@ -96,7 +96,7 @@ def test_names_that_lead_out_and_devices_are_left_out(tmp_path):
     device = tarfile.TarInfo("d/null")
     device.type = tarfile.CHRTYPE
     members = [("d/../../out", b"x"), ("/tmp/copied-out", b"x"), ("d/in", b"in"), ("", device)]
-    build_copy.copy(pack(tmp_path, *members), ".", str(tmp_path / "root"), os.getuid(), None)
+    build_copy.copy_archive(pack(tmp_path, *members), ".", str(tmp_path / "root"), os.getuid(), None)
     assert tree(tmp_path / "root") == {"d": None, "d/in": "in"}
     assert not (tmp_path / "out").exists() and not Path("/tmp/copied-out").exists()
 

@@ -16,15 +16,15 @@ import pytest
 
 from cloche.guest.files import image_format as form
 from cloche.guest.files import image_writer
-from cloche.guest.files.image_reader import Unpacking
-from cloche.guest.files.image_writer import Archive
+from cloche.guest.files.image_reader import ImageReader
+from cloche.guest.files.image_writer import ImageWriter
 
 
 def image_of(*places: Path) -> bytes:
     """Places are named by their numbers."""
     fd = os.memfd_create("image")
     try:
-        Archive(fd, [(str(number), str(path)) for number, path in enumerate(places)]).write()
+        ImageWriter(fd, [(str(number), str(path)) for number, path in enumerate(places)]).write()
         return os.pread(fd, os.fstat(fd).st_size, 0)
     finally:
         os.close(fd)
@@ -37,7 +37,7 @@ def unpack(image: bytes, *places: Path) -> None:
     feeding.start()
     umask = os.umask(0)
     try:
-        Unpacking(read, {str(number): str(path) for number, path in enumerate(places)}).read()
+        ImageReader(read, {str(number): str(path) for number, path in enumerate(places)}).read()
     finally:
         os.umask(umask)
         os.close(read)
@@ -173,7 +173,7 @@ def test_attributes_and_access_lists_come_back(place, other):
             os.setxattr(place / name, "user.a", b"\0value" * 500)
             os.setxattr(place / name, "user.empty", b"")
     except OSError:
-        pytest.skip("this file system has no attributes")
+        pytest.skip_mark("this file system has no attributes")
     os.chmod(place / "file", 0o444)
     before = tree(place)
     unpack(image_of(place), other)
@@ -425,7 +425,7 @@ def test_a_file_that_moves_while_all_is_read_takes_its_space_once(tmp_path: Path
     (source / "a" / "f").write_bytes(os.urandom(200_000))
     (source / "b" / "f").write_bytes(os.urandom(200_000))
 
-    class Moving(Archive):
+    class Moving(ImageWriter):
         """The first file that is read moves to the other directory, before that one is read."""
 
         moved = False

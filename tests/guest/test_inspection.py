@@ -282,7 +282,7 @@ def test_it_waits_for_what_runs(kernel):
 
 
 def test_a_program_that_broke_the_kernel_keeps_it(kernel):
-    kernel.run("import cloche.guest.kernel.variables as i\ni.describe = lambda *_: 1/0\nx = 1")
+    kernel.run("import cloche.guest.kernel.variables as i\ni.describe_variable = lambda *_: 1/0\nx = 1")
     kernel.send({"do": "inspect", "ask": "q"})
     header, _body = kernel.frame()
     assert header["problem"] == "they cannot be told (ZeroDivisionError)"

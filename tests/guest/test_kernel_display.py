@@ -195,7 +195,7 @@ def test_a_cell_that_prints_nothing_ends_without_a_mark(kernel):
 
 def test_what_nobody_has_read_yet_is_behind_a_mark(kernel):
     kernel.start("print('x')")
-    decoder = wire.Decoder(wire.MAX_BODY_FROM_GUEST)
+    decoder = wire.FrameDecoder(wire.MAX_BODY_FROM_GUEST)
     decoder.feed(kernel.sock.recv(1 << 16))
     ((header, _body),) = decoder.frames()
     assert (header["ev"], type(header["mark"])) == ("ended", int)

@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.engine.commands.process import ProcessResult
-from cloche.engine.commands.program import Script
+from cloche.engine.commands.program import PythonScript
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespaces", "plain-unsafe"])
 async def box(request: pytest.FixtureRequest, data_dir: str, template: Template) -> AsyncIterator[Sandbox]:
-    async with assemble(Config(data_dir=data_dir, backend=request.param, pool=Pool(ready=0))) as engine:
+    async with assemble_engine(Config(data_dir=data_dir, backend=request.param, pool=PoolConfig(ready=0))) as engine:
         yield await engine.create(SandboxSpec())
 
 
 async def ran(box: Sandbox, source: str, *, stdin: str | None = None, env: dict[str, str] | None = None, **of: Any):
-    process = await box.commands.start(script=Script(source, **of), stdin=stdin is not None, env=env)
+    process = await box.commands.start(script=PythonScript(source, **of), stdin=stdin is not None, env=env)
     async with process:
         if stdin is not None:
             await process.send_stdin(stdin.encode())

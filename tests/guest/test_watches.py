@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from cloche.guest import wire
-from cloche.guest.files.watch import Watches
+from cloche.guest.files.watch import WatchHandlers
 from cloche.guest.init.defaults import Defaults
 from cloche.guest.init.identity import Identities
 
@@ -16,19 +16,23 @@ def test_many_changes_with_long_paths_are_several_frames(tmp_path):
         top += "/" + "d" * 200
         os.mkdir(top)
     ready, frames = [], []
-    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: ready.append(read), frames.append)
-    watches.verbs()["watch_start"]({"path": top, "watch": "w"}, b"")
+    watches = WatchHandlers(
+        Identities(True, b""), Defaults(), lambda fd, events, read: ready.append(read), frames.append
+    )
+    watches.verb_handlers()["watch_start"]({"path": top, "watch": "w"}, b"")
     for number in range(2000):
         os.close(os.open(f"{top}/{number}", os.O_CREAT | os.O_WRONLY))
     ready[0]()
     assert sum(len(frame["changes"]) for frame in frames) > 1200
-    assert all(len(wire.encode(frame)) < wire.MAX_HEADER for frame in frames)
+    assert all(len(wire.encode_frame(frame)) < wire.MAX_HEADER for frame in frames)
 
 
 def test_directories_that_come_and_go_leave_nothing(tmp_path):
     ready, frames = [], []
-    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: ready.append(read), frames.append)
-    watches.verbs()["watch_start"]({"path": str(tmp_path), "watch": "w", "recursive": True}, b"")
+    watches = WatchHandlers(
+        Identities(True, b""), Defaults(), lambda fd, events, read: ready.append(read), frames.append
+    )
+    watches.verb_handlers()["watch_start"]({"path": str(tmp_path), "watch": "w", "recursive": True}, b"")
     for number in range(10):
         directory = tmp_path / str(number)
         directory.mkdir()
@@ -46,8 +50,8 @@ def test_directories_that_come_and_go_leave_nothing(tmp_path):
 
 def test_when_the_kernel_drops_events_every_watch_is_told(tmp_path):
     frames = []
-    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
-    verbs = watches.verbs()
+    watches = WatchHandlers(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
+    verbs = watches.verb_handlers()
     for name in ("busy", "calm"):
         (tmp_path / name).mkdir()
         verbs["watch_start"]({"path": f"{tmp_path}/{name}", "watch": name}, b"")
@@ -68,8 +72,8 @@ def test_each_watch_hears_of_a_directory_by_its_own_name(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     frames = []
-    watches = Watches(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
-    verbs = watches.verbs()
+    watches = WatchHandlers(Identities(True, b""), Defaults(), lambda fd, events, read: None, frames.append)
+    verbs = watches.verb_handlers()
     for name in ("real", "link"):
         verbs["watch_start"]({"path": f"{tmp_path}/{name}", "watch": name}, b"")
     (tmp_path / "real" / "f").touch()

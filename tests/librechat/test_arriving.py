@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from cloche.api.librechat import files as arriving_module
-from cloche.api.librechat.files import Arriving, Reservation
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.replies import Refusal, new_code_id
+from cloche.api.librechat.files import IncomingUploads, UploadReservation
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.replies import LibreChatRefusal, new_code_id
 from cloche.store import librechat
-from cloche.store.gateway import Shelf
-from cloche.store.librechat import Content, Space, new_file
+from cloche.store.gateway import GatewayStore
+from cloche.store.librechat import CodeFileContent, FileSpace, new_code_file
 
-ANN, BOB = Caller(owner="o", tenant="t", user="ann"), Caller(owner="o", tenant="t", user="bob")
-KEY = Caller(owner="o")
+ANN, BOB = LibreChatCaller(owner="o", tenant="t", user="ann"), LibreChatCaller(owner="o", tenant="t", user="bob")
+KEY = LibreChatCaller(owner="o")
 PIECE = b"x" * 100
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Shelf, None]:
+async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[GatewayStore, None]:
     monkeypatch.setattr(librechat, "MAX_OWNER_BYTES", 1000)
     monkeypatch.setattr(librechat, "MAX_USER_BYTES", 600)
-    monkeypatch.setattr(arriving_module, "CHECK_BYTES", len(PIECE))
-    async with Shelf(tmp_path, 30) as opened:
+    monkeypatch.setattr(arriving_module, "UPLOAD_CHECK_BYTES", len(PIECE))
+    async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
 
@@ -35,7 +35,7 @@ async def pieces(count: int) -> AsyncGenerator[bytes, None]:
         yield PIECE
 
 
-async def put(shelf: Shelf, room: Reservation, chunks: AsyncGenerator[bytes, None]) -> Content:
+async def put(shelf: GatewayStore, room: UploadReservation, chunks: AsyncGenerator[bytes, None]) -> CodeFileContent:
     with room.file():
         return await shelf.code_files.put_content(new_code_id(), room.taking(chunks), 10_000)
 
@@ -44,26 +44,26 @@ def written(tmp_path: Path) -> int:
     return sum(each.stat().st_size for each in (tmp_path / "blobs").iterdir())
 
 
-async def test_what_others_are_bringing_takes_room_before_it_is_known(shelf: Shelf, tmp_path: Path):
-    arriving = Arriving(shelf.code_files)
-    rooms = [arriving.reservation(KEY) for _ in range(10)]
+async def test_what_others_are_bringing_takes_room_before_it_is_known(shelf: GatewayStore, tmp_path: Path):
+    arriving = IncomingUploads(shelf.code_files)
+    rooms = [arriving.new_reservation(KEY) for _ in range(10)]
     coming = await asyncio.gather(*(put(shelf, room, pieces(6)) for room in rooms), return_exceptions=True)
-    assert sum(isinstance(each, Refusal) for each in coming) >= 9  # there is room for one
+    assert sum(isinstance(each, LibreChatRefusal) for each in coming) >= 9  # there is room for one
     assert written(tmp_path) <= 1000
     for room in rooms:
         room.release()
     assert not arriving._bytes and not arriving._count
 
 
-async def test_a_users_room_is_part_of_the_owners(shelf: Shelf):
-    arriving = Arriving(shelf.code_files)
-    ann, bob = arriving.reservation(ANN), arriving.reservation(BOB)
+async def test_a_users_room_is_part_of_the_owners(shelf: GatewayStore):
+    arriving = IncomingUploads(shelf.code_files)
+    ann, bob = arriving.new_reservation(ANN), arriving.new_reservation(BOB)
     content = await put(shelf, ann, pieces(6))
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(LibreChatRefusal) as error:
         await put(shelf, ann, pieces(1))
     assert (error.value.status, error.value.body["error"]) == (413, "storage_limit_exceeded")
     await put(shelf, bob, pieces(4))
-    with pytest.raises(Refusal):
+    with pytest.raises(LibreChatRefusal):
         await put(shelf, bob, pieces(1))  # the owner has no more
     ann.release()
     await put(shelf, bob, pieces(2))  # what failed is counted no longer, nor what was dropped
@@ -71,15 +71,15 @@ async def test_a_users_room_is_part_of_the_owners(shelf: Shelf):
     assert not arriving._bytes and content.bytes == 600
 
 
-async def test_what_is_kept_is_counted_once(shelf: Shelf):
-    arriving = Arriving(shelf.code_files)
+async def test_what_is_kept_is_counted_once(shelf: GatewayStore):
+    arriving = IncomingUploads(shelf.code_files)
     for _ in range(2):
-        room = arriving.reservation(KEY)
+        room = arriving.new_reservation(KEY)
         content = await put(shelf, room, pieces(5))
         await room.check()
-        space = Space(owner="o")
-        file = new_file(content, space, session=new_code_id(), user="", name="a", content_type="text/plain")
+        space = FileSpace(owner="o")
+        file = new_code_file(content, space, session=new_code_id(), user="", name="a", content_type="text/plain")
         await shelf.code_files.add([file])
         room.release()
-    with pytest.raises(Refusal):
-        await put(shelf, arriving.reservation(KEY), pieces(1))
+    with pytest.raises(LibreChatRefusal):
+        await put(shelf, arriving.new_reservation(KEY), pieces(1))

@@ -16,10 +16,10 @@ from tests.conftest import RunningServer, wait_until
 from tests.librechat.programs import content, names, run
 
 from cloche import errors
-from cloche.api.librechat.outcome import Outcome, encode, whole_letters
-from cloche.api.librechat.replies import Notes
-from cloche.api.librechat.request import decode
-from cloche.engine.commands.jobs import HeadAndTail, Kept
+from cloche.api.librechat.outcome import ProgramOutcome, encode_outcome, trim_partial_characters
+from cloche.api.librechat.replies import ProgramNotes
+from cloche.api.librechat.request import decode_exec
+from cloche.engine.commands.jobs import CapturedStream, HeadAndTail
 from cloche.engine.commands.program import Exited
 
 FIELDS = {"session_id", "files", "stdout", "stderr", "code", "signal", "message", "status", "wall_time"}
@@ -85,7 +85,7 @@ def test_what_has_no_program_in_it_is_refused(client: httpx2.Client, body: bytes
     ],
 )
 def test_what_makes_no_sense_spoils_only_itself(fields: dict[str, Any]) -> None:
-    asked = decode(json.dumps({"lang": "py", "code": "1", **fields}).encode())
+    asked = decode_exec(json.dumps({"lang": "py", "code": "1", **fields}).encode())
     assert asked.code == "1" and not asked.files and asked.hint is None and asked.timeout_seconds is None
     assert asked.notes and asked.args in ((), ("one",))
 
@@ -99,12 +99,12 @@ def test_what_makes_no_sense_spoils_only_itself(fields: dict[str, Any]) -> None:
     ],
 )
 def test_half_a_letter_of_a_text_that_was_cut_is_replaced(sent: str, code: str) -> None:
-    assert decode(b'{"lang": "py", "code": "%s"}' % sent.encode()).code == code
+    assert decode_exec(b'{"lang": "py", "code": "%s"}' % sent.encode()).code == code
 
 
 def test_the_body_is_not_quoted_in_errors() -> None:
     with pytest.raises(errors.InvalidRequest) as refused:
-        decode(b'{"lang":"py","LIBRECHAT_CODE_API_KEY":"sekret')
+        decode_exec(b'{"lang":"py","LIBRECHAT_CODE_API_KEY":"sekret')
     assert "sekret" not in str(refused.value)
 
 
@@ -161,8 +161,8 @@ def test_head_and_tail_are_exact() -> None:
 
 
 def test_a_letter_that_is_cut_in_the_middle_is_no_riddle() -> None:
-    kept = Kept(head="é".encode(), tail="é".encode(), dropped_bytes=0)
-    answer = encode(Outcome(exited=Exited(exit_code=0), stdout=kept), Notes())
+    kept = CapturedStream(head="é".encode(), tail="é".encode(), dropped_bytes=0)
+    answer = encode_outcome(ProgramOutcome(exited=Exited(exit_code=0), stdout=kept), ProgramNotes())
     assert answer["stdout"] == "éé"
 
 
@@ -171,7 +171,9 @@ def test_no_letter_is_cut_where_something_is_left_out() -> None:
         data = text.encode()
         for start in range(len(data)):
             for end in range(start, len(data) + 1):
-                kept = whole_letters(Kept(head=data[:start], tail=data[end:], dropped_bytes=end - start))
+                kept = trim_partial_characters(
+                    CapturedStream(head=data[:start], tail=data[end:], dropped_bytes=end - start)
+                )
                 assert text.startswith(kept.head.decode()) and text.endswith(kept.tail.decode())
                 assert len(kept.head) + len(kept.tail) + kept.dropped_bytes == len(data)
 

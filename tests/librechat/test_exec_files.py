@@ -10,10 +10,10 @@ from tests.librechat.conftest import User
 from tests.librechat.programs import Json, content, names, reference, run, upload
 
 from cloche import errors
-from cloche.api.librechat.inputs import Input
-from cloche.api.librechat.outputs import changes_of
-from cloche.engine.sandboxes.files import Found, Survey, survey_of
-from cloche.engine.sandboxes.init_client import Reply
+from cloche.api.librechat.inputs import ProgramInput
+from cloche.api.librechat.outputs import find_changes
+from cloche.engine.sandboxes.files import DirectorySurvey, SurveyedFile, parse_survey
+from cloche.engine.sandboxes.init_client import InitReply
 from cloche.model import MIB
 from cloche.store.librechat import CodeFile
 
@@ -223,20 +223,29 @@ def _file(name: str, sha256: str, *, read_only: bool = False) -> CodeFile:
 
 
 def test_changes_are_what_differs() -> None:
-    inputs = [Input(path=name, file=_file(name, "1", read_only=name == "ro")) for name in ("same", "new", "gone", "ro")]
-    there = [Found(path="same", size_bytes=1, sha256="1"), Found(path="new", size_bytes=1, sha256="2")]
-    found = Survey(
-        files=(*there, Found(path="ro", size_bytes=9), Found(path="more", size_bytes=3), Found(path="x", size_bytes=5))
+    inputs = [
+        ProgramInput(path=name, file=_file(name, "1", read_only=name == "ro")) for name in ("same", "new", "gone", "ro")
+    ]
+    there = [SurveyedFile(path="same", size_bytes=1, sha256="1"), SurveyedFile(path="new", size_bytes=1, sha256="2")]
+    found = DirectorySurvey(
+        files=(
+            *there,
+            SurveyedFile(path="ro", size_bytes=9),
+            SurveyedFile(path="more", size_bytes=3),
+            SurveyedFile(path="x", size_bytes=5),
+        )
     )
-    changes = changes_of(found, inputs, {"x": 5})
+    changes = find_changes(found, inputs, {"x": 5})
     assert [each.path for each in changes.made] == ["new", "more"]
     assert [each.path for each in changes.inherited] == ["same", "ro"]
     assert changes.deleted == ("gone",) and changes.ignored == {"x": 5}
 
 
-@pytest.mark.parametrize("survey", [Survey(files=(), whole=False), Survey(files=(), passed={"unreadable": 1})])
-def test_what_was_not_seen_is_deleted_only_where_all_was_seen(survey: Survey) -> None:
-    changes = changes_of(survey, [Input(path="a", file=_file("a", "1"))], {})
+@pytest.mark.parametrize(
+    "survey", [DirectorySurvey(files=(), whole=False), DirectorySurvey(files=(), passed={"unreadable": 1})]
+)
+def test_what_was_not_seen_is_deleted_only_where_all_was_seen(survey: DirectorySurvey) -> None:
+    changes = find_changes(survey, [ProgramInput(path="a", file=_file("a", "1"))], {})
     assert [each.path for each in changes.inherited] == ["a"] and changes.deleted == ()
 
 
@@ -261,4 +270,4 @@ def test_an_input_in_a_directory_that_cannot_be_read_is_not_deleted(client: http
 )
 def test_a_guest_that_lies_about_its_files_is_not_believed(body: bytes) -> None:
     with pytest.raises(errors.ProtocolViolation):
-        survey_of(Reply({"truncated": False, "passed": {}, "at_ns": 1}, body, []))
+        parse_survey(InitReply({"truncated": False, "passed": {}, "at_ns": 1}, body, []))

@@ -23,14 +23,14 @@ from tests.librechat.test_exec_languages import HELLO, is_here
 
 from cloche import errors
 from cloche.api.librechat import program_sandbox
-from cloche.api.librechat.identity import Caller, space_of
-from cloche.api.librechat.outputs import Collected
-from cloche.api.librechat.replies import Notes, Refusal
-from cloche.api.librechat.request import MAX_CODE_BYTES, decode
-from cloche.config import Config, Pool
+from cloche.api.librechat.identity import LibreChatCaller, space_of
+from cloche.api.librechat.outputs import CollectedOutputs
+from cloche.api.librechat.replies import LibreChatRefusal, ProgramNotes
+from cloche.api.librechat.request import MAX_CODE_BYTES, decode_exec
+from cloche.config import Config, PoolConfig
 from cloche.guest.files import tree
 from cloche.model import MIB, SandboxSpec, Template
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 from cloche.store.blobs import Blobs
 
 DAEMON = """
@@ -86,38 +86,38 @@ def test_no_more_is_kept_of_a_file_than_it_had_when_it_was_counted(client: httpx
 def test_a_digest_is_of_a_file_with_that_size_only(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(10))
-    assert tree.digest(str(file), 10) is not None
-    assert tree.digest(str(file), 9) is None and tree.digest(str(file), 11) is None
+    assert tree.file_digest(str(file), 10) is not None
+    assert tree.file_digest(str(file), 9) is None and tree.file_digest(str(file), 11) is None
     os.truncate(file, 1 << 40)  # nobody would read all of it
-    assert tree.digest(str(file), 10) is None
+    assert tree.file_digest(str(file), 10) is None
 
 
-class Endless(program_sandbox.Place):
+class Endless(program_sandbox.ProgramSandbox):
     """A place that nobody ever has seen all of."""
 
-    async def _collect(self) -> Collected:
+    async def _collect(self) -> CollectedOutputs:
         await asyncio.Event().wait()
         raise AssertionError
 
-    def _lost(self) -> Collected:
-        return Collected()
+    def _lost(self) -> CollectedOutputs:
+        return CollectedOutputs()
 
 
 async def test_a_sandbox_that_cannot_be_looked_at_in_time_is_given_up(
     bare_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_sandbox, "COLLECT_SECONDS", 0.01)
-    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
-        sandbox, notes = await engine.create(SandboxSpec()), Notes()
-        place = Endless(sandbox, Caller(owner="o"), "s", notes)
-        assert await place.collect() == Collected()
+    async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
+        sandbox, notes = await engine.create(SandboxSpec()), ProgramNotes()
+        place = Endless(sandbox, LibreChatCaller(owner="o"), "s", notes)
+        assert await place.collect() == CollectedOutputs()
         assert "could not be read in time" in notes.after("") and sandbox.ending is not None
 
 
 async def test_files_with_long_names_may_be_as_many_as_there_can_be(bare_dir: str) -> None:
     name = "/".join(["\N{GRINNING FACE}" * 60] * 4)
-    known = {f"{number}/{name}": 1 for number in range(tree.MAX_ENTRIES)}
-    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
+    known = {f"{number}/{name}": 1 for number in range(tree.MAX_SURVEY_ENTRIES)}
+    async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
         sandbox = await engine.create(SandboxSpec())
         await sandbox.files.write(f"/mnt/data/7/{name}", b"x")
         survey = await sandbox.files.survey("/mnt/data", known)
@@ -187,7 +187,7 @@ def open_below(directory: str, pid: int) -> list[str]:
 
 
 async def test_an_answer_that_comes_as_its_asker_leaves_is_closed(bare_dir: str) -> None:
-    async with assemble(Config(data_dir=bare_dir, pool=Pool(ready=0))) as engine:
+    async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
         sandbox = await engine.create(SandboxSpec())
         await sandbox.files.write("/mnt/data/large", bytes(MIB))
         opening = asyncio.ensure_future(sandbox.files.open("/mnt/data/large"))
@@ -242,21 +242,23 @@ def test_no_file_is_written_behind_a_symlink_of_a_program(client: httpx2.Client,
 @pytest.mark.parametrize("number", [10**400, -(10**400), 10**30, 1e308], ids=["huge", "tiny", "large", "float"])
 def test_numbers_beyond_all_bounds_spoil_only_themselves(number: float) -> None:
     ref = {"id": "a" * 21, "session_id": "b" * 21, "kind": "skill", "resource_id": "x", "version": number}
-    asked = decode(json.dumps({"lang": "py", "code": "1", "timeout": number, "args": [1], "files": [ref]}).encode())
+    asked = decode_exec(
+        json.dumps({"lang": "py", "code": "1", "timeout": number, "args": [1], "files": [ref]}).encode()
+    )
     assert asked.timeout_seconds == (1e12 if number > 0 else None) and asked.args == ("1",)
-    with pytest.raises(Refusal, match="version must be"):
-        space_of(Caller(owner="o"), asked.files[0].space, "resource_id")
+    with pytest.raises(LibreChatRefusal, match="version must be"):
+        space_of(LibreChatCaller(owner="o"), asked.files[0].space, "resource_id")
 
 
 def test_what_is_not_looked_at_is_not_even_made() -> None:
-    asked = decode(
+    asked = decode_exec(
         b'{"lang":"py","code":"1","other":' + b"[" * 900 + b"]" * 900 + b',"timeout":"' + b"x" * 2000 + b'"}'
     )
     assert asked.code == "1" and "`timeout` was ignored" in asked.notes[0]
-    many = decode(b'{"lang":"py","code":"1","args":[' + b"[]," * (2 * MIB) + b"1]}")
+    many = decode_exec(b'{"lang":"py","code":"1","args":[' + b"[]," * (2 * MIB) + b"1]}")
     assert many.args == () and "`args` was ignored" in many.notes[0]
     with pytest.raises(errors.InvalidRequest, match="`code` must be there"):
-        decode(b'{"lang":"py","code":[' + b"[]," * 1000 + b"1]}")
+        decode_exec(b'{"lang":"py","code":[' + b"[]," * 1000 + b"1]}")
 
 
 def test_a_program_that_is_too_long_is_refused(client: httpx2.Client) -> None:

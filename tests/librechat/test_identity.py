@@ -17,20 +17,20 @@ from tests.librechat.minting import KEY_ID, claims, jwk, mint, new_ed25519, pem
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.librechat import LibreChat
-from cloche.api.librechat.identity import Caller, Doorkeeper
-from cloche.api.librechat.limits import Pace
-from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat import LibreChatApi
+from cloche.api.librechat.identity import LibreChatAuth, LibreChatCaller
+from cloche.api.librechat.limits import ProgramRateLimit
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.config import Config
-from cloche.config.librechat import Jwt
-from cloche.config.librechat import LibreChat as Settings
+from cloche.config.librechat import JwtConfig
+from cloche.config.librechat import LibreChatConfig as Settings
 from cloche.model import Principal
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 from cloche.telemetry import log
 
 KEY, OTHER_KEY = "e2b_" + "7" * 40, "a.key.with-two-dots-in-it"
 SIGNS = new_ed25519()
-JWT = Jwt(jwks=json.dumps({"keys": [jwk(SIGNS)]}), owner="chat")
+JWT = JwtConfig(jwks=json.dumps({"keys": [jwk(SIGNS)]}), owner="chat")
 OWNER = Principal(owner="ada", key_id="k1")
 
 
@@ -48,12 +48,12 @@ def asking(*headers: tuple[str, str], state: dict[str, Any] | None = None) -> Re
     return Request({"type": "http", "method": "POST", "path": "/exec", "headers": raw, "state": state or {}})
 
 
-def caller(*headers: tuple[str, str], jwt: Jwt = JWT) -> Caller:
-    return Doorkeeper(Gatekeeper(TwoKeys(), OWNER), jwt).caller(asking(*headers))
+def caller(*headers: tuple[str, str], jwt: JwtConfig = JWT) -> LibreChatCaller:
+    return LibreChatAuth(Gatekeeper(TwoKeys(), OWNER), jwt).caller(asking(*headers))
 
 
-def refused(*headers: tuple[str, str], jwt: Jwt = JWT) -> Refusal:
-    with pytest.raises(Refusal) as refusal:
+def refused(*headers: tuple[str, str], jwt: JwtConfig = JWT) -> LibreChatRefusal:
+    with pytest.raises(LibreChatRefusal) as refusal:
         caller(*headers, jwt=jwt)
     return refusal.value
 
@@ -74,25 +74,27 @@ def refused(*headers: tuple[str, str], jwt: Jwt = JWT) -> Refusal:
     ids=lambda headers: " ".join(name for name, _ in headers),
 )
 def test_a_key_is_one_librechat_wherever_it_puts_it(headers: list[tuple[str, str]]):
-    assert caller(*headers) == Caller(owner="ada", tenant="", user="", source="key")
+    assert caller(*headers) == LibreChatCaller(owner="ada", tenant="", user="", source="key")
 
 
 def test_a_token_is_one_user_of_the_owner_that_is_configured():
-    assert caller(("Authorization", f"Bearer {mint(SIGNS)}")) == Caller(
+    assert caller(("Authorization", f"Bearer {mint(SIGNS)}")) == LibreChatCaller(
         owner="chat", tenant="legacy", user="6630f2a1c0ffee0123456789", source="jwt"
     )
 
 
 def test_a_request_is_asked_once_and_its_principal_is_known_to_all():
     request = asking(("Authorization", f"Bearer {mint(SIGNS)}"))
-    door = Doorkeeper(Gatekeeper(TwoKeys(), OWNER), JWT)
+    door = LibreChatAuth(Gatekeeper(TwoKeys(), OWNER), JWT)
     assert door.caller(request) is door.caller(request)
     assert request.scope["state"]["principal"] == Principal(owner="chat", role="user", key_id=f"jwt:{KEY_ID}")
 
 
 def test_who_came_through_the_control_socket_is_who_that_says_whatever_headers_say():
     request = asking(("X-API-Key", "wrong"), state={"principal": Principal(owner="local", role="admin")})
-    assert Doorkeeper(Gatekeeper(TwoKeys(), OWNER), JWT).caller(request) == Caller(owner="local", source="local")
+    assert LibreChatAuth(Gatekeeper(TwoKeys(), OWNER), JWT).caller(request) == LibreChatCaller(
+        owner="local", source="local"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,14 +140,14 @@ def test_a_wrong_credential_is_refused_and_not_repeated(credential: str):
 
 
 def test_where_no_key_for_tokens_is_set_a_token_is_answered_with_how_to_set_one():
-    refusal = refused(("Authorization", f"Bearer {mint(SIGNS)}"), jwt=Jwt())
+    refusal = refused(("Authorization", f"Bearer {mint(SIGNS)}"), jwt=JwtConfig())
     assert refusal.status == 401 and "CODEAPI_JWT_JWKS_JSON" in refusal.body["message"]
 
 
 def test_without_keys_programs_on_this_machine_are_served_and_web_pages_are_not():
-    door = Doorkeeper(Gatekeeper(None, Principal(owner="local")), JWT)
+    door = LibreChatAuth(Gatekeeper(None, Principal(owner="local")), JWT)
     here = ("Host", "127.0.0.1:8000")
-    assert door.caller(asking(here)) == Caller(owner="local", source="local")
+    assert door.caller(asking(here)) == LibreChatCaller(owner="local", source="local")
     assert door.caller(asking(here, ("X-API-Key", "any"))).owner == "local"
     assert door.caller(asking(here, ("Authorization", f"Bearer {mint(SIGNS)}"))).source == "jwt"  # still a user each
     for headers in ([here, ("Origin", "https://evil.example")], [("Host", "evil.example")]):
@@ -160,7 +162,7 @@ def test_a_profile_that_nobody_has_is_refused_in_words_that_clients_know():
 
 def test_a_key_that_cannot_be_used_is_an_error_of_the_configuration():
     with pytest.raises(errors.InvalidConfig, match="jwks"):
-        Doorkeeper(Gatekeeper(TwoKeys(), OWNER), Jwt(jwks="{}"))
+        LibreChatAuth(Gatekeeper(TwoKeys(), OWNER), JwtConfig(jwks="{}"))
 
 
 # --- how fast
@@ -174,11 +176,11 @@ class Clock:
 
 
 def test_a_user_waits_as_long_as_is_said_and_nobody_waits_for_another():
-    clock, ada, bob = Clock(), Caller(owner="o", user="ada"), Caller(owner="o", user="bob")
-    pace = Pace(20, clock)
+    clock, ada, bob = Clock(), LibreChatCaller(owner="o", user="ada"), LibreChatCaller(owner="o", user="bob")
+    pace = ProgramRateLimit(20, clock)
     for _ in range(20):
         pace.take(ada)
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(LibreChatRefusal) as refusal:
         pace.take(ada)
     pace.take(bob)
     assert refusal.value.status == 429
@@ -198,19 +200,19 @@ def test_a_user_waits_as_long_as_is_said_and_nobody_waits_for_another():
 
 
 def test_without_a_limit_nobody_is_counted_and_with_one_those_who_paused_are_forgotten(monkeypatch):
-    pace = Pace(0)
+    pace = ProgramRateLimit(0)
     for _ in range(1000):
-        pace.take(Caller(owner="o"))
+        pace.take(LibreChatCaller(owner="o"))
     monkeypatch.setattr("cloche.api.librechat.limits.SWEEP_ENTRIES", 10)
     clock = Clock()
-    pace = Pace(60, clock)
+    pace = ProgramRateLimit(60, clock)
     for number in range(100):
         clock.now += 1
-        pace.take(Caller(owner="o", user=str(number)))
+        pace.take(LibreChatCaller(owner="o", user=str(number)))
     assert len(pace._left) <= 11
 
 
-def test_one_too_many_is_answered_with_when_to_try_again_for_that_user_alone(app: LibreChat):
+def test_one_too_many_is_answered_with_when_to_try_again_for_that_user_alone(app: LibreChatApi):
     """What is counted is whoever asks, before anything of what they ask for is looked at."""
     answers = [ask(app, bearer("hasty")) for _ in range(4)]
     assert [each.status_code for each in answers] == [400, 400, 400, 429]
@@ -221,7 +223,7 @@ def test_one_too_many_is_answered_with_when_to_try_again_for_that_user_alone(app
     assert ask(app, bearer("patient")).status_code == 400
 
 
-def test_a_refused_token_is_in_the_log_by_its_reason_only(app: LibreChat, capsys, monkeypatch):
+def test_a_refused_token_is_in_the_log_by_its_reason_only(app: LibreChatApi, capsys, monkeypatch):
     monkeypatch.setattr(log, "level", "info")
     headers = bearer("u3", exp=1)
     assert ask(app, headers, apiKey=KEY).status_code == 401
@@ -231,13 +233,13 @@ def test_a_refused_token_is_in_the_log_by_its_reason_only(app: LibreChat, capsys
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> LibreChat:
+def app(tmp_path: Path) -> LibreChatApi:
     """The API without what runs code. Each user has three programs a minute."""
     config = Config(data_dir=str(tmp_path), librechat=Settings(exec_per_minute=3, jwt=JWT))
-    return LibreChat(no_engine(config), Shelf(tmp_path, 1.0), Gatekeeper(TwoKeys(), OWNER), config, b"secret")
+    return LibreChatApi(no_engine(config), GatewayStore(tmp_path, 1.0), Gatekeeper(TwoKeys(), OWNER), config, b"secret")
 
 
-def ask(app: LibreChat, headers: dict[str, str], **body: str) -> httpx2.Response:
+def ask(app: LibreChatApi, headers: dict[str, str], **body: str) -> httpx2.Response:
     async def post() -> httpx2.Response:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://host") as client:
             return await client.post("/librechat/v1/exec", json=body, headers=headers)

@@ -25,17 +25,17 @@ from tests.librechat.minting import (
 )
 
 from cloche import errors
-from cloche.api.librechat.jwt import CHECK_SECONDS, InvalidToken, Keys, Verifier
-from cloche.config.librechat import Jwt
+from cloche.api.librechat.jwt import KEY_CHECK_SECONDS, InvalidToken, JwtKeys, JwtVerifier
+from cloche.config.librechat import JwtConfig
 
 ED, RSA, SECRET = new_ed25519(), new_rsa(), b"a secret that both sides have, and nobody else"
 STRANGER = new_ed25519()
-BOTH = Jwt(jwks=json.dumps({"keys": [jwk(ED), jwk(RSA, "rsa-1")]}))
+BOTH = JwtConfig(jwks=json.dumps({"keys": [jwk(ED), jwk(RSA, "rsa-1")]}))
 MADE_AT = time.time()  # when the tokens of the tables below were made: they are tried much later, in a long run
 
 
-def verifier(settings: Jwt = BOTH, clock: Any = time.time) -> Verifier:
-    return Verifier(settings, Keys(settings), clock)
+def verifier(settings: JwtConfig = BOTH, clock: Any = time.time) -> JwtVerifier:
+    return JwtVerifier(settings, JwtKeys(settings), clock)
 
 
 # --- tokens that are believed
@@ -61,7 +61,7 @@ def test_what_librechat_signed_says_who_it_is(token: str):
 
 
 def test_a_shared_secret_is_used_where_it_is_allowed():
-    settings = Jwt(hs256_secret=SECRET.decode(), algorithms=("HS256",))
+    settings = JwtConfig(hs256_secret=SECRET.decode(), algorithms=("HS256",))
     assert verifier(settings).verify(mint(SECRET, kid="hs256-dev")).key_id == "hs256-dev"
     with pytest.raises(InvalidToken, match="signature"):
         verifier(settings).verify(mint(b"another secret, which is wrong, however long", kid="hs256-dev"))
@@ -75,10 +75,10 @@ def test_a_token_can_be_used_again_while_it_lasts():
 
 def test_a_user_without_a_tenant_is_in_the_one_for_these_unless_tenants_are_strict():
     token = mint(ED, claims(tenant_id=...))
-    assert verifier(Jwt(jwks=BOTH.jwks, tenant="ours")).verify(token).tenant == "ours"
+    assert verifier(JwtConfig(jwks=BOTH.jwks, tenant="ours")).verify(token).tenant == "ours"
     assert verifier().verify(mint(ED, claims(tenant_id="acme"))).tenant == "acme"
     with pytest.raises(InvalidToken, match="tenant_id"):
-        verifier(Jwt(jwks=BOTH.jwks, strict_tenants=True)).verify(token)
+        verifier(JwtConfig(jwks=BOTH.jwks, strict_tenants=True)).verify(token)
 
 
 # --- tokens that are not
@@ -177,7 +177,7 @@ def test_a_token_that_is_wrong_anywhere_is_refused_with_the_reason(name: str):
 
 
 def test_a_public_key_is_no_secret_even_where_secrets_are_allowed():
-    settings = Jwt(
+    settings = JwtConfig(
         jwks=BOTH.jwks, hs256_secret=SECRET.decode(), hs256_key_id="hs", algorithms=("EdDSA", "RS256", "HS256")
     )
     for secret, kid in ((pem(RSA).encode(), "rsa-1"), (pem(ED).encode(), KEY_ID), (SECRET, KEY_ID), (SECRET, "rsa-1")):
@@ -208,37 +208,37 @@ def test_a_key_is_taken_as_pem_jwk_der_or_the_path_of_one(tmp_path: Path):
     path.write_text(pem(ED))
     der = "".join(pem(ED).splitlines()[1:-1])
     for written in (pem(ED), pem(ED).replace("\n", "\\n"), json.dumps(jwk(ED)), der, str(path)):
-        assert verifier(Jwt(public_key=written, key_id=KEY_ID)).verify(mint(ED)).key_id == KEY_ID
-    assert verifier(Jwt(public_key=pem(RSA), key_id="r")).verify(mint(RSA, kid="r"))
+        assert verifier(JwtConfig(public_key=written, key_id=KEY_ID)).verify(mint(ED)).key_id == KEY_ID
+    assert verifier(JwtConfig(public_key=pem(RSA), key_id="r")).verify(mint(RSA, kid="r"))
 
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        (Jwt(jwks="{"), "jwks: it is not JSON"),
-        (Jwt(jwks='{"x": 1}'), "set of keys"),
-        (Jwt(jwks='{"keys": []}'), "no key"),
-        (Jwt(jwks=json.dumps({"keys": [{"kty": "EC", "kid": "e"}]})), "no key"),
-        (Jwt(jwks=json.dumps({"keys": [jwk(ED), jwk(RSA)]})), "two keys with the id"),
-        (Jwt(jwks=json.dumps({"keys": [{**jwk(ED), "d": "AAAA"}]})), "private key"),
-        (Jwt(jwks=json.dumps({"keys": [{**jwk(ED), "alg": "RS256"}]})), "alg"),
-        (Jwt(jwks=json.dumps({"keys": [{**jwk(ED), "x": "AAAA"}]})), "no key"),
-        (Jwt(jwks=json.dumps({"keys": [{**jwk(RSA), "n": 7}]})), "`n`"),
-        (Jwt(jwks=json.dumps({"keys": [jwk(new_rsa(1024))]})), "2048"),
-        (Jwt(jwks="/nowhere/jwks.json"), "jwks.*cannot be read"),
-        (Jwt(keys_dir="/nowhere"), "keys_dir.*cannot be read"),
-        (Jwt(public_key=private_pem(ED), key_id="k"), "public_key.*private key"),
-        (Jwt(public_key="-----BEGIN PUBLIC KEY-----", key_id="k"), "no public key"),
-        (Jwt(public_key="a\0b", key_id="k"), "public_key"),
-        (Jwt(public_key=pem(ec.generate_private_key(ec.SECP256R1())), key_id="k"), "kind"),  # type: ignore[arg-type]
-        (Jwt(public_key=pem(ED), key_id="two words"), "id of a key"),
-        (Jwt(public_key=pem(ED), key_id="k", algorithms=("RS256",)), "the keys are for EdDSA"),
+        (JwtConfig(jwks="{"), "jwks: it is not JSON"),
+        (JwtConfig(jwks='{"x": 1}'), "set of keys"),
+        (JwtConfig(jwks='{"keys": []}'), "no key"),
+        (JwtConfig(jwks=json.dumps({"keys": [{"kty": "EC", "kid": "e"}]})), "no key"),
+        (JwtConfig(jwks=json.dumps({"keys": [jwk(ED), jwk(RSA)]})), "two keys with the id"),
+        (JwtConfig(jwks=json.dumps({"keys": [{**jwk(ED), "d": "AAAA"}]})), "private key"),
+        (JwtConfig(jwks=json.dumps({"keys": [{**jwk(ED), "alg": "RS256"}]})), "alg"),
+        (JwtConfig(jwks=json.dumps({"keys": [{**jwk(ED), "x": "AAAA"}]})), "no key"),
+        (JwtConfig(jwks=json.dumps({"keys": [{**jwk(RSA), "n": 7}]})), "`n`"),
+        (JwtConfig(jwks=json.dumps({"keys": [jwk(new_rsa(1024))]})), "2048"),
+        (JwtConfig(jwks="/nowhere/jwks.json"), "jwks.*cannot be read"),
+        (JwtConfig(keys_dir="/nowhere"), "keys_dir.*cannot be read"),
+        (JwtConfig(public_key=private_pem(ED), key_id="k"), "public_key.*private key"),
+        (JwtConfig(public_key="-----BEGIN PUBLIC KEY-----", key_id="k"), "no public key"),
+        (JwtConfig(public_key="a\0b", key_id="k"), "public_key"),
+        (JwtConfig(public_key=pem(ec.generate_private_key(ec.SECP256R1())), key_id="k"), "kind"),  # type: ignore[arg-type]
+        (JwtConfig(public_key=pem(ED), key_id="two words"), "id of a key"),
+        (JwtConfig(public_key=pem(ED), key_id="k", algorithms=("RS256",)), "the keys are for EdDSA"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_a_key_that_cannot_be_used_is_said_at_the_start(settings: Jwt, reason: str):
+def test_a_key_that_cannot_be_used_is_said_at_the_start(settings: JwtConfig, reason: str):
     with pytest.raises(errors.InvalidConfig, match=reason) as refused:
-        Keys(settings)
+        JwtKeys(settings)
     assert "librechat.jwt" in str(refused.value)
     assert "MC4C" not in str(refused.value)  # how a private key begins
 
@@ -256,19 +256,19 @@ def test_keys_in_a_directory_come_and_go_without_a_restart(tmp_path: Path):
     hours = Hours()
     (tmp_path / f"{KEY_ID}.pem").write_text(pem(ED))
     (tmp_path / ".hidden").write_text("not a key")
-    keys = Keys(Jwt(keys_dir=str(tmp_path)), hours)
-    asked = Verifier(BOTH, keys)
+    keys = JwtKeys(JwtConfig(keys_dir=str(tmp_path)), hours)
+    asked = JwtVerifier(BOTH, keys)
     assert asked.verify(mint(ED))
 
     (tmp_path / "rsa-1.json").write_text(json.dumps(jwk(RSA)))
     (tmp_path / "broken.pem").write_text("half a fi")
-    hours.now += CHECK_SECONDS
+    hours.now += KEY_CHECK_SECONDS
     assert asked.verify(mint(RSA, kid="rsa-1"))
     assert asked.verify(mint(ED))
 
     os.replace(tmp_path / "rsa-1.json", tmp_path / "gone")  # a rotation: the old one is no longer good
     (tmp_path / f"{KEY_ID}.pem").write_text(pem(STRANGER))
-    hours.now += CHECK_SECONDS
+    hours.now += KEY_CHECK_SECONDS
     with pytest.raises(InvalidToken, match="kid"):
         asked.verify(mint(RSA, kid="rsa-1"))
     with pytest.raises(InvalidToken, match="signature"):
@@ -279,14 +279,14 @@ def test_keys_in_a_directory_come_and_go_without_a_restart(tmp_path: Path):
 def test_a_file_of_keys_is_looked_at_now_and_then_and_not_for_each_token(tmp_path: Path):
     hours, path = Hours(), tmp_path / "jwks.json"
     path.write_text(json.dumps({"keys": [jwk(ED)]}))
-    keys = Keys(Jwt(jwks=str(path)), hours)
+    keys = JwtKeys(JwtConfig(jwks=str(path)), hours)
     path.write_text("{")
-    hours.now += CHECK_SECONDS / 2
+    hours.now += KEY_CHECK_SECONDS / 2
     assert keys.find(KEY_ID)
-    hours.now += CHECK_SECONDS
+    hours.now += KEY_CHECK_SECONDS
     assert keys.find(KEY_ID) is None  # what cannot be read proves nothing
     path.write_text(json.dumps({"keys": [jwk(ED), jwk(RSA, "rsa-1")]}))
-    hours.now += CHECK_SECONDS
+    hours.now += KEY_CHECK_SECONDS
     assert keys.find("rsa-1")
     assert keys.ids == [KEY_ID, "rsa-1"]
 
@@ -294,6 +294,6 @@ def test_a_file_of_keys_is_looked_at_now_and_then_and_not_for_each_token(tmp_pat
 def test_what_signs_is_what_checks():
     """The tests' own signatures are real: else every refusal above would prove nothing."""
     for key, kid in ((ED, KEY_ID), (RSA, "rsa-1")):
-        found = Keys(BOTH).find(kid)
+        found = JwtKeys(BOTH).find(kid)
         assert found and found.algorithm == signer(key)[0]
         assert found.accepts(signer(key)[1](b"x"), b"x") and not found.accepts(signer(key)[1](b"x"), b"y")

@@ -17,8 +17,8 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.librechat.conftest import User
 
-from cloche.api.librechat.continuation import Continuation, Tokens
-from cloche.api.librechat.identity import Caller
+from cloche.api.librechat.continuation import Continuation, ContinuationTokens
+from cloche.api.librechat.identity import LibreChatCaller
 from cloche.store.secret import server_secret
 
 Json = dict[str, Any]
@@ -390,25 +390,27 @@ def test_a_token_of_somebody_else_is_as_one_of_nobody(user: User, client: httpx2
     assert send(user("bob"), told).json() == refused[0].json()
 
 
-def test_a_token_that_has_expired_is_named(client: httpx2.Client, librechat_server: RunningServer, tokens: Tokens):
-    owner = Caller(owner="local")
+def test_a_token_that_has_expired_is_named(
+    client: httpx2.Client, librechat_server: RunningServer, tokens: ContinuationTokens
+):
+    owner = LibreChatCaller(owner="local")
     old = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) - 5, whose=tokens.whose(owner))
     given = [{"call_id": "call_001", "result": 1}]
-    late = send(client, {"continuation_token": tokens.issue(old)}, given)
+    late = send(client, {"continuation_token": tokens.issue_token(old)}, given)
     assert (late.status_code, late.json()["error"]) == (404, "Execution not found or expired")
     assert "too late" in late.json()["message"]
     gone = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) + 60, whose=tokens.whose(owner))
-    unknown = send(client, {"continuation_token": tokens.issue(gone)}, given)
+    unknown = send(client, {"continuation_token": tokens.issue_token(gone)}, given)
     assert (unknown.status_code, unknown.json()["error"]) == (404, "Execution not found or expired")
     assert "too late" not in unknown.json()["message"]
 
 
 @pytest.fixture
-def tokens(librechat_server: RunningServer) -> Tokens:
+def tokens(librechat_server: RunningServer) -> ContinuationTokens:
     """As the server makes them."""
     environ = Path(f"/proc/{librechat_server.process.pid}/environ").read_bytes().split(b"\0")
     (place,) = [each.partition(b"=")[2].decode() for each in environ if each.startswith(b"CLOCHE_DATA_DIR=")]
-    return Tokens(server_secret(Path(place) / "secret"))
+    return ContinuationTokens(server_secret(Path(place) / "secret"))
 
 
 # -- files and sessions

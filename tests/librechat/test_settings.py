@@ -23,7 +23,7 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
 
 
 def test_nothing_is_accepted_from_librechat_but_keys_unless_it_is_set():
-    settings = config.load(environ={}).librechat
+    settings = config.load_config(environ={}).librechat
     assert not settings.jwt.enabled and not settings.python_state and settings.exec_per_minute == 0
 
 
@@ -45,7 +45,7 @@ def test_the_variables_of_librechats_own_server_mean_the_same_here():
         "CODEAPI_TENANT_ISOLATION_STRICT": "true",
         "CODEAPI_SOMETHING_ELSE": "x",
     }
-    loaded = config.load(environ=environ)
+    loaded = config.load_config(environ=environ)
     jwt = loaded.librechat.jwt
     assert (jwt.jwks, jwt.keys_dir, jwt.public_key, jwt.key_id) == ('{"keys": []}', "/keys", "/key.pem", "k1")
     assert (jwt.hs256_secret, jwt.hs256_key_id, jwt.algorithms) == (SECRET, "h1", ("EdDSA", "HS256"))
@@ -59,9 +59,9 @@ def test_our_own_variables_win(tmp_path):
         '[librechat]\nmax_files = 10\nfile_bytes = "1MiB"\n[librechat.jwt]\nissuer = "a"\n'
     )
     environ = {"CODEAPI_JWT_ISSUER": "b", "CLOCHE_LIBRECHAT_JWT_ISSUER": "c", "CLOCHE_LIBRECHAT_MAX_FILES": "11"}
-    settings = config.load("named.toml", environ).librechat
+    settings = config.load_config("named.toml", environ).librechat
     assert (settings.jwt.issuer, settings.max_files, settings.file_bytes) == ("c", 11, 1 << 20)
-    assert config.load("named.toml", {"CODEAPI_JWT_ISSUER": "b"}).librechat.jwt.issuer == "b"
+    assert config.load_config("named.toml", {"CODEAPI_JWT_ISSUER": "b"}).librechat.jwt.issuer == "b"
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_our_own_variables_win(tmp_path):
 )
 def test_what_makes_no_sense_is_said_with_where_it_came_from(environ, said):
     with pytest.raises(errors.InvalidConfig, match=said) as refused:
-        config.load(environ=environ)
+        config.load_config(environ=environ)
     assert SECRET not in str(refused.value) and "t00-brief" not in str(refused.value)
 
 
 def test_a_file_that_merely_lies_there_cannot_say_whose_tokens_are_accepted(tmp_path):
     (tmp_path / "cloche.toml").write_text("[librechat]\nmax_files = 10\n")
-    assert config.load(environ={}).librechat.max_files == 10
+    assert config.load_config(environ={}).librechat.max_files == 10
     (tmp_path / "cloche.toml").write_text('[librechat.jwt]\njwks = "/tmp/mine.json"\n')
     with pytest.raises(errors.InvalidConfig, match=r"librechat\.jwt\.jwks, which says whose tokens"):
-        config.load(environ={})
+        config.load_config(environ={})
 
 
 def test_the_configuration_is_printed_without_secrets(monkeypatch):
@@ -117,26 +117,26 @@ def test_a_server_does_not_start_with_keys_that_it_cannot_use(monkeypatch, tmp_p
 
 def test_every_setting_is_documented_with_its_default(tmp_path):
     listed = {row[0].strip("`"): row[1].replace("`", "") for row in rows(PAGE) if row[0].startswith("`librechat.")}
-    for key in (key for key in config.KEYS if key.startswith("librechat.")):
+    for key in (key for key in config.CONFIG_KEYS if key.startswith("librechat.")):
         assert plain(listed[key]) == plain(said_of(key)), key
 
 
 def said_of(key: str) -> str:
-    value = next(value for each, value, _ in config.load(environ={}).items() if each == key)
+    value = next(value for each, value, _ in config.load_config(environ={}).items() if each == key)
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def plain(text: str) -> str:
-    size = config.bytes_of(text.removesuffix(".0"))
+    size = config.parse_bytes(text.removesuffix(".0"))
     return text.lower().replace("none", "") if size is None else str(size)
 
 
 def test_the_example_of_the_page_can_be_loaded(tmp_path):
     (example,) = blocks(PAGE, "toml")
     (tmp_path / "named.toml").write_text(example)
-    assert config.load("named.toml", {}).librechat.jwt.enabled
+    assert config.load_config("named.toml", {}).librechat.jwt.enabled
 
 
 def test_every_variable_of_librechats_own_server_is_documented():
     text = PAGE.read_text("utf-8")
-    assert [name for name in librechat.VARIABLES if name not in text and name != "CODEAPI_JWT_KEY_ID"] == []
+    assert [name for name in librechat.CODEAPI_VARIABLES if name not in text and name != "CODEAPI_JWT_KEY_ID"] == []

@@ -14,16 +14,16 @@ import pytest
 from cloche import errors
 from cloche.api.librechat.replies import new_code_id
 from cloche.store import librechat
-from cloche.store.gateway import Shelf
-from cloche.store.librechat import CodeFile, Space, Tenant, WorkspaceEntry, new_file
+from cloche.store.gateway import GatewayStore
+from cloche.store.librechat import CodeFile, FileSpace, TenantScope, WorkspaceEntry, new_code_file
 
-MINE = Space(owner="chat", tenant="t", kind="user", id="ann")
+MINE = FileSpace(owner="chat", tenant="t", kind="user", id="ann")
 HOUR = 3600.0
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[Shelf, None]:
-    async with Shelf(tmp_path, 30) as opened:
+async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+    async with GatewayStore(tmp_path, 30) as opened:
         await opened.prune_files()  # it does so itself in the beginning, beside what a test does then
         yield opened
 
@@ -34,17 +34,17 @@ async def chunks(*data: bytes) -> AsyncGenerator[bytes, None]:
 
 
 async def put(
-    shelf: Shelf, space: Space = MINE, name: str = "a.txt", data: bytes = b"data", age_hours: float = 0
+    shelf: GatewayStore, space: FileSpace = MINE, name: str = "a.txt", data: bytes = b"data", age_hours: float = 0
 ) -> CodeFile:
     content = await shelf.code_files.put_content(new_code_id(), chunks(data), 1000)
-    made = new_file(content, space, session=new_code_id(), user=space.id, name=name, content_type="text/plain")
+    made = new_code_file(content, space, session=new_code_id(), user=space.id, name=name, content_type="text/plain")
     then = time.time() - age_hours * HOUR
     made = msgspec.structs.replace(made, created_at=then, used_at=then)
     await shelf.code_files.add([made])
     return made
 
 
-async def is_there(shelf: Shelf, file: CodeFile, space: Space | Tenant = MINE) -> bool:
+async def is_there(shelf: GatewayStore, file: CodeFile, space: FileSpace | TenantScope = MINE) -> bool:
     try:
         return (await shelf.code_files.get(space, *file.ref)).id == file.id
     except errors.FileNotFound:
@@ -52,10 +52,10 @@ async def is_there(shelf: Shelf, file: CodeFile, space: Space | Tenant = MINE) -
 
 
 def contents(tmp_path: Path) -> set[str]:
-    return {name.removeprefix(librechat.PREFIX) for name in os.listdir(tmp_path / "blobs")}
+    return {name.removeprefix(librechat.CODE_FILE_PREFIX) for name in os.listdir(tmp_path / "blobs")}
 
 
-async def test_a_file_is_found_again_as_it_was_put(shelf: Shelf):
+async def test_a_file_is_found_again_as_it_was_put(shelf: GatewayStore):
     made = await put(shelf, name="ordner/ein bild é 画.png", data=b"\x00\xff")
     found = await shelf.code_files.get(MINE, made.session, made.id)
     assert found == made
@@ -66,32 +66,32 @@ async def test_a_file_is_found_again_as_it_was_put(shelf: Shelf):
 @pytest.mark.parametrize(
     "space",
     [
-        Space(owner="other", tenant="t", kind="user", id="ann"),
-        Space(owner="chat", tenant="u", kind="user", id="ann"),
-        Space(owner="chat", tenant="t", kind="user", id="bob"),
-        Space(owner="chat", tenant="t", kind="agent", id="ann"),
-        Space(owner="chat", tenant="t", kind="skill", id="ann", version="1"),
-        Space(owner="chat", tenant='t","user","ann', kind="user", id=""),
-        Tenant(owner="chat", tenant=""),
-        Tenant(owner="other", tenant="t"),
+        FileSpace(owner="other", tenant="t", kind="user", id="ann"),
+        FileSpace(owner="chat", tenant="u", kind="user", id="ann"),
+        FileSpace(owner="chat", tenant="t", kind="user", id="bob"),
+        FileSpace(owner="chat", tenant="t", kind="agent", id="ann"),
+        FileSpace(owner="chat", tenant="t", kind="skill", id="ann", version="1"),
+        FileSpace(owner="chat", tenant='t","user","ann', kind="user", id=""),
+        TenantScope(owner="chat", tenant=""),
+        TenantScope(owner="other", tenant="t"),
     ],
 )
-async def test_a_file_of_one_space_is_not_there_for_another(shelf: Shelf, space: Space | Tenant):
+async def test_a_file_of_one_space_is_not_there_for_another(shelf: GatewayStore, space: FileSpace | TenantScope):
     made = await put(shelf)
     assert not await is_there(shelf, made, space)
     assert await shelf.code_files.of_session(space, made.session, 10) == []
     assert await is_there(shelf, made)
 
 
-async def test_a_file_needs_its_own_session(shelf: Shelf):
+async def test_a_file_needs_its_own_session(shelf: GatewayStore):
     one, other = await put(shelf), await put(shelf)
     with pytest.raises(errors.FileNotFound):
         await shelf.code_files.get(MINE, other.session, one.id)
 
 
-async def test_many_references_are_looked_up_at_once_and_each_by_its_own_right(shelf: Shelf):
-    skill = Space(owner="chat", tenant="t", kind="skill", id="s", version="2")
-    mine, shared, foreign = await put(shelf), await put(shelf, skill), await put(shelf, Space(owner="x"))
+async def test_many_references_are_looked_up_at_once_and_each_by_its_own_right(shelf: GatewayStore):
+    skill = FileSpace(owner="chat", tenant="t", kind="skill", id="s", version="2")
+    mine, shared, foreign = await put(shelf), await put(shelf, skill), await put(shelf, FileSpace(owner="x"))
     asked = [(MINE, mine.ref), (skill, shared.ref), (MINE, foreign.ref), (MINE, ("no" * 10, "x" * 21))]
     assert set(await shelf.code_files.find(asked)) == {mine.ref, shared.ref}
     assert set(await shelf.code_files.find([(skill, mine.ref), (MINE, shared.ref)])) == set()
@@ -99,7 +99,7 @@ async def test_many_references_are_looked_up_at_once_and_each_by_its_own_right(s
     assert await shelf.code_files.find([]) == {}
 
 
-async def test_a_file_goes_a_day_after_its_last_use(shelf: Shelf, tmp_path: Path):
+async def test_a_file_goes_a_day_after_its_last_use(shelf: GatewayStore, tmp_path: Path):
     used, unused = await put(shelf, age_hours=23.9), await put(shelf, age_hours=24.1)
     found = await shelf.code_files.get(MINE, *used.ref)
     assert found.used_at > time.time() - 60  # being found was a use
@@ -109,9 +109,9 @@ async def test_a_file_goes_a_day_after_its_last_use(shelf: Shelf, tmp_path: Path
     assert contents(tmp_path) == {used.id}
 
 
-async def test_a_file_of_a_session_lives_as_long_as_that(shelf: Shelf, tmp_path: Path):
+async def test_a_file_of_a_session_lives_as_long_as_that(shelf: GatewayStore, tmp_path: Path):
     old, older = await put(shelf, age_hours=50), await put(shelf, age_hours=50)
-    await shelf.code_sessions.remember_workspace("key", "chat", [entry(old, "a/b.txt")])
+    await shelf.code_sessions.save_workspace("key", "chat", [entry(old, "a/b.txt")])
     await shelf.prune_files()
     assert contents(tmp_path) == {old.id}
     assert await is_there(shelf, old)
@@ -122,11 +122,11 @@ def entry(file: CodeFile, path: str) -> WorkspaceEntry:
     return WorkspaceEntry(path=path, session=file.session, file=file.id)
 
 
-async def test_a_workspace_is_what_was_remembered_last(shelf: Shelf):
+async def test_a_workspace_is_what_was_remembered_last(shelf: GatewayStore):
     one, two = await put(shelf), await put(shelf)
     empty = WorkspaceEntry(path="empty")
-    await shelf.code_sessions.remember_workspace("key", "chat", [entry(one, "one")])
-    await shelf.code_sessions.remember_workspace("key", "chat", [entry(two, "two"), empty])
+    await shelf.code_sessions.save_workspace("key", "chat", [entry(one, "one")])
+    await shelf.code_sessions.save_workspace("key", "chat", [entry(two, "two"), empty])
     assert await shelf.code_sessions.workspace("key", "chat") == [empty, entry(two, "two")]
     assert await shelf.code_sessions.workspace("key", "other") is None
     assert await shelf.code_sessions.workspace("other", "chat") is None
@@ -137,27 +137,29 @@ async def test_a_workspace_is_what_was_remembered_last(shelf: Shelf):
 
 
 async def test_a_session_is_forgotten_a_day_after_its_last_use(tmp_path: Path):
-    async with Shelf(tmp_path, 30) as shelf:
+    async with GatewayStore(tmp_path, 30) as shelf:
         made = await put(shelf, age_hours=0)
-        await shelf.code_sessions.remember_workspace("key", "chat", [entry(made, "x")])
-    async with Shelf(tmp_path, 30, code_hours=-1) as shelf:  # all that is there has been unused for long
+        await shelf.code_sessions.save_workspace("key", "chat", [entry(made, "x")])
+    async with GatewayStore(tmp_path, 30, code_hours=-1) as shelf:  # all that is there has been unused for long
         assert await shelf.code_sessions.workspace("key", "chat") is None
         await shelf.prune_files()
         assert contents(tmp_path) == set()
-    async with Shelf(tmp_path, 30) as shelf:
+    async with GatewayStore(tmp_path, 30) as shelf:
         assert await shelf.code_sessions.workspace("key", "chat") is None
 
 
-async def test_what_is_removed_is_gone_with_its_content(shelf: Shelf, tmp_path: Path):
+async def test_what_is_removed_is_gone_with_its_content(shelf: GatewayStore, tmp_path: Path):
     made, other = await put(shelf), await put(shelf)
-    await shelf.code_sessions.remember_workspace("key", "chat", [entry(made, "x"), entry(other, "y")])
+    await shelf.code_sessions.save_workspace("key", "chat", [entry(made, "x"), entry(other, "y")])
     await shelf.code_files.remove([made])
     await shelf.code_files.remove([made])
     assert contents(tmp_path) == {other.id}
     assert await shelf.code_sessions.workspace("key", "chat") == [entry(other, "y")]
 
 
-async def test_a_content_that_became_no_file_is_removed(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_content_that_became_no_file_is_removed(
+    shelf: GatewayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("cloche.store.blobs.ORPHAN_SECONDS", -1.0)
     made = await put(shelf)
     await shelf.code_files.put_content(new_code_id(), chunks(b"lost"), 100)
@@ -165,7 +167,7 @@ async def test_a_content_that_became_no_file_is_removed(shelf: Shelf, tmp_path: 
     assert contents(tmp_path) == {made.id}
 
 
-async def test_an_owner_and_each_user_have_so_much_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_an_owner_and_each_user_have_so_much_room(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(librechat, "MAX_USER_FILES", 2)
     monkeypatch.setattr(librechat, "MAX_OWNER_BYTES", 100)
     room = shelf.code_files.check_room
@@ -181,15 +183,15 @@ async def test_an_owner_and_each_user_have_so_much_room(shelf: Shelf, monkeypatc
     await room("chat", "t", "ann", files=2, bytes=100)
 
 
-async def test_what_has_expired_takes_no_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_what_has_expired_takes_no_room(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(librechat, "MAX_OWNER_FILES", 1)
     await put(shelf, age_hours=30)
     await shelf.code_files.check_room("chat")
 
 
-async def test_of_too_many_sessions_the_one_that_was_not_used_for_longest_is_forgotten(shelf: Shelf) -> None:
+async def test_of_too_many_sessions_the_one_that_was_not_used_for_longest_is_forgotten(shelf: GatewayStore) -> None:
     for key in ("first", "second", "first", "third"):
-        await shelf.code_sessions.remember_workspace(key, "ann", [WorkspaceEntry(path="d")], most=2)
-    await shelf.code_sessions.remember_workspace("other", "ben", [], most=2)
+        await shelf.code_sessions.save_workspace(key, "ann", [WorkspaceEntry(path="d")], most=2)
+    await shelf.code_sessions.save_workspace("other", "ben", [], most=2)
     known = [await shelf.code_sessions.workspace(key, "ann") is not None for key in ("first", "second", "third")]
     assert known == [True, False, True] and await shelf.code_sessions.workspace("other", "ben") == []

@@ -12,39 +12,41 @@ import pytest
 from tests.librechat.conftest import no_engine
 
 from cloche.api.auth import Gatekeeper
-from cloche.api.librechat import LibreChat, context
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.limits import Capacity, Room, Share, Turns
-from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat import LibreChatApi, context
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.limits import ProgramQueue, ProgramQueueLimits, RequestMemory, RequestMemoryShare
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.config import Config
 from cloche.model import Principal
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 
-ANN, BEN, EVE = (Caller(owner="chat", tenant="acme", user=name, source="jwt") for name in ("ann", "ben", "eve"))
+ANN, BEN, EVE = (
+    LibreChatCaller(owner="chat", tenant="acme", user=name, source="jwt") for name in ("ann", "ben", "eve")
+)
 
 
 class Crowd:
     """Callers at a server's turns. What they wait for is seen after the loop has gone round."""
 
     def __init__(self, **capacity: int):
-        self.turns = Turns(Capacity(**capacity))
-        self.running: list[tuple[Caller, asyncio.Event]] = []
+        self.turns = ProgramQueue(ProgramQueueLimits(**capacity))
+        self.running: list[tuple[LibreChatCaller, asyncio.Event]] = []
 
-    async def come(self, caller: Caller, count: int = 1) -> list[asyncio.Task[None]]:
+    async def come(self, caller: LibreChatCaller, count: int = 1) -> list[asyncio.Task[None]]:
         tasks = [asyncio.ensure_future(self._run(caller)) for _ in range(count)]
         await _settle()
         return tasks
 
-    async def end_one_of(self, caller: Caller) -> None:
+    async def end_one_of(self, caller: LibreChatCaller) -> None:
         _, event = next(each for each in self.running if each[0] == caller)
         event.set()
         await _settle()
 
-    def count(self, caller: Caller) -> int:
+    def count(self, caller: LibreChatCaller) -> int:
         return sum(1 for each, _ in self.running if each == caller)
 
-    async def _run(self, caller: Caller) -> None:
-        with self.turns.ticket(caller) as ticket:
+    async def _run(self, caller: LibreChatCaller) -> None:
+        with self.turns.hold_ticket(caller) as ticket:
             async with ticket.turn():
                 mine = (caller, asyncio.Event())
                 self.running.append(mine)
@@ -82,10 +84,10 @@ async def test_the_next_turn_is_whose_programs_are_fewest() -> None:
 
 
 async def test_those_of_one_caller_run_in_their_order() -> None:
-    turns, order = Turns(Capacity(at_once=1)), []
+    turns, order = ProgramQueue(ProgramQueueLimits(at_once=1)), []
 
     async def run(number: int) -> None:
-        with turns.ticket(ANN) as ticket:
+        with turns.hold_ticket(ANN) as ticket:
             async with ticket.turn():
                 order.append(number)
                 await asyncio.sleep(0)
@@ -111,7 +113,7 @@ async def test_whoever_leaves_takes_no_turn_along() -> None:
 
 
 async def test_whoever_leaves_at_the_moment_of_a_turn_has_left_and_nothing_else() -> None:
-    turns = Turns(Capacity(at_once=1))
+    turns = ProgramQueue(ProgramQueueLimits(at_once=1))
     await turns.take(ANN)
     waiting = asyncio.ensure_future(turns.take(EVE))
     await _settle()
@@ -126,13 +128,13 @@ async def test_of_too_many_that_wait_the_last_is_sent_away_and_may_come_again() 
     crowd = Crowd(at_once=1, waiting=6)
     await crowd.come(ANN, 4)
     (refused,) = await crowd.come(ANN)
-    with pytest.raises(Refusal, match="3 programs of yours wait") as refusal:
+    with pytest.raises(LibreChatRefusal, match="3 programs of yours wait") as refusal:
         await refused
     assert refusal.value.status == 503 and refusal.value.body["error"] == "too_many_programs"
     assert refusal.value.headers["retry-after"] == str(refusal.value.body["retry_after_seconds"])
     await crowd.come(BEN, 3)  # half of the room is never one caller's
     (refused,) = await crowd.come(EVE)
-    with pytest.raises(Refusal, match="6 programs wait"):
+    with pytest.raises(LibreChatRefusal, match="6 programs wait"):
         await refused
     await crowd.end_one_of(ANN)
     (waits,) = await crowd.come(EVE)
@@ -140,24 +142,24 @@ async def test_of_too_many_that_wait_the_last_is_sent_away_and_may_come_again() 
 
 
 async def test_bytes_are_bounded_while_they_come_and_free_when_a_request_ends() -> None:
-    room = Room(bytes=1000)
+    room = RequestMemory(bytes=1000)
 
-    def held(stack: contextlib.ExitStack, caller: Caller, bytes: int) -> Share:
+    def held(stack: contextlib.ExitStack, caller: LibreChatCaller, bytes: int) -> RequestMemoryShare:
         share = stack.enter_context(room.share(caller))
-        share.grow(bytes)
+        share.add_bytes(bytes)
         return share
 
     for _ in range(2):
         with contextlib.ExitStack() as stack:
             first = held(stack, ANN, 400)
-            with pytest.raises(Refusal, match="memory"):
+            with pytest.raises(LibreChatRefusal, match="memory"):
                 held(stack, ANN, 101)
             held(stack, BEN, 500)
-            with pytest.raises(Refusal, match="memory"):
+            with pytest.raises(LibreChatRefusal, match="memory"):
                 held(stack, EVE, 101)
             first.settle(100)
             held(stack, EVE, 400)
-            with pytest.raises(Refusal, match="memory"):
+            with pytest.raises(LibreChatRefusal, match="memory"):
                 first.settle(101)
 
 
@@ -165,9 +167,9 @@ async def test_bytes_are_counted_together_whatever_way_programs_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API without what runs code: none of these requests gets as far."""
-    monkeypatch.setattr(context, "ROOM_BYTES", 1000)
+    monkeypatch.setattr(context, "REQUEST_MEMORY_BYTES", 1000)
     gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
-    app = LibreChat(no_engine(config), Shelf(tmp_path, 1.0), gatekeeper, config, b"secret")
+    app = LibreChatApi(no_engine(config), GatewayStore(tmp_path, 1.0), gatekeeper, config, b"secret")
     is_held, is_enough = asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncGenerator[bytes, None]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import cloche.isolation
 from cloche.linux import seccomp
-from cloche.linux.syscalls import NUMBERS
+from cloche.linux.syscalls import SYSCALL_NUMBERS
 
 POLICIES = Path(cloche.isolation.__file__).parent / "policy"
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -49,7 +49,7 @@ def program(name: str, arch: str) -> bytes:
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_each_number_gets_its_verdict(arch: str) -> None:
-    names = {number: name for name, number in NUMBERS[arch].items()}
+    names = {number: name for name, number in SYSCALL_NUMBERS[arch].items()}
     policy = seccomp.load_policy(POLICIES / "cell.toml")
     allowed = {name for line in policy["allow"] for name in line.split()}
     answered = {
@@ -115,7 +115,7 @@ def test_numbers_beyond_the_table_look_absent(arch: str) -> None:
     ],
 )
 def test_arguments_decide(arch: str, name: str, args: tuple[int, ...], allowed: bool) -> None:
-    verdict, _ = run(program("cell", arch), NUMBERS[arch][name], AUDIT_ARCH[arch], args)
+    verdict, _ = run(program("cell", arch), SYSCALL_NUMBERS[arch][name], AUDIT_ARCH[arch], args)
     assert (verdict == seccomp.RET_ALLOW) == allowed
 
 
@@ -125,8 +125,8 @@ def test_arguments_decide(arch: str, name: str, args: tuple[int, ...], allowed: 
 )
 def test_the_search_finds_the_block_however_long_the_jumps(bounds: set[int], numbers: list[int]) -> None:
     starts = sorted(bounds | {0})
-    filter_ = seccomp.assemble(
-        seccomp.only_arch(1, seccomp.dispatch([(start, seccomp.ret(start)) for start in starts]))
+    filter_ = seccomp.assemble_filter(
+        seccomp.require_arch(1, seccomp.dispatch_numbers([(start, seccomp.return_verdict(start)) for start in starts]))
     )
     for number in numbers:
         assert run(filter_, number, 1)[0] == max(start for start in starts if start <= number)
@@ -134,4 +134,4 @@ def test_the_search_finds_the_block_however_long_the_jumps(bounds: set[int], num
 
 def test_a_program_longer_than_the_kernel_takes_is_refused() -> None:
     with pytest.raises(ValueError, match="4096"):
-        seccomp.assemble(seccomp.allow() * 4097)
+        seccomp.assemble_filter(seccomp.return_allow() * 4097)

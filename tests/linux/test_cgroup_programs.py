@@ -30,10 +30,10 @@ while True:
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
-def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.Parent]:
+def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.InstanceGroups]:
     found = plan_of(request.param)
     if "freezer" in found.missing:
-        pytest.skip(f"no freezer of version {request.param} here")
+        pytest.skip_mark(f"no freezer of version {request.param} here")
     made = found.parent(instance("programs"))
     yield made
     directories = made.directories
@@ -42,7 +42,7 @@ def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.Parent]:
 
 
 @pytest.fixture
-def group(parent: cgroups.Parent) -> Iterator[cgroups.Group]:
+def group(parent: cgroups.InstanceGroups) -> Iterator[cgroups.Group]:
     made = parent.create("group")
     yield made
     made.kill()
@@ -216,7 +216,7 @@ def _descriptors_left(spare: int) -> Iterator[None]:
             os.close(fd)
 
 
-def test_a_group_that_is_gone_cannot_be_frozen(parent: cgroups.Parent) -> None:
+def test_a_group_that_is_gone_cannot_be_frozen(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("gone")
     assert group.remove()
     with pytest.raises(FileNotFoundError):
@@ -224,26 +224,26 @@ def test_a_group_that_is_gone_cannot_be_frozen(parent: cgroups.Parent) -> None:
     group.thaw_programs()
 
 
-def test_who_is_still_dying_is_swept_up_later_with_the_group_of_the_programs(parent: cgroups.Parent) -> None:
+def test_who_is_still_dying_is_swept_up_later_with_the_group_of_the_programs(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("busy")
     with programs(group, ECHO, ECHO) as (init, _):
         group.freeze_programs(init.pid)
         assert not group.remove()
-        assert not parent.sweep()
-    eventually(parent.sweep)
+        assert not parent.sweep_busy()
+    eventually(parent.sweep_busy)
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
 def test_what_an_instance_left_frozen_is_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
-        pytest.skip("no groups can be made here")
+        pytest.skip_mark("no groups can be made here")
     name = instance("frozen")
     pids = _dying_instance(found, name)
-    assert name in found.leftovers(lambda other: other != name)
+    assert name in found.remove_leftovers(lambda other: other != name)
     for pid in pids:
         eventually(lambda pid=pid: dead_or_gone(pid))
-    assert name not in found.leftovers(lambda other: other != name)
+    assert name not in found.remove_leftovers(lambda other: other != name)
 
 
 def _dying_instance(found: cgroups.Cgroups, name: str) -> list[int]:
@@ -264,12 +264,12 @@ def _dying_instance(found: cgroups.Cgroups, name: str) -> list[int]:
         return [int(word) for word in pipe.read().split()]
 
 
-def test_limits_hold_for_those_who_were_moved(parent: cgroups.Parent) -> None:
+def test_limits_hold_for_those_who_were_moved(parent: cgroups.InstanceGroups) -> None:
     """They are in a group of the freezer's own, or below the one that has the limits."""
     group = parent.create("limited")
     if "memory" in group.missing:
         group.remove()
-        pytest.skip("the memory controller is not to be had here")
+        pytest.skip_mark("the memory controller is not to be had here")
     group.set_memory(32 * 1024 * 1024)
     with programs(group, ECHO, "input(); x = b'x' * 100_000_000") as (init, other):
         group.freeze_programs(init.pid)

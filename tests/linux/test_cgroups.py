@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from cloche.linux import cgroups
-from cloche.linux.cgroups.files import Hierarchy, hierarchies
+from cloche.linux.cgroups.files import Hierarchy, parse_hierarchies
 
 MEBIBYTE = 1024 * 1024
 SECONDS = 20.0  # to give up after; never what decides
 
 
 def mounted() -> list[Hierarchy]:
-    return hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    return parse_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
 
 
 def instance(label: str) -> str:
@@ -30,12 +30,12 @@ def instance(label: str) -> str:
 
 
 @pytest.fixture(params=["as found", "v1 only", "v2 only"])
-def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.Parent]:
+def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.InstanceGroups]:
     """The host's own mixture; and each version for itself, as far as it goes."""
     version = {"v1 only": 1, "v2 only": 2}.get(request.param)
-    found = cgroups.plan(hierarchy for hierarchy in mounted() if version in (None, hierarchy.version))
+    found = cgroups.plan_cgroups(hierarchy for hierarchy in mounted() if version in (None, hierarchy.version))
     if found.missing == set(cgroups.CONTROLLERS):
-        pytest.skip(f"no groups can be made here ({request.param}): {found.report[0].advice}")
+        pytest.skip_mark(f"no groups can be made here ({request.param}): {found.report[0].advice}")
     made = found.parent(instance("parent"))
     yield made
     directories = made.directories
@@ -44,7 +44,7 @@ def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.Parent]:
 
 
 @pytest.fixture
-def group(parent: cgroups.Parent) -> Iterator[cgroups.Group]:
+def group(parent: cgroups.InstanceGroups) -> Iterator[cgroups.Group]:
     made = parent.create("group")
     yield made
     made.kill()
@@ -61,7 +61,7 @@ def eventually(claim: Callable[[], bool]) -> None:
 
 def needs(group: cgroups.Group, controller: str) -> None:
     if controller in group.missing:
-        pytest.skip(f"the {controller} controller is not to be had here")
+        pytest.skip_mark(f"the {controller} controller is not to be had here")
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def test_a_quota_throttles(group: cgroups.Group) -> None:
 def test_cpu_time_is_counted(group: cgroups.Group) -> None:
     before = group.cpu_seconds()
     if before is None:
-        pytest.skip("neither cpuacct nor v2 is to be had here")
+        pytest.skip_mark("neither cpuacct nor v2 is to be had here")
     with program(group, "import time\nwhile time.process_time() < 0.1: pass\nprint()") as process:
         assert process.stdout
         process.stdout.readline()
@@ -177,15 +177,15 @@ def test_kill_ends_all_also_a_fork_bomb_that_is_frozen(group: cgroups.Group) -> 
         eventually(lambda: not group.pids())
 
 
-def test_a_busy_group_is_removed_by_a_later_sweep(parent: cgroups.Parent) -> None:
+def test_a_busy_group_is_removed_by_a_later_sweep(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("busy")
     with program(group, "input()"):
         assert not group.remove()
-        assert not parent.sweep()
-    eventually(parent.sweep)
+        assert not parent.sweep_busy()
+    eventually(parent.sweep_busy)
 
 
-def test_a_group_can_be_made_only_once(parent: cgroups.Parent) -> None:
+def test_a_group_can_be_made_only_once(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("once")
     with pytest.raises(FileExistsError):
         parent.create("once")
@@ -195,7 +195,7 @@ def test_a_group_can_be_made_only_once(parent: cgroups.Parent) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "cgroup.procs", "-x", "a b"])
-def test_a_name_is_one_component(name: str, parent: cgroups.Parent) -> None:
+def test_a_name_is_one_component(name: str, parent: cgroups.InstanceGroups) -> None:
     with pytest.raises(ValueError, match="cannot name a group"):
         parent.create(name)
 
@@ -208,7 +208,7 @@ def test_a_process_that_is_gone_cannot_be_added(group: cgroups.Group) -> None:
 
 
 def test_a_process_can_move_itself_in(group: cgroups.Group) -> None:
-    entrances = group.entrances()
+    entrances = group.open_entrances()
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -225,7 +225,7 @@ def test_a_process_can_move_itself_in(group: cgroups.Group) -> None:
     os.waitpid(pid, 0)
 
 
-def test_kill_and_remove_of_what_is_gone_do_nothing(parent: cgroups.Parent) -> None:
+def test_kill_and_remove_of_what_is_gone_do_nothing(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("gone")
     assert group.remove()
     group.kill()
@@ -236,21 +236,21 @@ def test_kill_and_remove_of_what_is_gone_do_nothing(parent: cgroups.Parent) -> N
 
 
 def plan_of(version: int | None) -> cgroups.Cgroups:
-    return cgroups.plan(hierarchy for hierarchy in mounted() if version in (None, hierarchy.version))
+    return cgroups.plan_cgroups(hierarchy for hierarchy in mounted() if version in (None, hierarchy.version))
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
 def test_what_a_killed_instance_leaves_is_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
-        pytest.skip("no groups can be made here")
+        pytest.skip_mark("no groups can be made here")
     name = instance("dead")
     child = dying_instance(found, name)
-    assert name not in found.leftovers(lambda instance: True)
+    assert name not in found.remove_leftovers(lambda instance: True)
     assert os.path.exists(f"/proc/{child}")
-    assert name in found.leftovers(lambda instance: instance != name)
+    assert name in found.remove_leftovers(lambda instance: instance != name)
     eventually(lambda: dead_or_gone(child))
-    assert name not in found.leftovers(lambda instance: instance != name)
+    assert name not in found.remove_leftovers(lambda instance: instance != name)
 
 
 def dead_or_gone(pid: int) -> bool:
@@ -277,7 +277,7 @@ def dying_instance(found: cgroups.Cgroups, name: str) -> int:
         return int(pipe.read())
 
 
-def test_a_living_instance_is_never_taken_for_a_leftover(parent: cgroups.Parent) -> None:
+def test_a_living_instance_is_never_taken_for_a_leftover(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("cell")
     assert not cgroups.remove_dead(parent.directories)
     assert all(map(os.path.exists, parent.directories))
@@ -285,18 +285,18 @@ def test_a_living_instance_is_never_taken_for_a_leftover(parent: cgroups.Parent)
 
 
 def test_an_instance_in_use_cannot_be_made_again() -> None:
-    found = cgroups.probe()
+    found = cgroups.probe_cgroups()
     if found.missing == set(cgroups.CONTROLLERS):
-        pytest.skip(f"no groups can be made here: {found.report[0].advice}")
+        pytest.skip_mark(f"no groups can be made here: {found.report[0].advice}")
     parent = found.parent(instance("again"))
     with pytest.raises(BlockingIOError):
-        cgroups.probe().parent(instance("again"))
+        cgroups.probe_cgroups().parent(instance("again"))
     assert all(map(os.path.exists, parent.directories))
     parent.remove()
 
 
 def test_where_nothing_is_to_be_had_a_group_does_nothing_and_says_so() -> None:
-    found = cgroups.plan([])
+    found = cgroups.plan_cgroups([])
     assert found.missing == set(cgroups.CONTROLLERS)
     assert [line.version for line in found.report] == [None] * 4
     assert all(line.advice for line in found.report)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cloche.linux.cgroups import v2
-from cloche.linux.cgroups.files import Hierarchy, hierarchies
+from cloche.linux.cgroups.files import Hierarchy, parse_hierarchies
 from cloche.linux.mounts import MS_PRIVATE, MS_REC
 from cloche.linux.syscalls import mount, unshare
 
@@ -23,7 +23,7 @@ CLONE_NEWNS, CLONE_NEWCGROUP = 0x00020000, 0x02000000
 
 
 def unified() -> Hierarchy | None:
-    found = hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    found = parse_hierarchies(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
     return next((hierarchy for hierarchy in found if hierarchy.version == 2), None)
 
 
@@ -33,7 +33,7 @@ def unfit() -> str:
         return "needs root and a v2 hierarchy"
     if not v2.is_real_root(found.own) or not os.access(found.own, os.W_OK):
         return "needs to be in the root group of v2, writable"
-    return "" if "hugetlb" in v2.controllers(found.own) else "v2 has no hugetlb controller here"
+    return "" if "hugetlb" in v2.read_controllers(found.own) else "v2 has no hugetlb controller here"
 
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=unfit())
@@ -70,7 +70,7 @@ def become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-def found_base() -> v2.Base | str:
+def found_base() -> v2.UnifiedBase | str:
     hierarchy = unified()
     assert hierarchy
     return v2.find_base(hierarchy, WANTED)
@@ -78,12 +78,12 @@ def found_base() -> v2.Base | str:
 
 def test_the_real_root_hands_on_what_it_has() -> None:
     base = found_base()
-    assert isinstance(base, v2.Base)
+    assert isinstance(base, v2.UnifiedBase)
     assert (base.controllers & {"hugetlb"}, base.crowded) == ({"hugetlb"}, False)
 
 
 def test_root_in_a_group_of_somebody_else_goes_to_the_top(group: Path, in_child) -> None:
-    def base() -> v2.Base | str:
+    def base() -> v2.UnifiedBase | str:
         enter(group)
         return found_base()
 
@@ -98,11 +98,11 @@ def test_a_group_that_was_delegated_to_us_is_made_room_in(group: Path, in_child)
         enter(group)
         become_nobody()
         base = found_base()
-        assert isinstance(base, v2.Base), base
+        assert isinstance(base, v2.UnifiedBase), base
         path = os.fsencode(base.path)
-        refused = v2.hand_on(path, base.controllers)
-        v2.make_room(path)
-        return base.crowded, refused, v2.hand_on(path, base.controllers)
+        refused = v2.enable_controllers(path, base.controllers)
+        v2.move_to_leaf(path)
+        return base.crowded, refused, v2.enable_controllers(path, base.controllers)
 
     assert in_child(hand_on) == (True, frozenset(), {"hugetlb"})
 
@@ -112,16 +112,16 @@ def test_an_ordinary_user_takes_the_nearest_empty_group_above(group: Path, in_ch
     leaf = group / "terminal"
     leaf.mkdir()
 
-    def base() -> v2.Base | str:
+    def base() -> v2.UnifiedBase | str:
         enter(leaf)
         become_nobody()
         return found_base()
 
-    assert in_child(base) == v2.Base(str(group), frozenset({"hugetlb"}), crowded=False)
+    assert in_child(base) == v2.UnifiedBase(str(group), frozenset({"hugetlb"}), crowded=False)
 
 
 def test_an_ordinary_user_in_a_group_of_root_gets_advice(group: Path, in_child) -> None:
-    def base() -> v2.Base | str:
+    def base() -> v2.UnifiedBase | str:
         enter(group)
         become_nobody()
         return found_base()
@@ -139,7 +139,7 @@ def test_a_group_with_strangers_in_it_is_not_made_room_in(group: Path, in_child)
         os._exit(0)
     (group / "cgroup.procs").write_text(str(stranger))
 
-    def base() -> v2.Base | str:
+    def base() -> v2.UnifiedBase | str:
         enter(group)
         become_nobody()
         return found_base()
@@ -160,10 +160,10 @@ def test_root_of_a_container_makes_room_in_the_containers_own_group(group: Path,
         mount("cgroup2", str(tmp_path), "cgroup2", 0)
         text = Path("/proc/self/mountinfo").read_text()
         ours = "".join(line for line in text.splitlines(keepends=True) if str(tmp_path) in line)
-        hierarchy = hierarchies(ours, Path("/proc/self/cgroup").read_text())[0]
+        hierarchy = parse_hierarchies(ours, Path("/proc/self/cgroup").read_text())[0]
         base = v2.find_base(hierarchy, WANTED)
-        assert isinstance(base, v2.Base), base
-        v2.make_room(os.fsencode(base.path))
-        return base.path == str(tmp_path), base.crowded, v2.hand_on(os.fsencode(base.path), base.controllers)
+        assert isinstance(base, v2.UnifiedBase), base
+        v2.move_to_leaf(os.fsencode(base.path))
+        return base.path == str(tmp_path), base.crowded, v2.enable_controllers(os.fsencode(base.path), base.controllers)
 
     assert in_child(hand_on) == (True, True, {"hugetlb"})

@@ -18,11 +18,11 @@ AREAS = 8
 @pytest.fixture
 def memory() -> Iterator[tuple[mmap.mmap, int]]:
     """So many areas of private memory, written to, and the number of the first."""
-    before = set(memory_layout._areas())
+    before = set(memory_layout._huge_areas())
     with mmap.mmap(-1, (AREAS + 1) * HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as found:
         for at in range(0, len(found), mmap.PAGESIZE):
             found[at] = 1
-        first = min(set(memory_layout._areas()) - before)
+        first = min(set(memory_layout._huge_areas()) - before)
         yield found, first
 
 
@@ -59,9 +59,9 @@ def test_a_fork_tells_where_it_has_written(memory: tuple[mmap.mmap, int]):
 
 def test_areas_that_are_named_stay_in_small_pages(memory: tuple[mmap.mmap, int]):
     content, first = memory
-    every = set(memory_layout._areas())
+    every = set(memory_layout._huge_areas())
     moved = memory_layout.collapse_anonymous(but=every - {first + 1, first + 3})
     if not moved:
-        pytest.skip("this kernel moves nothing onto huge pages when asked")
+        pytest.skip_mark("this kernel moves nothing onto huge pages when asked")
     assert moved == 2 * HUGE
     assert content[place_of(content, first, 3)] == 1

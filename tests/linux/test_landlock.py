@@ -15,12 +15,12 @@ import pytest
 from cloche.linux import landlock
 from cloche.linux.syscalls import PR_SET_NO_NEW_PRIVS, prctl
 
-pytestmark = pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")
+pytestmark = pytest.mark.skipif(landlock.abi_version() == 0, reason="this kernel has no Landlock")
 
 
 def needs_abi(version: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
-        landlock.abi() < version, reason=f"needs Landlock ABI {version}, here is {landlock.abi()}"
+        landlock.abi_version() < version, reason=f"needs Landlock ABI {version}, here is {landlock.abi_version()}"
     )
 
 
@@ -36,11 +36,11 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def behind(writable: list[str], function: Callable[[], object]) -> Callable[[], object]:
-    wall = landlock.Wall(writable)
+    wall = landlock.LandlockWall(writable)
 
     def run() -> object:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        wall.raise_()
+        wall.raise_wall()
         return function()
 
     return run
@@ -63,8 +63,8 @@ WRITES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("action", WRITES)
 def test_writing_works_inside_and_fails_outside(action: str, places: tuple[Path, Path], in_child) -> None:
-    if action == "truncate" and landlock.abi() < 3:
-        pytest.skip("needs Landlock ABI 3")
+    if action == "truncate" and landlock.abi_version() < 3:
+        pytest.skip_mark("needs Landlock ABI 3")
     inside, outside = places
     write = WRITES[action]
     in_child(behind([str(inside)], lambda: bool(write(inside))))
@@ -86,7 +86,7 @@ def test_nothing_is_readable_where_nothing_is_allowed(places: tuple[Path, Path],
 
     def read() -> str:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        landlock.Wall([], read_only=[str(inside)]).raise_()
+        landlock.LandlockWall([], read_only=[str(inside)]).raise_wall()
         assert (inside / "file").read_text() == "text"
         return (outside / "file").read_text()
 
@@ -129,5 +129,5 @@ def test_ioctls_work_only_on_the_devices_named(in_child) -> None:
 def test_a_missing_path_raises_and_leaks_nothing() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(FileNotFoundError):
-        landlock.Wall(["/no/such/path"]).raise_()
+        landlock.LandlockWall(["/no/such/path"]).raise_wall()
     assert len(os.listdir("/proc/self/fd")) == len(before)

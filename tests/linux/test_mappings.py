@@ -33,7 +33,8 @@ def test_libraries_are_joined_and_go_on_working():
 
 def test_a_second_time_there_is_nothing_left_to_join():
     program = (
-        "import ssl\nfrom cloche.linux import mappings\nmappings.join_libraries()\nprint(mappings.join_libraries())"
+        "import ssl\nfrom cloche.linux import memory_layout\n"
+        "memory_layout.join_libraries()\nprint(memory_layout.join_libraries())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 0

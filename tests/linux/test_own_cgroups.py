@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche.linux.host_memory import available_bytes, directories, left_in, number_in
+from cloche.linux.host_memory import available_bytes, cgroup_bytes_left, cgroup_directories, read_number
 
 V2 = {"memory.max": "1000", "memory.current": "600", "memory.stat": "anon 5\ninactive_file 100\n"}
 V1 = {
@@ -33,15 +33,21 @@ def test_what_a_cgroup_has_left_is_its_limit_without_what_is_used_and_no_cache(
 ):
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert left_in(str(tmp_path)) == left
+    assert cgroup_bytes_left(str(tmp_path)) == left
 
 
 def test_the_groups_above_bound_a_process_too():
     memberships = "4:cpu,memory:/a/b\n3:pids:/\n0::/c\n"
-    assert directories("memory", memberships, "/g") == ["/g/memory/a/b", "/g/memory/a", "/g/memory", "/g/c", "/g"]
-    assert directories("pids", memberships, "/g") == ["/g/pids", "/g/c", "/g"]
+    assert cgroup_directories("memory", memberships, "/g") == [
+        "/g/memory/a/b",
+        "/g/memory/a",
+        "/g/memory",
+        "/g/c",
+        "/g",
+    ]
+    assert cgroup_directories("pids", memberships, "/g") == ["/g/pids", "/g/c", "/g"]
 
 
 def test_this_host_has_some_memory_left():
     assert available_bytes() is None or available_bytes() > 0
-    assert number_in("/proc/sys/kernel", "pid_max")
+    assert read_number("/proc/sys/kernel", "pid_max")

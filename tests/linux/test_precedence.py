@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cloche.linux import cgroups, cpu_priority
-from cloche.linux.cgroups.files import HOST_LEAF, Hierarchy, mounted
+from cloche.linux.cgroups.files import HOST_LEAF, Hierarchy, mounted_hierarchies
 
-HERE = cpu_priority.find_leaf(mounted())
+HERE = cpu_priority.find_server_group(mounted_hierarchies())
 needs_a_leaf = pytest.mark.skipif(HERE is None, reason="needs a CPU group that this process may make others in")
 
 
@@ -30,7 +30,7 @@ def in_the_leaf() -> bool:
 def test_it_is_taken_for_as_long_as_is_asked(in_child: Callable[[Callable[[], Any]], Any]):
     def life() -> list[bool]:
         seen = [in_the_leaf()]
-        with cpu_priority.taken() as taken:
+        with cpu_priority.raised_priority() as taken:
             seen += [taken, in_the_leaf()]
         return [*seen, in_the_leaf()]
 
@@ -42,9 +42,9 @@ def test_it_is_taken_for_as_long_as_is_asked(in_child: Callable[[Callable[[], An
 @needs_a_leaf
 def test_who_is_in_it_weighs_as_much_as_four(in_child: Callable[[Callable[[], Any]], Any]):
     def weight() -> str:
-        leaf = cpu_priority.find_leaf(mounted())
+        leaf = cpu_priority.find_server_group(mounted_hierarchies())
         assert leaf
-        with cpu_priority.taken():
+        with cpu_priority.raised_priority():
             return Path(os.fsdecode(leaf.directory + leaf.file)).read_text().strip()
 
     assert in_child(weight) in ("4096", "400")
@@ -53,9 +53,9 @@ def test_who_is_in_it_weighs_as_much_as_four(in_child: Callable[[Callable[[], An
 @needs_a_leaf
 def test_the_groups_of_sandboxes_are_made_beside_it(in_child: Callable[[Callable[[], Any]], Any]):
     def bases() -> tuple[list[str], list[str]]:
-        before = [each.path for each in cgroups.probe().report]
-        with cpu_priority.taken():
-            return before, [each.path for each in cgroups.probe().report]
+        before = [each.path for each in cgroups.probe_cgroups().report]
+        with cpu_priority.raised_priority():
+            return before, [each.path for each in cgroups.probe_cgroups().report]
 
     before, within = in_child(bases)
     assert within == before
@@ -64,10 +64,10 @@ def test_the_groups_of_sandboxes_are_made_beside_it(in_child: Callable[[Callable
 @needs_a_leaf
 def test_another_server_keeps_it_when_one_leaves(in_child: Callable[[Callable[[], Any]], Any]):
     def other_leaves() -> bool:
-        with cpu_priority.taken():
+        with cpu_priority.raised_priority():
             pid = os.fork()
             if pid == 0:
-                with cpu_priority.taken():
+                with cpu_priority.raised_priority():
                     pass
                 os._exit(0)
             os.waitpid(pid, 0)
@@ -91,8 +91,8 @@ def unified(own: Path, *, root: bool, enabled: str) -> Hierarchy:
     ids=["the real root", "no weights to be had", "a scope of somebody's"],
 )
 def test_where_version_2_has_one(tmp_path: Path, root: bool, enabled: str, found: bool):
-    leaf = cpu_priority.find_leaf([unified(tmp_path / "own", root=root, enabled=enabled)])
-    expected = cpu_priority.Leaf(os.fsencode(tmp_path / "own" / HOST_LEAF), b"/cpu.weight", 400)
+    leaf = cpu_priority.find_server_group([unified(tmp_path / "own", root=root, enabled=enabled)])
+    expected = cpu_priority.ServerGroup(os.fsencode(tmp_path / "own" / HOST_LEAF), b"/cpu.weight", 400)
     assert leaf == (expected if found else None)
 
 
@@ -100,17 +100,17 @@ def test_the_leaf_that_a_container_has_made_room_in_is_taken(tmp_path: Path):
     above = unified(tmp_path / "container", root=False, enabled="cpu")
     own = unified(tmp_path / "container" / HOST_LEAF, root=False, enabled="")
     assert above.own and own.own
-    assert cpu_priority.find_leaf([own]) == cpu_priority.Leaf(os.fsencode(own.own), b"/cpu.weight", 400)
+    assert cpu_priority.find_server_group([own]) == cpu_priority.ServerGroup(os.fsencode(own.own), b"/cpu.weight", 400)
 
 
 def test_where_the_group_is_gone_there_is_none(tmp_path: Path):
-    assert cpu_priority.find_leaf([]) is None
-    assert cpu_priority.find_leaf([Hierarchy(2, frozenset(), str(tmp_path), str(tmp_path / "gone"))]) is None
-    assert cpu_priority.find_leaf([Hierarchy(1, frozenset({"cpu"}), str(tmp_path), None)]) is None
+    assert cpu_priority.find_server_group([]) is None
+    assert cpu_priority.find_server_group([Hierarchy(2, frozenset(), str(tmp_path), str(tmp_path / "gone"))]) is None
+    assert cpu_priority.find_server_group([Hierarchy(1, frozenset({"cpu"}), str(tmp_path), None)]) is None
 
 
 def test_what_cannot_be_entered_is_left_as_it_was(tmp_path: Path):
     """A directory that is no group: there is nothing in it that a weight could be written to."""
-    leaf = cpu_priority.Leaf(os.fsencode(tmp_path / HOST_LEAF), b"/cpu.shares", 4096)
+    leaf = cpu_priority.ServerGroup(os.fsencode(tmp_path / HOST_LEAF), b"/cpu.shares", 4096)
     assert not leaf.enter()
     assert not (tmp_path / HOST_LEAF).exists()

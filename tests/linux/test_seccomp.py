@@ -22,7 +22,7 @@ import pytest
 
 import cloche.isolation
 from cloche.linux import seccomp
-from cloche.linux.syscalls import NUMBERS, PR_SET_NO_NEW_PRIVS, prctl, syscall
+from cloche.linux.syscalls import PR_SET_NO_NEW_PRIVS, SYSCALL_NUMBERS, prctl, syscall
 
 POLICIES = Path(cloche.isolation.__file__).parent / "policy"
 ARCH = platform.machine()
@@ -40,7 +40,7 @@ NURSERY = compiled("nursery")
 def behind(program: bytes, function: Callable[[], object]) -> Callable[[], object]:
     def run() -> object:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(program)
+        seccomp.install_program(program)
         return function()
 
     return run
@@ -51,7 +51,7 @@ def call(name: str, *args: int) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            return syscall(NUMBERS[ARCH][name], *args)
+            return syscall(SYSCALL_NUMBERS[ARCH][name], *args)
         except OSError as error:
             return -(error.errno or 0)
 
@@ -94,7 +94,7 @@ def test_reboot_is_refused_in_both(in_child) -> None:
 def test_the_nursery_can_make_namespaces_and_a_cell_below_it_cannot(in_child) -> None:
     def both() -> tuple[int, int]:
         first = call("unshare", 0)()
-        seccomp.install(CELL)
+        seccomp.install_program(CELL)
         return first, call("unshare", 0)()
 
     assert in_child(behind(NURSERY, both)) == (0, -errno.EPERM)
@@ -197,7 +197,7 @@ def machine_code(code: bytes) -> int:
 def test_a_32_bit_call_kills_the_process(in_child, ChildDied) -> None:
     getpid_32 = bytes.fromhex("b814000000 cd80 c3".replace(" ", ""))  # mov eax, 20; int 0x80; ret
     if in_child(lambda: machine_code(getpid_32)) < 0:
-        pytest.skip("this kernel has no 32-bit calls")
+        pytest.skip_mark("this kernel has no 32-bit calls")
     with pytest.raises(ChildDied) as caught:
         in_child(behind(CELL, lambda: machine_code(getpid_32)))
     assert caught.value.signal == signal.SIGSYS
@@ -215,7 +215,7 @@ def test_without_no_new_privs_an_ordinary_user_cannot_install(in_child) -> None:
     def install() -> None:
         if os.geteuid() == 0:
             os.setresuid(65534, 65534, 65534)
-        seccomp.install(CELL)
+        seccomp.install_program(CELL)
 
     with pytest.raises(PermissionError):
         in_child(install)
@@ -226,7 +226,7 @@ def run_behind_cell(argv: list[str], cwd: Path) -> str:
 
     def confine() -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install(CELL)
+        seccomp.install_program(CELL)
 
     # Only what the command itself needs: no agents, no configuration of whoever runs the tests.
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8"}

@@ -17,7 +17,7 @@ from tests.mcp.conftest import VERSION, House, Raw, over_http
 
 from cloche.api.auth import Gatekeeper
 from cloche.config import Config
-from cloche.mcp.http import Mcp
+from cloche.mcp.http import McpDialect
 from cloche.model import Principal, Template
 
 Making = Callable[..., Raw]
@@ -90,7 +90,7 @@ def test_a_foreign_sandbox_cannot_be_used(raw: Making, house: House):
 async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
-    app = Mcp(None, gatekeeper, config)  # type: ignore[arg-type]  # it does not come so far
+    app = McpDialect(None, gatekeeper, config)  # type: ignore[arg-type]  # it does not come so far
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
         answer = await http.post("/mcp", json=CALL)
     assert answer.status_code == 503

@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs/dialects/mcp.md").read_text("utf-8")
 
 def test_the_page_names_every_tool_and_prompt():
     named = set(re.findall(r"`(\w+)`", PAGE))
-    assert set(tools.BY_NAME) | {each["name"] for each in server.LISTED} <= named
+    assert set(tools.TOOLS_BY_NAME) | {each["name"] for each in server.PROMPTS} <= named
 
 
 def test_the_configurations_are_json_and_name_a_server():

@@ -20,10 +20,10 @@ import pytest
 import pytest_asyncio
 from tests.network.index_server import IndexDoor, IndexServer, index_door, index_server
 
-from cloche.config.sections import Network, Packages
-from cloche.egress import Egress
-from cloche.egress.connect import Resolve
-from cloche.egress.door import Door
+from cloche.config.sections import NetworkConfig, PackagesConfig
+from cloche.egress import EgressProxy
+from cloche.egress.connect import ResolveName
+from cloche.egress.door import SandboxEgress
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -47,7 +47,7 @@ HOSTS = {
 class Doorway:
     """A door that the test listens at, and what can be said at it."""
 
-    def __init__(self, egress: Egress, door: Door, port: int):
+    def __init__(self, egress: EgressProxy, door: SandboxEgress, port: int):
         self.egress = egress
         self.door = door
         self.port = port
@@ -119,12 +119,12 @@ async def opening() -> AsyncIterator[Opening]:
         *,
         beside: Doorway | None = None,
         owner: str = "somebody",
-        resolve: Resolve | None = None,
+        resolve: ResolveName | None = None,
         settings: Any = None,
         **rules: Any,
     ) -> Doorway:
         chosen = {"allow": ("*:*",), "internal": ("127.100.0.0/14",), "hosts": HOSTS, **(settings or {})}
-        egress = beside.egress if beside else Egress(Network(**chosen), Packages(), resolve=resolve)
+        egress = beside.egress if beside else EgressProxy(NetworkConfig(**chosen), PackagesConfig(), resolve=resolve)
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         listener.setblocking(False)
         port = listener.getsockname()[1]
@@ -185,7 +185,7 @@ async def serving_at(
     try:
         server = await asyncio.start_server(serve, host, port, ssl=tls)
     except PermissionError:
-        pytest.skip(f"port {port} is for root alone here")
+        pytest.skip_mark(f"port {port} is for root alone here")
     found.port = server.sockets[0].getsockname()[1]
     try:
         yield found

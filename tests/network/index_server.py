@@ -25,9 +25,9 @@ from urllib.parse import unquote
 import httpx2
 import pytest
 
-from cloche.config.sections import Network, Packages
-from cloche.egress import Egress
-from cloche.egress.door import Door
+from cloche.config.sections import NetworkConfig, PackagesConfig
+from cloche.egress import EgressProxy
+from cloche.egress.door import SandboxEgress
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -192,7 +192,7 @@ def index_server(
 class IndexDoor:
     """The door of a sandbox that is not there, with `get` for what `pip` and `npm` would ask."""
 
-    def __init__(self, egress: Egress, door: Door, port: int, client: httpx2.AsyncClient):
+    def __init__(self, egress: EgressProxy, door: SandboxEgress, port: int, client: httpx2.AsyncClient):
         self.egress = egress
         self.door = door
         self.port = port
@@ -236,10 +236,10 @@ def _without_proxies() -> Iterator[None]:
 
 @asynccontextmanager
 async def index_doors(
-    directory: Path, count: int = 1, network: Network | None = None, **packages: Any
+    directory: Path, count: int = 1, network: NetworkConfig | None = None, **packages: Any
 ) -> AsyncIterator[list[IndexDoor]]:
     """Doors of so many sandboxes of one host, whose packages are kept in `directory`."""
-    egress = Egress(network or Network(), Packages(enabled=True, **packages), directory)
+    egress = EgressProxy(network or NetworkConfig(), PackagesConfig(enabled=True, **packages), directory)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(_without_proxies())
         stack.push_async_callback(egress.aclose)

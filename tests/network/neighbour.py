@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.network.far_server import own_trust
 
-from cloche.config.sections import Network
+from cloche.config.sections import NetworkConfig
 
 ADDRESS = "127.0.0.77"
 NAMES = ("api.test", "www.api.test", "other.test")
@@ -40,10 +40,10 @@ class Neighbour(NamedTuple):
             "except urllib.error.URLError: print('refused', end='')\n"
         )
 
-    def settings(self, *allow: str, deny: tuple[str, ...] = (), default: tuple[str, ...] = ()) -> Network:
+    def settings(self, *allow: str, deny: tuple[str, ...] = (), default: tuple[str, ...] = ()) -> NetworkConfig:
         """What an operator sets who lets sandboxes reach it."""
         hosts = dict.fromkeys(NAMES, ADDRESS)
-        return Network(allow=allow, deny=deny, default=default, internal=(ADDRESS,), hosts=hosts)
+        return NetworkConfig(allow=allow, deny=deny, default=default, internal=(ADDRESS,), hosts=hosts)
 
     def variables(self, *allow: str, deny: tuple[str, ...] = (), default: tuple[str, ...] = ()) -> dict[str, str]:
         """The same for a process."""

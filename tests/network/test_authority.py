@@ -8,12 +8,12 @@ import ssl
 import pytest
 from cryptography import x509
 
-from cloche.egress.authority import MAX_LEAVES, Authority
+from cloche.egress.authority import MAX_LEAVES, CertificateAuthority
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
+def authority() -> CertificateAuthority:
+    return CertificateAuthority()
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None) -> ssl.SSLObject:
@@ -30,7 +30,7 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | None
     return ours
 
 
-def strict_client(authority: Authority) -> ssl.SSLContext:
+def strict_client(authority: CertificateAuthority) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=authority.certificate_pem.decode())
     context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python 3.13 has it
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -38,13 +38,13 @@ def strict_client(authority: Authority) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("host", ["api.example.com", "192.0.2.7", "2001:db8::7"])
-def test_a_strict_client_takes_its_word_for_a_name_and_an_address(authority: Authority, host: str) -> None:
+def test_a_strict_client_takes_its_word_for_a_name_and_an_address(authority: CertificateAuthority, host: str) -> None:
     secured = shake_hands(authority.context_for(host), strict_client(authority), host)
     assert secured.version() == "TLSv1.3"
     assert secured.selected_alpn_protocol() == "http/1.1"
 
 
-def test_a_leaf_is_for_one_host_only(authority: Authority) -> None:
+def test_a_leaf_is_for_one_host_only(authority: CertificateAuthority) -> None:
     client = strict_client(authority)
     client.check_hostname = False
     leaf = shake_hands(authority.context_for("api.example.com"), client, "api.example.com").getpeercert()
@@ -52,18 +52,18 @@ def test_a_leaf_is_for_one_host_only(authority: Authority) -> None:
     assert leaf["subjectAltName"] == (("DNS", "api.example.com"),)
 
 
-def test_another_sandboxs_authority_is_not_trusted(authority: Authority) -> None:
+def test_another_sandboxs_authority_is_not_trusted(authority: CertificateAuthority) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
-        shake_hands(Authority().context_for("api.example.com"), strict_client(authority), "api.example.com")
+        shake_hands(CertificateAuthority().context_for("api.example.com"), strict_client(authority), "api.example.com")
 
 
-def test_a_client_that_names_another_host_is_not_served(authority: Authority) -> None:
+def test_a_client_that_names_another_host_is_not_served(authority: CertificateAuthority) -> None:
     with pytest.raises(ssl.SSLError):
         shake_hands(authority.context_for("api.example.com"), strict_client(authority), "other.example.com")
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_old_versions_of_tls_are_not_spoken(authority: Authority) -> None:
+def test_old_versions_of_tls_are_not_spoken(authority: CertificateAuthority) -> None:
     client = strict_client(authority)
     client.minimum_version = ssl.TLSVersion.TLSv1
     client.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -71,14 +71,14 @@ def test_old_versions_of_tls_are_not_spoken(authority: Authority) -> None:
         shake_hands(authority.context_for("api.example.com"), client, "api.example.com")
 
 
-def test_it_can_sign_hosts_and_no_other_authority(authority: Authority) -> None:
+def test_it_can_sign_hosts_and_no_other_authority(authority: CertificateAuthority) -> None:
     certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
     constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     assert constraints.critical
     assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
 
 
-def test_leaves_are_kept_and_do_not_pile_up(authority: Authority) -> None:
+def test_leaves_are_kept_and_do_not_pile_up(authority: CertificateAuthority) -> None:
     first = authority.context_for("kept.example.com")
     assert authority.context_for("kept.example.com") is first
     for number in range(MAX_LEAVES):
@@ -86,7 +86,7 @@ def test_leaves_are_kept_and_do_not_pile_up(authority: Authority) -> None:
     assert authority.context_for("kept.example.com") is not first
 
 
-def test_no_descriptor_stays_open(authority: Authority) -> None:
+def test_no_descriptor_stays_open(authority: CertificateAuthority) -> None:
     before = len(os.listdir("/proc/self/fd"))
     authority.context_for("another.example.com")
     assert len(os.listdir("/proc/self/fd")) == before

@@ -16,8 +16,8 @@ from tests.network.neighbour import Neighbour, living_next_door
 
 import cloche
 from cloche.cli import main
-from cloche.cli.network_options import NetworkAsk, policy_of
-from cloche.config import Config, load
+from cloche.cli.network_options import NetworkOptions, to_network_policy
+from cloche.config import Config, load_config
 from cloche.engine.operations import doctor
 from cloche.model import Template
 
@@ -125,8 +125,8 @@ def test_deny_and_secrets_need_an_allow(within: Callable[..., Result]):
 
 
 def test_a_placeholder_is_a_variables_name():
-    ask = NetworkAsk(allow=("api.test",), secrets=("api.test:$TOKEN=env:HOME", "*.api.test:X-Key=env:HOME"))
-    policy = policy_of(ask)
+    ask = NetworkOptions(allow=("api.test",), secrets=("api.test:$TOKEN=env:HOME", "*.api.test:X-Key=env:HOME"))
+    policy = to_network_policy(ask)
     assert policy is not None
     assert [(each.domain, each.name, each.header) for each in policy.secrets] == [
         ("api.test", "TOKEN", None),
@@ -136,7 +136,7 @@ def test_a_placeholder_is_a_variables_name():
 
 def test_the_flags_of_serve_are_said_where_their_values_are(data_dir: str):
     flags = {"network.allow": ("pypi.org",), "packages.enabled": True}
-    loaded = load(environ={"CLOCHE_DATA_DIR": data_dir}, flags=flags)
+    loaded = load_config(environ={"CLOCHE_DATA_DIR": data_dir}, flags=flags)
     assert (loaded.network.allow, loaded.packages.enabled) == (("pypi.org",), True)
     assert (loaded.origins["network.allow"], loaded.origins["packages.enabled"]) == ("flag --allow", "flag --packages")
 

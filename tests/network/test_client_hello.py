@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.egress.client_hello import MAX_HELLO_BYTES, BadHello, parse_hello, read_hello
+from cloche.egress.client_hello import MAX_HELLO_BYTES, BadClientHello, parse_hello, read_hello
 
 
 def real_hello(name: str | None) -> bytes:
@@ -111,7 +111,7 @@ async def test_a_hello_of_many_kilobytes_is_read() -> None:
     ],
 )
 async def test_what_is_no_hello_is_refused(raw: bytes) -> None:
-    with pytest.raises(BadHello):
+    with pytest.raises(BadClientHello):
         await read(raw)
 
 
@@ -119,7 +119,7 @@ async def test_what_is_no_hello_is_refused(raw: bytes) -> None:
 def test_any_bytes_are_a_hello_or_refused(raw: bytes) -> None:
     try:
         parse_hello(b"\x01\x00\x00\x00" + raw)
-    except BadHello:
+    except BadClientHello:
         pass
 
 
@@ -133,6 +133,6 @@ def test_a_hello_with_a_changed_byte_never_names_somebody_else_unnoticed(data: s
     message[at] = data.draw(st.integers(0, 255))
     try:
         name, _ = parse_hello(bytes(message))
-    except BadHello:
+    except BadClientHello:
         return
     assert name is None or name.encode() in bytes(message).lower()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloche.egress.rules import BadDestination, Destination, parse, parse_authority
+from cloche.egress.rules import Destination, InvalidDestination, parse_authority, parse_destination
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from cloche.egress.rules import BadDestination, Destination, parse, parse_author
     ],
 )
 def test_every_spelling_of_a_host_is_that_host(spelling: str, host: str) -> None:
-    found = parse(spelling, 443)
+    found = parse_destination(spelling, 443)
     assert found.host == host
     assert (found.address is None) == host.endswith(("example", "com"))
 
@@ -84,14 +84,14 @@ def test_every_spelling_of_a_host_is_that_host(spelling: str, host: str) -> None
     ],
 )
 def test_what_is_no_host_is_refused(spelling: str) -> None:
-    with pytest.raises(BadDestination):
-        parse(spelling, 443)
+    with pytest.raises(InvalidDestination):
+        parse_destination(spelling, 443)
 
 
 @pytest.mark.parametrize("port", [0, -1, 65536, 99999])
 def test_a_port_exists(port: int) -> None:
-    with pytest.raises(BadDestination):
-        parse("example.com", port)
+    with pytest.raises(InvalidDestination):
+        parse_destination("example.com", port)
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_an_authority_is_a_host_and_a_port(authority: str, host: str, port: int)
     ],
 )
 def test_what_is_no_authority_is_refused(authority: str) -> None:
-    with pytest.raises(BadDestination):
+    with pytest.raises(InvalidDestination):
         parse_authority(authority, 80)
 
 
 def test_connect_names_its_port() -> None:
-    with pytest.raises(BadDestination, match="names no port"):
+    with pytest.raises(InvalidDestination, match="names no port"):
         parse_authority("example.com", None)
 
 
@@ -149,15 +149,15 @@ def test_connect_names_its_port() -> None:
 def test_a_number_is_an_address_in_every_base(number: int, form: str) -> None:
     if form == "0{:o}" and number == 0:
         return
-    assert parse(form.format(number), 80).address == ipaddress.IPv4Address(number)
+    assert parse_destination(form.format(number), 80).address == ipaddress.IPv4Address(number)
 
 
 @given(st.text(alphabet="0123456789abcdefxABCDEFX.:-_%[]@/ \t", max_size=40))
 def test_what_the_c_library_takes_for_an_address_is_one_here(text: str) -> None:
     """A name that is let through is looked up: then it must not be an address that no address rule was asked about."""
     try:
-        found = parse(text, 80)
-    except BadDestination:
+        found = parse_destination(text, 80)
+    except InvalidDestination:
         return
     if found.address is None:
         with pytest.raises(OSError):
@@ -170,7 +170,7 @@ def test_what_the_c_library_takes_for_an_address_is_one_here(text: str) -> None:
 def test_what_is_understood_reads_the_same_again(text: str) -> None:
     try:
         found = parse_authority(text, 80)
-    except BadDestination:
+    except InvalidDestination:
         return
     assert parse_authority(str(found), None) == found
     assert Destination(*found) == found

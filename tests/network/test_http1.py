@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cloche.egress import http1
 from cloche.egress.forward import check_host, split_target
-from cloche.egress.http1 import BadAnswer, BadRequest, Head
-from cloche.egress.rules import BadDestination, parse_authority
-from cloche.egress.tunnel import MAX_LINE_BYTES, FirstLine
+from cloche.egress.http1 import BadAnswer, BadRequest, HttpHead
+from cloche.egress.rules import InvalidDestination, parse_authority
+from cloche.egress.tunnel import MAX_LINE_BYTES, FirstLineDetector
 
 
 def reader_of(raw: bytes) -> asyncio.StreamReader:
@@ -31,7 +31,7 @@ def run(awaited):
         return done.value
 
 
-def head_of(raw: bytes) -> Head:
+def head_of(raw: bytes) -> HttpHead:
     found = run(http1.read_head(reader_of(raw)))
     assert found is not None
     return found
@@ -180,8 +180,8 @@ def test_a_body_of_crumbs_is_refused(bad: type[BadRequest]) -> None:
     async def read(raw: bytes) -> bytes:
         return b"".join([part async for part in http1.read_body(reader_of(raw), None, bad)])
 
-    some = b"1\r\na\r\n" * http1.MAX_CRUMBS
-    assert run(read(some + b"0\r\n\r\n")) == b"a" * http1.MAX_CRUMBS
+    some = b"1\r\na\r\n" * http1.MAX_SMALL_CHUNKS
+    assert run(read(some + b"0\r\n\r\n")) == b"a" * http1.MAX_SMALL_CHUNKS
     with pytest.raises(bad, match="chunks of less than 16 bytes"):
         run(read(some + b"1\r\na\r\n0\r\n\r\n"))
 
@@ -268,7 +268,7 @@ def test_headers_between_two_hops_do_not_go_on() -> None:
             b"Keep-Alive: 5",
         )
     )
-    assert http1.end_to_end(head) == [("x-other", "2")]
+    assert http1.end_to_end_headers(head) == [("x-other", "2")]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_target_is_taken_apart(target: str, host: str, path: str) -> None:
     ],
 )
 def test_a_target_that_can_be_read_in_two_ways_is_refused(target: str) -> None:
-    with pytest.raises((BadRequest, BadDestination)):
+    with pytest.raises((BadRequest, InvalidDestination)):
         split_target(target)
 
 
@@ -367,7 +367,7 @@ def leniently(raw: str) -> list[tuple[str, str]]:
 
 @given(st.text("AG /\r\n\t\v\0HTP1", max_size=40).map(str.encode), st.integers(0, 40))
 def test_the_first_line_is_the_same_in_any_portions(said: bytes, at: int) -> None:
-    lines = FirstLine(), FirstLine(), FirstLine()
+    lines = FirstLineDetector(), FirstLineDetector(), FirstLineDetector()
     portions = [said], [said[:at], said[at:]], [bytes([each]) for each in said]
     for line, parts in zip(lines, portions, strict=True):
         for part in parts:
@@ -377,15 +377,15 @@ def test_the_first_line_is_the_same_in_any_portions(said: bytes, at: int) -> Non
 
 
 def test_what_follows_on_the_first_line_is_left() -> None:
-    line = FirstLine()
+    line = FirstLineDetector()
     assert line.take(b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n") == 16
     assert line.is_over and line.is_http and line.said == b"GET / HTTP/1.1\r\n"
     with pytest.raises(BadRequest):
-        FirstLine().take(b"A" * (MAX_LINE_BYTES + 1))
+        FirstLineDetector().take(b"A" * (MAX_LINE_BYTES + 1))
 
 
 @pytest.mark.parametrize("said", [b"\x85\0\0\1more", b"\xa0\0\0\1more"])
 def test_what_begins_with_a_nul_is_no_http_and_goes_on_at_once(said: bytes):
-    line = FirstLine()
+    line = FirstLineDetector()
     line.take(said)
     assert line.is_over and not line.is_http

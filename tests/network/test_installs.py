@@ -15,11 +15,11 @@ from tests.conftest import embedding, with_template
 
 import cloche
 from cloche.bench import table
-from cloche.bench.installs import InstallLab, installs
-from cloche.bench.lab import Counts
+from cloche.bench.installs import InstallLab, measure_installs
+from cloche.bench.lab import SampleCounts
 from cloche.bench.rows import PACKAGE_PARTS, PACKAGE_ROWS
 from cloche.config import Config
-from cloche.config.sections import Packages
+from cloche.config.sections import PackagesConfig
 from cloche.model import Template
 from cloche.sdk import embedded
 
@@ -47,11 +47,13 @@ def index(place: Path) -> Iterator[None]:
     """A host that has package indexes for its sandboxes, and no network."""
     for host in ("pypi.org", "registry.npmjs.org"):
         if not _is_reachable(host):
-            pytest.skip(f"{host} cannot be reached from here")
-    host = embedded.Embedded(Config(data_dir=str(place), packages=Packages(enabled=True, deny=("forbidden-*",))))
+            pytest.skip_mark(f"{host} cannot be reached from here")
+    host = embedded.EmbeddedEngine(
+        Config(data_dir=str(place), packages=PackagesConfig(enabled=True, deny=("forbidden-*",)))
+    )
     host.open()
     try:
-        with embedded.using(host):
+        with embedded.use_engine(host):
             yield
     finally:
         host.close()
@@ -199,12 +201,12 @@ def test_what_the_nursery_asked_for_uv_cannot_be_changed_inside(box: cloche.Sand
 
 @pytest.mark.long
 def test_installations_are_measured(index: None, place: Path) -> None:
-    with InstallLab(Config(data_dir=str(place)), Counts(installs=1)) as lab:
-        installs(lab, ["uv"])
+    with InstallLab(Config(data_dir=str(place)), SampleCounts(installs=1)) as lab:
+        measure_installs(lab, ["uv"])
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == {"uv_first", "uv_second"} < set(PACKAGE_ROWS)
     assert {key for row in PACKAGE_ROWS.values() for key in row.against} <= set(PACKAGE_ROWS)
-    assert "from the host's cache" in table.markdown(PACKAGE_PARTS, lab.book, {})
+    assert "from the host's cache" in table.results_markdown(PACKAGE_PARTS, lab.book, {})
 
 
 PYPI = "pypi.org and files.pythonhosted.org"

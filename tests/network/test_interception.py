@@ -19,10 +19,10 @@ from tests.network.far_server import ADDRESS, FarServer, own_trust
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.sync.client import connect
 
-from cloche.config.sections import Network, Packages
-from cloche.egress import Egress
-from cloche.egress.authority import Authority
-from cloche.egress.door import Door
+from cloche.config.sections import NetworkConfig, PackagesConfig
+from cloche.egress import EgressProxy
+from cloche.egress.authority import CertificateAuthority
+from cloche.egress.door import SandboxEgress
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 pytestmark = [
@@ -69,7 +69,7 @@ async def far(trusted: Path) -> AsyncIterator[FarServer]:
 class Entrance(NamedTuple):
     """The door as a program sees it."""
 
-    door: Door
+    door: SandboxEgress
     port: int
     far: FarServer
 
@@ -117,11 +117,13 @@ class Entrance(NamedTuple):
 @contextlib.asynccontextmanager
 async def opened(far: FarServer, **limits: float) -> AsyncIterator[Entrance]:
     hosts = dict.fromkeys([*NAMES, "unproven.test"], ADDRESS) | {"gone.test": "127.0.0.10"}
-    egress = Egress(Network(allow=("*:*",), hosts=hosts, internal=("127.0.0.0/8",), **limits), Packages())
+    egress = EgressProxy(
+        NetworkConfig(allow=("*:*",), hosts=hosts, internal=("127.0.0.0/8",), **limits), PackagesConfig()
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     door = egress.open(listener, POLICY, sandbox="i0", owner="tests")
-    door.authority = await asyncio.to_thread(Authority)
+    door.authority = await asyncio.to_thread(CertificateAuthority)
     yield Entrance(door, listener.getsockname()[1], far)
     await egress.aclose()
 
@@ -306,7 +308,7 @@ async def test_a_websocket_gets_the_secret_and_what_it_echoes_is_covered(entranc
         asked.append(socket.request.headers["authorization"])
         await socket.send(f"you are {asked[0]}")
         await socket.send([asked[0][:9], asked[0][9:20], "", asked[0][20:]])  # in several frames
-        await socket.ping(asked[0])
+        await socket.answer_ping(asked[0])
         async for text in socket:
             await socket.send(f"heard {len(text)}: {text[:40]!s}")
 

@@ -28,9 +28,9 @@ def there() -> Iterator[Neighbour]:
 @pytest.fixture(scope="module", autouse=True, params=["embedded", "remote"])
 def _library(request, there: Neighbour, bare_dir: str) -> Iterator[None]:
     if request.param == "embedded":
-        own = embedded.Embedded(Config(data_dir=bare_dir, network=there.settings("*:*")))
+        own = embedded.EmbeddedEngine(Config(data_dir=bare_dir, network=there.settings("*:*")))
         own.open()
-        with embedded.using(own):
+        with embedded.use_engine(own):
             yield
         own.close()
         return

@@ -14,8 +14,8 @@ import uvloop
 from tests.network.conftest import GOOD, Opening, answering, echo, read_all, serving_at
 
 from cloche.egress import journal
-from cloche.egress.connect import LOOKUPS_EACH, Unresolved
-from cloche.egress.journal import FIRST_LINES, LINES_AT_ONCE, MAX_PLACES
+from cloche.egress.connect import LOOKUPS_PER_OWNER, NameUnresolved
+from cloche.egress.journal import FIRST_LINES, LINES_AT_ONCE, MAX_LOG_TARGETS
 from cloche.network_policy import NetworkPolicy
 from cloche.telemetry import log
 
@@ -113,11 +113,11 @@ async def test_lookups_that_never_end_are_one_owners_loss(opening: Opening) -> N
             await never.wait()
         return [ipaddress.ip_address(GOOD)]
 
-    settings = {"connect_seconds": 0.8, "lookups": LOOKUPS_EACH}
+    settings = {"connect_seconds": 0.8, "lookups": LOOKUPS_PER_OWNER}
     one = opening(allow=("*:*",), resolve=resolve, settings=settings)
     two = opening(allow=("*:*",), beside=one)
     others = opening(allow=("*:*",), beside=one, owner="somebody else")
-    hanging = [one.say(b"CONNECT hangs.test:80 HTTP/1.1\r\n\r\n") for _ in range(LOOKUPS_EACH)]
+    hanging = [one.say(b"CONNECT hangs.test:80 HTTP/1.1\r\n\r\n") for _ in range(LOOKUPS_PER_OWNER)]
     assert all(answer.startswith(b"HTTP/1.1 504 ") for answer in await asyncio.gather(*hanging))
     async with serving_at(answering(OK)) as server:
         there = f"good.test:{server.port}"
@@ -125,7 +125,7 @@ async def test_lookups_that_never_end_are_one_owners_loss(opening: Opening) -> N
         assert (await others.say(fetch)).endswith(b"hello")
         answer = await two.say(fetch)
         assert answer.startswith(b"HTTP/1.1 504 Too many lookups") and b"for its owner" in answer
-        assert len(asked) == LOOKUPS_EACH + 1
+        assert len(asked) == LOOKUPS_PER_OWNER + 1
         never.set()
         await asyncio.sleep(0)
         assert (await two.say(fetch)).endswith(b"hello")
@@ -315,7 +315,7 @@ async def test_who_does_not_read_makes_the_other_wait(opening: Opening, way: str
 async def test_the_line_that_clients_show_says_why_and_which_host(opening: Opening, host: str, said: bytes) -> None:
     async def resolve(name: str):
         if name == "nowhere.test":
-            raise Unresolved("nowhere.test is not known")
+            raise NameUnresolved("nowhere.test is not known")
         if name == "slow.test":
             await asyncio.sleep(60)
         return [ipaddress.ip_address(GOOD)]
@@ -366,7 +366,7 @@ async def test_nor_do_hosts_that_nobody_has_heard_of(opening: Opening, clean_log
     door.door.close()
     said = said_of_networks()
     lines = sum(fields.get("lines", 1) for _, _, fields in said)
-    assert lines == count and len(said) < FIRST_LINES["denied"] + MAX_PLACES + LINES_AT_ONCE + 100
+    assert lines == count and len(said) < FIRST_LINES["denied"] + MAX_LOG_TARGETS + LINES_AT_ONCE + 100
     assert [host for _, host, _ in said].count("others") == 1
 
 

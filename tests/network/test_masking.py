@@ -17,8 +17,16 @@ import pytest
 
 from cloche import errors
 from cloche.egress.http1 import BadRequest
-from cloche.egress.secrets import MAX_FILLED_BYTES, Mask, MaskedStream, Masks, basic_credentials, forms_of, with_secrets
-from cloche.network_policy import NetworkPolicy, Secret, useless_secret
+from cloche.egress.secrets import (
+    MAX_FILLED_BYTES,
+    MaskedStream,
+    SecretMask,
+    SecretMasks,
+    add_secrets,
+    basic_credentials,
+    secret_forms,
+)
+from cloche.network_policy import NetworkPolicy, Secret, first_unused_secret
 
 TOKEN = 'sk-7Jd0/+v<&>"x?q9Zt4WmB2Yc'
 BEARER = Secret(domain="api.test", header="Authorization", value=f"Bearer {TOKEN}")
@@ -78,7 +86,7 @@ def test_the_values_of_a_policy_are_limited_in_all() -> None:
     ],
 )
 def test_a_secret_for_a_domain_that_is_not_allowed_is_found(allow: tuple[str, ...], useless: bool) -> None:
-    found = useless_secret(NetworkPolicy(allow=allow, secrets=(BEARER,)))
+    found = first_unused_secret(NetworkPolicy(allow=allow, secrets=(BEARER,)))
     assert found == (BEARER if useless else None)
 
 
@@ -101,13 +109,13 @@ def test_a_value_is_shown_nowhere() -> None:
 
 def test_a_header_replaces_what_the_program_sent_under_its_name() -> None:
     sent = (("authorization", "Bearer mine"), ("x-other", "1"), ("authorization", "Bearer again"))
-    assert with_secrets(sent, [BEARER]) == [("x-other", "1"), ("authorization", BEARER.value)]
+    assert add_secrets(sent, [BEARER]) == [("x-other", "1"), ("authorization", BEARER.value)]
 
 
 def test_the_secret_for_the_more_particular_domain_is_used() -> None:
     domains = ["*.test", "a.b.test", "*.b.test"]
     secrets = [Secret(domain=each, header="X-Key", value=f"for {each}") for each in domains]
-    assert with_secrets((), secrets) == [("x-key", "for a.b.test")]
+    assert add_secrets((), secrets) == [("x-key", "for a.b.test")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +136,7 @@ def test_placeholders_in_headers_become_values(sent: str, becomes: str) -> None:
         Secret(domain="api.test", name="TOKEN", value="one"),
         Secret(domain="api.test", name="TOKEN_2", value="$two"),
     ]
-    assert with_secrets([("authorization", sent)], secrets) == [("authorization", becomes)]
+    assert add_secrets([("authorization", sent)], secrets) == [("authorization", becomes)]
 
 
 @pytest.mark.parametrize("sent", ["$A" * 30_000, "Basic " + base64.b64encode(b"me:" + b"${A}" * 10_000).decode()])
@@ -136,21 +144,21 @@ def test_placeholders_do_not_multiply_without_limit(sent: str) -> None:
     secret = Secret(domain="api.test", name="A", value="v" * 16_384)
     for headers in ([("authorization", sent)], [(f"x-{each}", "$A") for each in range(9)]):
         with pytest.raises(BadRequest, match="with its secrets"):
-            with_secrets(headers, [secret])
-    [(_, filled)] = with_secrets([("x-a", "$A" * 7)], [secret])
+            add_secrets(headers, [secret])
+    [(_, filled)] = add_secrets([("x-a", "$A" * 7)], [secret])
     assert filled == "v" * 16_384 * 7 and len(filled) < MAX_FILLED_BYTES
 
 
 def test_headers_that_secrets_have_are_limited_as_well() -> None:
     secrets = [Secret(domain="api.test", header=f"X-{each}", value="v" * 16_384) for each in range(9)]
     with pytest.raises(BadRequest, match="with its secrets"):
-        with_secrets((), secrets)
+        add_secrets((), secrets)
 
 
 # -- out of an answer
 
 
-def cover(mask: Mask, *parts: bytes) -> bytes:
+def cover(mask: SecretMask, *parts: bytes) -> bytes:
     async def covered() -> bytes:
         stream = MaskedStream(mask)
         return b"".join([await stream.feed(part) for part in parts]) + stream.end()
@@ -158,7 +166,7 @@ def cover(mask: Mask, *parts: bytes) -> bytes:
     return asyncio.run(covered())
 
 
-def text(mask: Mask, text: str) -> str:
+def text(mask: SecretMask, text: str) -> str:
     return cover(mask, text.encode()).decode()
 
 
@@ -181,7 +189,7 @@ def shapes_of(token: str) -> dict[str, str]:
 @pytest.mark.parametrize("shape", shapes_of(TOKEN))
 def test_a_value_is_covered_in_every_usual_shape_and_nothing_moves(shape: str) -> None:
     said = f"before {shapes_of(TOKEN)[shape]} after"
-    covered = text(Mask.of(BEARER.value), said)
+    covered = text(SecretMask.of(BEARER.value), said)
     assert len(covered) == len(said)
     assert covered.startswith("before ") and covered.endswith(" after")
     assert covered.count("*") >= len(TOKEN)
@@ -189,19 +197,19 @@ def test_a_value_is_covered_in_every_usual_shape_and_nothing_moves(shape: str) -
 
 def test_headers_are_covered_each_by_itself() -> None:
     texts = ["", f"a {TOKEN}", TOKEN[:9], TOKEN[9:], ""]
-    assert asyncio.run(Mask.of(TOKEN).texts(texts)) == ["", "a " + "*" * len(TOKEN), TOKEN[:9], TOKEN[9:], ""]
+    assert asyncio.run(SecretMask.of(TOKEN).texts(texts)) == ["", "a " + "*" * len(TOKEN), TOKEN[:9], TOKEN[9:], ""]
 
 
 def test_the_password_of_a_basic_header_is_covered_by_itself() -> None:
     value = "Basic " + base64.b64encode(b"me:the password").decode()
-    assert text(Mask.of(value), "hello me, the password is right") == f"hello me, {'*' * 12} is right"
+    assert text(SecretMask.of(value), "hello me, the password is right") == f"hello me, {'*' * 12} is right"
 
 
 def test_overlapping_occurrences_are_covered_as_a_whole() -> None:
-    assert cover(Mask.of("ababab"), b"xababababx") == b"x********x"
+    assert cover(SecretMask.of("ababab"), b"xababababx") == b"x********x"
 
 
-def plainly_covered(mask: Mask, content: bytes) -> bytes:
+def plainly_covered(mask: SecretMask, content: bytes) -> bytes:
     """What comes out, found in the plainest way."""
     copy = bytearray(content)
     for form in mask.forms:
@@ -222,7 +230,7 @@ def cut(content: bytes) -> list[bytes]:
 def test_a_body_is_covered_however_it_is_cut() -> None:
     random.seed(5)
     pieces = [TOKEN.encode(), TOKEN.encode()[:9], b"a", b"b", b"data", b"\n"]
-    mask = Mask.of(TOKEN, "aab")
+    mask = SecretMask.of(TOKEN, "aab")
     content = b"".join(random.choices(pieces, k=500))
     whole = plainly_covered(mask, content)
     assert TOKEN.encode() not in whole and b"aab" not in whole
@@ -235,7 +243,7 @@ def test_values_that_repeat_themselves_are_covered_as_well() -> None:
     for _ in range(200):
         units = [(random.choice(["a", "ab", "aab"]) * 20)[: random.randint(1, 40)] for _ in range(2)]
         values = [*units, "".join(random.choices("ab", k=random.randint(1, 30)))]
-        mask = Mask.of(*values)
+        mask = SecretMask.of(*values)
         content = "".join(random.choices([*values, "a", "b", "ab" * 9, "a" * 13], k=20)).encode()
         assert cover(mask, *cut(content)) == plainly_covered(mask, content)
 
@@ -243,7 +251,7 @@ def test_values_that_repeat_themselves_are_covered_as_well() -> None:
 # -- when it goes on
 
 
-def sizes(mask: Mask, *parts: bytes) -> list[int]:
+def sizes(mask: SecretMask, *parts: bytes) -> list[int]:
     async def fed() -> list[int]:
         stream = MaskedStream(mask)
         return [len(await stream.feed(part)) for part in parts]
@@ -253,7 +261,7 @@ def sizes(mask: Mask, *parts: bytes) -> list[int]:
 
 def test_what_waits_does_not_tell_whether_it_is_the_beginning_of_a_value() -> None:
     """Else a program would learn one letter after the other, from a server that says what it is asked to say."""
-    mask = Mask.of(TOKEN)
+    mask = SecretMask.of(TOKEN)
     for known in range(len(TOKEN)):
         right, wrong = TOKEN[: known + 1], TOKEN[:known] + "~"
         for before in (b"", b"data: ", b"line\n", b"." * 4096):
@@ -262,8 +270,8 @@ def test_what_waits_does_not_tell_whether_it_is_the_beginning_of_a_value() -> No
 
 
 def test_whole_lines_do_not_wait() -> None:
-    event, held = b"data: {}\n\n", Mask.of(TOKEN).held_bytes
-    assert sizes(Mask.of(TOKEN), event, event + b"da", b"ta\r", b"x" * held, b"xx") == [10, 10, 5, 0, 2]
+    event, held = b"data: {}\n\n", SecretMask.of(TOKEN).held_bytes
+    assert sizes(SecretMask.of(TOKEN), event, event + b"da", b"ta\r", b"x" * held, b"xx") == [10, 10, 5, 0, 2]
 
 
 # -- what it costs
@@ -288,9 +296,9 @@ def test_no_values_and_no_body_keep_others_waiting(values: list[str], body: str,
     """The longest step; of the best of three runs, as others use this machine too."""
 
     async def longest_step() -> float:
-        mask, content = Mask.of(*values), "".join(random.choices(body, k=size)).encode()
+        mask, content = SecretMask.of(*values), "".join(random.choices(body, k=size)).encode()
         longest, since = 0.0, time.thread_time()
-        for _ in mask.covering(content, bytearray(content), 0):
+        for _ in mask.cover_steps(content, bytearray(content), 0):
             now = time.thread_time()
             longest, since = max(longest, now - since), now
         return longest
@@ -308,7 +316,7 @@ async def _others_turns(values: list[str], content: bytes) -> int:
             turns += 1
 
     task = asyncio.create_task(others())
-    await MaskedStream(Mask.of(*values)).feed(content)
+    await MaskedStream(SecretMask.of(*values)).feed(content)
     task.cancel()
     return turns
 
@@ -321,10 +329,10 @@ def test_a_mask_is_made_once_for_a_policy() -> None:
     async def made() -> None:
         secrets = tuple(Secret(domain="api.test", header=f"X-{each}", value=f"value {each}") for each in "ab")
         policy = NetworkPolicy(allow=("api.test",), secrets=secrets)
-        masks = Masks(asyncio.Lock())
+        masks = SecretMasks(asyncio.Lock())
         both, one = await masks.of(policy, secrets), await masks.of(policy, secrets[:1])
         assert await masks.of(policy, secrets[::-1]) is both and await masks.of(policy, secrets[:1]) is one
-        assert set(one.forms) == forms_of("value a") < set(both.forms)
+        assert set(one.forms) == secret_forms("value a") < set(both.forms)
         other = NetworkPolicy(allow=("api.test",), secrets=secrets)
         assert await masks.of(other, secrets) is not both
 

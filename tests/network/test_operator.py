@@ -17,8 +17,8 @@ from tests.network.neighbour import Neighbour, living_next_door
 import cloche
 from cloche import config, errors
 from cloche.model import SandboxSpec
-from cloche.network_policy import NetworkPolicy, first_outside
-from cloche.sdk.assembly import assemble
+from cloche.network_policy import NetworkPolicy, first_disallowed_pattern
+from cloche.sdk.assembly import assemble_engine
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 
@@ -80,7 +80,7 @@ def test_what_is_outside_of_the_bound_is_refused_by_its_name(bounded: dict[str, 
 )
 def test_ports_and_denials_of_the_bound_count_too(allow: list[str], deny: list[str], asked: str, is_outside: bool):
     bound = NetworkPolicy(allow=tuple(allow), deny=tuple(deny))
-    assert first_outside(NetworkPolicy(allow=(asked,)), bound) == (asked if is_outside else None)
+    assert first_disallowed_pattern(NetworkPolicy(allow=(asked,)), bound) == (asked if is_outside else None)
 
 
 def test_what_is_wider_than_the_bound_is_cut_to_it(bounded: dict[str, str], there: Neighbour):
@@ -123,9 +123,9 @@ def test_metrics_say_what_went_through_the_doors(bounded: dict[str, str], there:
 
 
 def test_in_ones_own_process_the_bound_is_what_one_set(data_dir: str):
-    assert config.for_oneself(config.Config(data_dir=data_dir)).network.allow == ("*:*",)
-    own = config.load(environ={"CLOCHE_DATA_DIR": data_dir, "CLOCHE_NETWORK_ALLOW": "api.test"})
-    assert config.for_oneself(own).network.allow == ("api.test",)
+    assert config.for_embedded_use(config.Config(data_dir=data_dir)).network.allow == ("*:*",)
+    own = config.load_config(environ={"CLOCHE_DATA_DIR": data_dir, "CLOCHE_NETWORK_ALLOW": "api.test"})
+    assert config.for_embedded_use(own).network.allow == ("api.test",)
 
 
 # --- without walls there is nothing to open a door in
@@ -135,8 +135,8 @@ def test_plain_unsafe_takes_no_policy_that_allows_something(bare_dir: str):
     policy = NetworkPolicy(allow=("api.test",))
 
     async def use() -> None:
-        settings = config.Config(data_dir=bare_dir, backend="plain-unsafe", pool=config.Pool(ready=0))
-        async with assemble(config.for_oneself(settings), preload=False) as engine:
+        settings = config.Config(data_dir=bare_dir, backend="plain-unsafe", pool=config.PoolConfig(ready=0))
+        async with assemble_engine(config.for_embedded_use(settings), preload=False) as engine:
             with pytest.raises(errors.InvalidRequest, match="no walls"):
                 await engine.create(SandboxSpec(network=policy))
             sandbox = await engine.create(SandboxSpec(network=NetworkPolicy()))
@@ -173,17 +173,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("text", WIDER.values(), ids=WIDER)
 def test_a_found_file_is_heard_by_serve_but_not_where_one_is_ones_own_operator(here: Path, text: str):
     (here / "cloche.toml").write_text(text)
-    found = config.load(environ={})
+    found = config.load_config(environ={})
     with pytest.raises(errors.InvalidConfig, match=r"merely lies.*--config \./cloche\.toml"):
-        config.for_oneself(found)
-    config.for_oneself(config.load("./cloche.toml", environ={}))
+        config.for_embedded_use(found)
+    config.for_embedded_use(config.load_config("./cloche.toml", environ={}))
 
 
 def test_a_found_file_can_deny_and_limit(here: Path):
     (here / "cloche.toml").write_text(
         '[network]\ndeny = ["x.test"]\nconnections = 3\n[packages]\ndeny = ["left-pad"]\nfile_bytes = "1MiB"\n'
     )
-    own = config.for_oneself(config.load(environ={}))
+    own = config.for_embedded_use(config.load_config(environ={}))
     assert (own.network.allow, own.network.deny, own.network.connections) == (("*:*",), ("x.test",), 3)
     assert (own.packages.deny, own.packages.file_bytes) == (("left-pad",), 1 << 20)
 
@@ -192,8 +192,8 @@ def test_a_found_file_can_deny_and_limit(here: Path):
 def test_a_found_file_cannot_say_where_names_and_packages_lead(here: Path, key: str, text: str):
     (here / "cloche.toml").write_text(text)
     with pytest.raises(errors.InvalidConfig, match=rf"merely lies.*{key}.*--config"):
-        config.load(environ={})
-    assert config.load("./cloche.toml", environ={}).origins[key] == "file cloche.toml"
+        config.load_config(environ={})
+    assert config.load_config("./cloche.toml", environ={}).origins[key] == "file cloche.toml"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 from tests.network.index_server import IndexServer, Told, index_door, index_doors, index_server, sha256, until
 
 from cloche.egress.packages import cache as cache_module
-from cloche.egress.packages.cache import Cache, Digest, file_key
-from cloche.egress.packages.replies import Memory, NoRoom
+from cloche.egress.packages.cache import FileDigest, PackageCache, file_key
+from cloche.egress.packages.replies import LruMemory, NoCacheRoom
 from cloche.telemetry import log
 
 WHEEL = "demo-1.0-py3-none-any.whl"
@@ -221,10 +221,10 @@ async def test_a_file_of_unknown_length_takes_no_more_than_there_is(index: Index
 
 
 def test_what_does_not_come_gives_its_room_back(tmp_path: Path) -> None:
-    kept = Cache(tmp_path, 1000)
+    kept = PackageCache(tmp_path, 1000)
     with kept.room() as room:
         room.take(600)
-        with kept.room() as second, pytest.raises(NoRoom):
+        with kept.room() as second, pytest.raises(NoCacheRoom):
             second.take(600)
         kept.write("url-x", bytes(500))
         assert kept.read("url-x") is None
@@ -236,7 +236,7 @@ def test_what_does_not_come_gives_its_room_back(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_looked_through_keeps_no_room_for_ever(tmp_path: Path) -> None:
-    kept = Cache(tmp_path, 1000)
+    kept = PackageCache(tmp_path, 1000)
     (tmp_path / "00").symlink_to("x" * 300)  # no name can be that long: whoever follows it gets an error
     for number in range(3):
         kept.write(f"url-{number}", bytes(600))
@@ -263,10 +263,10 @@ async def test_a_directory_that_cannot_be_written_costs_speed_only(index: IndexS
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    kept = Cache(tmp_path / "c", 1 << 20)
-    key = file_key("http://a/b", Digest("sha256", sha256(b"x")))
+    kept = PackageCache(tmp_path / "c", 1 << 20)
+    key = file_key("http://a/b", FileDigest("sha256", sha256(b"x")))
     assert kept.has_room(1)
-    with kept.temporary() as (fd, _path):
+    with kept.open_temporary() as (fd, _path):
         os.write(fd, b"half")
         assert kept.read(key) is None
     assert kept_files(tmp_path) == []
@@ -278,7 +278,7 @@ def test_another_process_may_remove_what_is_looked_at(tmp_path: Path) -> None:
 import sys
 sys.path.insert(0, {str(Path(cache_module.__file__).parents[3])!r})
 from pathlib import Path
-from cloche.egress.packages.cache import Cache
+from cloche.egress.packages.cache import PackageCache as Cache
 kept = Cache(Path({str(tmp_path)!r}) / "c", 100_000)
 for number in range(300):
     kept.write(f"url-{{number % 40}}", bytes(10_000))
@@ -292,7 +292,7 @@ for number in range(300):
 
 
 def test_what_a_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
-    kept = Cache(tmp_path, 1 << 20)
+    kept = PackageCache(tmp_path, 1 << 20)
     kept.write("url-x", b"x")
     left, fresh = tmp_path / "tmp-1-a", tmp_path / "tmp-1-b"
     for each in (left, fresh):
@@ -303,7 +303,7 @@ def test_what_a_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
 
 
 def test_memory_has_what_was_used_last_and_no_more_than_its_limit() -> None:
-    memory: Memory[str] = Memory(100)
+    memory: LruMemory[str] = LruMemory(100)
     for number in range(4):
         memory.put(number, f"value {number}", 30)
         memory.get(0)

@@ -28,7 +28,7 @@ from tests.network.index_server import (
     sha256,
 )
 
-from cloche.config.sections import Network
+from cloche.config.sections import NetworkConfig
 from cloche.egress.packages import pypi, upstream
 
 WHEEL = "demo-1.0-py3-none-any.whl"
@@ -293,7 +293,7 @@ def test_a_page_is_read_for_files_that_can_be_installed_and_nothing_else() -> No
     said += [{"filename": "ok-1.tar.gz", "url": "second"}, {"filename": "mail-1.whl", "url": "mailto:x"}]
     said += [{"filename": "file-1.whl", "url": "file:///etc/passwd"}, {"filename": "plain-1.whl", "url": "http://a/b"}]
     said += [{"filename": "user-1.whl", "url": "https://me:pw@host/user-1.whl"}]
-    page = pypi.read("p", json.dumps({"files": said}).encode(), JSON, "https://index/simple/p/")
+    page = pypi.read_page("p", json.dumps({"files": said}).encode(), JSON, "https://index/simple/p/")
     assert {file.name: file.url for file in page.files} == {
         "ok-1.tar.gz": "https://index/simple/p/f",
         "user-1.whl": "https://host/user-1.whl",
@@ -302,7 +302,7 @@ def test_a_page_is_read_for_files_that_can_be_installed_and_nothing_else() -> No
 
 def test_what_a_page_says_is_escaped_in_ours() -> None:
     said: dict[str, Any] = {"filename": "a-1.whl", "url": "a", "requires-python": '"><script>', "yanked": "<b>"}
-    page = pypi.read("p", json.dumps({"files": [said]}).encode(), JSON, "https://index/simple/p/")
+    page = pypi.read_page("p", json.dumps({"files": [said]}).encode(), JSON, "https://index/simple/p/")
     assert "<script>" not in pypi.write_html(page).decode()
     assert "<b>" not in pypi.write_html(page).decode()
 
@@ -321,11 +321,11 @@ _SAID = st.recursive(
 def test_whatever_an_index_says_is_read_or_refused(said: Any, letters: str) -> None:
     where = "https://index/simple/p/"
     for page in (letters, f'<a href="{letters}">', f"<base href='{letters}'><a href='p-1.whl'>"):
-        pypi.write_html(pypi.read("p", page.encode(), "text/html", where))
+        pypi.write_html(pypi.read_page("p", page.encode(), "text/html", where))
     file = {"filename": "p-1.whl", "url": letters, "hashes": said, "yanked": said, "size": said, "core-metadata": said}
     for body in (said, {"files": said}, {"files": [file]}):
-        with contextlib.suppress(pypi.BadPage):
-            pypi.write_json(pypi.read("p", json.dumps(body).encode(), JSON, where))
+        with contextlib.suppress(pypi.BadIndexPage):
+            pypi.write_json(pypi.read_page("p", json.dumps(body).encode(), JSON, where))
 
 
 async def test_a_page_may_not_name_files_in_the_hosts_own_networks(index: IndexServer, door: IndexDoor) -> None:
@@ -359,7 +359,7 @@ async def test_a_redirect_may_not_lead_there_either(index: IndexServer, door: In
 
 
 async def test_the_operator_can_allow_files_in_an_internal_network(index: IndexServer, tmp_path: Path) -> None:
-    network = Network(internal=("127.0.0.0/8",), hosts={"files.corp.test": "127.0.0.2"})
+    network = NetworkConfig(internal=("127.0.0.0/8",), hosts={"files.corp.test": "127.0.0.2"})
     with index_server("127.0.0.2") as files:
         files.told["/there.whl"] = Told(b"wheel")
         index.add_file("demo", WHEEL, b"wheel", at=f"http://files.corp.test:{files.port}/there.whl")
@@ -371,7 +371,7 @@ async def test_the_operator_can_allow_files_in_an_internal_network(index: IndexS
 async def test_redirects_without_end_are_given_up(index: IndexServer, door: IndexDoor) -> None:
     index.told["/simple/round/"] = Told(status=302, headers={"location": "/simple/round/"})
     assert (await door.get("/pypi/simple/round/")).status_code == 502
-    assert index.count("/simple/round/") == upstream.REDIRECTS + 1
+    assert index.count("/simple/round/") == upstream.MAX_REDIRECTS + 1
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "gopher://x/", "", "//[::1", "http://"])
@@ -381,7 +381,7 @@ async def test_a_redirect_leads_to_web_servers_only(index: IndexServer, door: In
 
 
 async def test_credentials_go_to_their_own_host_and_never_inside(tmp_path: Path) -> None:
-    network = Network(internal=("127.0.0.0/8",))
+    network = NetworkConfig(internal=("127.0.0.0/8",))
     with index_server() as index, index_server("127.0.0.2") as files:
         files.told["/there.whl"] = Told(b"wheel", headers={"x-secret": "hunter2"})
         index.add_file("demo", WHEEL, b"wheel", at=f"{files.url}/there.whl")
@@ -415,7 +415,7 @@ async def over_tls(
     trust: Trust, directory: Path, name: str = "index.test"
 ) -> AsyncIterator[tuple[IndexServer, IndexDoor]]:
     """An index that is called `name`, with a certificate of index.test."""
-    network = Network(hosts={name: "127.0.0.1"})
+    network = NetworkConfig(hosts={name: "127.0.0.1"})
     with index_server(tls=trust.server) as index:
         where = f"https://{name}:{index.port}/simple/"
         async with index_doors(directory, network=network, pypi=(where,), npm=where) as (door,):

@@ -9,25 +9,27 @@ from pathlib import Path
 import pytest
 
 from cloche import errors
-from cloche.config.sections import Packages
-from cloche.egress.packages.sources import NPM, PYPI, Sources, read_sources
-from cloche.egress.packages.upstream import BadURL, Keyring, join, split_userinfo
+from cloche.config.sections import PackagesConfig
+from cloche.egress.packages.sources import DEFAULT_NPM, DEFAULT_PYPI, PackageSources, read_sources
+from cloche.egress.packages.upstream import BadURL, Keyring, join_url, split_userinfo
 from cloche.telemetry import log
 
-Read = Callable[..., Sources]
+Read = Callable[..., PackageSources]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
     """With files below a root of the test's own, and no variables but those given."""
 
-    def read(files: dict[str, str] | None = None, config: Packages | None = None, **environ: str) -> Sources:
+    def read(
+        files: dict[str, str] | None = None, config: PackagesConfig | None = None, **environ: str
+    ) -> PackageSources:
         for name, text in (files or {}).items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         known = {"HOME": str(tmp_path / "home"), "VIRTUAL_ENV": str(tmp_path / "venv"), "PATH": "/nowhere"}
-        return read_sources(config or Packages(), {**known, **environ}, tmp_path)
+        return read_sources(config or PackagesConfig(), {**known, **environ}, tmp_path)
 
     return read
 
@@ -38,12 +40,12 @@ def basic(user: str, password: str) -> str:
 
 def test_without_any_configuration_it_is_the_public_ones(read: Read) -> None:
     sources = read()
-    assert (sources.pypi, sources.npm, sources.npm_scopes) == ((PYPI,), NPM, {})
+    assert (sources.pypi, sources.npm, sources.npm_scopes) == ((DEFAULT_PYPI,), DEFAULT_NPM, {})
     assert sources.places == {("pypi.org", 443), ("registry.npmjs.org", 443)}
 
 
 def test_what_clocheis_told_wins_over_what_pip_is(read: Read) -> None:
-    config = Packages(pypi=("https://a.test/simple", "https://b.test/"), npm="https://n.test/npm")
+    config = PackagesConfig(pypi=("https://a.test/simple", "https://b.test/"), npm="https://n.test/npm")
     sources = read({"etc/pip.conf": "[global]\nindex-url = https://c.test/"}, config, PIP_INDEX_URL="https://d.test/")
     assert sources.pypi == ("https://a.test/simple/", "https://b.test/")
     assert sources.npm == "https://n.test/npm/"
@@ -51,7 +53,7 @@ def test_what_clocheis_told_wins_over_what_pip_is(read: Read) -> None:
 
 def test_extra_indexes_come_before_the_default(read: Read) -> None:
     sources = read(PIP_EXTRA_INDEX_URL="https://private.test/simple https://second.test/")
-    assert sources.pypi == ("https://private.test/simple/", "https://second.test/", PYPI)
+    assert sources.pypi == ("https://private.test/simple/", "https://second.test/", DEFAULT_PYPI)
 
 
 def test_files_of_pip_in_its_order(read: Read) -> None:
@@ -60,7 +62,7 @@ def test_files_of_pip_in_its_order(read: Read) -> None:
         sources = read({name: f"[global]\nindex-url = https://{number}.test/simple"})
         assert sources.pypi == (f"https://{number}.test/simple/",)
     assert read(PIP_INDEX_URL="https://variable.test/").pypi == ("https://variable.test/",)
-    assert read(PIP_CONFIG_FILE="/dev/null").pypi == (PYPI,)
+    assert read(PIP_CONFIG_FILE="/dev/null").pypi == (DEFAULT_PYPI,)
 
 
 def test_a_section_of_install_wins_over_the_global_one(read: Read) -> None:
@@ -70,7 +72,7 @@ def test_a_section_of_install_wins_over_the_global_one(read: Read) -> None:
 
 def test_several_extra_indexes_on_lines_of_their_own(read: Read) -> None:
     text = "[global]\nextra-index-url =\n    https://a.test/simple\n    https://b.test/simple/\n"
-    assert read({"etc/pip.conf": text}).pypi == ("https://a.test/simple/", "https://b.test/simple/", PYPI)
+    assert read({"etc/pip.conf": text}).pypi == ("https://a.test/simple/", "https://b.test/simple/", DEFAULT_PYPI)
 
 
 def test_variables_of_uv(read: Read) -> None:
@@ -88,15 +90,15 @@ def test_no_index_means_none(read: Read) -> None:
 def test_directories_are_skipped_with_one_line_that_names_none(read: Read) -> None:
     log.recent.clear()
     text = "[global]\nextra-index-url = file:///srv/private/simple /srv/more\nfind-links = /srv/wheels\n"
-    assert read({"etc/pip.conf": text}).pypi == (PYPI,)
+    assert read({"etc/pip.conf": text}).pypi == (DEFAULT_PYPI,)
     (said,) = log.recent
     assert (said.event, said.fields["count"], "srv" in repr(said)) == ("packages.sources_skipped", 3, False)
     assert said.level == "info"  # of a server: who only uses the library is not told
 
 
 def test_a_file_that_is_none_is_skipped(read: Read) -> None:
-    assert read({"etc/pip.conf": "index-url without a section\n\x00"}).pypi == (PYPI,)
-    assert read({"home/.npmrc": "\x00=\n=\n[x\nregistry\n"}).npm == NPM
+    assert read({"etc/pip.conf": "index-url without a section\n\x00"}).pypi == (DEFAULT_PYPI,)
+    assert read({"home/.npmrc": "\x00=\n=\n[x\nregistry\n"}).npm == DEFAULT_NPM
 
 
 def test_certificates_and_trusted_hosts(read: Read) -> None:
@@ -202,20 +204,20 @@ def test_the_longest_path_of_a_host_wins() -> None:
 def test_a_url_that_leads_nowhere_is_refused_without_repeating_it(url: str) -> None:
     for config in ({"pypi": (url,)}, {"npm": url}):
         with pytest.raises(errors.InvalidRequest, match="begins with https://") as raised:
-            Packages(**config)  # type: ignore[arg-type]
+            PackagesConfig(**config)  # type: ignore[arg-type]
         assert url not in str(raised.value).replace("https://pypi.org/simple/", "")[20:] or url == "https://"
 
 
 @pytest.mark.parametrize("pattern", ["", "  ", "pypi:", "rpm:bash", "two names"])
 def test_a_pattern_of_packages_that_is_none_is_refused(pattern: str) -> None:
     with pytest.raises(errors.InvalidRequest, match="pattern of packages"):
-        Packages(allow=(pattern,))
+        PackagesConfig(allow=(pattern,))
 
 
 def test_urls_lose_fragments_and_passwords_and_must_be_of_the_web() -> None:
-    assert join("https://a.test/simple/x/", "../../f/y.whl#sha256=1") == "https://a.test/f/y.whl"
-    assert join("https://a.test/x/", "https://u:p@b.test/y") == "https://b.test/y"
+    assert join_url("https://a.test/simple/x/", "../../f/y.whl#sha256=1") == "https://a.test/f/y.whl"
+    assert join_url("https://a.test/x/", "https://u:p@b.test/y") == "https://b.test/y"
     assert split_userinfo("https://u@b.test/") == ("https://b.test/", basic("u", ""))
     for bad in ("javascript:x", "data:x,y", "file:///x", "https://[::1", "x" * 10_000):
         with pytest.raises(BadURL):
-            join("https://a.test/", bad)
+            join_url("https://a.test/", bad)

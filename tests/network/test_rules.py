@@ -14,28 +14,28 @@ from hypothesis import strategies as st
 
 from cloche.egress import rules
 from cloche.egress.packages import upstream
-from cloche.egress.packages.replies import OutOfReach
-from cloche.egress.rules import FORBIDDEN, Denied, Rulebooks, is_own, parse
+from cloche.egress.packages.replies import ForbiddenIndexHost
+from cloche.egress.rules import FORBIDDEN_NETWORKS, PolicyDenied, SandboxRules, is_own_address, parse_destination
 from cloche.network_policy import NetworkPolicy, NetworkRule
 
 EVERYTHING = NetworkPolicy(allow=("*:*",))
 
 
-def rulebooks(bound: NetworkPolicy = EVERYTHING, internal: tuple[str, ...] = (), **own) -> Rulebooks:
-    return Rulebooks(NetworkPolicy(**own), bound, [ipaddress.ip_network(each) for each in internal])
+def rulebooks(bound: NetworkPolicy = EVERYTHING, internal: tuple[str, ...] = (), **own) -> SandboxRules:
+    return SandboxRules(NetworkPolicy(**own), bound, [ipaddress.ip_network(each) for each in internal])
 
 
-def allows(books: Rulebooks, host: str, port: int = 443) -> bool:
+def allows(books: SandboxRules, host: str, port: int = 443) -> bool:
     try:
-        books.check(parse(host, port))
-    except Denied:
+        books.check(parse_destination(host, port))
+    except PolicyDenied:
         return False
     return True
 
 
-def leads(books: Rulebooks, host: str, *addresses: str) -> list[str]:
+def leads(books: SandboxRules, host: str, *addresses: str) -> list[str]:
     found = [ipaddress.ip_address(each) for each in addresses]
-    return [str(each) for each in books.reachable(parse(host, 443), found)]
+    return [str(each) for each in books.allowed_addresses(parse_destination(host, 443), found)]
 
 
 def test_nothing_is_allowed_that_no_rule_allows() -> None:
@@ -115,8 +115,8 @@ def test_the_operator_bounds_what_a_sandbox_may() -> None:
     assert allows(books, "a.example.com")
     assert not allows(books, "internal.example.com")
     assert not allows(books, "example.org")
-    with pytest.raises(Denied, match="operator's"):
-        books.check(parse("example.org", 443))
+    with pytest.raises(PolicyDenied, match="operator's"):
+        books.check(parse_destination("example.org", 443))
 
 
 def test_a_policy_can_be_replaced() -> None:
@@ -161,7 +161,7 @@ def test_a_policy_can_be_replaced() -> None:
 def test_addresses_near_the_host_are_nobodys(address: str) -> None:
     books = rulebooks(allow=("*:*",))
     assert not allows(books, address)
-    with pytest.raises(Denied, match="no public address"):
+    with pytest.raises(PolicyDenied, match="no public address"):
         leads(books, "rebound.example.com", address)
 
 
@@ -177,11 +177,11 @@ ONES_OWN = ["127.0.0.1", "127.9.8.7", *(["::1"] if socket.has_dualstack_ipv6() e
 @pytest.mark.parametrize("own", ONES_OWN)
 def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, monkeypatch) -> None:
     """Loopback stands for it here: it is the host's own everywhere."""
-    monkeypatch.setattr(rules, "FORBIDDEN", [])
+    monkeypatch.setattr(rules, "FORBIDDEN_NETWORKS", [])
     books = rulebooks(allow=("*:*",))
-    with pytest.raises(Denied, match="is an address of this host itself"):
-        books.check(parse(own, 443))
-    with pytest.raises(Denied, match="leads to an address of this host itself"):
+    with pytest.raises(PolicyDenied, match="is an address of this host itself"):
+        books.check(parse_destination(own, 443))
+    with pytest.raises(PolicyDenied, match="leads to an address of this host itself"):
         leads(books, "example.com", own)
     assert allows(rulebooks(allow=("*:*",), internal=(own,)), own)
     assert allows(books, "203.0.113.5") and allows(books, "2001:db8::5")
@@ -189,21 +189,23 @@ def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, 
 
 @pytest.mark.parametrize("own", ONES_OWN)
 async def test_nor_do_packages_come_from_there(own: str, monkeypatch) -> None:
-    monkeypatch.setattr(upstream, "FORBIDDEN", [])
+    monkeypatch.setattr(upstream, "FORBIDDEN_NETWORKS", [])
 
     async def resolve(name: str):
         return [ipaddress.ip_address(own)]
 
-    with pytest.raises(OutOfReach):
-        await upstream.Reach(resolve, ()).addresses("files.example.com", 443)
-    assert await upstream.Reach(resolve, (), [ipaddress.ip_network(own)]).addresses("files.example.com", 443)
+    with pytest.raises(ForbiddenIndexHost):
+        await upstream.IndexReach(resolve, ()).allowed_addresses("files.example.com", 443)
+    assert await upstream.IndexReach(resolve, (), [ipaddress.ip_network(own)]).allowed_addresses(
+        "files.example.com", 443
+    )
 
 
 def test_whose_an_address_is() -> None:
-    assert is_own(ipaddress.ip_address("127.0.0.1"))
-    assert not is_own(ipaddress.ip_address("203.0.113.5"))
-    assert not is_own(ipaddress.ip_address("255.255.255.255"))
-    assert not is_own(ipaddress.ip_address("2001:db8::5"))
+    assert is_own_address(ipaddress.ip_address("127.0.0.1"))
+    assert not is_own_address(ipaddress.ip_address("203.0.113.5"))
+    assert not is_own_address(ipaddress.ip_address("255.255.255.255"))
+    assert not is_own_address(ipaddress.ip_address("2001:db8::5"))
 
 
 def own_ones(*addresses: str, before: str = "", within: tuple[str, ...] = ()) -> list[str]:
@@ -212,7 +214,7 @@ def own_ones(*addresses: str, before: str = "", within: tuple[str, ...] = ()) ->
 import sys
 sys.path.insert(0, {str(Path(rules.__file__).parents[2])!r})
 import ipaddress, resource
-from cloche.egress.rules import is_own
+from cloche.egress.rules import is_own_address as is_own
 {before}
 print(*(each for each in sys.argv[1:] if is_own(ipaddress.ip_address(each))))
 """
@@ -231,7 +233,7 @@ def test_where_the_kernel_does_not_say_whose_an_address_is_it_counts_as_the_host
     apart = ("env", "unshare", "--map-root-user", "--net", "sh", "-c")
     routes = "ip route add prohibit 203.0.113.0/24 && ip route add unreachable 198.51.100.0/24"
     if subprocess.run([*apart, f"ip link set lo up && {routes}"], capture_output=True).returncode:
-        pytest.skip("a network with routes of its own takes unshare, ip, and the right to use them")
+        pytest.skip_mark("a network with routes of its own takes unshare, ip, and the right to use them")
     within = (*apart, f'ip link set lo up && {routes} && exec "$@"', "sh")
     assert own_ones("203.0.113.5", "198.51.100.5", "192.0.2.5", within=within) == ["203.0.113.5"]
 
@@ -240,7 +242,7 @@ def test_where_the_kernel_does_not_say_whose_an_address_is_it_counts_as_the_host
 def test_ipv4_in_disguise_is_ipv4_in_a_pattern_too(pattern: str) -> None:
     books = rulebooks(deny=(pattern,), allow=("*",))
     assert not allows(books, "192.0.2.7") and allows(books, "192.0.3.7")
-    with pytest.raises(Denied):
+    with pytest.raises(PolicyDenied):
         leads(books, "example.com", "192.0.2.7")
     assert allows(rulebooks(allow=(pattern,)), "192.0.2.7")
 
@@ -252,9 +254,9 @@ def test_what_is_internal_is_not_thereby_allowed() -> None:
 def test_of_several_addresses_the_public_ones_are_used() -> None:
     books = rulebooks(allow=("example.com",))
     assert leads(books, "example.com", "10.0.0.1", "192.0.2.1", "::1", "2001:db8::1") == ["192.0.2.1", "2001:db8::1"]
-    with pytest.raises(Denied):
+    with pytest.raises(PolicyDenied):
         leads(books, "example.com", "10.0.0.1", "127.0.0.1")
-    with pytest.raises(Denied, match="has no address"):
+    with pytest.raises(PolicyDenied, match="has no address"):
         leads(books, "example.com")
 
 
@@ -262,7 +264,7 @@ def test_a_name_may_not_lead_into_a_network_that_is_denied() -> None:
     books = rulebooks(allow=("example.com",), deny=("192.0.2.0/24",))
     assert leads(books, "example.com", "192.0.2.1", "198.51.100.1") == ["198.51.100.1"]
     assert leads(rulebooks(NetworkPolicy(allow=("*",), deny=("192.0.2.0/24",)), allow=("*",)), "a.b", "198.51.100.1")
-    with pytest.raises(Denied, match="operator's"):
+    with pytest.raises(PolicyDenied, match="operator's"):
         leads(rulebooks(NetworkPolicy(allow=("*",), deny=("192.0.2.0/24",)), allow=("*",)), "a.b", "192.0.2.1")
 
 
@@ -273,7 +275,7 @@ def test_a_name_that_is_allowed_first_may_lead_into_a_network_that_is_denied_aft
         NetworkRule(action="allow", host="*"),
     )
     assert leads(rulebooks(rules=rules), "example.com", "192.0.2.1") == ["192.0.2.1"]
-    with pytest.raises(Denied):
+    with pytest.raises(PolicyDenied):
         leads(rulebooks(rules=rules), "example.org", "192.0.2.1")
 
 
@@ -284,6 +286,6 @@ def test_no_address_is_public_that_python_knows_to_be_private(address) -> None:
     known = [ipaddress.ip_network(each) for each in documentation]
     if any(address.version == each.version and address in each for each in known):
         return
-    forbidden = any(address.version == each.version and address in each for each, _ in FORBIDDEN)
+    forbidden = any(address.version == each.version and address in each for each, _ in FORBIDDEN_NETWORKS)
     private = address.is_private or address.is_loopback or address.is_link_local or address.is_multicast
     assert forbidden or not (private or address.is_unspecified or address.is_reserved)

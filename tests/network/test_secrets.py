@@ -24,14 +24,14 @@ from tests.network.memory import found_in_memory, shapes
 import cloche
 from cloche import errors
 from cloche.config import Config
-from cloche.config.sections import Network
+from cloche.config.sections import NetworkConfig
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.network import PROXY_ENV, TRUST_ENV
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import fold
 from cloche.model import Limits, SandboxSpec, Template
 from cloche.network_policy import NetworkPolicy, Secret
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,11 +65,11 @@ async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FarServ
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(far: FarServer, own_place: Path) -> AsyncIterator[Engine]:
-    network = Network(allow=("*:*",), hosts=dict.fromkeys(NAMES, ADDRESS), internal=(ADDRESS,))
+    network = NetworkConfig(allow=("*:*",), hosts=dict.fromkeys(NAMES, ADDRESS), internal=(ADDRESS,))
     try:
-        made = assemble(Config(data_dir=str(own_place), network=network))
+        made = assemble_engine(Config(data_dir=str(own_place), network=network))
     except errors.IsolationUnavailable as error:
-        pytest.skip(str(error))
+        pytest.skip_mark(str(error))
     async with made as engine:
         yield engine
 
@@ -233,7 +233,7 @@ async def test_no_process_of_the_sandbox_has_a_value_in_its_memory_or_environmen
         try:
             found = await asyncio.to_thread(found_in_memory, box, [*NEEDLES, b"mark-4242", b"x-echo-x-team"])
         except PermissionError:
-            pytest.skip("this user may not read the memory of a sandbox's processes: only root may here")
+            pytest.skip_mark("this user may not read the memory of a sandbox's processes: only root may here")
         finally:
             box.commands.kill(waiting.id)
     await box.kill()

@@ -12,12 +12,12 @@ from tests.network.neighbour import Neighbour, living_next_door
 
 import cloche
 from cloche import errors
-from cloche.config import Config, Pool
+from cloche.config import Config, PoolConfig
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy, NetworkRule
 from cloche.sdk import embedded
 from cloche.templates import catalogue, recipe
-from cloche.templates.build import Lock, describe
+from cloche.templates.build import PackageLock, describe_template
 from cloche.templates.pythons import Interpreter
 
 GEO = 'name = "geo"\n'
@@ -35,16 +35,16 @@ def _library(template: Template, there: Neighbour, tmp_path_factory: pytest.Temp
     place = with_template(tmp_path_factory.mktemp("templates") / "data", template)
     root = place / "templates/python" / template.version
     network = NetworkPolicy(allow=(there.at("api.test"), there.at("other.test")))
-    catalogue.write(msgspec.structs.replace(template, imports=(), network=network), root)
+    catalogue.write_template(msgspec.structs.replace(template, imports=(), network=network), root)
     settings = Config(
         data_dir=str(place),
-        pool=Pool(ready=0),
+        pool=PoolConfig(ready=0),
         network=there.settings(there.at("*.api.test"), there.at("api.test")),
         origins={"network.allow": "test"},
     )
-    own = embedded.Embedded(settings)
+    own = embedded.EmbeddedEngine(settings)
     own.open()
-    with embedded.using(own):
+    with embedded.use_engine(own):
         yield
     own.close()
 
@@ -64,29 +64,29 @@ def test_a_sandbox_that_asks_has_that_and_nothing_of_the_templates(there: Neighb
 
 def test_a_recipe_says_what_may_be_reached():
     text = GEO + '[network]\nallow = ["b.test", "a.test"]\n[[network.rules]]\naction = "deny"\nhost = "x.a.test"\n'
-    read = recipe.parse(text)
+    read = recipe.parse_recipe(text)
     rule = NetworkRule(action="deny", host="x.a.test")
     assert read.network == NetworkPolicy(allow=("b.test", "a.test"), rules=(rule,))
-    again = recipe.parse(recipe.canonical(read))
-    assert recipe.canonical(again) == recipe.canonical(read) and again.network.rules == (rule,)
+    again = recipe.parse_recipe(recipe.canonical_text(read))
+    assert recipe.canonical_text(again) == recipe.canonical_text(read) and again.network.rules == (rule,)
 
 
 def test_a_recipe_without_one_has_the_text_that_it_had_before_there_were_any():
-    assert "[network]" not in recipe.canonical(recipe.parse(GEO))
-    with_none, with_empty = recipe.parse(GEO), recipe.parse(GEO + "[network]\n")
-    assert recipe.canonical(with_none) != recipe.canonical(with_empty)
+    assert "[network]" not in recipe.canonical_text(recipe.parse_recipe(GEO))
+    with_none, with_empty = recipe.parse_recipe(GEO), recipe.parse_recipe(GEO + "[network]\n")
+    assert recipe.canonical_text(with_none) != recipe.canonical_text(with_empty)
 
 
 def test_it_reaches_the_built_template(template: Template, tmp_path: Path):
-    read = recipe.parse(GEO + '[network]\nallow = ["a.test"]\n')
+    read = recipe.parse_recipe(GEO + '[network]\nallow = ["a.test"]\n')
     interpreter = Interpreter(
         path=template.python, version=template.python_version, prefix=template.python_prefix, platform="x"
     )
-    described = describe(read, interpreter, Lock(text="", packages=()), "0" * 64, tmp_path, 1)
+    described = describe_template(read, interpreter, PackageLock(text="", packages=()), "0" * 64, tmp_path, 1)
     assert described.network == read.network
     tmp_path.joinpath("x").mkdir()
-    catalogue.write(described, tmp_path / "x")
-    assert catalogue._read(tmp_path / "x" / "template.json").network == read.network
+    catalogue.write_template(described, tmp_path / "x")
+    assert catalogue._read_template(tmp_path / "x" / "template.json").network == read.network
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_it_reaches_the_built_template(template: Template, tmp_path: Path):
 )
 def test_what_is_wrong_with_it_is_said(text: str, said: str):
     with pytest.raises(errors.InvalidConfig, match=said) as refused:
-        recipe.parse(f"{GEO}{text}\n")
+        recipe.parse_recipe(f"{GEO}{text}\n")
     assert "hush" not in str(refused.value)

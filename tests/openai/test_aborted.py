@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors
-from cloche.api.openai.responses_request import decode
+from cloche.api.openai.responses_request import decode_response
 from cloche.api.openai.responses_stream import ResponseEvents
 from cloche.events import Output
-from cloche.gateway.events import Cited, Delta, Opened, Printed, Tokens
+from cloche.gateway.events import CitationAdded, ItemDelta, ItemOpened, ProgramEvent, TokenUsage
 
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [], "status": "in_progress"}
@@ -33,18 +33,18 @@ URL = {"type": "url_citation", "url": "https://example.com", "title": "x", "star
 
 
 def delta(kind, text, part=0):
-    return Delta(index=0, kind=kind, text=text, part=part)
+    return ItemDelta(index=0, kind=kind, text=text, part=part)
 
 
 def aborted(item, *happenings, how="fail"):
     """The events, and the item that is kept."""
-    told = ResponseEvents(decode(b'{"model": "m", "input": "x"}'))
+    told = ResponseEvents(decode_response(b'{"model": "m", "input": "x"}'))
     told.begin()
-    events = [event for each in (Opened(index=0, item=item), *happenings) for event in told.feed(each)]
+    events = [event for each in (ItemOpened(index=0, item=item), *happenings) for event in told.feed(each)]
     if how == "fail":
-        events += told.fail(errors.UpstreamFailed("x"), Tokens())
+        events += told.fail_with(errors.UpstreamFailed("x"), TokenUsage())
     else:
-        events += told.cancel(Tokens())
+        events += told.cancel(TokenUsage())
     (kept,) = told.output
     return events, kept
 
@@ -74,7 +74,7 @@ def test_reasoning_is_kept_and_all_of_its_parts_are_closed():
 
 
 def test_a_message_is_kept_with_its_citations():
-    happenings = [delta("text", "a"), Cited(index=0, annotation=URL), delta("refusal", "no", 1)]
+    happenings = [delta("text", "a"), CitationAdded(index=0, annotation=URL), delta("refusal", "no", 1)]
     events, kept = aborted(MESSAGE, *happenings)
     text, refusal = kept["content"]
     assert (text["text"], text["annotations"], refusal["refusal"]) == ("a", [URL], "no")
@@ -86,12 +86,14 @@ def test_reasoning_that_said_nothing_has_no_content():
 
 
 def test_what_code_printed_is_kept_if_it_was_streamed():
-    wanted = decode(b'{"model": "m", "input": "x", "stream": true, "stream_options": {"include_outputs": true}}')
+    wanted = decode_response(
+        b'{"model": "m", "input": "x", "stream": true, "stream_options": {"include_outputs": true}}'
+    )
     told = ResponseEvents(wanted)
     told.begin()
-    told.feed(Opened(index=0, item=CODE))
-    (event,) = told.feed(Printed(index=0, event=Output(stream="stdout", text="hello\n")))
-    told.cancel(Tokens())
+    told.feed(ItemOpened(index=0, item=CODE))
+    (event,) = told.feed(ProgramEvent(index=0, event=Output(stream="stdout", text="hello\n")))
+    told.cancel(TokenUsage())
     assert told.output[0]["outputs"] == [{"type": "logs", "logs": event["delta"]}]
 
 
@@ -101,7 +103,7 @@ def opened_and_closed(events):
 
 
 def test_annotations_are_numbered_in_each_part():
-    happenings = [Cited(index=0, annotation=URL, part=part) for part in (0, 0, 1, 0, 1)]
+    happenings = [CitationAdded(index=0, annotation=URL, part=part) for part in (0, 0, 1, 0, 1)]
     events, _ = aborted(MESSAGE, *happenings)
     cited = [each for each in events if each["type"] == "response.output_text.annotation.added"]
     assert [(each["content_index"], each["annotation_index"]) for each in cited] == [

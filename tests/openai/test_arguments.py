@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.gateway.items import NAMES, CodeInArguments, code_of
+from cloche.gateway.items import CODE_FIELD_NAMES, CodeArgumentParser, extract_code
 
 CODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=80).filter(lambda code: "```" not in code)
 SPACE = st.sampled_from(["", " ", "\n", "\t  ", "\r\n "])
@@ -23,13 +23,13 @@ def cut(draw, arguments):
 
 def read(pieces):
     """What came while it was read, and the whole."""
-    reading = CodeInArguments()
+    reading = CodeArgumentParser()
     came = [reading.feed(piece) for piece in pieces]
     return "".join(came) + reading.rest(), reading.whole()
 
 
 @settings(deadline=None)
-@given(st.data(), CODE, st.sampled_from(NAMES), st.booleans(), SPACE, SPACE)
+@given(st.data(), CODE, st.sampled_from(CODE_FIELD_NAMES), st.booleans(), SPACE, SPACE)
 def test_any_cut_of_any_encoding_gives_the_code(data, code, name, ascii_only, before, between):
     arguments = f"{before}{{{between}{json.dumps(name)}{between}:{between}{json.dumps(code, ensure_ascii=ascii_only)}}}"
     came, whole = read(data.draw(cut(arguments)))
@@ -39,7 +39,7 @@ def test_any_cut_of_any_encoding_gives_the_code(data, code, name, ascii_only, be
 @settings(deadline=None)
 @given(CODE)
 def test_letter_by_letter_nothing_is_said_twice_nor_taken_back(code):
-    reading, came = CodeInArguments(), ""
+    reading, came = CodeArgumentParser(), ""
     for letter in json.dumps({"code": code}):
         came += reading.feed(letter)
         assert code.startswith(came)
@@ -95,7 +95,7 @@ TOKENS = [
 @given(st.data(), st.text(max_size=60) | st.lists(st.sampled_from(TOKENS), max_size=20).map("".join))
 def test_nothing_that_a_model_sends_raises_or_cannot_be_sent_on(data, arguments):
     came, whole = read(data.draw(cut(arguments)))
-    assert whole == code_of(arguments)
+    assert whole == extract_code(arguments)
     came.encode()
     whole.encode()
 
@@ -128,23 +128,23 @@ def test_what_is_cut_off_gives_the_beginning_of_the_code(data, code, missing):
     ],
 )
 def test_what_small_models_send(arguments, code):
-    assert code_of(arguments) == code
+    assert extract_code(arguments) == code
     assert read(list(arguments)) == (code, code)
 
 
 @pytest.mark.parametrize("endless", ["{" + " " * 50_000, "\n" * 50_000, '{"' + "a" * 50_000, '{"code"' + "\t" * 50_000])
 def test_nothing_grows_while_an_opening_is_waited_for(endless):
     """Else every letter would take as long as all before it."""
-    reading = CodeInArguments()
+    reading = CodeArgumentParser()
     for letter in endless:
         assert reading.feed(letter) == ""
         assert len(reading._head) < 32
-    assert reading.whole() == code_of(endless)
+    assert reading.whole() == extract_code(endless)
 
 
 def test_fenced_code_is_held_back_without_being_looked_at_again():
     code = "x = 1\n" * 10_000
-    reading = CodeInArguments()
+    reading = CodeArgumentParser()
     for piece in ['{"code": "', *json.dumps(f"```python\n{code}```")[1:], "}"]:
         assert reading.feed(piece) == ""
         assert sum(map(len, reading._held)) <= 3
@@ -152,7 +152,7 @@ def test_fenced_code_is_held_back_without_being_looked_at_again():
 
 
 def test_blanks_before_code_are_given_with_it():
-    reading = CodeInArguments()
+    reading = CodeArgumentParser()
     said = [reading.feed(letter) for letter in '{"code": "' + " " * 1000 + '``x"}']
     assert [each for each in said if each] == [" " * 1000 + "``x"]
 

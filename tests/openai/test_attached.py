@@ -19,7 +19,7 @@ from tests.openai.upstream import ScriptedUpstream
 from tests.openai.upstream_parts import Code, Text, WaitFor
 
 from cloche.gateway.attachments import MAX_INLINE_BYTES, MAX_INLINE_PARTS
-from cloche.store.files import made_here, new_file_id
+from cloche.store.files import is_own_file_id, new_file_id
 
 
 def stored(client: OpenAI, name: str = "data.csv", content: bytes = b"one") -> str:
@@ -116,8 +116,10 @@ def test_what_a_clients_function_gave_may_be_a_stored_file_too(client: OpenAI, u
 
 
 def test_ids_of_ours_are_told_from_others():
-    assert made_here(new_file_id())
-    assert not any(made_here(id) for id in ("file-x", "file-6F2ksmvXxt4VdoqmHRw6kL", "file-" + "é" * 22, "", "file-"))
+    assert is_own_file_id(new_file_id())
+    assert not any(
+        is_own_file_id(id) for id in ("file-x", "file-6F2ksmvXxt4VdoqmHRw6kL", "file-" + "é" * 22, "", "file-")
+    )
 
 
 # -- what a small request can cost

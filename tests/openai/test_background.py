@@ -14,14 +14,14 @@ from tests.openai.conftest import CODE_INTERPRETER, client_of
 from tests.openai.test_store import OUTPUTS, fenced, logs
 from tests.openai.upstream import BreakOff, Code, Hang, HttpError, ScriptedUpstream, Text, WaitFor
 
-from cloche.api.openai.background import Run
-from cloche.api.openai.responses_request import Wanted
-from cloche.api.openai.responses_stream import Answer
-from cloche.config import Config, Pool
+from cloche.api.openai.background import BackgroundRun
+from cloche.api.openai.responses_request import ResponseRequest
+from cloche.api.openai.responses_stream import ResponseTurn
+from cloche.config import Config, PoolConfig
 from cloche.gateway.gateway import Gateway
-from cloche.gateway.request import Asked
-from cloche.sdk.assembly import assemble
-from cloche.store.gateway import Shelf
+from cloche.gateway.request import TurnRequest
+from cloche.sdk.assembly import assemble_engine
+from cloche.store.gateway import GatewayStore
 
 ENDLESS = "print('begun', flush=True)\nx = 7\nwhile True: pass"
 KEY = "e2b_" + "0" * 40
@@ -88,12 +88,12 @@ def test_resuming_after_any_event_gives_exactly_the_rest(client: openai.OpenAI):
 
 async def test_its_first_events_are_kept_however_long_it_took_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cloche.api.openai.background.FLUSH_SECONDS", -1.0)  # it took longer
-    config = Config(data_dir=str(tmp_path), pool=Pool(ready=0))
-    async with assemble(config) as engine, Shelf(tmp_path, 30) as shelf:
+    config = Config(data_dir=str(tmp_path), pool=PoolConfig(ready=0))
+    async with assemble_engine(config) as engine, GatewayStore(tmp_path, 30) as shelf:
         gateway = Gateway(engine, config, shelf, shelf.steps.put)
-        wanted = Wanted(model="cloche/echo", input=[{"role": "user", "content": "?"}], background=True)
-        asked = Asked(model=wanted.model, items=wanted.input)
-        run = Run(Answer(gateway, gateway.trace("req", "me"), wanted, asked), gateway)
+        wanted = ResponseRequest(model="cloche/echo", input=[{"role": "user", "content": "?"}], background=True)
+        asked = TurnRequest(model=wanted.model, items=wanted.input)
+        run = BackgroundRun(ResponseTurn(gateway, gateway.trace("req", "me"), wanted, asked), gateway)
         await run.begin()
         told = [event async for batch in run.follow(-1) for event in batch]
         kept = await shelf.responses.events(run.answer.events.id, -1)

@@ -14,7 +14,7 @@ from tests.conftest import serving
 from tests.openai.conftest import CODE_INTERPRETER, UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, Hang, Raw, Reached, ScriptedUpstream, Text, WaitFor
 
-from cloche.gateway.gateway import Crowd, TooManyTurns
+from cloche.gateway.gateway import TooManyTurns, TurnLimiter
 
 Play = Callable[..., str]
 OUTPUTS = ["code_interpreter_call.outputs"]
@@ -92,7 +92,7 @@ def test_an_owner_has_so_many_turns_at_once(narrow: openai.OpenAI, play: Play):
 
 
 def test_those_of_another_do_not_count():
-    crowd = Crowd(1)
+    crowd = TurnLimiter(1)
     with crowd.enter("me"):
         with crowd.enter("you"):
             pass

@@ -13,9 +13,9 @@ from tests.openai import upstream_chat
 from tests.openai.upstream import Code, Custom, Function, Interleaved, Reasoning, Refusal, Text
 
 from cloche import errors
-from cloche.gateway.events import Closed, Delta, Finished, Opened
+from cloche.gateway.events import AnswerFinished, ItemClosed, ItemDelta, ItemOpened
 from cloche.gateway.upstream import MAX_ITEMS
-from cloche.gateway.upstream.chat_stream import ChatAnswer
+from cloche.gateway.upstream.chat_stream import ChatStreamParser
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 CHUNKS = st.none() | st.integers(1, 5)
@@ -43,7 +43,7 @@ CHUNK = st.builds(
 
 
 def happenings(chunks, custom=frozenset()):
-    answer = ChatAnswer(custom)
+    answer = ChatStreamParser(custom)
     told = [each for chunk in chunks for each in answer.feed(chunk)]
     return [*told, *answer.end()]
 
@@ -58,16 +58,16 @@ def check(told):
     growing, items = {}, {}
     for each in told[:-1]:
         match each:
-            case Opened():
+            case ItemOpened():
                 assert each.index not in growing and each.index not in items
                 growing[each.index] = defaultdict(str)
-            case Delta():
+            case ItemDelta():
                 growing[each.index][each.part] += each.text
-            case Closed():
+            case ItemClosed():
                 pieces = growing.pop(each.index)
                 assert said(each.item) == "".join(pieces[part] for part in sorted(pieces))
                 items[each.index] = each.item
-    assert isinstance(told[-1], Finished)
+    assert isinstance(told[-1], AnswerFinished)
     assert growing == {}
     return [items[index] for index in sorted(items)]
 
@@ -127,14 +127,14 @@ def test_nonsense_is_a_failure_of_the_upstream_or_harmless(chunks):
 
 def test_a_custom_tool_that_the_model_knows_as_a_function():
     told = happenings(chunks_of([Function("shout", {"input": "hey"})]), custom=frozenset({"shout"}))
-    closed = next(each for each in told if isinstance(each, Closed))
+    closed = next(each for each in told if isinstance(each, ItemClosed))
     assert (closed.item["type"], closed.item["input"]) == ("custom_tool_call", "hey")
 
 
 def test_an_answer_has_so_many_items():
     """A server that thinks and speaks in turn could make any number of them."""
     thinks, speaks = ({"choices": [{"delta": {name: "x"}}]} for name in ("reasoning_content", "content"))
-    answer = ChatAnswer()
+    answer = ChatStreamParser()
     with pytest.raises(errors.UpstreamFailed, match=f"over {MAX_ITEMS} items"):
         for _ in range(MAX_ITEMS):
             list(answer.feed(thinks))

@@ -8,23 +8,23 @@ import msgspec
 import pytest
 
 from cloche.api.openai import chat_request
-from cloche.api.openai.chat_messages import items_of, messages_of
+from cloche.api.openai.chat_messages import decode_messages, message_items
 from cloche.api.openai.context import BadParameter
-from cloche.gateway.request import Asked, CodeTool
-from cloche.store.gateway import ChatTurn
+from cloche.gateway.request import CodeTool, TurnRequest
+from cloche.store.gateway import StoredChatTurn
 
 HELLO = [{"role": "user", "content": "hello"}]
 MISSING = "missing_required_parameter"
 CODE = [{"type": "code_interpreter"}]
 
 
-def wanted(**fields: Any) -> chat_request.ChatWanted:
-    return chat_request.decode(msgspec.json.encode({"model": "m", "messages": HELLO, **fields}))
+def wanted(**fields: Any) -> chat_request.ChatRequest:
+    return chat_request.decode_chat(msgspec.json.encode({"model": "m", "messages": HELLO, **fields}))
 
 
-def asked(**fields: Any) -> Asked:
+def asked(**fields: Any) -> TurnRequest:
     made = wanted(**fields)
-    return chat_request.asked_of(made, chat_request.conversation(made), {}, 1000)
+    return chat_request.chat_turn_request(made, chat_request.request_messages(made), {}, 1000)
 
 
 def refusal(**fields: Any) -> BadParameter:
@@ -37,8 +37,8 @@ def refusal(**fields: Any) -> BadParameter:
 
 
 def test_every_role_and_part_becomes_an_item():
-    items = items_of(
-        messages_of(
+    items = message_items(
+        decode_messages(
             [
                 {"role": "system", "content": "be brief"},
                 {"role": "developer", "content": [{"type": "text", "text": "be kind"}]},
@@ -154,7 +154,7 @@ def test_a_call_without_a_result_is_refused_in_openais_words():
 
 def test_a_remembered_turn_takes_the_place_of_the_message_that_ended_it():
     call = {"id": "ours", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    turn = ChatTurn(
+    turn = StoredChatTurn(
         items=[
             {"type": "reasoning", "summary": []},
             {"type": "function_call", "call_id": "p", "name": "python", "arguments": "{}", "cloche.code": True},
@@ -168,7 +168,7 @@ def test_a_remembered_turn_takes_the_place_of_the_message_that_ended_it():
         {"role": "assistant", "content": "I add.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "ours", "content": "one"},
     ]
-    items = items_of(messages_of(messages), {"ours": turn, "ours2": turn}, "python_2")
+    items = message_items(decode_messages(messages), {"ours": turn, "ours2": turn}, "python_2")
     assert items == [
         turn.items[0],
         {"type": "function_call", "call_id": "p", "name": "python_2", "arguments": "{}"},
@@ -247,7 +247,7 @@ def test_what_cannot_be_done_is_named(fields, param):
 def test_a_body_that_is_no_object_is_refused():
     for body in (b"", b"[]", b"{", b"\xff"):
         with pytest.raises(BadParameter) as caught:
-            chat_request.decode(body)
+            chat_request.decode_chat(body)
         assert caught.value.reason == "invalid_json"
 
 
@@ -322,5 +322,5 @@ def test_options_are_said_in_the_other_apis_words_and_the_rest_is_kept_for_chats
 def test_what_is_passed_on_is_what_came_but_for_our_own_keys():
     message = {"role": "assistant", "content": "hi", "code_interpreter_calls": [], "odd": 1}
     made = wanted(messages=[message], odd=2, metadata={"nested": {"as": "litellm likes it"}})
-    passed = chat_request.forwarded(made)
+    passed = chat_request.forwarded_body(made)
     assert passed == {**made.raw, "messages": [{"role": "assistant", "content": "hi", "odd": 1}]}

@@ -13,20 +13,30 @@ from tests.openai.schemas import check
 
 from cloche import errors
 from cloche.api.openai.chat import as_chunk
-from cloche.api.openai.chat_request import decode
-from cloche.api.openai.chat_stream import Completion
-from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Interpreting, Opened, Passed, Tokens
-from cloche.gateway.items import output_text
+from cloche.api.openai.chat_request import decode_chat
+from cloche.api.openai.chat_stream import ChatCompletion
+from cloche.gateway.events import (
+    AnswerFinished,
+    CitationAdded,
+    CodeStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    PassedThrough,
+    TokenUsage,
+    TurnEvent,
+)
+from cloche.gateway.items import output_text_part
 
 CODE = [{"type": "code_interpreter"}]
 
 
-def completion(**fields: Any) -> Completion:
+def completion(**fields: Any) -> ChatCompletion:
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "tools": CODE, **fields}
-    return Completion(decode(json.dumps(body).encode()))
+    return ChatCompletion(decode_chat(json.dumps(body).encode()))
 
 
-def told(made: Completion, happenings: list[Happening]) -> list[dict[str, Any]]:
+def told(made: ChatCompletion, happenings: list[TurnEvent]) -> list[dict[str, Any]]:
     """All chunks, each as OpenAI's schema has it."""
     chunks = made.begin()
     for happening in happenings:
@@ -49,46 +59,50 @@ def put_together(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 # -- items, as turns say them
 
 
-def message(index: int, text: str, *, pieces: int = 3, cited: dict[str, Any] | None = None) -> list[Happening]:
+def message(index: int, text: str, *, pieces: int = 3, cited: dict[str, Any] | None = None) -> list[TurnEvent]:
     item = {"id": f"msg_{index}", "type": "message", "role": "assistant", "content": []}
     size = max(len(text) // max(pieces, 1), 1)
     deltas = [text[at : at + size] for at in range(0, len(text), size)] if pieces else []
-    said: list[Happening] = [Delta(index=index, kind="text", text=each) for each in deltas]
+    said: list[TurnEvent] = [ItemDelta(index=index, kind="text", text=each) for each in deltas]
     if cited is not None:
-        said.append(Cited(index=index, annotation=cited))
-    return [Opened(index=index, item=item), *said, Closed(index=index, item={**item, "content": [output_text(text)]})]
-
-
-def code(index: int, source: str, outputs: list[Any] | None = None) -> list[Happening]:
-    item = {"id": f"ci_{index}", "type": "code_interpreter_call", "code": "", "container_id": "cntr_1", "outputs": []}
-    whole = {**item, "code": source, "status": "completed", "outputs": outputs or []}
+        said.append(CitationAdded(index=index, annotation=cited))
     return [
-        Opened(index=index, item=item),
-        Delta(index=index, kind="code", text=source),
-        Interpreting(index=index, code=source),
-        Closed(index=index, item=whole),
+        ItemOpened(index=index, item=item),
+        *said,
+        ItemClosed(index=index, item={**item, "content": [output_text_part(text)]}),
     ]
 
 
-def call(index: int, arguments: str, *, pieces: bool = True, custom: bool = False) -> list[Happening]:
+def code(index: int, source: str, outputs: list[Any] | None = None) -> list[TurnEvent]:
+    item = {"id": f"ci_{index}", "type": "code_interpreter_call", "code": "", "container_id": "cntr_1", "outputs": []}
+    whole = {**item, "code": source, "status": "completed", "outputs": outputs or []}
+    return [
+        ItemOpened(index=index, item=item),
+        ItemDelta(index=index, kind="code", text=source),
+        CodeStarted(index=index, code=source),
+        ItemClosed(index=index, item=whole),
+    ]
+
+
+def call(index: int, arguments: str, *, pieces: bool = True, custom: bool = False) -> list[TurnEvent]:
     kind, field = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
     item = {"id": f"fc_{index}", "type": kind, "name": "f", "call_id": f"theirs_{index}", field: ""}
-    said = [Delta(index=index, kind="custom" if custom else "arguments", text=each) for each in arguments]
-    whole = Closed(index=index, item={**item, field: arguments})
-    return [Opened(index=index, item=item), *(said if pieces else []), whole]
+    said = [ItemDelta(index=index, kind="custom" if custom else "arguments", text=each) for each in arguments]
+    whole = ItemClosed(index=index, item={**item, field: arguments})
+    return [ItemOpened(index=index, item=item), *(said if pieces else []), whole]
 
 
-def reasoning(index: int, *summaries: str, text: str = "") -> list[Happening]:
+def reasoning(index: int, *summaries: str, text: str = "") -> list[TurnEvent]:
     item = {"id": f"rs_{index}", "type": "reasoning", "summary": []}
-    said: list[Happening] = [
-        Delta(index=index, kind="summary", text=each, part=part) for part, each in enumerate(summaries)
+    said: list[TurnEvent] = [
+        ItemDelta(index=index, kind="summary", text=each, part=part) for part, each in enumerate(summaries)
     ]
     whole = {
         **item,
         "summary": [{"type": "summary_text", "text": each} for each in summaries],
         "content": [{"type": "reasoning_text", "text": text}] if text else [],
     }
-    return [Opened(index=index, item=item), *said, Closed(index=index, item=whole)]
+    return [ItemOpened(index=index, item=item), *said, ItemClosed(index=index, item=whole)]
 
 
 # -- claims
@@ -97,7 +111,7 @@ def reasoning(index: int, *summaries: str, text: str = "") -> list[Happening]:
 def test_random_turns_are_the_same_whole_and_put_together_by_the_sdk():
     rng = random.Random(4)
     for _ in range(300):
-        happenings: list[Happening] = []
+        happenings: list[TurnEvent] = []
         for index in range(rng.randrange(1, 7)):
             happenings += rng.choice(
                 [
@@ -107,7 +121,7 @@ def test_random_turns_are_the_same_whole_and_put_together_by_the_sdk():
                     lambda i: reasoning(i, *["hm"] * rng.randrange(3), text=rng.choice(["", "so"])),
                 ]
             )(index)
-        happenings.append(Finished(tokens=Tokens(input=3, output=4)))
+        happenings.append(AnswerFinished(tokens=TokenUsage(input=3, output=4)))
         fields = {"response_format": {"type": "json_object"}} if rng.random() < 0.5 else {}
         made = completion(**fields)
         streamed, whole = put_together(told(made, happenings)), made.whole["choices"][0]
@@ -155,7 +169,7 @@ def test_citations_of_pages_are_annotations_in_chats_own_shape():
 
 def test_calls_of_the_client_have_ids_of_ours_that_lead_to_the_upstreams():
     made = completion()
-    chunks = told(made, [*call(0, "{}"), *code(1, "1"), *call(2, "[]"), Finished()])
+    chunks = told(made, [*call(0, "{}"), *code(1, "1"), *call(2, "[]"), AnswerFinished()])
     first, second = made.whole["choices"][0]["message"]["tool_calls"]
     assert made.calls == {first["id"]: "theirs_0", second["id"]: "theirs_2"}
     assert second["function"] == {"name": "f", "arguments": "[]"}
@@ -177,13 +191,13 @@ def test_calls_of_custom_tools_have_their_input():
 @pytest.mark.parametrize(
     ("finished", "reason"),
     [
-        (Finished(), "stop"),
-        (Finished(status="incomplete", reason="max_output_tokens"), "length"),
-        (Finished(status="incomplete", reason="content_filter"), "content_filter"),
-        (Finished(status="incomplete", reason="something new"), "length"),
+        (AnswerFinished(), "stop"),
+        (AnswerFinished(status="incomplete", reason="max_output_tokens"), "length"),
+        (AnswerFinished(status="incomplete", reason="content_filter"), "content_filter"),
+        (AnswerFinished(status="incomplete", reason="something new"), "length"),
     ],
 )
-def test_the_end_is_said_in_chats_words(finished: Finished, reason: str):
+def test_the_end_is_said_in_chats_words(finished: AnswerFinished, reason: str):
     made = completion()
     assert told(made, [*message(0, "One."), finished])[-1]["choices"][0]["finish_reason"] == reason
 
@@ -195,10 +209,10 @@ def test_probabilities_of_tokens_have_all_keys_that_chat_has():
     chunks = told(
         made,
         [
-            Opened(index=0, item=item),
-            Delta(index=0, kind="text", text="One", logprobs=[token]),
-            Closed(index=0, item={**item, "content": [output_text("One")]}),
-            Finished(),
+            ItemOpened(index=0, item=item),
+            ItemDelta(index=0, kind="text", text="One", logprobs=[token]),
+            ItemClosed(index=0, item={**item, "content": [output_text_part("One")]}),
+            AnswerFinished(),
         ],
     )
     expected = [{**token, "bytes": None, "top_logprobs": [{"token": "Two", "logprob": -2.0, "bytes": None}]}]
@@ -207,20 +221,28 @@ def test_probabilities_of_tokens_have_all_keys_that_chat_has():
 
 
 def test_usage_is_told_in_a_chunk_of_its_own_if_it_is_asked_for():
-    tokens = Tokens(input=10, cached=4, output=5, reasoning=2)
+    tokens = TokenUsage(input=10, cached=4, output=5, reasoning=2)
     made = completion(stream_options={"include_usage": True})
-    *others, last = told(made, [*message(0, "One."), Finished(tokens=tokens)])
+    *others, last = told(made, [*message(0, "One."), AnswerFinished(tokens=tokens)])
     assert last["choices"] == [] and last["usage"] == made.whole["usage"]
     assert all(chunk["usage"] is None for chunk in others)
     assert last["usage"]["total_tokens"] == 15
-    assert all("usage" not in chunk for chunk in told(completion(), [*message(0, "One."), Finished()]))
+    assert all("usage" not in chunk for chunk in told(completion(), [*message(0, "One."), AnswerFinished()]))
 
 
 def test_what_only_other_clients_understand_is_left_out():
     made = completion()
     item = {"id": "ws_0", "type": "web_search_call", "status": "in_progress"}
     searching = {"type": "response.web_search_call.searching"}
-    told(made, [Opened(index=0, item=item), Passed(index=0, event=searching), Closed(index=0, item=item), Finished()])
+    told(
+        made,
+        [
+            ItemOpened(index=0, item=item),
+            PassedThrough(index=0, event=searching),
+            ItemClosed(index=0, item=item),
+            AnswerFinished(),
+        ],
+    )
     assert made.whole["choices"][0]["message"] == {
         "role": "assistant",
         "content": "",
@@ -231,7 +253,7 @@ def test_what_only_other_clients_understand_is_left_out():
 
 def test_an_answer_that_came_whole_is_told_in_one_chunk():
     made = completion()
-    told(made, [*message(0, "One."), *call(1, "{}"), Finished()])
+    told(made, [*message(0, "One."), *call(1, "{}"), AnswerFinished()])
     whole = {**made.whole, "odd": 1}
     chunk = as_chunk(whole)
     check("CreateChatCompletionStreamResponse", chunk)
@@ -242,5 +264,5 @@ def test_an_answer_that_came_whole_is_told_in_one_chunk():
 
 
 def test_a_failure_is_the_last_that_is_told():
-    (last,) = completion().fail(errors.UpstreamFailed("it broke", reason="odd"))
+    (last,) = completion().fail_with(errors.UpstreamFailed("it broke", reason="odd"))
     assert last == {"error": {"message": "it broke", "type": "server_error", "param": None, "code": "odd"}}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors
-from cloche.gateway.upstream.chat import Habit, Habits, refuses
-from cloche.gateway.upstream.http import Recent
+from cloche.gateway.upstream.chat import ChatRequestStyle, ChatRequestStyles, refuses_field
+from cloche.gateway.upstream.http import RecentModels
 
-OTHER = Habits("http://127.0.0.1:8000/v1")
+OTHER = ChatRequestStyles("http://127.0.0.1:8000/v1")
 
 
 def refusal(message: str, param: str | None = None, reason: str | None = None, status: int = 400):
@@ -32,8 +32,8 @@ def refusal(message: str, param: str | None = None, reason: str | None = None, s
     ],
 )
 def test_a_field_that_is_refused_as_such_is_called_otherwise(error):
-    assert refuses(error, "max_tokens")
-    assert OTHER.other(OTHER.of("m"), error) == Habit(limit_name="max_completion_tokens")
+    assert refuses_field(error, "max_tokens")
+    assert OTHER.find_alternative(OTHER.of("m"), error) == ChatRequestStyle(limit_name="max_completion_tokens")
 
 
 @pytest.mark.parametrize(
@@ -49,32 +49,32 @@ def test_a_field_that_is_refused_as_such_is_called_otherwise(error):
     ],
 )
 def test_a_value_that_is_refused_changes_nothing(error):
-    assert OTHER.other(OTHER.of("m"), error) is None
+    assert OTHER.find_alternative(OTHER.of("m"), error) is None
 
 
 def test_no_way_comes_twice():
-    habits = Habits("https://api.openai.com/v1")
+    habits = ChatRequestStyles("https://api.openai.com/v1")
     habit = habits.of("m")
     assert habit.limit_name == "max_completion_tokens"
     for words in ("max_completion_tokens", "stream_options"):
-        other = habits.other(habit, refusal(f"Unknown parameter: {words}"))
+        other = habits.find_alternative(habit, refusal(f"Unknown parameter: {words}"))
         assert other is not None
         habit = other
-    assert habit == Habit(limit_name="max_tokens", usage_in_stream=False)
+    assert habit == ChatRequestStyle(limit_name="max_tokens", usage_in_stream=False)
     for words in ("max_completion_tokens", "max_tokens", "stream_options"):
-        assert habits.other(habit, refusal(f"Unknown parameter: {words}")) is None
+        assert habits.find_alternative(habit, refusal(f"Unknown parameter: {words}")) is None
 
 
 def test_only_what_was_answered_is_remembered():
-    habits = Habits("http://a/v1")
-    other = habits.other(habits.of("m"), refusal("Unknown parameter: stream_options"))
+    habits = ChatRequestStyles("http://a/v1")
+    other = habits.find_alternative(habits.of("m"), refusal("Unknown parameter: stream_options"))
     assert other is not None and habits.of("m").usage_in_stream
     habits.answered("m", other)
     assert not habits.of("m").usage_in_stream and habits.of("n").usage_in_stream
 
 
 def test_the_models_that_were_asked_for_last_are_remembered():
-    recent: Recent[int] = Recent(most=2)
+    recent: RecentModels[int] = RecentModels(most=2)
     recent.keep("a", 1)
     recent.keep("b", 2)
     assert recent.of("a") == 1

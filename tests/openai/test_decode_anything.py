@@ -13,24 +13,24 @@ from tests.openai.nonsense import CHAT, RESPONSE, nonsense
 
 from cloche import errors
 from cloche.api.openai import chat_request, responses_request
-from cloche.api.openai.context import MAX_ITEMS, MAX_PARTS, MAX_TOOLS, BadParameter
-from cloche.api.openai.response_object import response_object, with_ids
+from cloche.api.openai.context import MAX_INPUT_ITEMS, MAX_INPUT_PARTS, MAX_TOOLS, BadParameter
+from cloche.api.openai.response_object import assign_ids, response_object
 from cloche.gateway import history
-from cloche.gateway.request import Asked
-from cloche.gateway.tools import python_name, tools_for
-from cloche.gateway.upstream import Call, chat, responses
-from cloche.gateway.upstream.chat import Habit
-from cloche.gateway.upstream.echo import Echo
+from cloche.gateway.request import TurnRequest
+from cloche.gateway.tools import choose_python_name, select_tools
+from cloche.gateway.upstream import ModelCall, chat, responses
+from cloche.gateway.upstream.chat import ChatRequestStyle
+from cloche.gateway.upstream.echo import EchoUpstream
 
 HELLO = {"role": "user", "content": "hello"}
 anything = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
 
 
-def asked_of(wanted: responses_request.Wanted) -> Asked:
-    python = python_name(wanted.other_tools)
-    return Asked(
+def asked_of(wanted: responses_request.ResponseRequest) -> TurnRequest:
+    python = choose_python_name(wanted.other_tools)
+    return TurnRequest(
         model=wanted.model,
-        items=history.shown(wanted.input, python, 1000),
+        items=history.to_upstream_items(wanted.input, python, 1000),
         instructions=wanted.instructions,
         code=wanted.code,
         tools=wanted.other_tools,
@@ -39,14 +39,14 @@ def asked_of(wanted: responses_request.Wanted) -> Asked:
     )
 
 
-def say_to_all(asked: Asked) -> None:
+def say_to_all(asked: TurnRequest) -> None:
     """Raises nothing but what upstreams refuse in our own words."""
-    python = python_name(asked.tools)
+    python = choose_python_name(asked.tools)
     shown: dict[str, Any] = {"has_code": asked.code is not None, "first": True, "may_run": True, "may_host": True}
-    tools, choice = tools_for(asked, python, notes=[], **shown)
-    call = Call(
+    tools, choice = select_tools(asked, python, notes=[], **shown)
+    call = ModelCall(
         model=asked.model,
-        items=history.sealed(asked.items, [], python),
+        items=history.complete_outputs(asked.items, [], python),
         instructions=asked.instructions,
         tools=tools,
         tool_choice=choice,
@@ -58,31 +58,31 @@ def say_to_all(asked: Asked) -> None:
             msgspec.json.encode(body_of(call))
         except (errors.UpstreamFailed, errors.InvalidRequest):
             pass  # Chat has no words for some tools
-    history.kept(asked.items, asked.tools)
+    history.to_stored_transcript(asked.items, asked.tools)
 
 
-async def _echo(call: Call) -> None:
-    async for _ in Echo().leg(call):
+async def _echo(call: ModelCall) -> None:
+    async for _ in EchoUpstream().leg(call):
         pass
 
 
-def _chat_body(call: Call) -> dict[str, Any]:
-    return chat.body_of(call, Habit(limit_name="max_tokens"), model="m", vision=True, stream=True)
+def _chat_body(call: ModelCall) -> dict[str, Any]:
+    return chat.build_chat_body(call, ChatRequestStyle(limit_name="max_tokens"), model="m", vision=True, stream=True)
 
 
-def _responses_body(call: Call) -> dict[str, Any]:
-    return responses.body_of(call, model="m", stream=True)
+def _responses_body(call: ModelCall) -> dict[str, Any]:
+    return responses.build_responses_body(call, model="m", stream=True)
 
 
 @given(body=nonsense(RESPONSE))
 @anything
 def test_any_request_for_a_response_is_refused_or_understood(body: dict[str, Any]):
     try:
-        wanted = responses_request.decode(json.dumps(body).encode())
+        wanted = responses_request.decode_response(json.dumps(body).encode())
     except errors.InvalidRequest as error:
         assert str(error)
         return
-    msgspec.json.encode(response_object("resp_1", wanted, 1, status="completed", output=with_ids(wanted.input)))
+    msgspec.json.encode(response_object("resp_1", wanted, 1, status="completed", output=assign_ids(wanted.input)))
     say_to_all(asked_of(wanted))
 
 
@@ -90,20 +90,20 @@ def test_any_request_for_a_response_is_refused_or_understood(body: dict[str, Any
 @anything
 def test_any_request_for_a_completion_is_refused_or_understood(body: dict[str, Any]):
     try:
-        wanted = chat_request.decode(json.dumps(body).encode())
-        asked = chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000)
+        wanted = chat_request.decode_chat(json.dumps(body).encode())
+        asked = chat_request.chat_turn_request(wanted, chat_request.request_messages(wanted), {}, 1000)
     except errors.InvalidRequest as error:
         assert str(error)
         return
-    chat_request.forwarded(wanted)
+    chat_request.forwarded_body(wanted)
     say_to_all(asked)
 
 
 def test_what_is_changed_there_makes_sense_as_it_is():
     """Else nothing behind the first check would be tried."""
-    say_to_all(asked_of(responses_request.decode(json.dumps(RESPONSE).encode())))
-    wanted = chat_request.decode(json.dumps(CHAT).encode())
-    say_to_all(chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000))
+    say_to_all(asked_of(responses_request.decode_response(json.dumps(RESPONSE).encode())))
+    wanted = chat_request.decode_chat(json.dumps(CHAT).encode())
+    say_to_all(chat_request.chat_turn_request(wanted, chat_request.request_messages(wanted), {}, 1000))
 
 
 # -- mistakes that have been made
@@ -111,14 +111,14 @@ def test_what_is_changed_there_makes_sense_as_it_is():
 
 def refusal(**fields: Any) -> BadParameter:
     with pytest.raises(BadParameter) as caught:
-        responses_request.decode(json.dumps({"model": "m", **fields}).encode())
+        responses_request.decode_response(json.dumps({"model": "m", **fields}).encode())
     return caught.value
 
 
 def chat_refusal(**fields: Any) -> BadParameter:
     with pytest.raises(BadParameter) as caught:
-        wanted = chat_request.decode(json.dumps({"model": "m", "messages": [HELLO], **fields}).encode())
-        chat_request.asked_of(wanted, chat_request.conversation(wanted), {}, 1000)
+        wanted = chat_request.decode_chat(json.dumps({"model": "m", "messages": [HELLO], **fields}).encode())
+        chat_request.chat_turn_request(wanted, chat_request.request_messages(wanted), {}, 1000)
     return caught.value
 
 
@@ -151,9 +151,9 @@ def test_a_field_that_is_missing_or_of_another_type_is_named(fields: dict[str, A
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [HELLO] * (MAX_ITEMS + 1)}, "input"),
-        ({"input": [{"role": "user", "content": [{}] * (MAX_PARTS + 1)}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": [{}] * (MAX_PARTS // 2)}] * 3}, "input"),
+        ({"input": [HELLO] * (MAX_INPUT_ITEMS + 1)}, "input"),
+        ({"input": [{"role": "user", "content": [{}] * (MAX_INPUT_PARTS + 1)}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": [{}] * (MAX_INPUT_PARTS // 2)}] * 3}, "input"),
         ({"tools": [{"type": "web_search"}] * (MAX_TOOLS + 1)}, "tools"),
         ({"include": ["x"] * 1000}, "include"),
         (
@@ -170,9 +170,9 @@ def test_lists_that_are_too_long_are_refused(fields: dict[str, Any], param: str)
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"messages": [HELLO] * (MAX_ITEMS + 1)}, "messages"),
-        ({"messages": [{"role": "user", "content": [{}] * (MAX_PARTS + 1)}]}, "messages"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}] * (MAX_PARTS + 1)}]}, "messages"),
+        ({"messages": [HELLO] * (MAX_INPUT_ITEMS + 1)}, "messages"),
+        ({"messages": [{"role": "user", "content": [{}] * (MAX_INPUT_PARTS + 1)}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}] * (MAX_INPUT_PARTS + 1)}]}, "messages"),
         ({"tools": [{"type": "function"}] * (MAX_TOOLS + 1)}, "tools"),
         (
             {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": [{}] * (MAX_TOOLS + 1)}}},
@@ -220,12 +220,12 @@ SECRET = {**MCP, "authorization": "tok-secret", "headers": {"x-key": "hdr-secret
 def test_credentials_of_tools_reach_the_upstream_and_are_neither_echoed_nor_kept():
     found = {"type": "tool_search_output", "tools": [{"type": "namespace", "tools": [SECRET]}, SECRET]}
     body = {"model": "m", "input": [found, {"type": "message", **HELLO}], "tools": [SECRET]}
-    wanted = responses_request.decode(json.dumps(body).encode())
+    wanted = responses_request.decode_response(json.dumps(body).encode())
     asked = asked_of(wanted)
-    sent = _responses_body(Call(model="m", items=asked.items, tools=asked.tools))
+    sent = _responses_body(ModelCall(model="m", items=asked.items, tools=asked.tools))
     assert sent["tools"] == [SECRET] and sent["input"][0] == found
 
     echoed = response_object("resp_1", wanted, 1, status="completed", output=[])
     assert echoed["tools"] == [MCP]
-    kept = json.dumps([echoed, with_ids(wanted.input), history.kept(asked.items, asked.tools)])
+    kept = json.dumps([echoed, assign_ids(wanted.input), history.to_stored_transcript(asked.items, asked.tools)])
     assert "secret" not in kept and kept.count("x.test") == 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openai import OpenAI
 
-from cloche.gateway.upstream.echo import fenced
+from cloche.gateway.upstream.echo import find_fenced_code
 
 CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
 MESSAGE = "Twice:\n```python\nx = 20\nprint('first')\n```\nand\n```python\nx + 1\n```\n"
@@ -37,16 +37,16 @@ def test_without_the_tool_echo_says_what_it_is(client: OpenAI):
 
 def test_code_stands_between_fences_of_python_or_of_nothing():
     text = "a\n```python\n1\n```\n```py \n2\n2\n```  \n```\n3\n```\n``` python3\r\n4\r\n```\r\n```python\nnever closed"
-    assert list(fenced(text)) == ["1\n", "2\n2\n", "3\n", "4\r\n"]
+    assert list(find_fenced_code(text)) == ["1\n", "2\n2\n", "3\n", "4\r\n"]
 
 
 def test_fences_of_other_languages_are_passed_over_with_what_is_in_them():
     text = "```json\n{}\n```\nbetween\n```python\n1\n```\n```js\n```python\n2\n```\nend"
-    assert list(fenced(text)) == ["1\n"]
-    assert list(fenced("```inline``` is no fence\n```\n1\n```")) == ["1\n"]
+    assert list(find_fenced_code(text)) == ["1\n"]
+    assert list(find_fenced_code("```inline``` is no fence\n```\n1\n```")) == ["1\n"]
 
 
 def test_no_message_takes_echo_longer_than_its_length():
     """Half a million fences: an expression that looks for the end of each of them would take hours."""
-    assert list(fenced("```python\n" * 500_000)) == []
-    assert len(list(fenced("```\n" * 500_000))) == 250_000
+    assert list(find_fenced_code("```python\n" * 500_000)) == []
+    assert len(list(find_fenced_code("```\n" * 500_000))) == 250_000

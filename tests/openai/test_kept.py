@@ -17,7 +17,7 @@ from tests.openai.test_store import echo
 from cloche import errors
 from cloche.gateway.items import new_item_id
 from cloche.store import conversations, responses
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 from cloche.store.responses import StoredResponse
 
 Json = dict[str, Any]
@@ -25,8 +25,8 @@ LARGE = "x" * 100_000
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[Shelf, None]:
-    async with Shelf(tmp_path, 30) as opened:
+async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+    async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
 
@@ -51,26 +51,26 @@ def texts(items: list[Json]) -> list[str]:
     return [item["content"][0]["text"] for item in items]
 
 
-async def test_one_that_ended_too_large_is_not_kept(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_one_that_ended_too_large_is_not_kept(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     shelf.responses.put(stored("resp_1", [], instance="host"))
     monkeypatch.setattr(responses, "MAX_RESPONSE_BYTES", 1000)
     shelf.responses.change(stored("resp_1", [said("done")]))
     assert await shelf.responses.get("me", "resp_1") is None  # it would look as if it went on
 
 
-async def test_old_conversations_go_some_at_a_time(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_old_conversations_go_some_at_a_time(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "REMOVED_AT_ONCE", 1)
     old = [await shelf.conversations.create("me", {}, [said("old")]) for _ in range(3)]
     before = time.time()
     new = await shelf.conversations.create("me", {}, [said("new")])
-    shelf.conversations.prune(before)
+    shelf.conversations.prune_old(before)
     for _ in range(4):
         await shelf.conversations.get("me", new.id)
     assert [await shelf.conversations.get("me", each.id) for each in old] == [None] * 3
     assert texts(await shelf.conversations.items(new.id)) == ["new"]
 
 
-async def test_one_that_ended_between_two_looks_at_it_has_not_failed(shelf: Shelf):
+async def test_one_that_ended_between_two_looks_at_it_has_not_failed(shelf: GatewayStore):
     shelf.responses.put(stored("resp_1", [], instance="host"))
     shelf.responses.change(stored("resp_1", [said("done")]))
     await shelf.responses.lose("resp_1", "host")  # by somebody who saw it before its end
@@ -78,7 +78,7 @@ async def test_one_that_ended_between_two_looks_at_it_has_not_failed(shelf: Shel
     assert kept is not None and (kept.status, texts(kept.output)) == ("completed", ["done"])
 
 
-async def test_one_whose_process_died_has_failed_and_says_so_in_its_stream(shelf: Shelf):
+async def test_one_whose_process_died_has_failed_and_says_so_in_its_stream(shelf: GatewayStore):
     shelf.responses.put(stored("resp_1", [], instance="host"))
     assert await shelf.responses.mark_lost(lambda name: False) == 1
     kept = await shelf.responses.get("me", "resp_1")
@@ -86,7 +86,7 @@ async def test_one_whose_process_died_has_failed_and_says_so_in_its_stream(shelf
     assert [event["response"] for event in await shelf.responses.events("resp_1", -1)] == [kept.body]
 
 
-async def test_one_that_was_deleted_does_not_come_back(shelf: Shelf):
+async def test_one_that_was_deleted_does_not_come_back(shelf: GatewayStore):
     shelf.responses.put(stored("resp_1", [], instance="host"))
     assert await shelf.responses.delete("me", "resp_1")
     shelf.responses.change(stored("resp_1", [said("late")]), ["msg_late"])
@@ -97,7 +97,7 @@ async def test_one_that_was_deleted_does_not_come_back(shelf: Shelf):
     assert await shelf.responses.items("me", ["msg_late"]) == {}
 
 
-async def test_events_are_kept_without_what_the_response_has(shelf: Shelf, tmp_path: Path):
+async def test_events_are_kept_without_what_the_response_has(shelf: GatewayStore, tmp_path: Path):
     begun, ended = stored("resp_1", [], instance="host"), stored("resp_1", [ran(LARGE), ran("little"), said("done")])
     told: list[Json] = [
         {"type": "response.created", "response": begun.body},
@@ -118,7 +118,9 @@ async def test_events_are_kept_without_what_the_response_has(shelf: Shelf, tmp_p
         assert size > own + of_events > own
 
 
-async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(
+    shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(responses, "MAX_BODY_BYTES", 150_000)
     shelf.responses.put(stored("resp_1", [ran(LARGE), said("done")]))
     kept = await shelf.responses.get("me", "resp_1")
@@ -129,24 +131,24 @@ async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(shelf: S
 def test_whoever_has_little_loses_nothing_to_whoever_has_much(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(responses, "RESPONSES_MAX_BYTES", 100)
     monkeypatch.setattr(responses, "MAX_BYTES_OF_OWNER", 60)
-    assert responses.share([10, 20]) == 60
-    assert responses.share([10, 70]) == 60
-    assert responses.share([10, 55, 58]) == 45
-    assert responses.share([]) == 60
+    assert responses.owner_share([10, 20]) == 60
+    assert responses.owner_share([10, 70]) == 60
+    assert responses.owner_share([10, 55, 58]) == 45
+    assert responses.owner_share([]) == 60
 
 
-async def test_the_oldest_of_an_owner_go_when_they_are_too_many(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_the_oldest_of_an_owner_go_when_they_are_too_many(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(responses, "MAX_BYTES_OF_OWNER", 250_000)
     for at in range(4):
         shelf.responses.put(stored(f"resp_{at}", [], created_at=1000.0))  # in the same second
     shelf.responses.put(stored("resp_other", [], owner="you"))
     shelf.responses.flush()
-    shelf.responses.prune(0.0)
+    shelf.responses.prune_old(0.0)
     assert [await shelf.responses.get("me", f"resp_{at}") is not None for at in range(4)] == [False, False, True, True]
     assert await shelf.responses.get("you", "resp_other") is not None
 
 
-async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(shelf: Shelf):
+async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(shelf: GatewayStore):
     ours, theirs = said("ours"), said("theirs", "msg_mine")
     shelf.responses.put(stored("resp_1", [ours]), [ours["id"]])
     shelf.responses.put(stored("resp_2", [], input=[{**theirs, "id": ours["id"]}, theirs]))
@@ -154,8 +156,8 @@ async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(shelf: She
     assert await shelf.responses.items("me", [ours["id"], "msg_mine"]) == {ours["id"]: ours}
 
 
-async def test_items_that_are_too_large_together_are_refused(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(responses, "NAMED_ITEMS_MAX_BYTES", 150_000)
+async def test_items_that_are_too_large_together_are_refused(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(responses, "MAX_FOUND_BYTES", 150_000)
     items = [said(LARGE), said(LARGE)]
     ids = [item["id"] for item in items]
     shelf.responses.put(stored("resp_1", items), ids)
@@ -165,7 +167,7 @@ async def test_items_that_are_too_large_together_are_refused(shelf: Shelf, monke
     assert list(await shelf.responses.items("me", ids, strict=False)) == ids[:1]
 
 
-async def test_conversations_of_an_owner_are_bounded(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_conversations_of_an_owner_are_bounded(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 2)
     monkeypatch.setattr(conversations, "MAX_BYTES_OF_OWNER", 150_000)
     first = await shelf.conversations.create("me", {}, [said(LARGE)])
@@ -179,7 +181,9 @@ async def test_conversations_of_an_owner_are_bounded(shelf: Shelf, monkeypatch: 
     await shelf.conversations.create("you", {}, [said(LARGE)])
 
 
-async def test_a_full_conversation_says_so_before_a_turn_and_loses_none(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_a_full_conversation_says_so_before_a_turn_and_loses_none(
+    shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(conversations, "MAX_ITEMS", 3)
     made = await shelf.conversations.create("me", {}, [said("one")])
     await shelf.conversations.check_room(made.id, [said("two")])
@@ -189,13 +193,13 @@ async def test_a_full_conversation_says_so_before_a_turn_and_loses_none(shelf: S
         await shelf.conversations.check_room(made.id, [said("five")])
 
 
-async def test_deleted_text_is_in_no_file(shelf: Shelf, tmp_path: Path):
+async def test_deleted_text_is_in_no_file(shelf: GatewayStore, tmp_path: Path):
     secret = "a-secret-that-is-nowhere-else"
     shelf.responses.put(stored("resp_1", [said(secret * 1000)]))
     conversation = await shelf.conversations.create("me", {}, [said(secret)])
     await shelf.responses.delete("me", "resp_1")
     await shelf.conversations.delete(conversation.id)
-    shelf._database.scrub()
+    shelf._database.scrub_log()
     await shelf.responses.get("me", "resp_1")  # after that
     for file in tmp_path.glob("store.sqlite3*"):
         assert secret.encode() not in file.read_bytes(), file.name

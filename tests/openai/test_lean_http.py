@@ -17,8 +17,8 @@ import pytest
 import uvloop
 
 from cloche.gateway.lean_connection import MAX_HEAD_BYTES, WAITING_BYTES
-from cloche.gateway.lean_http import LeanClient, Patience
-from cloche.gateway.upstream.http import cause_of
+from cloche.gateway.lean_http import HttpTimeouts, LeanClient
+from cloche.gateway.upstream.http import root_cause_name
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning")
 
@@ -87,7 +87,7 @@ async def listening(
 
 
 def client_of(place: Place, read_seconds: float = 5.0, write_seconds: float = 5.0) -> LeanClient:
-    patience = Patience(connect=5.0, read=read_seconds, write=write_seconds, queue=5.0)
+    patience = HttpTimeouts(connect=5.0, read=read_seconds, write=write_seconds, queue=5.0)
     return LeanClient(httpx2.URL(place.url), {"x-ours": "1"}, patience, connections=2, idle=2, idle_seconds=60.0)
 
 
@@ -110,7 +110,7 @@ async def test_a_request_has_all_that_it_needs():
 
 async def test_a_header_is_sent_once_however_it_is_written():
     async with server([[CHUNKED]]) as place:
-        patience = Patience(connect=5.0, read=5.0, write=5.0, queue=5.0)
+        patience = HttpTimeouts(connect=5.0, read=5.0, write=5.0, queue=5.0)
         ours = {"Content-Type": "text/plain", "X-Ours": "1"}
         client = LeanClient(httpx2.URL(place.url), ours, patience, connections=1, idle=1, idle_seconds=60.0)
         async with client.post("/chat", b"{}", {"content-type": "application/json"}):
@@ -416,7 +416,7 @@ async def test_an_address_that_cannot_be_is_an_error_of_connecting(url: str):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl")
+        pytest.skip_mark("there is no openssl")
     folder = tmp_path_factory.mktemp("tls")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost".split()
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"]
@@ -466,7 +466,7 @@ async def test_a_certificate_that_nobody_vouches_for_is_an_error_of_connecting(c
     async with listening(serve, None, tls_of(certificate)) as place:
         with pytest.raises(httpx2.ConnectError, match="SSLCertVerificationError") as caught:
             await posted(client_of(place))
-    assert cause_of(caught.value) == "SSLCertVerificationError"
+    assert root_cause_name(caught.value) == "SSLCertVerificationError"
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.gateway.upstream.http import decoded, json_object
+from cloche.gateway.upstream.http import decode_lenient, parse_json_object
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from cloche.gateway.upstream.http import decoded, json_object
     ],
 )
 def test_halves_are_replaced(content, text):
-    assert json_object(content) == {"a": text}
+    assert parse_json_object(content) == {"a": text}
 
 
 @given(st.dictionaries(st.text(), st.text(st.characters())))
@@ -34,7 +34,7 @@ def test_any_text_is_read_as_far_as_it_has_whole_characters(value):
     def whole(text):
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    read = decoded(json.dumps(value).encode())
+    read = decode_lenient(json.dumps(value).encode())
     assert read == {whole(name): whole(text) for name, text in value.items()}
     msgspec.json.encode(read)
 
@@ -42,4 +42,4 @@ def test_any_text_is_read_as_far_as_it_has_whole_characters(value):
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": \\ud83d}', b'"\\ud83', b"\xff", b"[1]"])
 def test_what_is_no_object_is_a_failure(content):
     with pytest.raises(errors.UpstreamFailed):
-        json_object(content)
+        parse_json_object(content)

@@ -9,13 +9,13 @@ from tests.openai.upstream import ScriptedUpstream
 
 from cloche import errors
 from cloche.config import Config
-from cloche.config.sections import Upstream
-from cloche.gateway.gateway import routes
-from cloche.gateway.upstream import ModelList, Upstreams, models_in
+from cloche.config.sections import UpstreamConfig
+from cloche.gateway.gateway import build_routes
+from cloche.gateway.upstream import ModelList, Upstreams, parse_models
 
 
-def upstreams_of(*configured: Upstream) -> Upstreams:
-    return Upstreams(routes(Config(data_dir="/nowhere", upstream=configured)))
+def upstreams_of(*configured: UpstreamConfig) -> Upstreams:
+    return Upstreams(build_routes(Config(data_dir="/nowhere", upstream=configured)))
 
 
 async def names(upstreams: Upstreams) -> list[str]:
@@ -29,7 +29,7 @@ async def test_a_name_is_listed_as_it_is_and_a_pattern_as_what_the_upstream_has(
     with ScriptedUpstream() as upstream:
         for name in ("gpt-5", "gpt-5-mini", "tts-1"):
             upstream.script(name, [])
-        configured = Upstream(models=("mine", "gpt-5*"), base_url=upstream.url)
+        configured = UpstreamConfig(models=("mine", "gpt-5*"), base_url=upstream.url)
         assert await names(upstreams_of(configured)) == ["cloche/echo", "mine", "gpt-5", "gpt-5-mini"]
 
 
@@ -39,14 +39,14 @@ async def test_a_model_belongs_to_the_first_upstream_whose_pattern_matches():
         for name in ("gpt-5", "gpt-4", "o4"):
             second.script(name, [])
         found = upstreams_of(
-            Upstream(models=("gpt-5*",), base_url=first.url), Upstream(models=("*",), base_url=second.url)
+            UpstreamConfig(models=("gpt-5*",), base_url=first.url), UpstreamConfig(models=("*",), base_url=second.url)
         )
         assert await names(found) == ["cloche/echo", "gpt-5", "gpt-4", "o4"]
 
 
 async def test_an_upstream_that_is_down_lists_nothing_and_its_models_can_be_asked_for():
     gone = f"http://127.0.0.1:{free_port()}/v1"
-    found = upstreams_of(Upstream(models=("named", "gpt-*"), base_url=gone))
+    found = upstreams_of(UpstreamConfig(models=("named", "gpt-*"), base_url=gone))
     models = ModelList(found)
     assert [model.name for model in await models.all()] == ["cloche/echo", "named"]
     assert (await models.get("gpt-5")).name == "gpt-5"
@@ -56,7 +56,7 @@ async def test_an_upstream_that_is_down_lists_nothing_and_its_models_can_be_aske
 async def test_a_name_that_its_upstream_does_not_list_is_not_there():
     with ScriptedUpstream() as upstream:
         upstream.script("gpt-5", [])
-        found = upstreams_of(Upstream(models=("gpt-*",), base_url=upstream.url))
+        found = upstreams_of(UpstreamConfig(models=("gpt-*",), base_url=upstream.url))
         models = ModelList(found)
         assert (await models.get("gpt-5")).owner == "script"
         with pytest.raises(errors.ModelNotFound):
@@ -70,18 +70,18 @@ async def test_a_name_that_its_upstream_does_not_list_is_not_there():
 async def test_a_name_that_stands_for_another_is_there_whatever_its_upstream_lists():
     with ScriptedUpstream() as upstream:
         upstream.script("local", [])
-        found = upstreams_of(Upstream(models=("gpt-*",), base_url=upstream.url, model="local"))
+        found = upstreams_of(UpstreamConfig(models=("gpt-*",), base_url=upstream.url, model="local"))
         assert (await ModelList(found).get("gpt-5")).name == "gpt-5"
         await found.aclose()
 
 
 @pytest.mark.parametrize("body", [{}, {"data": None}, {"data": [None, 5, {"id": 7}, {"id": ""}, {"id": "x" * 1000}]}])
 def test_a_list_that_makes_no_sense_is_empty(body: dict):
-    assert models_in(body) == []
+    assert parse_models(body) == []
 
 
 def test_fields_that_make_no_sense_are_made_up():
-    (model,) = models_in({"data": [{"id": "m", "created": "yesterday", "owned_by": 5}]})
+    (model,) = parse_models({"data": [{"id": "m", "created": "yesterday", "owned_by": 5}]})
     assert (model.name, model.created, model.owner) == ("m", 0, "upstream")
 
 

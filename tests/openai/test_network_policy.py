@@ -17,7 +17,7 @@ from tests.openai.conftest import UPSTREAM_KEY, client_of
 from tests.openai.upstream import Code, ScriptedUpstream, Text
 from tests.web_site import Site, fetch, web_site
 
-from cloche.gateway.containers import NETWORK, label_of, remembered, told
+from cloche.gateway.containers import NETWORK_LABEL, describe_network, network_from_label, network_label
 from cloche.model import Limits, SandboxInfo, Template
 from cloche.network_policy import NetworkPolicy, Secret
 
@@ -426,9 +426,9 @@ def test_a_server_whose_operator_allows_nothing_says_what_can_be_done(client: op
 def test_what_is_remembered_has_no_secret_and_what_makes_no_sense_allows_nothing():
     secret = Secret(domain="a.test", name="KEY", value=SECRET)
     policy = NetworkPolicy(allow=("a.test", "*.b.test:8080"), secrets=(secret,))
-    assert SECRET not in label_of(policy)
+    assert SECRET not in network_label(policy)
     for label, allowed in (
-        (label_of(policy), policy.allow),
+        (network_label(policy), policy.allow),
         ("", ()),
         ("https://no.test/,a.test", ()),
         ("a.test,,", ("a.test",)),
@@ -440,10 +440,10 @@ def test_what_is_remembered_has_no_secret_and_what_makes_no_sense_allows_nothing
             state="ended",
             created_at=0.0,
             deadline_at=None,
-            metadata={NETWORK: label},
+            metadata={NETWORK_LABEL: label},
             limits=Limits(),
         )
-        assert remembered(info) == NetworkPolicy(allow=allowed)
+        assert network_from_label(info) == NetworkPolicy(allow=allowed)
 
 
 @pytest.mark.parametrize(
@@ -457,5 +457,5 @@ def test_what_is_remembered_has_no_secret_and_what_makes_no_sense_allows_nothing
     ],
 )
 def test_the_model_is_told_the_truth_in_a_few_words(policy: NetworkPolicy, packages: bool, said: str):
-    assert told(policy, packages=packages).endswith(said)
-    assert len(told(policy, packages=packages)) < 500
+    assert describe_network(policy, packages=packages).endswith(said)
+    assert len(describe_network(policy, packages=packages)) < 500

@@ -10,8 +10,8 @@ from openai import OpenAI
 from tests.openai.conftest import CODE_INTERPRETER
 from tests.openai.upstream import Function, ScriptedUpstream, Text
 
-from cloche.gateway.events import Closed, Delta, Finished, Happening, Opened
-from cloche.gateway.turn import Unwrapped
+from cloche.gateway.events import AnswerFinished, ItemClosed, ItemDelta, ItemOpened, TurnEvent
+from cloche.gateway.turn import ParallelCallSplitter
 
 PYTHON = {"type": "function", "name": "python"}
 
@@ -20,24 +20,24 @@ def wrapped(*uses: tuple[str, Any]) -> dict[str, Any]:
     return {"tool_uses": [{"recipient_name": name, "parameters": given} for name, given in uses]}
 
 
-def said_of(name: str, arguments: str, tools: list[dict[str, Any]]) -> list[Happening]:
+def said_of(name: str, arguments: str, tools: list[dict[str, Any]]) -> list[TurnEvent]:
     item = {"type": "function_call", "name": name, "call_id": "c", "arguments": arguments, "status": "completed"}
     message = {"type": "message", "content": []}
-    happenings: list[Happening] = [
-        Opened(index=0, item={**item, "arguments": ""}),
-        Opened(index=1, item=message),
-        Delta(index=0, kind="arguments", text=arguments),
-        Delta(index=1, kind="text", text="x"),
-        Closed(index=0, item=item),
-        Closed(index=1, item=message),
-        Finished(),
+    happenings: list[TurnEvent] = [
+        ItemOpened(index=0, item={**item, "arguments": ""}),
+        ItemOpened(index=1, item=message),
+        ItemDelta(index=0, kind="arguments", text=arguments),
+        ItemDelta(index=1, kind="text", text="x"),
+        ItemClosed(index=0, item=item),
+        ItemClosed(index=1, item=message),
+        AnswerFinished(),
     ]
-    unwrapped = Unwrapped(tools)
+    unwrapped = ParallelCallSplitter(tools)
     return [each for happening in happenings for each in unwrapped.of(happening)]
 
 
-def calls(happenings: list[Happening]) -> list[str]:
-    return [each.item["name"] for each in happenings if isinstance(each, Closed) and "name" in each.item]
+def calls(happenings: list[TurnEvent]) -> list[str]:
+    return [each.item["name"] for each in happenings if isinstance(each, ItemClosed) and "name" in each.item]
 
 
 @pytest.mark.parametrize("name", ["parallel", "multi_tool_use.parallel"])
@@ -45,10 +45,12 @@ def test_calls_in_a_call_are_taken_apart(name: str):
     arguments = json.dumps(wrapped(("functions.python", {"code": "1"}), ("python", {"code": "2"})))
     happenings = said_of(name, arguments, [PYTHON])
     assert calls(happenings) == ["python", "python"]
-    indices = [each.index for each in happenings if isinstance(each, Opened)]
+    indices = [each.index for each in happenings if isinstance(each, ItemOpened)]
     assert len(set(indices)) == 3  # the message has its own too
-    text = next(each for each in happenings if isinstance(each, Delta) and each.kind == "text")
-    assert text.index == next(each.index for each in happenings if isinstance(each, Opened))  # it was announced first
+    text = next(each for each in happenings if isinstance(each, ItemDelta) and each.kind == "text")
+    assert text.index == next(
+        each.index for each in happenings if isinstance(each, ItemOpened)
+    )  # it was announced first
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.openai.upstream import Code, HttpError, Reached, ScriptedUpstream, St
 from cloche.model import Template
 from cloche.store import gateway as step_store
 from cloche.store.database import Database
-from cloche.store.gateway import Page, Step, Steps
+from cloche.store.gateway import StepQuery, StepRecord, StoredSteps
 
 LOOP = "```python\nprint('begun', flush=True)\nwhile True: pass\n```"
 
@@ -409,8 +409,8 @@ def test_logs_of_an_unknown_request_say_so(records: Records):
 # --- how much is kept
 
 
-def step(at: float, number: int, captured: str = "") -> Step:
-    return Step(
+def step(at: float, number: int, captured: str = "") -> StepRecord:
+    return StepRecord(
         id=f"t{number}",
         request="r",
         owner="o",
@@ -427,13 +427,13 @@ async def test_old_records_go_and_so_do_those_that_are_too_many(tmp_path: Path, 
     monkeypatch.setattr(step_store, "MAX_CAPTURED_BYTES", 100)
     database, now = Database(tmp_path / "store.sqlite3"), time.time()
     await database.open()
-    kept = Steps(database)
-    kept.put(step(now - step_store.STEPS_KEPT_SECONDS - 60, 0))
+    kept = StoredSteps(database)
+    kept.put(step(now - step_store.STEP_KEPT_SECONDS - 60, 0))
     for number in range(1, 6):
         kept.put(step(now - 100 + number, number, captured="x" * 40))
     kept.flush()
-    kept.prune()
-    found = await kept.requests(Page())
+    kept.prune_old()
+    found = await kept.requests(StepQuery())
     assert [each.id for each in found] == ["t5", "t4", "t3"]
     assert [bool(each.captured) for each in found] == [True, False, False]
     await database.aclose()

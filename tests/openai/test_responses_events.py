@@ -13,11 +13,19 @@ from tests.openai.upstream import Code, Custom, Function, Interleaved, Reasoning
 from tests.openai.upstream_responses import frames, whole
 
 from cloche import errors
-from cloche.api.openai.responses_request import Wanted
+from cloche.api.openai.responses_request import ResponseRequest
 from cloche.api.openai.responses_stream import ResponseEvents
-from cloche.gateway.events import Cited, Closed, Delta, Finished, Happening, Opened, Passed
+from cloche.gateway.events import (
+    AnswerFinished,
+    CitationAdded,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    PassedThrough,
+    TurnEvent,
+)
 from cloche.gateway.upstream import responses_stream
-from cloche.gateway.upstream.responses_stream import LegEvents
+from cloche.gateway.upstream.responses_stream import ResponsesStreamParser
 
 CITATION = {"type": "url_citation", "url": "https://example.test", "title": "T", "start_index": 0, "end_index": 2}
 MESSAGE = {"id": "m1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
@@ -41,8 +49,8 @@ def said(*leg: Any) -> list[dict[str, Any]]:
     return [json.loads(frame.partition("data: ")[2]) for frame in frames(body, list(leg)) if isinstance(frame, str)]
 
 
-def heard(events: list[Any]) -> list[Happening]:
-    leg = LegEvents()
+def heard(events: list[Any]) -> list[TurnEvent]:
+    leg = ResponsesStreamParser()
     found = [happening for event in events if not leg.finished for happening in leg.feed(event)]
     if not leg.finished:
         raise errors.UpstreamFailed("no end")
@@ -61,21 +69,21 @@ def text(delta: Any, index: int = 0, **fields: Any) -> dict[str, Any]:
     return {"type": "response.output_text.delta", "output_index": index, "delta": delta, **fields}
 
 
-def closed(happenings: list[Happening]) -> list[dict[str, Any]]:
-    return [each.item for each in happenings if isinstance(each, Closed)]
+def closed(happenings: list[TurnEvent]) -> list[dict[str, Any]]:
+    return [each.item for each in happenings if isinstance(each, ItemClosed)]
 
 
-def check_grammar(happenings: list[Happening]) -> None:
+def check_grammar(happenings: list[TurnEvent]) -> None:
     """What readers count on: see `happenings.py`."""
     opened: dict[int, dict[str, Any]] = {}
     known = set()
     for happening in happenings[:-1]:
         match happening:
-            case Opened():
+            case ItemOpened():
                 assert happening.index not in known
                 known.add(happening.index)
                 opened[happening.index] = happening.item
-            case Closed():
+            case ItemClosed():
                 begun = opened.pop(happening.index)
                 assert begun["type"] == happening.item["type"]
                 if begun["type"] in ("function_call", "custom_tool_call"):
@@ -83,7 +91,7 @@ def check_grammar(happenings: list[Happening]) -> None:
                     assert begun["name"] == happening.item["name"]
             case _:
                 assert happening.index in opened
-    assert isinstance(happenings[-1], Finished) and not opened
+    assert isinstance(happenings[-1], AnswerFinished) and not opened
 
 
 # -- what a good upstream says
@@ -98,29 +106,31 @@ def test_everything_that_an_upstream_says_is_heard_in_order():
     assert items[0]["encrypted_content"] == "ENC"
     texts: dict[str, str] = {}
     for each in happenings:
-        if isinstance(each, Delta):
+        if isinstance(each, ItemDelta):
             texts[each.kind] = texts.get(each.kind, "") + each.text
     assert texts["text"] == "Hello, world." and texts["summary"] == "thought" and texts["reasoning"] == "thinking"
     assert texts["refusal"] == "No." and texts["custom"] == "needle"
-    assert [each.annotation for each in happenings if isinstance(each, Cited)] == [CITATION]
-    assert [each.event["type"] for each in happenings if isinstance(each, Passed)] == SEARCHING
+    assert [each.annotation for each in happenings if isinstance(each, CitationAdded)] == [CITATION]
+    assert [each.event["type"] for each in happenings if isinstance(each, PassedThrough)] == SEARCHING
 
 
 def test_an_answer_that_is_not_streamed_is_heard_as_the_same_items():
-    streamed, at_once = heard(said(*EVERYTHING)), list(LegEvents().end(whole({"model": "m"}, EVERYTHING)))
+    streamed, at_once = heard(said(*EVERYTHING)), list(ResponsesStreamParser().end(whole({"model": "m"}, EVERYTHING)))
     check_grammar(at_once)
 
-    def plain(happenings: list[Happening]) -> list[Any]:
+    def plain(happenings: list[TurnEvent]) -> list[Any]:
         ids = ("id", "call_id", "encrypted_content")
         return [{name: value for name, value in item.items() if name not in ids} for item in closed(happenings)]
 
     assert plain(at_once) == plain(streamed)
-    assert "".join(each.text for each in at_once if isinstance(each, Delta) and each.kind == "text") == "Hello, world."
-    assert [each.annotation for each in at_once if isinstance(each, Cited)] == [CITATION]
+    assert (
+        "".join(each.text for each in at_once if isinstance(each, ItemDelta) and each.kind == "text") == "Hello, world."
+    )
+    assert [each.annotation for each in at_once if isinstance(each, CitationAdded)] == [CITATION]
 
 
 def test_no_id_of_the_upstream_is_in_what_is_passed():
-    passed = [each for each in heard(said(*EVERYTHING)) if isinstance(each, Passed)]
+    passed = [each for each in heard(said(*EVERYTHING)) if isinstance(each, PassedThrough)]
     assert passed and not any("up_" in json.dumps(each.event) for each in passed)
 
 
@@ -133,7 +143,7 @@ def test_tokens_are_counted_with_their_details():
     }
     end = {"status": "completed", "usage": usage, "model": "m-2026", "service_tier": "flex", "output": []}
     (finished,) = heard([{"type": "response.completed", "response": end}])
-    assert isinstance(finished, Finished)
+    assert isinstance(finished, AnswerFinished)
     tokens = finished.tokens
     assert (tokens.input, tokens.cached, tokens.cache_written, tokens.output, tokens.reasoning) == (10, 4, 2, 7, 3)
     assert (finished.model, finished.service_tier) == ("m-2026", "flex")
@@ -151,7 +161,7 @@ def test_tokens_are_counted_with_their_details():
 def test_an_incomplete_answer_has_a_reason_that_clients_know(details: Any, reason: str):
     response = {"status": "incomplete", "incomplete_details": details, "output": []}
     (finished,) = heard([{"type": "response.incomplete", "response": response}])
-    assert isinstance(finished, Finished) and (finished.status, finished.reason) == ("incomplete", reason)
+    assert isinstance(finished, AnswerFinished) and (finished.status, finished.reason) == ("incomplete", reason)
 
 
 # -- what is mended
@@ -197,9 +207,9 @@ def test_a_call_whose_name_comes_late_is_announced_when_it_is_known():
     nameless = {**CALL, "name": "", "call_id": ""}
     happenings = heard([added(nameless), done({**CALL, "arguments": "{}"}), END])
     check_grammar(happenings)
-    (opened,) = [each for each in happenings if isinstance(each, Opened)]
+    (opened,) = [each for each in happenings if isinstance(each, ItemOpened)]
     assert opened.item["name"] == "python" and opened.item["call_id"] == "c1"
-    assert [each.text for each in happenings if isinstance(each, Delta)] == ["{}"]
+    assert [each.text for each in happenings if isinstance(each, ItemDelta)] == ["{}"]
 
 
 @pytest.mark.parametrize("at_the_end", ["", '{"code": "rm"}', '{"code": "1"}'])
@@ -207,7 +217,7 @@ def test_what_was_said_of_a_call_is_not_taken_back(at_the_end: str):
     """What runs is what the client was shown, and what the model is shown later."""
     begun = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": '{"code": "1'}
     happenings = heard([added(CALL), begun, done({**CALL, "arguments": at_the_end}), END])
-    streamed = "".join(each.text for each in happenings if isinstance(each, Delta))
+    streamed = "".join(each.text for each in happenings if isinstance(each, ItemDelta))
     assert closed(happenings)[0]["arguments"] == streamed
 
 
@@ -220,7 +230,7 @@ def test_a_call_without_an_id_gets_one():
 def test_events_that_nobody_knows_are_not_passed_on():
     event = {"type": "response.reasoning_part.added", "output_index": 0, "item_id": "m1"}
     happenings = heard([{"type": "response.created"}, {"type": "keepalive"}, added(MESSAGE), event, END])
-    assert not [each for each in happenings if isinstance(each, Passed)]
+    assert not [each for each in happenings if isinstance(each, PassedThrough)]
 
 
 # -- what is refused
@@ -263,7 +273,7 @@ def test_an_upstream_that_ran_code_itself_has_failed():
 @pytest.mark.parametrize("status", ["failed", "cancelled", "queued", "in_progress", None, 5, {}])
 def test_an_answer_that_is_not_over_is_a_failure(status: Any):
     with pytest.raises(errors.UpstreamFailed):
-        list(LegEvents().end({"status": status, "output": []}))
+        list(ResponsesStreamParser().end({"status": status, "output": []}))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +297,7 @@ def test_an_error_event_of_either_shape_is_a_failure(nested: bool):
     error = {"code": "boom", "message": "It broke: sk-secret", "param": None}
     event = {"type": "error", "error": error} if nested else {"type": "error", **error}
     with pytest.raises(errors.UpstreamFailed, match="It broke") as caught:
-        list(LegEvents("sk-secret").feed(event))
+        list(ResponsesStreamParser("sk-secret").feed(event))
     assert caught.value.reason == "boom" and caught.value.kind == "server_error"
     assert "sk-secret" not in str(caught.value)
 
@@ -334,12 +344,12 @@ def test_whatever_an_upstream_says_is_heard_in_order_or_is_a_failure(data: st.Da
     check_can_be_told(happenings)
 
 
-def check_can_be_told(happenings: list[Happening]) -> None:
+def check_can_be_told(happenings: list[TurnEvent]) -> None:
     """A client gets them as events, with ids of ours."""
-    telling = ResponseEvents(Wanted(model="m"))
+    telling = ResponseEvents(ResponseRequest(model="m"))
     told = telling.begin()
     for each in happenings:
-        if isinstance(each, (Opened, Closed)):
+        if isinstance(each, (ItemOpened, ItemClosed)):
             each = type(each)(index=each.index, item={**each.item, "id": f"ours_{each.index}"})
         told += telling.feed(each)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))

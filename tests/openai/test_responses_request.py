@@ -8,14 +8,14 @@ import pytest
 
 from cloche import errors
 from cloche.gateway.items import new_item_id
-from cloche.gateway.upstream import Call
-from cloche.gateway.upstream.responses import body_of, sent
+from cloche.gateway.upstream import ModelCall
+from cloche.gateway.upstream.responses import build_responses_body, convert_item
 
 NATIVE = {"type": "code_interpreter", "container": {"type": "auto"}}
 
 
 def body(**call: Any) -> dict[str, Any]:
-    return body_of(Call(**{"model": "m", "items": [], **call}), model="m", stream=True)
+    return build_responses_body(ModelCall(**{"model": "m", "items": [], **call}), model="m", stream=True)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_the_native_tool_is_never_sent(call: dict[str, Any]):
 
 def test_code_that_ran_is_sent_as_a_call_and_its_output():
     call = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "outputs": [{"type": "logs", "logs": "1\n"}]}
-    assert [item["type"] for item in sent(call)] == ["function_call", "function_call_output"]
-    assert sent(call)[1]["output"] == "1\n"
-    assert sent({**call, "outputs": None})[1]["output"] == "(its output was not kept)"
+    assert [item["type"] for item in convert_item(call)] == ["function_call", "function_call_output"]
+    assert convert_item(call)[1]["output"] == "1\n"
+    assert convert_item({**call, "outputs": None})[1]["output"] == "(its output was not kept)"
 
 
 def test_a_stored_prompt_brings_no_tools_of_its_own():
@@ -57,29 +57,29 @@ def test_only_options_that_are_the_upstreams_are_sent():
 
 def test_reasoning_is_sent_back_to_whoever_can_read_it():
     theirs = {"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "E", "status": None}
-    assert sent(theirs) == [{"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "E"}]
+    assert convert_item(theirs) == [{"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "E"}]
     ours = {**theirs, "id": new_item_id("reasoning")}
-    assert sent(ours) == [{"type": "reasoning", "summary": [], "encrypted_content": "E"}]
+    assert convert_item(ours) == [{"type": "reasoning", "summary": [], "encrypted_content": "E"}]
     text = [{"type": "reasoning_text", "text": "t"}]
     plain = {"type": "reasoning", "id": "rs_theirs", "summary": [], "content": text}
-    assert sent(plain) == [plain]
-    assert sent({**plain, "id": new_item_id("reasoning")}) == []  # of a chat model, or of nobody knows whom
+    assert convert_item(plain) == [plain]
+    assert convert_item({**plain, "id": new_item_id("reasoning")}) == []  # of a chat model, or of nobody knows whom
 
 
 def test_citations_of_our_containers_are_not_sent():
     ours = {"type": "container_file_citation", "container_id": "cntr_1", "file_id": "cfile_1"}
     theirs = {"type": "url_citation", "url": "https://example.test"}
     part = {"type": "output_text", "text": "x", "annotations": [ours, theirs], "logprobs": None}
-    (message,) = sent({"type": "message", "role": "assistant", "content": [part], "phase": None})
+    (message,) = convert_item({"type": "message", "role": "assistant", "content": [part], "phase": None})
     assert message["content"] == [{"type": "output_text", "text": "x", "annotations": [theirs]}]
     assert "phase" not in message
 
 
 def test_no_null_is_sent_but_where_it_says_something():
     output = {"type": "function_call_output", "call_id": "c", "output": "o", "id": None, "status": None}
-    assert sent(output) == [{"type": "function_call_output", "call_id": "c", "output": "o"}]
+    assert convert_item(output) == [{"type": "function_call_output", "call_id": "c", "output": "o"}]
     image = {"type": "image_generation_call", "id": "ig_1", "status": "failed", "result": None}
-    assert sent(image) == [image]
+    assert convert_item(image) == [image]
 
 
 def test_a_limit_below_the_least_is_the_least():

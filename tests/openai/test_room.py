@@ -15,7 +15,7 @@ from cloche import errors
 from cloche.gateway import attachments, container_files
 from cloche.gateway.container_files import ContainerFiles
 from cloche.model import MIB, FileInfo
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 
 
 class HostileFiles:
@@ -50,12 +50,12 @@ def container_with(files: HostileFiles) -> Any:
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[Shelf, None]:
-    async with Shelf(tmp_path, 30) as opened:
+async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+    async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
 
-async def kept_after_citing(shelf: Shelf, files: HostileFiles, *paths: str) -> list[int]:
+async def kept_after_citing(shelf: GatewayStore, files: HostileFiles, *paths: str) -> list[int]:
     """The sizes of those that are kept, as they are recorded."""
     kept = ContainerFiles(shelf)
     for path in paths:
@@ -67,61 +67,61 @@ async def kept_after_citing(shelf: Shelf, files: HostileFiles, *paths: str) -> l
 
 @pytest.mark.parametrize(("claimed", "sent", "kept"), [(1, MIB, []), (-1, 0, []), (5, 5, [5]), (5, 3, [3])])
 async def test_a_file_is_kept_if_it_is_no_larger_than_its_sandbox_said(
-    shelf: Shelf, tmp_path: Path, claimed: int, sent: int, kept: list[int]
+    shelf: GatewayStore, tmp_path: Path, claimed: int, sent: int, kept: list[int]
 ):
     assert await kept_after_citing(shelf, HostileFiles(claimed, sent), "/mnt/data/x") == kept
     blobs = tmp_path / "blobs"
     assert [each.stat().st_size for each in (blobs.iterdir() if blobs.is_dir() else ())] == kept
 
 
-async def test_what_is_being_copied_takes_room_already(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_what_is_being_copied_takes_room_already(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     paths = [f"/mnt/data/{number}" for number in range(5)]
     assert await kept_after_citing(shelf, HostileFiles(4, 4), *paths) == [4, 4]
 
 
-async def test_what_is_replaced_takes_no_room(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_what_is_replaced_takes_no_room(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     assert await kept_after_citing(shelf, HostileFiles(8, 8), "/mnt/data/x") == [8]
     assert await kept_after_citing(shelf, HostileFiles(9, 9), "/mnt/data/x") == [9]
 
 
-async def test_room_that_a_failed_copy_took_is_free_again(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+async def test_room_that_a_failed_copy_took_is_free_again(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     files, kept = HostileFiles(8, 9), ContainerFiles(shelf)
     await kept.cite(container_with(files), "/mnt/data/x")
     files.let.set()
     await kept.aclose()
-    files.sent = 8
+    files.count_sent = 8
     await kept.cite(container_with(files), "/mnt/data/y")
     await kept.aclose()
     assert [file.path for file in await kept.list_kept("me", "i")] == ["/mnt/data/y"]
 
 
-async def test_a_claim_of_nothing_and_a_new_name_do_not_meet(shelf: Shelf):
+async def test_a_claim_of_nothing_and_a_new_name_do_not_meet(shelf: GatewayStore):
     files, container = ContainerFiles(shelf), container_with(HostileFiles(1, 1))
     with files.claim(container, ()):
-        async with files.new_path(container, "a.csv") as path:
+        async with files.reserve_path(container, "a.csv") as path:
             assert path == "/mnt/data/a.csv"
     with files.claim(container, ["/mnt/data/a.csv"]):
-        async with files.new_path(container, "a.csv") as path:
+        async with files.reserve_path(container, "a.csv") as path:
             assert path == "/mnt/data/a-2.csv"
 
 
 @pytest.mark.parametrize("size", [0, 5, 3 * MIB, 3 * MIB + 1])
-async def test_a_file_in_a_message_is_decoded_whole(shelf: Shelf, size: int):
+async def test_a_file_in_a_message_is_decoded_whole(shelf: GatewayStore, size: int):
     content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     taken = await attached(shelf, "data:text/csv;base64," + base64.b64encode(content).decode())
     assert taken.content == content
 
 
 @pytest.mark.parametrize("data", ["QQ==" + "QUJD" * MIB, "QUJD" * (MIB // 4 - 1) + "QQ==QUJD", "QUJD" * MIB + "Q", "?"])
-async def test_base64_that_ends_before_its_end_is_refused(shelf: Shelf, data: str):
+async def test_base64_that_ends_before_its_end_is_refused(shelf: GatewayStore, data: str):
     with pytest.raises(errors.InvalidRequest):
         await attached(shelf, data)
 
 
-async def attached(shelf: Shelf, data: str) -> attachments.Attachment:
+async def attached(shelf: GatewayStore, data: str) -> attachments.AttachedFile:
     part = {"type": "input_file", "filename": "a.csv", "file_data": data}
     taken = attachments.Attachments()
     await taken.take(shelf.files, "me", (), [{"type": "message", "role": "user", "content": [part]}])

@@ -14,9 +14,9 @@ import pytest
 
 from cloche import errors
 from cloche.store import blobs
-from cloche.store.base import SHUT_DOWN
-from cloche.store.files import COPY, ContainerFile, new_container_file_id, new_file_id
-from cloche.store.gateway import Shelf
+from cloche.store.base import SHUT_DOWN_REASON
+from cloche.store.files import COPY_PREFIX, StoredContainerFile, new_container_file_id, new_file_id
+from cloche.store.gateway import GatewayStore
 
 
 async def content(data: bytes) -> AsyncGenerator[bytes, None]:
@@ -24,8 +24,8 @@ async def content(data: bytes) -> AsyncGenerator[bytes, None]:
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[Shelf, None]:
-    async with Shelf(tmp_path, 30) as opened:
+async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+    async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
 
@@ -33,7 +33,7 @@ def names(tmp_path: Path) -> set[str]:
     return set(os.listdir(tmp_path / "blobs"))
 
 
-async def test_a_file_goes_when_it_expires(shelf: Shelf, tmp_path: Path):
+async def test_a_file_goes_when_it_expires(shelf: GatewayStore, tmp_path: Path):
     ids = [new_file_id(), new_file_id()]
     for id, seconds in zip(ids, (0.001, 3600), strict=True):
         await shelf.files.put_content(id, content(b"x"), 10)
@@ -45,10 +45,10 @@ async def test_a_file_goes_when_it_expires(shelf: Shelf, tmp_path: Path):
     assert (await shelf.files.get("me", ids[1])).id == ids[1]
 
 
-async def test_a_containers_file_goes_after_the_days_that_are_configured(shelf: Shelf, tmp_path: Path):
+async def test_a_containers_file_goes_after_the_days_that_are_configured(shelf: GatewayStore, tmp_path: Path):
     now = time.time()
     old, new = (
-        ContainerFile(
+        StoredContainerFile(
             id=new_container_file_id(),
             sandbox="i",
             owner="me",
@@ -65,11 +65,13 @@ async def test_a_containers_file_goes_after_the_days_that_are_configured(shelf: 
     await shelf.container_files.register([old, new])
     await shelf.prune_files()
     assert names(tmp_path) == {new.id}
-    assert await shelf.container_files.of_sandbox("me", "i") == [new]
-    assert await shelf.container_files.of_sandbox("you", "i") == []
+    assert await shelf.container_files.list_by_sandbox("me", "i") == [new]
+    assert await shelf.container_files.list_by_sandbox("you", "i") == []
 
 
-async def test_orphans_and_drafts_go_once_they_are_old(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_orphans_and_drafts_go_once_they_are_old(
+    shelf: GatewayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     known, orphan = new_file_id(), new_file_id()
     for id in (known, orphan):
         await shelf.files.put_content(id, content(b"x"), 10)
@@ -83,8 +85,8 @@ async def test_orphans_and_drafts_go_once_they_are_old(shelf: Shelf, tmp_path: P
     assert names(tmp_path) == {known, "somebody-elses"}
 
 
-async def test_a_path_is_registered_once(shelf: Shelf):
-    first = ContainerFile(
+async def test_a_path_is_registered_once(shelf: GatewayStore):
+    first = StoredContainerFile(
         id=new_container_file_id(), sandbox="i", owner="me", path="/mnt/data/a", source="user", bytes=1, created_at=1.0
     )
     await shelf.container_files.register([first])
@@ -92,15 +94,15 @@ async def test_a_path_is_registered_once(shelf: Shelf):
     assert await shelf.container_files.register([again]) == [first]
 
 
-async def test_what_is_too_large_leaves_nothing(shelf: Shelf, tmp_path: Path):
+async def test_what_is_too_large_leaves_nothing(shelf: GatewayStore, tmp_path: Path):
     with pytest.raises(errors.TooLarge):
         await shelf.files.put_content(new_file_id(), content(b"x" * 11), 10)
     assert names(tmp_path) == set()
 
 
-def of_me(sandbox: str, origin: str | None = None, size: int = 5) -> ContainerFile:
+def of_me(sandbox: str, origin: str | None = None, size: int = 5) -> StoredContainerFile:
     id = new_container_file_id()
-    return ContainerFile(
+    return StoredContainerFile(
         id=id,
         sandbox=sandbox,
         owner="me",
@@ -113,20 +115,20 @@ def of_me(sandbox: str, origin: str | None = None, size: int = 5) -> ContainerFi
     )
 
 
-async def test_a_link_takes_room_once_the_file_is_gone_that_it_is_of(shelf: Shelf):
+async def test_a_link_takes_room_once_the_file_is_gone_that_it_is_of(shelf: GatewayStore):
     id = new_file_id()
     await shelf.files.put_content(id, content(b"12345"), 10)
     await shelf.files.add(id, "me", filename="x", purpose="batch", bytes=5)
-    await shelf.container_files.register([of_me("i", id), of_me("i", COPY + id, 7), of_me("i", "sha256:1", 11)])
+    await shelf.container_files.register([of_me("i", id), of_me("i", COPY_PREFIX + id, 7), of_me("i", "sha256:1", 11)])
     assert await shelf.container_files.kept_bytes("me", "i") == (18, 18)
     assert await shelf.container_files.kept_bytes("me", "j") == (18, 0)
     await shelf.files.remove("me", id)
     assert await shelf.container_files.kept_bytes("me", "i") == (23, 23)
 
 
-async def test_files_of_sandboxes_that_their_owners_killed_go(shelf: Shelf, tmp_path: Path):
+async def test_files_of_sandboxes_that_their_owners_killed_go(shelf: GatewayStore, tmp_path: Path):
     files = {name: of_me(name) for name in ("killed", "stopped", "expired", "just-now")}
-    ends = {"killed": ("killed", "by its owner", 1.0), "stopped": ("killed", SHUT_DOWN, 1.0)}
+    ends = {"killed": ("killed", "by its owner", 1.0), "stopped": ("killed", SHUT_DOWN_REASON, 1.0)}
     ends |= {"expired": ("expired", None, 1.0), "just-now": ("killed", "by its owner", time.time())}
     await shelf.container_files.register(files.values())
     with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite3")) as db, db:
@@ -135,5 +137,5 @@ async def test_files_of_sandboxes_that_their_owners_killed_go(shelf: Shelf, tmp_
             columns = "id, owner, template, state, instance, created_at, ended_at, end_reason, metadata, limits"
             db.execute(f"INSERT INTO sandboxes ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
     await shelf.prune_files()
-    left = {name for name in files if await shelf.container_files.of_sandbox("me", name)}
+    left = {name for name in files if await shelf.container_files.list_by_sandbox("me", name)}
     assert left == {"stopped", "expired", "just-now"}

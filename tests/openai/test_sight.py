@@ -13,14 +13,14 @@ from cloche.events import Cleared, Display, Ended, Output, Truncated
 from cloche.gateway.outputs import (
     DROPPED_PICTURE,
     ENTRY_BYTES,
-    MAX_BYTES_OF_TURN,
-    MAX_OF_EXECUTION,
-    MAX_OF_TURN,
-    PICTURE_MAX_BYTES,
-    Log,
-    SeenPictures,
-    Sight,
-    Tail,
+    MAX_EXECUTION_PICTURES,
+    MAX_PICTURE_BYTES,
+    MAX_TURN_PICTURE_BYTES,
+    MAX_TURN_PICTURES,
+    ExecutionOutputs,
+    OutputTail,
+    OutputText,
+    PictureLimit,
 )
 from cloche.model import KIB, MIB
 
@@ -38,7 +38,7 @@ def shown(content=PNG, mime="image/png", **fields):
 
 
 def seen(*events, room=ROOM):
-    sight = Sight(room)
+    sight = ExecutionOutputs(room)
     for event in (*events, Ended(outcome="ok")):
         sight.feed(event)
     return sight
@@ -74,7 +74,7 @@ def test_one_huge_piece_is_cut_like_many():
 
 
 def test_no_more_is_held_while_a_program_prints():
-    sight, tail = Sight(ROOM), Tail(ROOM)
+    sight, tail = ExecutionOutputs(ROOM), OutputTail(ROOM)
     for _ in range(1000):
         sight.feed(printed("x" * 10_000))
         tail.add("x" * 10_000)
@@ -83,7 +83,7 @@ def test_no_more_is_held_while_a_program_prints():
 
 
 def test_how_a_program_ended_is_said_whatever_it_printed():
-    sight = Sight(ROOM)
+    sight = ExecutionOutputs(ROOM)
     sight.feed(printed("x" * 100_000))
     sight.feed(Ended(outcome="out_of_memory"))
     assert sight.outputs()[-1]["logs"].endswith("\nKernel restarted: out of memory; variables are lost\n")
@@ -96,7 +96,7 @@ def test_pictures_without_room_are_named():
 
 
 def test_a_display_that_grows_too_large_is_cut_and_can_shrink_again():
-    sight = Sight(ROOM)
+    sight = ExecutionOutputs(ROOM)
     for content in (PNG, PNG + b"x" * ROOM, PNG):
         sight.feed(shown(content, id="1", update=content is not PNG))
         sight.feed(shown(PNG, id="1", update=True))
@@ -131,11 +131,11 @@ def test_whatever_is_shown_there_is_never_more_than_room(events, room):
     sight = seen(*events, room=room)
     entries = len(sight.outputs())
     assert json_bytes(sight) <= room + NOTES + entries * ENTRY_BYTES
-    sight.result(KIB, SeenPictures())
+    sight.result(KIB, PictureLimit())
 
 
 def test_small_pieces_take_the_room_of_their_letters():
-    log = Log()
+    log = OutputText()
     for _ in range(100_000):
         log.add("ä")
     assert log.whole == "ä" * 100_000
@@ -154,9 +154,9 @@ def told(*events, pictures):
 
 
 def test_a_picture_is_seen_and_named():
-    assert told(shown(), pictures=SeenPictures()) == ("[image image/png]\n", 1)
+    assert told(shown(), pictures=PictureLimit()) == ("[image image/png]\n", 1)
     assert told(shown(), pictures=None) == ("[image image/png]\n", 0)
-    assert told(Display(data={"image/svg+xml": "<svg/>"}), pictures=SeenPictures()) == ("[image image/svg+xml]\n", 0)
+    assert told(Display(data={"image/svg+xml": "<svg/>"}), pictures=PictureLimit()) == ("[image image/svg+xml]\n", 0)
 
 
 @pytest.mark.parametrize(
@@ -170,25 +170,25 @@ def test_a_picture_is_seen_and_named():
     ],
 )
 def test_only_what_begins_like_its_kind_is_seen(mime, content):
-    assert told(shown(content, mime), pictures=SeenPictures())[1] == 1
-    text, count = told(shown(b"<html>", mime), pictures=SeenPictures())
+    assert told(shown(content, mime), pictures=PictureLimit())[1] == 1
+    text, count = told(shown(b"<html>", mime), pictures=PictureLimit())
     assert (text, count) == (f"[image that cannot be shown to you: it is no {mime}]\n", 0)
 
 
 def test_a_picture_that_servers_refuse_for_its_size_is_told_in_words():
-    text, count = told(shown(PNG.ljust(8_000_000)), shown(PNG.ljust(PICTURE_MAX_BYTES)), pictures=SeenPictures())
+    text, count = told(shown(PNG.ljust(8_000_000)), shown(PNG.ljust(MAX_PICTURE_BYTES)), pictures=PictureLimit())
     assert (text, count) == ("[image too large to be shown to you: 8.0 MB]\n[image image/png]\n", 1)
 
 
 def test_an_execution_and_a_turn_have_so_many_pictures():
-    pictures = SeenPictures()
+    pictures = PictureLimit()
     counts = [told(*[shown()] * 12, pictures=pictures)[1] for _ in range(6)]
-    assert counts == [MAX_OF_EXECUTION] * 5 + [0]
-    assert sum(counts) == MAX_OF_TURN
+    assert counts == [MAX_EXECUTION_PICTURES] * 5 + [0]
+    assert sum(counts) == MAX_TURN_PICTURES
 
 
 def test_a_turn_has_so_many_bytes_of_pictures():
-    pictures = SeenPictures()
-    text, count = told(*[shown(PNG.ljust(PICTURE_MAX_BYTES))] * 6, pictures=pictures)
-    assert count == MAX_BYTES_OF_TURN // PICTURE_MAX_BYTES
+    pictures = PictureLimit()
+    text, count = told(*[shown(PNG.ljust(MAX_PICTURE_BYTES))] * 6, pictures=pictures)
+    assert count == MAX_TURN_PICTURE_BYTES // MAX_PICTURE_BYTES
     assert text.count("as many as one answer can have") == 2

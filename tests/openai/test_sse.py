@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.gateway.upstream.sse import ServerEvent, server_events
+from cloche.gateway.upstream.sse import ServerEvent, read_server_events
 
 DATA = st.binary(max_size=40).filter(lambda data: not set(data) & set(b"\r\n"))
 LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
@@ -18,7 +18,7 @@ async def read(chunks, **limits):
         for chunk in chunks:
             yield chunk
 
-    return [event async for event in server_events(given(), **limits)]
+    return [event async for event in read_server_events(given(), **limits)]
 
 
 @settings(deadline=None)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloche.gateway.request import Asked, CodeTool
-from cloche.gateway.tools import is_hosted, means_python, python_name, tools_for, waits_for_client
+from cloche.gateway.request import CodeTool, TurnRequest
+from cloche.gateway.tools import choose_python_name, is_hosted, is_mistaken_python_name, select_tools, waits_for_client
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {}}
 SEARCH = {"type": "web_search"}
@@ -19,9 +19,9 @@ def shown(
     tools: list[dict[str, Any]], choice: Any = "auto", *, code: bool = True, **leg: bool
 ) -> tuple[list[str], Any]:
     """Names of the tools, and the choice."""
-    asked = Asked(model="m", items=[], code=CodeTool() if code else None, tools=tools, tool_choice=choice)
+    asked = TurnRequest(model="m", items=[], code=CodeTool() if code else None, tools=tools, tool_choice=choice)
     given = {"first": True, "may_run": True, "may_host": True, **leg}
-    found, chosen = tools_for(asked, python_name(tools), has_code=code, notes=[], **given)
+    found, chosen = select_tools(asked, choose_python_name(tools), has_code=code, notes=[], **given)
     return [tool.get("name") or tool["type"] for tool in found], chosen
 
 
@@ -36,7 +36,7 @@ def test_without_the_tool_nothing_is_added():
 
 def test_the_functions_name_is_one_that_the_client_does_not_use():
     assert shown([{"type": "function", "name": "python"}])[0] == ["python", "python_interpreter"]
-    assert python_name([{"name": "python"}, {"name": "python_interpreter"}]) == "python_interpreter_"
+    assert choose_python_name([{"name": "python"}, {"name": "python_interpreter"}]) == "python_interpreter_"
 
 
 @pytest.mark.parametrize("choice", ["auto", "none", "required"])
@@ -102,9 +102,9 @@ def test_hosted_calls_are_those_that_nobody_here_answers():
 
 
 def test_a_name_that_models_confuse_with_the_function_is_the_clients_if_it_has_it():
-    assert means_python("code_interpreter", [WEATHER])
-    assert not means_python("code_interpreter", [{"type": "function", "name": "code_interpreter"}])
-    assert not means_python("weather", []) and not means_python(None, [])
+    assert is_mistaken_python_name("code_interpreter", [WEATHER])
+    assert not is_mistaken_python_name("code_interpreter", [{"type": "function", "name": "code_interpreter"}])
+    assert not is_mistaken_python_name("weather", []) and not is_mistaken_python_name(None, [])
 
 
 def test_allowed_tools_are_looked_up_and_not_compared_with_each_other():

@@ -14,20 +14,27 @@ import pytest
 from tests.openai.upstream import HttpError
 
 from cloche import errors
-from cloche.config.sections import Upstream
+from cloche.config.sections import UpstreamConfig
 from cloche.gateway.upstream import http
-from cloche.gateway.upstream.http import UpstreamServer, concealed, error_in, failure_of, key_of, secrets_in
+from cloche.gateway.upstream.http import (
+    UpstreamServer,
+    find_secrets,
+    mask_secrets,
+    parse_error,
+    resolve_api_key,
+    to_upstream_failure,
+)
 from cloche.telemetry import log
 
 
 def settings(**given):
-    return Upstream(models=("m",), base_url="http://127.0.0.1:9/v1", **given)
+    return UpstreamConfig(models=("m",), base_url="http://127.0.0.1:9/v1", **given)
 
 
 def test_a_key_is_taken_from_the_environment_without_the_line_end_that_files_have():
-    assert key_of(settings(api_key="env:KEY"), {"KEY": "sk-1\n"}) == "sk-1"
-    assert key_of(settings(api_key="sk-2"), {}) == "sk-2"
-    assert key_of(settings(), {}) == ""
+    assert resolve_api_key(settings(api_key="env:KEY"), {"KEY": "sk-1\n"}) == "sk-1"
+    assert resolve_api_key(settings(api_key="sk-2"), {}) == "sk-2"
+    assert resolve_api_key(settings(), {}) == ""
 
 
 @pytest.mark.parametrize("environ", [{}, {"KEY": ""}, {"KEY": " "}])
@@ -65,18 +72,20 @@ def test_the_server_says_what_is_missing_and_does_not_start(own_data_dir, tmp_pa
     ],
 )
 def test_errors_as_servers_write_them(body, message):
-    said = error_in(body)
+    said = parse_error(body)
     assert said is not None
     assert said["message"] == message
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"7", b"[" * 100_000, b'{"error": {}}', b'{"error": null}'])
 def test_what_is_no_error_is_none(body):
-    assert error_in(body) is None
+    assert parse_error(body) is None
 
 
 def test_words_of_an_upstream_are_bounded_and_without_the_key():
-    error = failure_of({"message": "key sk-1 " + "x" * 9999, "type": {"a": 1}, "code": 7, "param": None}, secret="sk-1")
+    error = to_upstream_failure(
+        {"message": "key sk-1 " + "x" * 9999, "type": {"a": 1}, "code": 7, "param": None}, secret="sk-1"
+    )
     assert "sk-1" not in str(error)
     assert len(str(error)) < 600
     assert (error.kind, error.reason, error.param) == ("server_error", "7", None)
@@ -84,7 +93,7 @@ def test_words_of_an_upstream_are_bounded_and_without_the_key():
 
 async def test_a_key_in_a_header_is_not_told_either(upstream):
     upstream.script("header", [[HttpError(400, "your api-key abcdefgh-1 is odd")]])
-    given = Upstream(models=("m",), base_url=upstream.url, headers={"Api-Key": "abcdefgh-1"})
+    given = UpstreamConfig(models=("m",), base_url=upstream.url, headers={"Api-Key": "abcdefgh-1"})
     server = UpstreamServer(given)
     with pytest.raises(errors.UpstreamFailed, match=r"your api-key \*\*\* is odd"):
         async with server.post("/chat/completions", {"model": "header"}):
@@ -100,7 +109,7 @@ async def test_no_part_of_a_secret_is_told_wherever_it_stands(upstream):
         "code": "sk-abcdefghijklmnop",
     }
     upstream.script("parts", [[HttpError(400, {"error": {**said, "param": "a.sk-abcdefghijklmnop"}})]])
-    given = Upstream(models=("m",), base_url=upstream.url, headers={"X-Auth": "Bearer sk-abcdefghijklmnop"})
+    given = UpstreamConfig(models=("m",), base_url=upstream.url, headers={"X-Auth": "Bearer sk-abcdefghijklmnop"})
     server = UpstreamServer(given)
     with pytest.raises(errors.UpstreamFailed) as caught:
         async with server.post("/chat/completions", {"model": "parts"}):
@@ -112,12 +121,12 @@ async def test_no_part_of_a_secret_is_told_wherever_it_stands(upstream):
 
 
 def test_longer_secrets_go_first_and_what_is_short_is_no_secret():
-    secrets = secrets_in(["Bearer abcdefgh-long", "abcdefgh", "short", "token=12345678; v=1"])
-    assert concealed("abcdefgh-long, abcdefgh, 12345678 and short", secrets) == "***, ***, *** and short"
+    secrets = find_secrets(["Bearer abcdefgh-long", "abcdefgh", "short", "token=12345678; v=1"])
+    assert mask_secrets("abcdefgh-long, abcdefgh, 12345678 and short", secrets) == "***, ***, *** and short"
 
 
 async def cause(base_url: str) -> str:
-    server = UpstreamServer(Upstream(models=("m",), base_url=base_url))
+    server = UpstreamServer(UpstreamConfig(models=("m",), base_url=base_url))
     with pytest.raises(errors.UpstreamFailed, match="cannot be reached"):
         async with server.post("/chat/completions", {"model": "m"}):
             pass
@@ -160,7 +169,7 @@ async def answering(*pieces: bytes, **headers: str):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-        server = UpstreamServer(Upstream(models=("m",), base_url=url))
+        server = UpstreamServer(UpstreamConfig(models=("m",), base_url=url))
         yield server
         await server.aclose()
 
@@ -193,7 +202,7 @@ async def test_an_error_whose_body_never_ends_is_told_with_what_has_come(monkeyp
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
-        server = UpstreamServer(Upstream(models=("m",), base_url=url))
+        server = UpstreamServer(UpstreamConfig(models=("m",), base_url=url))
         with pytest.raises(errors.UpstreamFailed, match="slow down") as caught:
             async with server.post("/chat", {}):
                 pass
@@ -216,7 +225,7 @@ async def test_what_is_compressed_is_read_or_its_encoding_is_named():
 
 async def test_a_header_can_come_from_the_environment(upstream):
     upstream.script("variable", [[HttpError(400, "your api-key abcdefgh-2 is odd")]])
-    given = Upstream(models=("m",), base_url=upstream.url, headers={"Api-Key": "env:THE_KEY"})
+    given = UpstreamConfig(models=("m",), base_url=upstream.url, headers={"Api-Key": "env:THE_KEY"})
     server = UpstreamServer(given, {"THE_KEY": "abcdefgh-2\n"})
     with pytest.raises(errors.UpstreamFailed) as caught:
         async with server.post("/chat/completions", {"model": "variable", "messages": []}):

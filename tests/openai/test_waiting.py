@@ -9,7 +9,7 @@ import pytest
 
 from cloche import errors
 from cloche.gateway.upstream import chat
-from cloche.gateway.upstream.http import LEAST_SECONDS, Waiting, answer_seconds
+from cloche.gateway.upstream.http import MIN_ANSWER_SECONDS, AnswerDeadline, max_answer_seconds
 from cloche.gateway.upstream.sse import ServerEvent
 
 FINISH = '{"choices": [{"index": %d, "delta": {}, "finish_reason": "stop"}]}'
@@ -33,7 +33,7 @@ class Said:
 
 
 async def read(said, **options):
-    return [chunk async for chunk in chat.chunks(said, Waiting(60), **options)]
+    return [chunk async for chunk in chat.read_chunks(said, AnswerDeadline(60), **options)]
 
 
 async def test_an_answer_that_is_whole_needs_neither_a_last_word_nor_a_hang_up():
@@ -78,7 +78,7 @@ async def test_before_its_end_a_stream_is_broken_off():
 
 async def test_a_server_that_never_comes_to_an_end_is_left():
     with pytest.raises(errors.UpstreamFailed, match="too long") as raised:
-        await Waiting(0.01).next(Said().events())
+        await AnswerDeadline(0.01).next(Said().events())
     assert raised.value.status == 504
 
 
@@ -88,7 +88,7 @@ async def test_all_waiting_counts_and_only_that():
             await asyncio.sleep(0.02)
             yield ServerEvent(name="", data=b"{}")
 
-    waiting, events = Waiting(0.1), slow()
+    waiting, events = AnswerDeadline(0.1), slow()
     await asyncio.sleep(0.15)
     with pytest.raises(errors.UpstreamFailed, match="too long"):
         for _ in range(1000):
@@ -96,6 +96,6 @@ async def test_all_waiting_counts_and_only_that():
 
 
 def test_a_patient_operator_is_waited_for_longer():
-    assert answer_seconds(600) == LEAST_SECONDS
-    assert answer_seconds(1) == LEAST_SECONDS
-    assert answer_seconds(6000) == 36000
+    assert max_answer_seconds(600) == MIN_ANSWER_SECONDS
+    assert max_answer_seconds(1) == MIN_ANSWER_SECONDS
+    assert max_answer_seconds(6000) == 36000

@@ -16,7 +16,7 @@ from tests.openai.conftest import CODE_INTERPRETER
 from tests.openai.upstream import ScriptedUpstream
 from tests.openai.upstream_parts import Code, Text, WaitFor
 
-from cloche.gateway.code_runner import readings
+from cloche.gateway.code_runner import candidate_link_ends
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -99,7 +99,7 @@ def test_a_shown_picture_is_cited_and_kept_and_no_file_inside(
 )
 def test_readings_of_a_link(text: str, paths: list[str]):
     start = text.index("sandbox:")
-    assert [text[start + 8 : end] for end in readings(text, start, start + 8)] == paths
+    assert [text[start + 8 : end] for end in candidate_link_ends(text, start, start + 8)] == paths
 
 
 # -- files of the request

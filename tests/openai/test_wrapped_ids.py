@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from cloche.gateway.containers import unwrapped
+from cloche.gateway.containers import unwrap_container_id
 
 ORIGINAL = "cntr_iwqiyyit7fmrihacn8h5m"
 
@@ -17,7 +17,7 @@ def wrapped(text: str) -> str:
 
 def test_the_id_inside_is_found():
     id = wrapped(f"litellm:custom_llm_provider:openai;model_id:e876f3;container_id:{ORIGINAL}")
-    assert unwrapped(id) == ORIGINAL
+    assert unwrap_container_id(id) == ORIGINAL
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_the_id_inside_is_found():
     ],
 )
 def test_any_other_id_is_itself(id: str):
-    assert unwrapped(id) == id
+    assert unwrap_container_id(id) == id

@@ -374,28 +374,37 @@ def test_targets_stay_as_they_were_given():
         {"action": "allow", "target": "2001:db8::1"},
     ]
     given = json.dumps({"defaultAction": "ALLOW", "egress": asked})
-    made = wire.policy_of(wire.Network(**json.loads(given) | {"egress": [wire.Rule(**each) for each in asked]}))
-    shown = wire.status(made, NetworkPolicy(allow=("*:*",)))
+    made = wire.policy_from_body(
+        wire.OpenSandboxNetworkBody(**json.loads(given) | {"egress": [wire.OpenSandboxRule(**each) for each in asked]})
+    )
+    shown = wire.encode_policy_status(made, NetworkPolicy(allow=("*:*",)))
     assert shown["policy"] == {"defaultAction": "allow", "egress": asked}
     assert "reason" not in shown
 
 
 def test_of_two_rules_for_a_target_the_first_counts():
-    rules = [wire.Rule(action="allow", target="A.test"), wire.Rule(action="deny", target="a.test")]
-    assert [rule.action for rule in wire.rules_of(rules, "rules")] == ["allow"]
+    rules = [
+        wire.OpenSandboxRule(action="allow", target="A.test"),
+        wire.OpenSandboxRule(action="deny", target="a.test"),
+    ]
+    assert [rule.action for rule in wire.rules_from_body(rules, "rules")] == ["allow"]
 
 
 def test_a_change_keeps_what_another_dialect_has_asked_for():
     """Ports, which OpenSandbox has no words for, and secrets."""
     secret = Secret(domain="api.test", header="X-Key", value="v")
     own = NetworkPolicy(allow=("api.test", "db.test:5432"), deny=("bad.test",), secrets=(secret,))
-    changed = wire.merged(own, wire.rules_of([wire.Rule(action="allow", target="new.test")], "rules"))
+    changed = wire.merge_rules(
+        own, wire.rules_from_body([wire.OpenSandboxRule(action="allow", target="new.test")], "rules")
+    )
     assert [rule.host for rule in changed.ordered] == ["new.test:*", "bad.test", "api.test", "db.test:5432"]
     assert changed.secrets == (secret,)
-    assert wire.without(changed, ["new.test"]).ordered == own.ordered
+    assert wire.remove_rules(changed, ["new.test"]).ordered == own.ordered
 
 
 def test_no_action_denies():
-    assert wire.rules_of([wire.Rule(target="a.test")], "rules") == (NetworkRule(action="deny", host="a.test:*"),)
+    assert wire.rules_from_body([wire.OpenSandboxRule(target="a.test")], "rules") == (
+        NetworkRule(action="deny", host="a.test:*"),
+    )
     with pytest.raises(errors.InvalidRequest):
-        wire.rules_of([wire.Rule(action="permit", target="a.test")], "rules")
+        wire.rules_from_body([wire.OpenSandboxRule(action="permit", target="a.test")], "rules")

@@ -16,18 +16,18 @@ import httpx2
 import pytest
 from tests.conftest import RunningServer, serving, wait_until
 
-from cloche.api.requests import Witness
-from cloche.config.sections import Audit
+from cloche.api.requests import RequestAudit
+from cloche.config.sections import AuditConfig
 from cloche.engine.operations import audit as ration_of
 from cloche.engine.operations import audit as trails
-from cloche.engine.operations.audit import FLOOD, MOST_LINES, Trail
-from cloche.engine.principal import act_for
+from cloche.engine.operations.audit import FLOOD_ENTRIES, MOST_LINES, AuditLog
+from cloche.engine.principal import set_current_principal
 from cloche.model import Principal
 from cloche.store import audit
-from cloche.store.audit import AuditFiles, AuditLine
-from cloche.store.audit_reader import Wanted, last, verify
+from cloche.store.audit import AuditFileWriter, AuditLine
+from cloche.store.audit_reader import AuditQuery, read_last, verify_log
 from cloche.store.base import SandboxRecord
-from cloche.store.sandboxes import SqliteRecords
+from cloche.store.sandboxes import SqliteSandboxRecords
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 MARK = "what-alice-wrote-51d0"
@@ -35,16 +35,16 @@ NO_MOMENTS = ("later", "99999999999999999999", "-1", "nan", "inf", "1e400", "000
 
 
 def said(directory: Path, **wanted: Any) -> list[AuditLine]:
-    return last(directory, Wanted(**wanted), 100_000)
+    return read_last(directory, AuditQuery(**wanted), 100_000)
 
 
 def alive(name: str) -> bool:
     return True
 
 
-def write(directory: Path, count: int, instance: str = "h1", **fields: Any) -> AuditFiles:
-    files = AuditFiles(directory, instance, 1 << 30)
-    files.append([AuditLine(at=audit.stamp(1.0 * n), what="x", **fields) for n in range(count)])
+def write(directory: Path, count: int, instance: str = "h1", **fields: Any) -> AuditFileWriter:
+    files = AuditFileWriter(directory, instance, 1 << 30)
+    files.append([AuditLine(at=audit.format_time(1.0 * n), what="x", **fields) for n in range(count)])
     return files
 
 
@@ -71,9 +71,9 @@ def test_a_line_that_was_tampered_with_is_found(tmp_path: Path, change: str):
         lines[1], lines[2] = lines[2], lines[1]
     else:
         lines.insert(2, lines[1])
-    assert verify(tmp_path, alive).problems == ()
+    assert verify_log(tmp_path, alive).problems == ()
     file.write_text("".join(lines))
-    assert verify(tmp_path, alive).problems
+    assert verify_log(tmp_path, alive).problems
 
 
 @pytest.mark.parametrize("removed", ["h1", "h2", "h3"])
@@ -83,20 +83,20 @@ def test_all_lines_of_a_process_cannot_be_removed_unseen(tmp_path: Path, removed
     one.append([AuditLine(at="", what="x")])
     write(tmp_path, 1, "h3")
     write(tmp_path, 1, "h4")
-    assert verify(tmp_path, alive).problems == ()
+    assert verify_log(tmp_path, alive).problems == ()
     (file,) = tmp_path.glob("*.jsonl")
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if f'"instance":"{removed}"' not in line))
-    assert verify(tmp_path, alive).problems
+    assert verify_log(tmp_path, alive).problems
 
 
 def test_a_file_with_all_lines_of_a_process_cannot_be_removed_unseen(tmp_path: Path):
     for name, count in (("2026-01-01", 2), ("2026-01-02", 3), ("2026-01-03", 1)):
         write(tmp_path, count, "h" + name)
-        (tmp_path / str(audit.files_in(tmp_path)[-1])).rename(tmp_path / f"{name}.jsonl")
-    assert verify(tmp_path, alive).problems == ()
+        (tmp_path / str(audit.list_files(tmp_path)[-1])).rename(tmp_path / f"{name}.jsonl")
+    assert verify_log(tmp_path, alive).problems == ()
     (tmp_path / "2026-01-02.jsonl").unlink()
-    assert len(verify(tmp_path, alive).problems) == 1
+    assert len(verify_log(tmp_path, alive).problems) == 1
 
 
 @pytest.mark.parametrize("foreign", ['{"at":"","what":"x"}', '{"at":"","what":"x","n":-5,"instance":"h1"}', "{}", "x"])
@@ -106,7 +106,7 @@ def test_a_line_that_no_process_wrote_is_named_and_spoils_no_other(tmp_path: Pat
     file.write_text(file.read_text() + foreign + "\n")
     files.append([AuditLine(at="", what="y")])
     write(tmp_path, 2, "h2")
-    (problem,) = verify(tmp_path, alive).problems
+    (problem,) = verify_log(tmp_path, alive).problems
     assert problem.startswith(f"{file.name}:4: no process of Cloche has written this")
 
 
@@ -114,9 +114,9 @@ def test_a_file_that_was_removed_is_found_unless_the_log_says_so(tmp_path: Path)
     files = write(tmp_path, 3)
     next(tmp_path.glob("*.jsonl")).unlink()
     files.append([AuditLine(at="", what="y")])
-    assert "3 lines of h1 are not there" in verify(tmp_path, alive).problems[0]
-    files.append([audit.removal(audit.Prunable("2026-01-01.jsonl", 1, "its days are over"))])
-    assert verify(tmp_path, alive).problems == ()
+    assert "3 lines of h1 are not there" in verify_log(tmp_path, alive).problems[0]
+    files.append([audit.removal_line(audit.PrunableFile("2026-01-01.jsonl", 1, "its days are over"))])
+    assert verify_log(tmp_path, alive).problems == ()
 
 
 def test_processes_append_at_once_and_every_line_is_whole(tmp_path: Path):
@@ -127,7 +127,7 @@ for n in range(100): files.append([AuditLine(at="", what="x", about="y" * 900)] 
 files.append([AuditLine(at="", what=CLOSED)])"""
     writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, f"h{n}"]) for n in range(3)]
     assert [each.wait(60) for each in writers] == [0, 0, 0]
-    verdict = verify(tmp_path, lambda name: False)
+    verdict = verify_log(tmp_path, lambda name: False)
     assert (verdict.lines, verdict.problems, verdict.notes) == (3 * 301, (), ())
     assert verdict.files > 1  # a full one is followed by the next
 
@@ -138,7 +138,7 @@ def test_a_process_killed_within_a_line_spoils_that_line_only(tmp_path: Path):
     os.truncate(file, file.stat().st_size - 5)
     write(tmp_path, 2, "h2")
     assert len(said(tmp_path)) == 3
-    assert len(verify(tmp_path, alive).problems) == 1
+    assert len(verify_log(tmp_path, alive).problems) == 1
 
 
 def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: Path):
@@ -156,7 +156,7 @@ files.append([AuditLine(at="", what="z")])"""
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
     assert done.stdout == "File too large\n", done.stderr
     assert [line.what for line in said(tmp_path)] == ["x", "z"]
-    assert verify(tmp_path, alive).problems == ()
+    assert verify_log(tmp_path, alive).problems == ()
 
 
 def test_a_batch_that_the_disk_does_not_confirm_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -171,35 +171,35 @@ def test_a_batch_that_the_disk_does_not_confirm_leaves_nothing_behind(tmp_path: 
             files.append([AuditLine(at="", what="y")], sync=True)
     files.append([AuditLine(at="", what="y")], sync=True)
     assert [line.what for line in said(tmp_path)] == ["x", "x", "y"]
-    assert verify(tmp_path, alive).problems == ()
+    assert verify_log(tmp_path, alive).problems == ()
 
 
 def test_old_files_go_and_the_newest_stays_whatever_its_size(tmp_path: Path):
     for name in ("2020-01-01.jsonl", "2020-01-01.1.jsonl", "2020-01-02.jsonl"):
         (tmp_path / name).write_bytes(b"x" * 1000)
     write(tmp_path, 1)
-    assert len(audit.prunable(tmp_path, 90, 1 << 20)) == 3
-    assert [each.why for each in audit.prune(tmp_path, 1e6, 2000)] == [audit.TOO_MUCH] * 2
-    assert [each.name for each in audit.prune(tmp_path, 90, 1 << 20)] == ["2020-01-02.jsonl"]
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == [str(audit.files_in(tmp_path)[0])]
+    assert len(audit.find_prunable(tmp_path, 90, 1 << 20)) == 3
+    assert [each.why for each in audit.prune_old(tmp_path, 1e6, 2000)] == [audit.TOO_MUCH_REASON] * 2
+    assert [each.name for each in audit.prune_old(tmp_path, 90, 1 << 20)] == ["2020-01-02.jsonl"]
+    assert [path.name for path in tmp_path.glob("*.jsonl")] == [str(audit.list_files(tmp_path)[0])]
 
 
 def test_a_name_can_be_forgotten_and_the_chain_holds(tmp_path: Path):
     files = write(tmp_path, 3, owner="alice", by="bob")
-    assert audit.forget(tmp_path, "alice") == 3
+    assert audit.pseudonymize_owner(tmp_path, "alice") == 3
     files.append([AuditLine(at="", what="y", owner="alice")])
-    assert audit.forget(tmp_path, "alice") == 1
+    assert audit.pseudonymize_owner(tmp_path, "alice") == 1
     assert {line.owner[0] for line in said(tmp_path)} == {"#"}
     assert len({line.owner for line in said(tmp_path)}) == 1
-    assert verify(tmp_path, alive).problems == ()
+    assert verify_log(tmp_path, alive).problems == ()
 
 
 # --- what was noted
 
 
-async def noted(directory: Path, *work: Any, config: Audit | None = None) -> Trail:
-    trail = Trail()
-    trail.open(AuditFiles(directory, "h1", 1 << 30), config or Audit())
+async def noted(directory: Path, *work: Any, config: AuditConfig | None = None) -> AuditLog:
+    trail = AuditLog()
+    trail.open(AuditFileWriter(directory, "h1", 1 << 30), config or AuditConfig())
     for each in work:
         each(trail)
     await trail.aclose()
@@ -207,9 +207,9 @@ async def noted(directory: Path, *work: Any, config: Audit | None = None) -> Tra
 
 
 async def test_a_flood_is_one_line_that_says_how_much_it_was(tmp_path: Path):
-    def flood(trail: Trail) -> None:
+    def flood(trail: AuditLog) -> None:
         for _ in range(1000):
-            trail.note("files.read", "alice", sandbox="s", bytes=2)
+            trail.record("files.read", "alice", sandbox="s", bytes=2)
 
     await noted(tmp_path, flood)
     lines = said(tmp_path, what="files.read")
@@ -218,57 +218,59 @@ async def test_a_flood_is_one_line_that_says_how_much_it_was(tmp_path: Path):
 
 
 async def test_a_flood_in_many_sandboxes_is_few_lines_and_others_are_told_one_by_one(tmp_path: Path):
-    def flood(trail: Trail) -> None:
+    def flood(trail: AuditLog) -> None:
         for n in range(2000):
-            trail.note("port.reached", "alice", sandbox=f"s{n}", about=str(n))
+            trail.record("port.reached", "alice", sandbox=f"s{n}", about=str(n))
             if n % 500 == 0:
-                trail.note("port.reached", "bob", sandbox="b", about="80", id=str(n))
+                trail.record("port.reached", "bob", sandbox="b", about="80", id=str(n))
 
     await noted(tmp_path, flood)
     of = {owner: said(tmp_path, owner=owner) for owner in ("alice", "bob")}
     assert sum(line.count for line in of["alice"]) == 2000
     assert len(of["alice"]) < MOST_LINES
     assert [line.id for line in of["bob"]] == ["0", "500", "1000", "1500"]
-    assert FLOOD > 4
+    assert FLOOD_ENTRIES > 4
 
 
 def lines_of(owner: str, count: int, **fields: Any) -> list[AuditLine]:
-    return [AuditLine(at=audit.stamp(1.0 * n), owner=owner, **{"what": "files.read", **fields}) for n in range(count)]
+    return [
+        AuditLine(at=audit.format_time(1.0 * n), owner=owner, **{"what": "files.read", **fields}) for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize("what", ["files.read", "sandbox.paused", "request.refused"])
 def test_who_does_a_lot_for_hours_has_a_bounded_part_of_the_log_and_nothing_is_left_out(what: str):
     """Six kinds in each of four sandboxes, twice a second, for ten minutes."""
-    ration, passed = ration_of.Ration(), []
+    ration, passed = ration_of.AuditRateLimit(), []
     for half in range(1200):
         flood = [
             each for n in range(4) for about in "abcdef" for each in lines_of("m", 1, sandbox=f"s{n}", about=about)
         ]
         for each in flood:
             each.what, each.count = what, 8
-        passed += ration.pass_on(flood, half / 2)
-    passed += ration.pass_on([], 600.0, whole=True)
+        passed += ration.filter_lines(flood, half / 2)
+    passed += ration.filter_lines([], 600.0, whole=True)
     assert sum(line.count for line in passed) == 1200 * 24 * 8
-    most = ration_of.BURST_LINES + 10 * (ration_of.LINES_PER_MINUTE + ration_of.KINDS + 1)
+    most = ration_of.BURST_LINES + 10 * (ration_of.LINES_PER_MINUTE + ration_of.MAX_HELD_KINDS + 1)
     assert len(passed) <= most
 
 
 def test_a_ration_is_each_owners_and_admins_are_told_one_by_one():
-    ration, many = ration_of.Ration(), 3 * ration_of.BURST_LINES
-    assert len(ration.pass_on(lines_of("m", many), 0.0)) == ration_of.BURST_LINES
-    assert len(ration.pass_on(lines_of("m", many, what="admin.keys.read"), 0.0)) == many
-    assert len(ration.pass_on(lines_of("alice", 10), 0.0)) == 10
-    assert len(ration.pass_on(lines_of("m", 10), 1.0)) == ration_of.LINES_PER_MINUTE // 60
+    ration, many = ration_of.AuditRateLimit(), 3 * ration_of.BURST_LINES
+    assert len(ration.filter_lines(lines_of("m", many), 0.0)) == ration_of.BURST_LINES
+    assert len(ration.filter_lines(lines_of("m", many, what="admin.keys.read"), 0.0)) == many
+    assert len(ration.filter_lines(lines_of("alice", 10), 0.0)) == 10
+    assert len(ration.filter_lines(lines_of("m", 10), 1.0)) == ration_of.LINES_PER_MINUTE // 60
     assert ration.holds
 
 
 def test_of_very_many_kinds_at_once_only_what_was_done_is_told():
-    ration = ration_of.Ration()
-    ration.pass_on(lines_of("m", ration_of.BURST_LINES), 0.0)
+    ration = ration_of.AuditRateLimit()
+    ration.filter_lines(lines_of("m", ration_of.BURST_LINES), 0.0)
     boxes = [each for n in range(1000) for each in lines_of("m", 1, sandbox=str(n), bytes=3)]
-    held = ration.pass_on(boxes, 0.0, whole=True)
+    held = ration.filter_lines(boxes, 0.0, whole=True)
     assert (len(held), sum(line.count for line in held), sum(line.bytes for line in held)) == (
-        ration_of.KINDS + 1,
+        ration_of.MAX_HELD_KINDS + 1,
         1000,
         3000,
     )
@@ -278,11 +280,11 @@ def test_of_very_many_kinds_at_once_only_what_was_done_is_told():
 async def test_what_is_held_is_in_the_file_when_somebody_asks_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As an erasure does, before the log forgets a name."""
     monkeypatch.setattr(ration_of, "BURST_LINES", 1)
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for n in range(3):
-        trail.note("port.reached", "alice", id=str(n))
-    await trail.flushed()
+        trail.record("port.reached", "alice", id=str(n))
+    await trail.wait_flushed()
     assert [(line.id, line.count) for line in said(tmp_path, owner="alice")] == [("0", 1), ("", 2)]
     await trail.aclose()
 
@@ -290,25 +292,25 @@ async def test_what_is_held_is_in_the_file_when_somebody_asks_for_all(tmp_path: 
 async def test_a_log_that_is_full_gives_up_its_oldest_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ration_of, "BURST_LINES", 1 << 20)
     most = 1 << 20
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", most), Audit(max_bytes=most))
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", most), AuditConfig(max_bytes=most))
     for n in range(40):
-        for _ in range(trails.FLOOD):
-            trail.note("x", "alice", sandbox=str(n), about="y" * 5000)
-        await trail.flushed()
+        for _ in range(trails.FLOOD_ENTRIES):
+            trail.record("x", "alice", sandbox=str(n), about="y" * 5000)
+        await trail.wait_flushed()
         assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= most
     await trail.aclose()
-    assert said(tmp_path, what=audit.REMOVED)
-    assert verify(tmp_path, alive).problems == ()
+    assert said(tmp_path, what=audit.REMOVED_EVENT)
+    assert verify_log(tmp_path, alive).problems == ()
 
 
 async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_told_at_once(tmp_path: Path):
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for what, id in ((trails.STARTED, "a"), (trails.ENDED, "a"), (trails.STARTED, "b")):
-        trail.note(what, "alice", sandbox="s", id=id)
-    await trail.flushed()
-    trail.note(trails.ENDED, "alice", sandbox="s", id="b")
+        trail.record(what, "alice", sandbox="s", id=id)
+    await trail.wait_flushed()
+    trail.record(trails.ENDED, "alice", sandbox="s", id="b")
     await trail.aclose()
     told = [(line.what, line.id, bool(line.until)) for line in said(tmp_path, what="execution")]
     assert told == [(trails.ENDED, "a", True), (trails.STARTED, "b", False), (trails.ENDED, "b", False)]
@@ -316,20 +318,20 @@ async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_to
 
 async def test_it_says_who_and_by_which_key(tmp_path: Path):
     def by(principal: Principal | None) -> Any:
-        def work(trail: Trail) -> None:
+        def work(trail: AuditLog) -> None:
             if principal is not None:
-                act_for(principal)
-            trail.note("x", "alice")
-            trail.note("y", "alice", itself=True)
+                set_current_principal(principal)
+            trail.record("x", "alice")
+            trail.record("y", "alice", itself=True)
 
         return work
 
-    async def in_a_task(trail: Trail, *works: Any) -> None:
+    async def in_a_task(trail: AuditLog, *works: Any) -> None:
         for work in works:
             await asyncio.create_task(_call(work, trail))
 
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     await in_a_task(trail, by(None), by(Principal(owner="bob", key_id="k1")), by(Principal(owner="bob")))
     await trail.aclose()
     assert [(line.by, line.key) for line in said(tmp_path, what="x")] == [
@@ -341,8 +343,8 @@ async def test_it_says_who_and_by_which_key(tmp_path: Path):
 
 
 async def test_of_a_sandboxs_own_token_it_says_which_key_the_sandbox_was_made_with(tmp_path: Path):
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     noted = trail.of("i1", "alice", "k1")
     noted("x")
     noted("x", who=Principal(owner="bob", key_id="k2"))
@@ -352,7 +354,7 @@ async def test_of_a_sandboxs_own_token_it_says_which_key_the_sandbox_was_made_wi
     assert found == [("", "sandbox-token:k1"), ("bob", "k2"), ("", "sandbox-token")]
 
 
-async def _call(work: Any, trail: Trail) -> None:
+async def _call(work: Any, trail: AuditLog) -> None:
     work(trail)
 
 
@@ -360,11 +362,11 @@ async def test_a_disk_that_takes_nothing_is_said_and_what_it_missed_comes_later(
     """A file in the directory's place, as an admin's rights pass every mode."""
     place = tmp_path / "audit"
     place.write_text("")
-    trail = Trail()
-    trail.open(AuditFiles(place, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
     for n in range(3):
-        trail.note("sandbox.created", "alice", sandbox=str(n))
-    await trail.flushed()
+        trail.record("sandbox.created", "alice", sandbox=str(n))
+    await trail.wait_flushed()
     assert trail.failing
     place.unlink()
     await trail.aclose()
@@ -376,29 +378,29 @@ async def test_what_is_lost_is_counted(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(trails, "MOST_ENTRIES", 10)
     place = tmp_path / "audit"
     place.write_text("")
-    trail = Trail()
-    trail.open(AuditFiles(place, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
     for n in range(50):
-        trail.note("sandbox.created", "alice", sandbox=str(n))
-        await trail.flushed()
+        trail.record("sandbox.created", "alice", sandbox=str(n))
+        await trail.wait_flushed()
     place.unlink()
     await trail.aclose()
-    told = sum(line.count for line in said(place) if line.what in ("sandbox.created", trails.LOST))
+    told = sum(line.count for line in said(place) if line.what in ("sandbox.created", trails.LINES_LOST))
     assert trail.lost > 0
     assert told == 50
 
 
 async def test_where_it_is_off_nothing_is_written(tmp_path: Path):
-    await noted(tmp_path, lambda trail: trail.note("x", "alice"), config=Audit(enabled=False))
+    await noted(tmp_path, lambda trail: trail.record("x", "alice"), config=AuditConfig(enabled=False))
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_program_inside_that_says_404_has_refused_nobody(tmp_path: Path):
-    trail = Trail()
-    trail.open(AuditFiles(tmp_path, "h1", 1 << 30), Audit())
+    trail = AuditLog()
+    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for inside in (True, False):
         scope = {"method": "GET", "state": {"answered_inside": inside}}
-        Witness(trail).ended("e2b", scope, "-", 404)
+        RequestAudit(trail).ended("e2b", scope, "-", 404)
     await trail.aclose()
     assert [line.about for line in said(tmp_path, what="request.refused")] == ["e2b"]
 
@@ -489,7 +491,7 @@ def test_a_filter_that_is_none_is_refused(own: RunningServer, query: str):
 @pytest.mark.long
 async def remember(data_dir: Path, *sandboxes: str) -> None:
     """A host process of that data directory, long dead, had these running sandboxes of bob's."""
-    records = SqliteRecords(data_dir / "store.sqlite3")
+    records = SqliteSandboxRecords(data_dir / "store.sqlite3")
     await records.open()
     for id in sandboxes:
         records.put(
@@ -518,7 +520,7 @@ def test_a_server_whose_log_cannot_be_written_goes_on_and_says_so(own_data_dir: 
         assert [line.sandbox for line in said(own_data_dir / "audit", what="sandbox.created")] == [made.json()["id"]]
         assert metric("cloche_audit_lost_total ") == "0.0"
     lines = said(own_data_dir / "audit")
-    assert lines[-1].what == audit.CLOSED
+    assert lines[-1].what == audit.CLOSED_EVENT
     lost = [line for line in lines if line.outcome == "lost"]
     assert [(line.what, line.owner, line.sandbox, line.key) for line in lost] == [
         ("sandbox.ended", "bob", "ilost1", "server"),

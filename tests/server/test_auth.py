@@ -10,7 +10,7 @@ from starlette.requests import Request
 from tests.conftest import serving
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper, is_local, is_loopback, presented_key
+from cloche.api.auth import Gatekeeper, is_local, is_loopback, key_from_headers
 from cloche.model import Principal
 
 KEY = "e2b_" + "7" * 40
@@ -40,12 +40,12 @@ def asking(**headers: str) -> Request:
     ids=lambda headers: " ".join(headers),
 )
 def test_a_key_is_found_wherever_clients_put_one(headers):
-    assert presented_key(headers) == KEY
+    assert key_from_headers(headers) == KEY
 
 
 @pytest.mark.parametrize("value", ["", "Basic", "Basic !", "Basic /w==", "Basic \xff", "Digest x", "Bearer"])
 def test_nonsense_in_authorization_is_no_key(value):
-    assert presented_key({"authorization": value}) == ""
+    assert key_from_headers({"authorization": value}) == ""
 
 
 def test_a_known_key_is_its_owner_and_an_unknown_one_is_nobody():

@@ -18,7 +18,7 @@ from tests.opensandbox.conftest import CREATE
 
 import cloche
 from cloche import errors
-from cloche.api.e2b.connect import code_of
+from cloche.api.e2b.connect import connect_code_of
 from cloche.engine.quotas.occupancy import CapacityInfo
 
 ROOM = {
@@ -164,7 +164,7 @@ def test_e2b_code_is_refused_before_its_stream_begins(tenant: Tenant):
 
 @pytest.mark.parametrize("error", [errors.Busy("full"), errors.QuotaExceeded("much")], ids=["full", "much"])
 def test_over_a_stream_e2b_clients_do_not_take_it_for_a_sandbox_that_has_ended(error: errors.ClocheError):
-    assert code_of(error) == "resource_exhausted"  # they raise RateLimitException
+    assert connect_code_of(error) == "resource_exhausted"  # they raise RateLimitException
 
 
 def test_openai_clients_raise_what_they_have_for_it(tenant: Tenant):

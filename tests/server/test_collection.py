@@ -17,15 +17,15 @@ import pytest
 from tests.conftest import wait_until
 
 from cloche.config import Config
-from cloche.config.librechat import LibreChat
-from cloche.config.sections import Disk
+from cloche.config.librechat import LibreChatConfig
+from cloche.config.sections import DiskConfig
 from cloche.engine.operations import gc
-from cloche.engine.operations.gc import Collection, Found
+from cloche.engine.operations.gc import CollectedItem, GarbageCollector
 from cloche.model import Template, new_id
 from cloche.store import sandboxes
 from cloche.store.migrations import MIGRATIONS
 from cloche.templates import Catalogue
-from cloche.templates.catalogue import hold
+from cloche.templates.catalogue import hold_template
 
 CLOCHE = str(Path(sys.executable).with_name("cloche"))
 DAY = 86400.0
@@ -52,9 +52,9 @@ def place(store: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def collected(place: Path, *, dry: bool = False, disk: Disk | None = None, live: str = "") -> list[Found]:
-    config = Config(data_dir=str(place), disk=disk or Disk())
-    return Collection(config, lambda name: name == live, dry=dry, compact=True).run()
+def collected(place: Path, *, dry: bool = False, disk: DiskConfig | None = None, live: str = "") -> list[CollectedItem]:
+    config = Config(data_dir=str(place), disk=disk or DiskConfig())
+    return GarbageCollector(config, lambda name: name == live, dry=dry, compact=True).run()
 
 
 def build(place: Path, name: str, days_ago: list[float]) -> list[Template]:
@@ -97,7 +97,7 @@ def run_from(place: Path, table: str, template: Template) -> None:
 
 def test_of_many_versions_the_newest_stay(place: Path):
     made = build(place, "data", [n + 1 for n in range(8)])
-    found = collected(place, disk=Disk(template_versions=3))
+    found = collected(place, disk=DiskConfig(template_versions=3))
     assert [each.name for each in found] == [each.ref for each in made[3:]]
     assert versions(place, "data") == [each.version for each in made[:3]]
 
@@ -115,19 +115,19 @@ def test_a_version_that_is_used_stays(place: Path, by: str):
     if by == "a pin":
         Catalogue(str(place)).pin(f"data@{used.version}")
     elif by == "a process":
-        held = hold(used)
+        held = hold_template(used)
         os.utime(Path(used.root, "template.json"), (0, 0))
     elif by == "a fresh build":
         os.utime(Path(used.root, "template.json"))
     else:
         run_from(place, "sandboxes" if by == "a paused sandbox" else "snapshots", used)
-    collected(place, disk=Disk(template_versions=2))
+    collected(place, disk=DiskConfig(template_versions=2))
     kept = versions(place, "data")
     assert used.version in kept
     assert len(kept) == (4 if by == "a pin" else 3)
     if held is not None:
         os.close(held)
-        collected(place, disk=Disk(template_versions=2))
+        collected(place, disk=DiskConfig(template_versions=2))
         assert used.version not in versions(place, "data")
 
 
@@ -135,11 +135,11 @@ def test_a_version_that_the_configuration_names_stays(place: Path):
     made = build(place, "data", [n + 1 for n in range(8)])
     config = Config(
         data_dir=str(place),
-        disk=Disk(template_versions=2),
-        librechat=LibreChat(template=made[6].ref),
+        disk=DiskConfig(template_versions=2),
+        librechat=LibreChatConfig(template=made[6].ref),
         aliases={"old:*": f"data@{made[7].version}"},
     )
-    Collection(config, lambda name: False).run()
+    GarbageCollector(config, lambda name: False).run()
     assert set(versions(place, "data")) == {each.version for each in (*made[:2], *made[6:])}
 
 
@@ -186,7 +186,7 @@ def test_an_image_stays_that_was_made_known_by_the_last_thing_that_its_maker_did
             db.commit()
         return False
 
-    assert Collection(Config(data_dir=str(place)), is_live).run() == []
+    assert GarbageCollector(Config(data_dir=str(place)), is_live).run() == []
 
 
 @pytest.mark.parametrize("directory", ["blobs", "build-files"])
@@ -250,7 +250,7 @@ def test_a_store_that_is_mostly_free_is_written_anew(place: Path, monkeypatch: p
         db.commit()
     before = (place / "store.sqlite3").stat().st_size
     config = Config(data_dir=str(place))
-    served = Collection(config, lambda name: False, compact=True, vacuum_bytes=1000)
+    served = GarbageCollector(config, lambda name: False, compact=True, vacuum_bytes=1000)
     assert served.run() == []  # nobody could write for too long
     assert (place / "store.sqlite3").stat().st_size == before
     assert [each.kind for each in collected(place)] == ["store"]
@@ -266,7 +266,7 @@ def test_packages_are_kept_within_their_limit(place: Path):
     config = msgspec.structs.replace(Config(data_dir=str(place)))
     packages = msgspec.structs.replace(config.packages, cache_bytes=5000)
     config = msgspec.structs.replace(config, packages=packages)
-    assert [each.kind for each in Collection(config, lambda _: False).run()] == ["packages"]
+    assert [each.kind for each in GarbageCollector(config, lambda _: False).run()] == ["packages"]
     assert {path.name for path in directory.iterdir()} == {"6", "7", "8", "9"}
 
 

@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from cloche import errors
 from cloche.api import http
 from cloche.cli import connection
-from cloche.cli.hosting import Listener, bind
-from cloche.config import Server
+from cloche.cli.hosting import UvicornListener, bind_socket
+from cloche.config import ServerConfig
 
 MIB = 1 << 20
 HANDSHAKE = (
@@ -100,9 +100,9 @@ class Plain:
 @asynccontextmanager
 async def listening(handler: http.Handler):
     """A listener of ours with a handler, as a port of this machine."""
-    settings = Server(port=0)
-    with bind(settings) as bound:
-        listener = Listener(http.Edge(Plain(), handler), bound, settings)
+    settings = ServerConfig(port=0)
+    with bind_socket(settings) as bound:
+        listener = UvicornListener(http.DialectEndpoint(Plain(), handler), bound, settings)
         await listener.start()
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -143,7 +143,7 @@ async def test_a_body_that_does_not_come_is_a_client_that_left(monkeypatch):
 
     async def handler(request: Request) -> Response:
         try:
-            await http.whole_body(request)
+            await http.read_whole_body(request)
         except ClientDisconnect as error:
             seen.append(error)
             raise
@@ -159,7 +159,7 @@ async def test_an_unbounded_body_may_take_its_time_and_be_large(monkeypatch):
 
     async def handler(request: Request) -> Response:
         request.scope["state"]["max_body_bytes"] = 4
-        return PlainTextResponse(b"".join([chunk async for chunk in http.body_chunks(request, unbounded=True)]))
+        return PlainTextResponse(b"".join([chunk async for chunk in http.read_body_chunks(request, unbounded=True)]))
 
     begin = b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 9\r\n\r\nabc"
     async with listening(handler) as url:

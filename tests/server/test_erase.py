@@ -57,9 +57,9 @@ def test_every_table_is_one_that_erasing_knows():
     with closing(schema()) as db:
         found = tables(db)
     owned = {name for name, columns in found.items() if "owner" in columns}
-    assert owned == set(erasure.OWNED)
-    assert set(found) - owned == set(erasure.BELOW) | SHARED
-    assert all(column in found[name] for name, (column, _, _) in erasure.BELOW.items())
+    assert owned == set(erasure.OWNED_TABLES)
+    assert set(found) - owned == set(erasure.DEPENDENT_TABLES) | SHARED
+    assert all(column in found[name] for name, (column, _, _) in erasure.DEPENDENT_TABLES.items())
 
 
 def test_every_table_is_emptied_of_them_and_of_nobody_else(tmp_path: Path):
@@ -71,7 +71,7 @@ def test_every_table_is_emptied_of_them_and_of_nobody_else(tmp_path: Path):
                 values |= {name: "{}" for name in ("revival", "metadata") if name in columns}
                 names = ", ".join(f'"{name}"' for name in values)
                 db.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
-        removed = erasure.erase(db, tmp_path, "alice", [])
+        removed = erasure.erase_owner(db, tmp_path, "alice", [])
         assert removed == dict.fromkeys(found, 1)
         assert {table: db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0] for table in found} == dict.fromkeys(
             found, 1
@@ -82,7 +82,7 @@ def test_sessions_of_librechats_users_are_their_owners(tmp_path: Path):
     with closing(schema()) as db:
         for whose in (["alice", "", "u1"], ["bob", "alice", "alice"]):
             db.execute("INSERT INTO code_sessions VALUES (?, ?, 0)", (whose[0], json.dumps(whose)))
-        erasure.erase(db, tmp_path, "alice", [])
+        erasure.erase_owner(db, tmp_path, "alice", [])
         assert db.execute("SELECT key FROM code_sessions").fetchall() == [("bob",)]
 
 
@@ -94,8 +94,8 @@ def test_what_another_process_works_with_stays_and_is_told(tmp_path: Path):
                 VALUES (?, 'alice', 't', ?, ?, 0, '{}', '{}')""",
                 (id, state, instance),
             )
-        assert erasure.erase(db, tmp_path, "alice", ["h1"]) == {"sandboxes": 1}
-        assert erasure.left(db, "alice", ["h1"]) == {"sandboxes": 2}
+        assert erasure.erase_owner(db, tmp_path, "alice", ["h1"]) == {"sandboxes": 1}
+        assert erasure.count_left(db, "alice", ["h1"]) == {"sandboxes": 2}
 
 
 KILLED = """
@@ -124,9 +124,9 @@ def test_a_process_killed_while_it_erases_is_no_harm_when_it_is_done_again(tmp_p
     killed = subprocess.run([sys.executable, "-c", KILLED, path, tmp_path, str(statement)])
     assert killed.returncode == -9
     with closing(sqlite3.connect(path)) as db:
-        erasure.erase(db, tmp_path, "alice", [])
+        erasure.erase_owner(db, tmp_path, "alice", [])
         counts = [db.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] for name in ("files", "conversation_items")]
-        assert (counts, erasure.erase(db, tmp_path, "alice", [])) == ([1, 1], {})
+        assert (counts, erasure.erase_owner(db, tmp_path, "alice", [])) == ([1, 1], {})
     assert [file.name for file in (tmp_path / "blobs").iterdir()] == ["file-bob"]
 
 
@@ -161,7 +161,7 @@ def rows_of(place: Path, owner: str) -> dict[str, int]:
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         counts = {
             table: db.execute(f"SELECT COUNT(*) FROM {table} WHERE owner LIKE ?", (f"%{owner}%",)).fetchone()[0]
-            for table in erasure.OWNED
+            for table in erasure.OWNED_TABLES
         }
     return {table: count for table, count in counts.items() if count}
 

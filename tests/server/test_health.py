@@ -12,7 +12,7 @@ import httpx2
 from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
-from cloche.engine.operations.counters import Tally
+from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.operations.health import Health
 
 
@@ -51,7 +51,7 @@ async def test_what_nobody_foresaw_is_a_failure_and_the_watch_goes_on():
     class Broken:
         """In place of an engine: it cannot be made to fail like that."""
 
-        tally = Tally()
+        tally = EngineCounters()
         asked = 0
 
         async def create(self, spec):

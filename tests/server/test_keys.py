@@ -23,9 +23,9 @@ from tests.conftest import serving, wait_until
 
 from cloche import Sandbox as Box
 from cloche import errors
-from cloche.cli.key import moment
+from cloche.cli.key import parse_expiry
 from cloche.store.database import Database
-from cloche.store.keys import PRESET_ID, StoredKeys, hash_of
+from cloche.store.keys import PRESET_ID, StoredKeys, hash_key
 from cloche.store.migrations import MIGRATIONS
 
 PRESET = "a key that is set in the environment".replace(" ", "-")
@@ -118,7 +118,7 @@ async def test_only_the_hash_of_a_key_is_on_disk(keys, tmp_path):
     _, key = await keys.add("alice")
     kept = contents(tmp_path)
     assert key.encode() not in kept and key[4:].encode() not in kept and bytes.fromhex(key[4:]) not in kept
-    assert hash_of(key).encode() in kept
+    assert hash_key(key).encode() in kept
 
 
 async def test_what_another_process_changed_is_learnt_by_a_refresh(keys, tmp_path):
@@ -185,15 +185,15 @@ async def test_a_key_expires_at_a_time_to_come(keys, at):
 
 @pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43200), ("30d", 2592000), ("1y", 31536000)])
 def test_a_moment_is_a_while_from_now_on(text, seconds):
-    assert moment(text, 1000.0) == 1000.0 + seconds
+    assert parse_expiry(text, 1000.0) == 1000.0 + seconds
 
 
 def test_a_moment_is_a_day_or_a_time_to_come():
     now = datetime.datetime(2026, 11, 16).timestamp()
-    assert moment("2027-01-01", now) == datetime.datetime(2027, 1, 1).timestamp()
-    assert moment("2027-01-01T12:30:00+00:00", now) == 1798806600
+    assert parse_expiry("2027-01-01", now) == datetime.datetime(2027, 1, 1).timestamp()
+    assert parse_expiry("2027-01-01T12:30:00+00:00", now) == 1798806600
     for text in ("2025-01-01", "soon", "", "-3d", "0d", "9999999d", "30"):
-        assert moment(text, now) is None
+        assert parse_expiry(text, now) is None
 
 
 @pytest.mark.parametrize(

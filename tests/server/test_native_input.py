@@ -15,11 +15,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from cloche import errors
-from cloche.api.native.commands import feeding
+from cloche.api.native.commands import open_stdin_queue
 from cloche.config import Config
-from cloche.engine.commands.program import Program
+from cloche.engine.commands.program import SandboxProgram
 from cloche.model import SandboxSpec
-from cloche.sdk.embedded import Embedded
+from cloche.sdk.embedded import EmbeddedEngine
 
 MIB = 1 << 20
 PATIENCE_SECONDS = 60
@@ -93,17 +93,17 @@ def test_an_attached_process_ends_with_its_client_whatever_was_typed(api: httpx2
 
 
 def test_a_process_that_never_reads_is_given_up_after_a_while(bare_dir: str):
-    async def use(engine: Embedded) -> None:
+    async def use(engine: EmbeddedEngine) -> None:
         box = await engine.create(SandboxSpec())
         program = await box.commands.start("sleep 600", stdin=True)
-        assert isinstance(program, Program)
-        async with feeding(program) as stdin:
+        assert isinstance(program, SandboxProgram)
+        async with open_stdin_queue(program) as stdin:
             await stdin.put(b"x" * (4 * MIB), 0.1)
             with pytest.raises(errors.InvalidRequest, match=r"has read none for 0\.1 s"):
                 await stdin.put(b"x", 0.1)
         await box.kill()
 
-    started = Embedded(Config(data_dir=bare_dir))
+    started = EmbeddedEngine(Config(data_dir=bare_dir))
     started.open()
     started.call(lambda: use(started))
     started.close()

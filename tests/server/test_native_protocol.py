@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors, events
-from cloche.api.native.context import read
-from cloche.api.native.files import mode_of
-from cloche.api.native.runs import encode as encode_sse
+from cloche.api.native.context import decode_client_message
+from cloche.api.native.files import parse_octal_mode
+from cloche.api.native.runs import encode_server_event as encode_sse
 from cloche.engine.commands.process import Exited
-from cloche.engine.executions.runs import Line
+from cloche.engine.executions.runs import RunEventLine
 from cloche.model import Usage
 from cloche.protocol import requests, responses
 
@@ -62,22 +62,22 @@ def test_a_run_survives_the_wire():
 
 def test_server_sent_events_have_a_name_and_one_line_of_data():
     assert encode_sse(STARTED) == b'event: started\ndata: {"type":"started","execution":"x1","count":3}\n\n'
-    assert responses.event_in(encode_sse(events.Output(stream="stdout", text="a\n\nb")).removesuffix(b"\n\n")) == (
+    assert responses.parse_event(encode_sse(events.Output(stream="stdout", text="a\n\nb")).removesuffix(b"\n\n")) == (
         events.Output(stream="stdout", text="a\n\nb")
     )
-    assert responses.event_in(b": still here") is None
+    assert responses.parse_event(b": still here") is None
 
 
 def test_an_event_of_a_run_has_its_number_as_its_id():
-    line = Line(7, responses.encode_event(STARTED))
+    line = RunEventLine(7, responses.encode_event(STARTED))
     assert encode_sse(line) == b"id: 7\n" + encode_sse(STARTED)
-    assert list(responses.EventsIn().feed_numbered(b": still here\n\n" + encode_sse(line))) == [(7, STARTED)]
+    assert list(responses.EventStreamParser().feed_numbered(b": still here\n\n" + encode_sse(line))) == [(7, STARTED)]
 
 
 @pytest.mark.parametrize("id", [b"", b"id: \n", b"id: -1\n", b"id: x\n", b"id: 1.5\n", b"id: " + b"9" * 5000 + b"\n"])
 def test_an_event_of_a_run_without_its_number_is_not_ours(id: bytes):
     with pytest.raises(errors.Unavailable, match="is it Cloche"):
-        list(responses.EventsIn().feed_numbered(id + encode_sse(STARTED)))
+        list(responses.EventStreamParser().feed_numbered(id + encode_sse(STARTED)))
 
 
 def all_errors() -> list[type[errors.ClocheError]]:
@@ -86,17 +86,17 @@ def all_errors() -> list[type[errors.ClocheError]]:
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_an_error_comes_back_as_the_same_class_with_the_same_text(kind: type[errors.ClocheError]):
-    error = responses.error_of(responses.fault_of(kind("what: to do")))
+    error = responses.to_exception(responses.to_error_info(kind("what: to do")))
     assert (type(error), str(error), error.code) == (kind, "what: to do", kind.code)
 
 
 @pytest.mark.parametrize("error", [errors.Busy("full", retry_after_seconds=7.5), errors.QuotaExceeded("much")])
 def test_when_to_ask_again_comes_back_where_it_is_known(error: errors.ClocheError):
-    assert responses.error_of(responses.fault_of(error)).retry_after_seconds == error.retry_after_seconds
+    assert responses.to_exception(responses.to_error_info(error)).retry_after_seconds == error.retry_after_seconds
 
 
 def test_an_error_of_a_newer_server_is_still_one_of_ours():
-    error = responses.error_of(responses.Fault(code="brand_new", message="hm"))
+    error = responses.to_exception(responses.ErrorInfo(code="brand_new", message="hm"))
     assert type(error) is errors.ClocheError and str(error) == "hm"
 
 
@@ -123,46 +123,48 @@ def test_an_answer_that_is_not_ours_says_so(raw: bytes):
 )
 def test_a_request_that_makes_no_sense_is_refused_with_a_reason(raw: bytes, said: str):
     with pytest.raises(errors.InvalidRequest, match=said):
-        read(raw, requests.Execute)
+        decode_client_message(raw, requests.ExecuteRequest)
 
 
 def test_names_inside_a_message_are_hinted_at_too():
     with pytest.raises(errors.InvalidRequest, match="did you mean 'memory_bytes'"):
-        read(b'{"limits": {"memory_byte": 1}}', requests.CreateSandbox)
+        decode_client_message(b'{"limits": {"memory_byte": 1}}', requests.CreateSandbox)
 
 
 def test_code_may_have_lone_surrogates():
-    assert read(b'{"code": "\'\\ud800\'"}', requests.Execute).code == "'\ud800'"
+    assert decode_client_message(b'{"code": "\'\\ud800\'"}', requests.ExecuteRequest).code == "'\ud800'"
 
 
 @pytest.mark.parametrize("as_text", [False, True])
 def test_what_only_the_slow_parser_takes_must_not_have_many_values(as_text: bool):
     raw = b'{"code": "\\ud800", "argv": [' + b"{}," * 300_000 + b"{}]}"
     with pytest.raises(errors.InvalidRequest, match="over 200000 values"):
-        read(raw.decode() if as_text else raw, requests.Execute)
-    assert len(read(b'{"code": "[,{' + b"," * 300_000 + b'"}', requests.Execute).code) == 300_003
+        decode_client_message(raw.decode() if as_text else raw, requests.ExecuteRequest)
+    assert (
+        len(decode_client_message(b'{"code": "[,{' + b"," * 300_000 + b'"}', requests.ExecuteRequest).code) == 300_003
+    )
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_json_has_no_constants_but_its_own(constant: str):
     with pytest.raises(errors.InvalidRequest, match=f"there is no {constant} in JSON"):
-        read(f'{{"code": "1", "timeout_seconds": {constant}}}', requests.Execute)
+        decode_client_message(f'{{"code": "1", "timeout_seconds": {constant}}}', requests.ExecuteRequest)
 
 
 def test_what_is_no_number_is_written_as_null_beside_a_lone_surrogate_too():
-    assert responses.encode([float("nan"), "a"]) == b'[null,"a"]'
-    assert responses.encode([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
+    assert responses.encode_json([float("nan"), "a"]) == b'[null,"a"]'
+    assert responses.encode_json([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_server_sent_events_are_found_however_they_are_cut(size: int):
     raw = encode_sse(STARTED) + b": still here\n\n" + encode_sse(PICTURE) + encode_sse(ENDED)
-    stream = responses.EventsIn()
+    stream = responses.EventStreamParser()
     found = [event for at in range(0, len(raw), size) for event in stream.feed(raw[at : at + size])]
     assert found == [STARTED, PICTURE, ENDED]
 
 
 def test_modes_are_octal():
-    assert (mode_of("644"), mode_of(None)) == (0o644, None)
+    assert (parse_octal_mode("644"), parse_octal_mode(None)) == (0o644, None)
     with pytest.raises(errors.InvalidRequest, match="octal"):
-        mode_of("rw")
+        parse_octal_mode("rw")

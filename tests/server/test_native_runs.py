@@ -15,7 +15,7 @@ from tests.conftest import serving, wait_until
 
 from cloche.events import Output, fold
 from cloche.protocol import responses
-from cloche.protocol.responses import EventsIn
+from cloche.protocol.responses import EventStreamParser
 
 PATIENCE_SECONDS = 60
 KEY = "e2b_" + "7" * 40
@@ -60,7 +60,7 @@ def start(api: httpx2.Client, box: str, code: str, **how: object) -> str:
 def events(api: httpx2.Client, run: str, after: object = 0, headers: dict[str, str] | None = None) -> list:
     answer = api.get(f"{run}/events", params={"after": after}, headers=headers)
     assert answer.status_code in (200, 204), answer.text
-    return list(EventsIn().feed_numbered(answer.content))
+    return list(EventStreamParser().feed_numbered(answer.content))
 
 
 def error_of(response: httpx2.Response) -> dict:
@@ -78,7 +78,7 @@ def cut_after(api: httpx2.Client, run: str, after: int, most_bytes: int) -> list
         got = b""
         while len(got) < most_bytes and (chunk := raw.recv(most_bytes - len(got))):
             got += chunk
-    return list(EventsIn().feed_numbered(got.partition(b"\r\n\r\n")[2]))
+    return list(EventStreamParser().feed_numbered(got.partition(b"\r\n\r\n")[2]))
 
 
 def test_connections_that_break_lose_nothing_and_repeat_nothing(api, box: str):

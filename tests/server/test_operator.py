@@ -18,11 +18,11 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer
 
 from cloche import cli, errors
-from cloche.cli.key import moment
+from cloche.cli.key import parse_expiry
 from cloche.config.sections import Quota
-from cloche.engine.instance import Instance, pid_of
-from cloche.engine.quotas.usage import Account
-from cloche.store.database import unusable
+from cloche.engine.instance import Instance, find_instance_pid
+from cloche.engine.quotas.usage import QuotaAccount
+from cloche.store.database import explain_unusable
 from cloche.store.migrations import MIGRATIONS
 
 OURS, WRONG = 125, 2
@@ -185,7 +185,7 @@ def test_a_part_that_fails_is_a_failure_of_gc(place: Path):
 
 
 def test_a_key_that_would_hold_for_ages_is_refused(place: Path):
-    assert moment("99999y", time.time()) is None
+    assert parse_expiry("99999y", time.time()) is None
     refused = cloche(place, "key", "add", "--expires", "99999y")
     assert refused.exit_code == WRONG and "100 years" in refused.stderr
 
@@ -264,7 +264,7 @@ def test_a_default_quota_that_is_none_is_named_with_where_it_came_from(tmp_path:
 
 
 def test_what_is_too_much_is_not_called_used_up():
-    account = Account("owner 'alice'", Quota(stored_bytes=1000, memory_bytes=1000))
+    account = QuotaAccount("owner 'alice'", Quota(stored_bytes=1000, memory_bytes=1000))
     with pytest.raises(errors.QuotaExceeded, match="would be exceeded: 0 bytes of 1000 bytes"):
         account.check_stored(2000)
     with pytest.raises(errors.QuotaExceeded, match="would be exceeded"):
@@ -284,14 +284,14 @@ def test_whoever_finds_the_store_locked_is_told_to_try_again(place: Path):
         with pytest.raises(sqlite3.OperationalError) as raised:
             other.execute("BEGIN IMMEDIATE")
         one.rollback()
-    assert "try again in a moment" in str(unusable(raised.value))
+    assert "try again in a moment" in str(explain_unusable(raised.value))
 
 
 def test_the_process_behind_an_instance_is_known(tmp_path: Path):
     instance = Instance(tmp_path / "run")
     instance.open()
     try:
-        assert pid_of(tmp_path / "run", instance.name) == os.getpid()
-        assert pid_of(tmp_path / "run", "nosuch") is None
+        assert find_instance_pid(tmp_path / "run", instance.name) == os.getpid()
+        assert find_instance_pid(tmp_path / "run", "nosuch") is None
     finally:
         instance.close()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche.store.gateway import Page, Steps
-from cloche.store.sandboxes import SqliteRecords
+from cloche.store.gateway import StepQuery, StoredSteps
+from cloche.store.sandboxes import SqliteSandboxRecords
 
 OTHERS = 20_000
 STEPS = 100  # of SQLite's machine, between two counts
@@ -20,18 +20,22 @@ FILL = (
     SELECT n, 'others', 't', 'killed', 'h', n, n, '{}', '{}' FROM numbers""",
 )
 
-Asking = Callable[[SqliteRecords], Awaitable[object]]
+Asking = Callable[[SqliteSandboxRecords], Awaitable[object]]
 ASKED: dict[str, Asking] = {
-    "requests": lambda records: Steps(records.database).requests(Page(owner="me", limit=51)),
-    "requests of a model": lambda records: Steps(records.database).requests(Page(owner="me", model="m", limit=51)),
-    "a request by an id": lambda records: Steps(records.database).requests(Page(owner="me", id="none", limit=51)),
+    "requests": lambda records: StoredSteps(records.database).requests(StepQuery(owner="me", limit=51)),
+    "requests of a model": lambda records: StoredSteps(records.database).requests(
+        StepQuery(owner="me", model="m", limit=51)
+    ),
+    "a request by an id": lambda records: StoredSteps(records.database).requests(
+        StepQuery(owner="me", id="none", limit=51)
+    ),
     "sandboxes that ended": lambda records: records.recent("me", 500),
 }
 
 
 @pytest.mark.parametrize("asking", ASKED.values(), ids=list(ASKED))
 async def test_ones_own_are_found_without_a_look_at_others(tmp_path: Path, asking: Asking):
-    records = SqliteRecords(tmp_path / "store.sqlite3")
+    records = SqliteSandboxRecords(tmp_path / "store.sqlite3")
     await records.open()
     for fill in FILL:
         await records.database.do(lambda db, fill=fill: db.execute(f"{NUMBERS} {fill}"))

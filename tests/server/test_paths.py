@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from cloche.api.router import Paths
+from cloche.api.router import PathIndexRouter
 
 
 class _Named:
@@ -55,6 +55,6 @@ def _answer(router: Any, kind: str, method: str, path: str) -> list[Any]:
 @pytest.mark.parametrize("path", PATHS)
 def test_the_same_route_answers(path: str):
     nobody = _Named("nobody")
-    quick, plain = Paths(ROUTES, nobody), Router(ROUTES, redirect_slashes=False, default=nobody)
+    quick, plain = PathIndexRouter(ROUTES, nobody), Router(ROUTES, redirect_slashes=False, default=nobody)
     for kind, method in (("http", "GET"), ("http", "POST"), ("http", "PUT"), ("http", "PATCH"), ("websocket", "")):
         assert _answer(quick, kind, method, path) == _answer(plain, kind, method, path), (kind, method)

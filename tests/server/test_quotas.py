@@ -15,7 +15,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import RunningServer, serving, wait_until, with_template
 from tests.server.test_keys import cloche
 
-from cloche.store.audit_reader import Wanted, last
+from cloche.store.audit_reader import AuditQuery, read_last
 
 EVERYBODY = {"CLOCHE_QUOTAS_KEY_EXECUTIONS_PER_MINUTE": "1000"}
 
@@ -234,9 +234,9 @@ def test_the_command_sets_quotas_of_a_running_server_at_once(admin, data_dir_of_
     assert user.http.post("/api/v1/sandboxes", json={}).status_code == 429
     assert admin.get("/admin/quotas/commanded").json()["own"] == {"sandboxes": 0, "memory_bytes": 4 << 30}
     assert re.search("commanded +0 of 0 ", cloche(data_dir_of_place, "usage", "commanded").stdout)
-    wanted = Wanted(owner="commanded", what="quota.set")
-    wait_until(lambda: len(last(data_dir_of_place / "audit", wanted, 10)) == 2)  # within a second
-    assert last(data_dir_of_place / "audit", wanted, 1)[0].about == "sandboxes=0 memory_bytes=4294967296"
+    wanted = AuditQuery(owner="commanded", what="quota.set")
+    wait_until(lambda: len(read_last(data_dir_of_place / "audit", wanted, 10)) == 2)  # within a second
+    assert read_last(data_dir_of_place / "audit", wanted, 1)[0].about == "sandboxes=0 memory_bytes=4294967296"
 
 
 def test_without_a_server_the_command_changes_the_store(tmp_path):
@@ -245,7 +245,7 @@ def test_without_a_server_the_command_changes_the_store(tmp_path):
     (alice,) = json.loads(cloche(tmp_path, "quota", "show", "--json").stdout)["own"]
     assert alice["own"] == {"sandboxes": 7, "executions_per_minute": None}
     assert cloche(tmp_path, "quota", "reset", "alice").returncode == 0
-    said = last(tmp_path / "audit", Wanted(what="quota.set"), 10)
+    said = read_last(tmp_path / "audit", AuditQuery(what="quota.set"), 10)
     assert [(line.owner, line.by, line.about) for line in said] == [
         ("alice", "local", "sandboxes=7 executions_per_minute=unlimited"),
         ("alice", "local", "default"),

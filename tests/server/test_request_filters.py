@@ -10,15 +10,15 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from cloche import errors
-from cloche.api.admin_requests import decode
+from cloche.api.admin_requests import decode_requests_query
 from cloche.store.database import Database
-from cloche.store.gateway import Page, Step, Steps
+from cloche.store.gateway import StepQuery, StepRecord, StoredSteps
 
 NOW = 1_790_000_000.0
 
 
-def request(id: str, at: float, outcome: str = "ok", owner: str = "ann", **fields: Any) -> Step:
-    return Step(
+def request(id: str, at: float, outcome: str = "ok", owner: str = "ann", **fields: Any) -> StepRecord:
+    return StepRecord(
         id=id,
         request=f"of-{id}",
         owner=owner,
@@ -30,8 +30,8 @@ def request(id: str, at: float, outcome: str = "ok", owner: str = "ann", **field
     )
 
 
-def below(id: str, parent: str, at: float, owner: str = "ann") -> Step:
-    return Step(
+def below(id: str, parent: str, at: float, owner: str = "ann") -> StepRecord:
+    return StepRecord(
         id=id,
         request=f"of-{parent}",
         owner=owner,
@@ -44,10 +44,10 @@ def below(id: str, parent: str, at: float, owner: str = "ann") -> Step:
 
 
 @pytest.fixture
-async def steps(tmp_path: Path) -> AsyncIterator[Steps]:
+async def steps(tmp_path: Path) -> AsyncIterator[StoredSteps]:
     database = Database(tmp_path / "store.sqlite3")
     await database.open()
-    kept = Steps(database)
+    kept = StoredSteps(database)
     for each in (
         request("a", 1, model="m-1", response="resp_a", containers=["cntr_1", "cntr_2"]),
         request("b", 2, "left", model="m-2", completion="chatcmpl-b"),
@@ -94,22 +94,22 @@ async def steps(tmp_path: Path) -> AsyncIterator[Steps]:
     ],
     ids=str,
 )
-async def test_requests_are_found_by_what_is_known_of_them(steps: Steps, wanted: dict[str, Any], found: str):
-    assert "".join(each.id for each in await steps.requests(Page(**wanted))) == found
+async def test_requests_are_found_by_what_is_known_of_them(steps: StoredSteps, wanted: dict[str, Any], found: str):
+    assert "".join(each.id for each in await steps.requests(StepQuery(**wanted))) == found
 
 
-async def test_a_page_does_not_tell_that_somebody_else_has_such_a_record(steps: Steps):
+async def test_a_page_does_not_tell_that_somebody_else_has_such_a_record(steps: StoredSteps):
     said = []
     for before in ("c", "x"):
         with pytest.raises(errors.InvalidRequest) as refused:
-            await steps.requests(Page(before=before, owner="ann"))
+            await steps.requests(StepQuery(before=before, owner="ann"))
         said.append(str(refused.value).replace(repr(before), ""))
     assert said[0] == said[1]
 
 
-async def test_what_has_not_ended_is_known_by_its_steps(steps: Steps):
+async def test_what_has_not_ended_is_known_by_its_steps(steps: StoredSteps):
     async def ids(since: float, owner: str | None = None) -> list[str]:
-        return [each.id for each in await steps.under_way(NOW + since, owner)]
+        return [each.id for each in await steps.list_unfinished(NOW + since, owner)]
 
     assert await ids(0) == ["e1", "e2", "f1"]
     assert await ids(0, "bob") == ["f1"]
@@ -118,9 +118,9 @@ async def test_what_has_not_ended_is_known_by_its_steps(steps: Steps):
     assert await ids(0) == ["f1"]
 
 
-async def test_records_of_one_id_are_those_of_the_owner_who_asks(steps: Steps):
+async def test_records_of_one_id_are_those_of_the_owner_who_asks(steps: StoredSteps):
     steps.put(request("g", 9, owner="bob"))
-    steps.put(Step(**{**_fields(request("h", 8)), "request": "of-g"}))
+    steps.put(StepRecord(**{**_fields(request("h", 8)), "request": "of-g"}))
     assert [each.id for each in await steps.of("of-g")] == ["h", "g"]
     assert [each.id for each in await steps.of("of-g", "bob")] == ["g"]
     assert [each.id for each in await steps.of("of-g", "eve")] == []
@@ -128,25 +128,25 @@ async def test_records_of_one_id_are_those_of_the_owner_who_asks(steps: Steps):
     assert (await steps.get("of-g")) is None
 
 
-def _fields(step: Step) -> dict[str, Any]:
+def _fields(step: StepRecord) -> dict[str, Any]:
     return {name: getattr(step, name) for name in step.__struct_fields__}
 
 
 def test_filters_are_read_from_a_query():
     asked = QueryParams("limit=7&owner=ann&outcome=!ok&model=m&id=cntr_1&since=1.5&until=2&before=x")
-    assert decode(asked) == Page(
+    assert decode_requests_query(asked) == StepQuery(
         limit=7, owner="ann", outcome="!ok", model="m", id="cntr_1", since=1.5, until=2.0, before="x"
     )
-    assert decode(QueryParams("model=&id=&since=&outcome=")) == Page()
+    assert decode_requests_query(QueryParams("model=&id=&since=&outcome=")) == StepQuery()
 
 
 @pytest.mark.parametrize("value", ["yesterday", "nan", "inf", "-1", "1e400", "253402300800", "0x1", "1 2"])
 @pytest.mark.parametrize("name", ["since", "until"])
 def test_a_time_that_is_none_is_refused(name: str, value: str):
     with pytest.raises(errors.InvalidRequest, match=name):
-        decode(QueryParams({name: value}))
+        decode_requests_query(QueryParams({name: value}))
 
 
 def test_a_filter_that_there_is_not_is_refused_with_those_that_there_are():
     with pytest.raises(errors.InvalidRequest, match="'models' is no filter: there are limit, before, owner"):
-        decode(QueryParams("models=x"))
+        decode_requests_query(QueryParams("models=x"))

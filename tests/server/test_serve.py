@@ -23,9 +23,9 @@ from tests.conftest import RunningServer, serving, wait_until
 
 from cloche.cli import serve
 from cloche.cli.hosting import silence_uvicorn
-from cloche.config import load
+from cloche.config import load_config
 from cloche.linux import cpu_priority
-from cloche.linux.cgroups.files import HOST_LEAF, mounted
+from cloche.linux.cgroups.files import HOST_LEAF, mounted_hierarchies
 from cloche.store.secret import server_secret
 from cloche.telemetry import log
 
@@ -84,7 +84,7 @@ def test_a_key_that_could_be_guessed_is_refused_and_not_repeated():
 
 
 def test_flags_are_keys_of_the_configuration():
-    config = load(environ={}, flags={"data_dir": "/x", "server.port": 0, "server.host": "::1"})
+    config = load_config(environ={}, flags={"data_dir": "/x", "server.port": 0, "server.host": "::1"})
     assert (config.server.port, config.origins["server.host"]) == (0, "flag --host")
 
 
@@ -171,7 +171,7 @@ def certificate(tmp_path) -> tuple[Path, Path]:
     try:
         subprocess.run([*made, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
+        pytest.skip_mark("no openssl to make a certificate with")
     return cert, key
 
 
@@ -195,7 +195,9 @@ def test_a_server_on_a_network_speaks_tls_and_counts_for_admins_only(certificate
 # --- before whom it runs
 
 
-@pytest.mark.skipif(cpu_priority.find_leaf(mounted()) is None, reason="needs a CPU group that we may make others in")
+@pytest.mark.skipif(
+    cpu_priority.find_server_group(mounted_hierarchies()) is None, reason="needs a CPU group that we may make others in"
+)
 def test_the_server_runs_before_the_code_that_it_serves(server):
     def in_the_leaf(pid: int) -> bool:
         try:
@@ -285,7 +287,7 @@ def test_a_watch_that_ends_by_itself_is_in_the_log():
         raise OSError("a mistake of ours")
 
     async def watch() -> None:
-        await asyncio.wait([serve.watched("refresh", broken())])
+        await asyncio.wait([serve.create_watched_task("refresh", broken())])
 
     asyncio.run(watch())
     last = log.recent[-1]

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from tests.conftest import RunningServer, wait_until
 
 from cloche import errors
-from cloche.api.e2b.code import Code
+from cloche.api.e2b.code import CodeServer
 from cloche.api.e2b.envd import Envd
 
 BIG = 32 << 20
@@ -61,7 +61,7 @@ def test_a_download_that_nobody_reads_ends_with_its_sandbox(server, dialect):
                 pass
 
 
-@pytest.mark.parametrize("plane", [Code(), Envd()], ids=["code server", "envd"])
+@pytest.mark.parametrize("plane", [CodeServer(), Envd()], ids=["code server", "envd"])
 def test_a_request_whose_sandbox_ends_meanwhile_is_told_so_by_every_plane(plane):
     class Resident:
         id = "i1"

@@ -30,7 +30,7 @@ async def test_what_work_raises_is_its_callers_and_the_next_is_done(tmp_path, ra
 
 async def test_records_are_removed_when_they_are_old_and_not_only_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(sandboxes, "PRUNE_SECONDS", 0.05)
-    kept = sandboxes.SqliteRecords(tmp_path / "store.sqlite3")
+    kept = sandboxes.SqliteSandboxRecords(tmp_path / "store.sqlite3")
     await kept.open()
     ended_at = time.time() - sandboxes.KEPT_SECONDS
     about = {"owner": "alice", "template": "python@1", "state": "killed", "instance": "i", "created_at": 0.0}

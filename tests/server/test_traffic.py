@@ -10,11 +10,11 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, Router
 
 from cloche import errors
-from cloche.api.http import Edge, status_of
-from cloche.api.requests import Traffic, route_of
-from cloche.engine.principal import act_for, acting
+from cloche.api.http import DialectEndpoint, status_of
+from cloche.api.requests import RequestTracker, route_template_of
+from cloche.engine.principal import current_principal, set_current_principal
 from cloche.model import Principal
-from cloche.telemetry import FREQUENT, PRIVATE, Histogram, Log
+from cloche.telemetry import FREQUENT_EVENTS, PRIVATE_FIELDS, EventLog, Histogram
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ from cloche.telemetry import FREQUENT, PRIVATE, Histogram, Log
     ],
 )
 def test_a_route_has_names_where_the_path_has_values(path: str, params: dict[str, Any], route: str):
-    assert route_of({"path": path, "path_params": params, "endpoint": object()}) == route
+    assert route_template_of({"path": path, "path_params": params, "endpoint": object()}) == route
 
 
 def test_a_path_that_met_no_route_is_not_told():
-    assert route_of({"path": "/whatever/somebody/typed"}) == "-"
+    assert route_template_of({"path": "/whatever/somebody/typed"}) == "-"
 
 
-async def answered(app: Any, **more: Any) -> tuple[Traffic, list[dict[str, Any]]]:
-    traffic, sent = Traffic(), []
+async def answered(app: Any, **more: Any) -> tuple[RequestTracker, list[dict[str, Any]]]:
+    traffic, sent = RequestTracker(), []
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
@@ -69,9 +69,9 @@ async def test_a_request_in_the_task_of_another_acts_for_nobody_until_it_is_admi
     seen = []
 
     async def look(*asgi: Any) -> None:
-        seen.append(acting())
+        seen.append(current_principal())
 
-    act_for(Principal(owner="alice", key_id="k1"))
+    set_current_principal(Principal(owner="alice", key_id="k1"))
     await answered(look)
     assert seen == [None]
 
@@ -89,7 +89,7 @@ async def test_a_request_in_the_task_of_another_acts_for_nobody_until_it_is_admi
     ids=["valid", "stopped", "control socket", "token", "sandbox", "stranger"],
 )
 async def test_what_is_answered_to_a_key_that_has_stopped_is_cut_off(state: dict[str, Any], goes_on: bool):
-    traffic, over, ended = Traffic(), asyncio.Event(), []
+    traffic, over, ended = RequestTracker(), asyncio.Event(), []
 
     async def stream(*asgi: Any) -> None:
         await over.wait()
@@ -106,7 +106,7 @@ async def test_what_is_answered_to_a_key_that_has_stopped_is_cut_off(state: dict
 
 
 async def test_a_request_that_is_cut_off_before_its_answer_has_one_in_its_dialects_shape():
-    traffic, sent = Traffic(), []
+    traffic, sent = RequestTracker(), []
 
     async def forever(request: Any) -> PlainTextResponse:
         await asyncio.Event().wait()
@@ -121,7 +121,7 @@ async def test_a_request_that_is_cut_off_before_its_answer_has_one_in_its_dialec
 
     state = {"principal": Principal(owner="alice")}
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "state": state}
-    task = asyncio.create_task(traffic.follow("e2b", Edge(Shouting(), forever), scope, None, send))  # type: ignore[arg-type]
+    task = asyncio.create_task(traffic.follow("e2b", DialectEndpoint(Shouting(), forever), scope, None, send))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     await traffic.cut_off("alice")
     await task
@@ -136,9 +136,9 @@ def test_a_histogram_counts_each_value_once_at_its_upper_bound():
 
 
 def test_events_are_kept_without_what_is_private_and_requests_are_not_kept(capsys):
-    log = Log()
-    log.info("sandbox.ended", sandbox="i1", reason="a\nb", **dict.fromkeys(PRIVATE, "secret"))
-    for event in FREQUENT:
+    log = EventLog()
+    log.info("sandbox.ended", sandbox="i1", reason="a\nb", **dict.fromkeys(PRIVATE_FIELDS, "secret"))
+    for event in FREQUENT_EVENTS:
         log.info(event)
     log.debug("detail")
     assert [(entry.event, entry.fields) for entry in log.recent] == [

@@ -12,7 +12,7 @@ from tests.conftest import wait_until
 from tests.librechat.minting import claims, mint
 from tests.tenants.wire import Wire, form
 
-from cloche.api.e2b.registry import signature
+from cloche.api.e2b.registry import sign_file_url
 
 DOMAIN = "cells.test"
 PATIENCE = {"CLOCHE_GATEWAY_EXECUTION_SECONDS": "3600"}  # what goes on must not end by itself meanwhile
@@ -136,7 +136,7 @@ class Belongings:
             "watcherId"
         ]
         ids["kernel"] = self.wire.made("POST", "/e2b/contexts", {}, {**named, "e2b-sandbox-port": "49999"})["id"]
-        ids["signature"] = signature("/home/user/g.txt", "read", "", ids["access_token"])
+        ids["signature"] = sign_file_url("/home/user/g.txt", "read", "", ids["access_token"])
         ids["volume_token"] = self.wire.made("GET", f"/e2b/volumes/{ids['volume']}")["token"]
 
     def _templates(self) -> None:

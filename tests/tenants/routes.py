@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from starlette.routing import Route, Router, WebSocketRoute
 
 from cloche.api.auth import Gatekeeper
-from cloche.app import LOCAL_ADMIN, Server
+from cloche.app import LOCAL_ADMIN, ServerApp
 from cloche.config import Config
 from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Gateway
-from cloche.sdk.assembly import assemble
+from cloche.sdk.assembly import assemble_engine
 from cloche.store.database import Database
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 from cloche.store.keys import StoredKeys
 
 WEBSOCKET = "WEBSOCKET"
@@ -37,11 +37,11 @@ class Known(NamedTuple):
 def all_routes(place: Path) -> list[Known]:
     """Of a server that is put together as `cloche serve` does it, and never started."""
     config = Config(data_dir=str(place))
-    engine = assemble(config)
+    engine = assemble_engine(config)
     try:
-        keys, shelf = StoredKeys(Database(place / "store.sqlite3"), None), Shelf(place, 1, 1)
+        keys, shelf = StoredKeys(Database(place / "store.sqlite3"), None), GatewayStore(place, 1, 1)
         gateway, health = Gateway(engine, config, shelf, shelf.steps.put), Health(engine, 1.0)
-        server = Server(engine, gateway, Gatekeeper(keys, LOCAL_ADMIN), config, b"-" * 32, keys=keys, health=health)
+        server = ServerApp(engine, gateway, Gatekeeper(keys, LOCAL_ADMIN), config, b"-" * 32, keys=keys, health=health)
         found = [each for plane, router in _routers(server, "server", set()) for each in _of(plane, router)]
         found = [each._replace(plane="ui") if each.path.startswith("/ui") else each for each in found]
         return list(dict.fromkeys(found))  # one may be in several routers, so that it is found sooner

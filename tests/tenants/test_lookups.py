@@ -28,8 +28,8 @@ from tests.tenants.wire import Wire
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.app import LOCAL_ADMIN
-from cloche.cli.hosting import bind, hosted, url_of
-from cloche.config import load
+from cloche.cli.hosting import bind_socket, host_server, server_url
+from cloche.config import load_config
 from cloche.model import Template
 from cloche.store import database
 from cloche.store.keys import StoredKeys
@@ -70,29 +70,29 @@ def seen(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def _traced(patch: pytest.MonkeyPatch) -> list[str]:
     """What the store is asked, by whatever part of the server."""
     statements: list[str] = []
-    connect = database._connect
+    connect = database._open_connection
 
     def traced(path: Path):
         connection = connect(path)
         connection.set_trace_callback(statements.append)
         return connection
 
-    patch.setattr(database, "_connect", traced)
+    patch.setattr(database, "_open_connection", traced)
     return statements
 
 
 @contextmanager
 def _serving_here(place: Path, environ: dict[str, str]) -> Iterator[str]:
     flags = {"data_dir": str(place), "server.port": 0, "server.domain": DOMAIN, "network.allow": ("api.example.com",)}
-    config = load(None, environ, flags)
+    config = load_config(None, environ, flags)
     ready, stop, told = threading.Event(), asyncio.Event(), []
 
     async def serve() -> None:
         keys = StoredKeys(database.Database(place / "store.sqlite3"), KEY)
-        with bind(config.server) as bound:
-            async with keys, hosted(config, keys, Gatekeeper(keys, LOCAL_ADMIN), bound=bound) as host:
+        with bind_socket(config.server) as bound:
+            async with keys, host_server(config, keys, Gatekeeper(keys, LOCAL_ADMIN), bound=bound) as host:
                 await host.engine.housing.warm(users=("user", "root"))
-                told.extend((url_of(config.server, bound), asyncio.get_running_loop()))
+                told.extend((server_url(config.server, bound), asyncio.get_running_loop()))
                 ready.set()
                 await stop.wait()
 
@@ -107,7 +107,7 @@ def _serving_here(place: Path, environ: dict[str, str]) -> Iterator[str]:
     thread.start()
     ready.wait()
     if isinstance(told[0], errors.IsolationUnavailable):
-        pytest.skip(str(told[0]))
+        pytest.skip_mark(str(told[0]))
     try:
         yield told[0]
     finally:

@@ -9,7 +9,7 @@ from tests.tenants.conftest import World
 from tests.tenants.matrix import ghost
 from tests.tenants.wire import Wire
 
-from cloche.api.e2b.registry import signature
+from cloche.api.e2b.registry import sign_file_url
 
 ENVD, CODE, PROGRAM = "49983", "49999", "8000"
 
@@ -49,7 +49,7 @@ def test_a_token_of_a_killed_sandbox_opens_nothing_and_says_why_to_its_holder_on
     asked = {"templateID": "base", "timeout": 60, "secure": True, "network": {"allowPublicTraffic": False}}
     made = world.victim.wire.made("POST", "/e2b/v2/sandboxes", asked)
     id, token = made["sandboxID"], made["envdAccessToken"]
-    url = f"/files?path=/etc/hostname&signature={signature('/etc/hostname', 'read', '', token).replace('+', '%2B')}"
+    url = f"/files?path=/etc/hostname&signature={sign_file_url('/etc/hostname', 'read', '', token).replace('+', '%2B')}"
     assert bare.ask("GET", url).status == 200
     world.victim.wire.made("DELETE", f"/e2b/sandboxes/{id}")
     assert bare.ask("GET", url).status == 401

@@ -17,8 +17,14 @@ from tests.tenants.routes import WEBSOCKET, Known, all_routes
 from tests.ui.conftest import Visiting
 from tests.ui.wire import CSRF, HTML, Insider, Stranger, csrf_of, data_dir_of, new_key, path_of
 
-from cloche.api.console.login import EVERY_SECONDS, FREE, Throttle, TooManyLogins, place_in
-from cloche.api.console.sessions import IDLE_SECONDS, LINK_SECONDS, LONGEST_SECONDS, MAX_OF_ONE, Sessions
+from cloche.api.console.login import FREE_FAILURES, SECONDS_PER_LOGIN, LoginThrottle, TooManyLogins, safe_page
+from cloche.api.console.sessions import (
+    IDLE_SECONDS,
+    LINK_SECONDS,
+    MAX_SESSION_SECONDS,
+    MAX_SESSIONS_OF_OWNER,
+    ConsoleSessions,
+)
 from cloche.model import Principal, Template
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
@@ -128,13 +134,13 @@ def test_a_cookie_is_for_the_console_alone_and_for_tls_where_that_is_spoken(cons
     stranger = Stranger(console)
     plain = stranger.send("/ui/login", {"key": console.key}).header("set-cookie")
     assert {each.strip().lower() for each in plain.split(";")[1:]} == {
-        "httponly", f"max-age={int(LONGEST_SECONDS)}", "path=/ui", "samesite=strict",
+        "httponly", f"max-age={int(MAX_SESSION_SECONDS)}", "path=/ui", "samesite=strict",
     }  # fmt: skip
     https = {"origin": f"https://{stranger.place}"}
     behind_tls = stranger.send("/ui/login", {"key": console.key}, https).header("set-cookie")
     assert behind_tls.startswith("__Host-cloche_session=")  # which no site of a neighbour, a sandbox's say, can plant
     assert {each.strip().lower() for each in behind_tls.split(";")[1:]} == {
-        "httponly", f"max-age={int(LONGEST_SECONDS)}", "path=/", "samesite=strict", "secure",
+        "httponly", f"max-age={int(MAX_SESSION_SECONDS)}", "path=/", "samesite=strict", "secure",
     }  # fmt: skip
 
 
@@ -148,30 +154,30 @@ def test_a_second_login_of_a_browser_ends_its_first_session(console: RunningServ
 
 def test_keys_that_are_wrong_are_slowed_down_for_whoever_guesses_and_nobody_else(console: RunningServer) -> None:
     guesser = Stranger(console, "127.0.0.2")
-    told = [guesser.send("/ui/login", {"key": f"e2b_{n}"}) for n in range(FREE)]
+    told = [guesser.send("/ui/login", {"key": f"e2b_{n}"}) for n in range(FREE_FAILURES)]
     assert {each.status for each in told} == {401}
     while told[-1].status == 401:  # on a slow machine, some of it is forgotten meanwhile
         told.append(guesser.send("/ui/login", {"key": "e2b_wrong"}))
     assert told[-1].status == 429
-    assert 1 <= int(told[-1].header("retry-after")) <= EVERY_SECONDS
+    assert 1 <= int(told[-1].header("retry-after")) <= SECONDS_PER_LOGIN
     assert "try again in" in told[-1].text
     assert Stranger(console).send("/ui/login", {"key": console.key}).status == 303
 
 
 def test_what_failed_is_forgotten_after_a_while() -> None:
     now = [0.0]
-    throttle = Throttle(lambda: now[0])
-    for _ in range(FREE):
+    throttle = LoginThrottle(lambda: now[0])
+    for _ in range(FREE_FAILURES):
         throttle.failed("a")
     with pytest.raises(TooManyLogins):
         throttle.check("a")
-    now[0] += EVERY_SECONDS
+    now[0] += SECONDS_PER_LOGIN
     throttle.check("a")
     throttle.failed("a")
     with pytest.raises(TooManyLogins):
         throttle.check("a")
-    now[0] += FREE * EVERY_SECONDS
-    for _ in range(FREE - 1):
+    now[0] += FREE_FAILURES * SECONDS_PER_LOGIN
+    for _ in range(FREE_FAILURES - 1):
         throttle.failed("a")
     throttle.check("a")
 
@@ -192,7 +198,7 @@ def test_a_link_is_good_for_a_quarter_of_an_hour(tmp_path: Path) -> None:
 def test_a_session_ends_when_nobody_uses_it_and_after_a_day_in_any_case(tmp_path: Path) -> None:
     now, sessions = _sessions(tmp_path)
     used, idle, alone = (_entered(sessions) for _ in range(3))
-    for _ in range(int(LONGEST_SECONDS // (IDLE_SECONDS / 2))):
+    for _ in range(int(MAX_SESSION_SECONDS // (IDLE_SECONDS / 2))):
         assert sessions.find(used) is not None
         sessions.find(alone, away=True)  # a page asks by itself, and nobody is there
         now[0] += IDLE_SECONDS / 2
@@ -205,10 +211,10 @@ def test_a_session_ends_when_nobody_uses_it_and_after_a_day_in_any_case(tmp_path
 
 def test_one_owner_has_so_many_sessions_and_no_more(tmp_path: Path) -> None:
     _, sessions = _sessions(tmp_path)
-    tokens = [_entered(sessions) for _ in range(MAX_OF_ONE)]
+    tokens = [_entered(sessions) for _ in range(MAX_SESSIONS_OF_OWNER)]
     sessions.find(tokens[0])
     tokens.append(_entered(sessions))
-    assert len(sessions) == MAX_OF_ONE
+    assert len(sessions) == MAX_SESSIONS_OF_OWNER
     assert [each for each in tokens if sessions.find(each) is None] == [tokens[1]]  # the longest unused
 
 
@@ -242,13 +248,13 @@ def test_what_a_session_has_open_ends_with_it_and_with_its_key(console: RunningS
         assert admin.say("DELETE", f"/api/v1/sandboxes/{id}").status in (200, 204)
 
 
-def _sessions(place: Path) -> tuple[list[float], Sessions]:
+def _sessions(place: Path) -> tuple[list[float], ConsoleSessions]:
     """With a clock that stands still."""
     now = [1000.0]
-    return now, Sessions(StoredKeys(Database(place / "store.sqlite3")), lambda: now[0])
+    return now, ConsoleSessions(StoredKeys(Database(place / "store.sqlite3")), lambda: now[0])
 
 
-def _entered(sessions: Sessions) -> str:
+def _entered(sessions: ConsoleSessions) -> str:
     token = sessions.follow(sessions.new_link(), ADMIN)
     assert token is not None
     return token
@@ -396,7 +402,7 @@ def test_another_site_can_neither_read_nor_open_a_websocket(
 )
 def test_a_login_leads_nowhere_but_to_a_page_of_the_console(console: RunningServer, wanted: str) -> None:
     entered = Stranger(console).send("/ui/login", {"key": console.key, "next": wanted})
-    assert (entered.status, place_in(wanted)) == (303, "/ui/")
+    assert (entered.status, safe_page(wanted)) == (303, "/ui/")
     assert entered.header("location") == "/ui/"
     assert entered.header("set-cookie").startswith("cloche_session=")
 

@@ -12,8 +12,8 @@ from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 from tests.ui.notebooks import Notebook
 
-from cloche.api.console.sandbox_list import PAGE_ROWS, Asked, asked_of, why
-from cloche.store.base import HOST_DIED, SHUT_DOWN, SandboxRecord, State
+from cloche.api.console.sandbox_list import PAGE_ROWS, SandboxPageQuery, decode_sandbox_query, explain_ending
+from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, RecordState, SandboxRecord
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -280,27 +280,31 @@ def test_what_cannot_be_asked_for_is_refused_in_words(visiting: Visiting) -> Non
     ("state", "reason", "says"),
     [
         ("expired", "its deadline passed", "Its deadline passed"),
-        ("killed", SHUT_DOWN, "The server stopped"),
+        ("killed", SHUT_DOWN_REASON, "The server stopped"),
         ("killed", "the key was revoked", "The key was revoked"),
-        ("lost", HOST_DIED, "The server died"),
+        ("lost", HOST_DIED_REASON, "The server died"),
         ("lost", None, "The server died"),
         ("lost", "its init died (signal 9)", "Its first process died"),
         ("lost", "its files could not be read", "It broke"),
     ],
 )
-def test_every_way_to_end_has_words(state: State, reason: str | None, says: str) -> None:
+def test_every_way_to_end_has_words(state: RecordState, reason: str | None, says: str) -> None:
     record = SandboxRecord(
         id=UNKNOWN, owner="x", template="python@1", state=state, instance="h", created_at=1.0, end_reason=reason
     )
-    ending = why(record)
+    ending = explain_ending(record)
     assert ending.headline == says and ending.detail
 
 
 def test_an_address_of_the_list_asks_for_what_it_was_made_from() -> None:
-    for asked in (Asked(), Asked(state="ended", text="a&b=c", page=3), Asked(sort="cpu", reverse=True, owner="x+y")):
+    for asked in (
+        SandboxPageQuery(),
+        SandboxPageQuery(state="ended", text="a&b=c", page=3),
+        SandboxPageQuery(sort="cpu", reverse=True, owner="x+y"),
+    ):
         query = dict(httpx2.URL("http://x" + asked.link(page=asked.page)).params)
-        assert asked_of(query) == asked
-    assert Asked(page=7).link(state="paused") == "/ui/sandboxes?state=paused"
+        assert decode_sandbox_query(query) == asked
+    assert SandboxPageQuery(page=7).link(state="paused") == "/ui/sandboxes?state=paused"
 
 
 def test_on_a_phone_a_refresh_keeps_where_one_was(someone: Someone, visiting: Visiting) -> None:
@@ -319,7 +323,7 @@ def test_on_a_phone_a_refresh_keeps_where_one_was(someone: Someone, visiting: Vi
 def test_a_list_of_five_hundred_stays_usable(someone: Someone, visiting: Visiting, console: RunningServer) -> None:
     room = Client(console.url, console.key).ask("GET", "/admin/capacity")["sandboxes"]
     if room["capacity"] - room["in_use"] < 1.2 * MANY:
-        pytest.skip(f"this host has room for {room['capacity']} sandboxes only")
+        pytest.skip_mark(f"this host has room for {room['capacity']} sandboxes only")
     mine = someone("list-crowd")
     ids = [mine.make(metadata={"number": str(number)}) for number in range(MANY)]
     page = visiting("/sandboxes", key=mine.key)

@@ -15,8 +15,8 @@ import pytest
 from tests.conftest import RunningServer, wait_until
 from tests.ui.conftest import Visiting
 
-from cloche.api.console.health import meaning_of
-from cloche.engine.operations.health import Verdict
+from cloche.api.console.health import explain_verdict
+from cloche.engine.operations.health import HealthVerdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -103,10 +103,10 @@ def test_health_tells_a_user_the_verdict_and_nothing_of_the_host(
 
 
 def test_what_is_wrong_is_said_in_words_also_where_nobody_foresaw_it() -> None:
-    known, other = (Verdict(ok=False, why=why, age_seconds=9.0) for why in ("nursery_failed", "no_such_code"))
-    assert meaning_of(known).startswith("The process that sandboxes are forked from")
-    assert "no_such_code" in meaning_of(other)
-    assert meaning_of(Verdict(ok=True, why="", age_seconds=1.0)) == ""
+    known, other = (HealthVerdict(ok=False, why=why, age_seconds=9.0) for why in ("nursery_failed", "no_such_code"))
+    assert explain_verdict(known).startswith("The process that sandboxes are forked from")
+    assert "no_such_code" in explain_verdict(other)
+    assert explain_verdict(HealthVerdict(ok=True, why="", age_seconds=1.0)) == ""
 
 
 def cloche_ui(place: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -15,10 +15,10 @@ from tests.conftest import RunningServer
 from tests.test_template_versions import make
 from tests.ui.conftest import Visiting
 
-from cloche.api.console.templates import MAX_LINES, HostBuild, changes_of
+from cloche.api.console.templates import MAX_LINES, HostBuild, recipe_changes
 from cloche.model import Template
-from cloche.templates import Catalogue, Progress, Recipe
-from cloche.templates.comparison import Change
+from cloche.templates import Catalogue, Recipe, TemplateProgress
+from cloche.templates.comparison import TemplateChange
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -68,7 +68,7 @@ def test_who_has_lines_of_a_build_gets_those_that_follow() -> None:
     build = HostBuild(Recipe(name="geo"))
     assert build.lines_after(0) == ([], 0)
     for number in range(MAX_LINES + 2):
-        build._hear(Progress(phase="compile", detail=str(number)))
+        build._hear(TemplateProgress(phase="compile", detail=str(number)))
     lines, heard = build.lines_after(MAX_LINES)
     assert lines == [f"compile: {MAX_LINES}", f"compile: {MAX_LINES + 1}"]
     assert build.lines_after(heard) == ([], heard)
@@ -86,7 +86,7 @@ def test_who_has_lines_of_a_build_gets_those_that_follow() -> None:
     ],
 )
 def test_changes_of_a_recipe_are_lines(before: object, after: object, lines: list[str]) -> None:
-    found = changes_of(Change(what="key", before=before, after=after))
+    found = recipe_changes(TemplateChange(what="key", before=before, after=after))
     assert [f"{line.sign} {line.text}" for line in found.lines] == lines
 
 

@@ -7,14 +7,14 @@ from starlette.requests import Request
 from tests.conftest import RunningServer, wait_until
 from tests.ui.wire import HTML, Insider, data_dir_of, new_key
 
-from cloche.api.console.context import AGAIN_SECONDS, MOST, Looks, Page, Visitor
+from cloche.api.console.context import MAX_REMEMBERED_READS, REPEAT_SECONDS, AdminReadAudit, ConsolePage, ConsoleVisitor
 from cloche.model import Principal
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reader import Wanted, last
+from cloche.store.audit_reader import AuditQuery, read_last
 
 
 def lines(console: RunningServer, owner: str) -> list[AuditLine]:
-    return last(data_dir_of(console) / "audit", Wanted(owner=owner), 1000)
+    return read_last(data_dir_of(console) / "audit", AuditQuery(owner=owner), 1000)
 
 
 def test_what_is_done_behind_the_console_is_told_as_if_it_were_done_with_a_key(console: RunningServer) -> None:
@@ -59,21 +59,21 @@ def test_who_looks_at_what_is_others_is_told_of(console: RunningServer, headers:
 
 def test_a_page_that_asks_every_second_is_told_of_now_and_then() -> None:
     now, heard = [0.0], list[str]()
-    looks = Looks(lambda what, owner, **about: heard.append(what), lambda: now[0])
-    admin = Visitor(Principal(owner="a", role="admin"), "session")
+    looks = AdminReadAudit(lambda what, owner, **about: heard.append(what), lambda: now[0])
+    admin = ConsoleVisitor(Principal(owner="a", role="admin"), "session")
 
-    async def nothing(request: Request, visitor: Visitor) -> None: ...
+    async def nothing(request: Request, visitor: ConsoleVisitor) -> None: ...
 
-    def look(visitor: Visitor, id: str = "") -> int:
+    def look(visitor: ConsoleVisitor, id: str = "") -> int:
         params = {"id": id} if id else {}
         request = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "path_params": params})
-        looks.note(request, visitor, Page("/sandboxes/{id}", nothing))  # type: ignore[arg-type]
+        looks.record(request, visitor, ConsolePage("/sandboxes/{id}", nothing))  # type: ignore[arg-type]
         return len(heard)
 
     assert [look(admin), look(admin), look(admin, "x"), look(admin._replace(csrf="other"))] == [1, 1, 2, 3]
-    assert look(Visitor(Principal(owner="u", role="user"), "theirs")) == 3
-    now[0] = AGAIN_SECONDS
+    assert look(ConsoleVisitor(Principal(owner="u", role="user"), "theirs")) == 3
+    now[0] = REPEAT_SECONDS
     assert look(admin) == 4
-    for number in range(MOST + 10):
+    for number in range(MAX_REMEMBERED_READS + 10):
         look(admin, f"i{number}")
-    assert len(looks._told) == MOST
+    assert len(looks._told) == MAX_REMEMBERED_READS

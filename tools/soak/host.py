@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 import httpx2
 import msgspec
 
-from cloche.templates import Catalogue, catalogue, ensure
+from cloche.templates import Catalogue, catalogue, ensure_template
 
 HISTORY_BYTES = 128 << 10
 STOP_SECONDS = 60.0
@@ -91,7 +91,7 @@ class Host:
 
     def _link_template(self, template_dir: str) -> None:
         """The built template is large and read-only: its trees are linked, not copied."""
-        template = ensure(Catalogue(template_dir), "python")
+        template = ensure_template(Catalogue(template_dir), "python")
         version = self.data_dir / "templates/python" / template.version
         version.mkdir(parents=True)
         for each in Path(template.root).iterdir():
@@ -99,7 +99,7 @@ class Host:
                 (version / each.name).symlink_to(each.resolve())
             else:
                 shutil.copy(each, version)
-        catalogue.write(msgspec.structs.replace(template), version)
+        catalogue.write_template(msgspec.structs.replace(template), version)
 
 
 def _ready_port(said: IO[str] | None) -> int:

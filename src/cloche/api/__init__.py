@@ -1,1 +1,4 @@
-"""One dialect per protocol, all over the same engine. Siblings do not know each other."""
+"""HTTP dialects: one sub-package per client protocol, all over the same engine.
+
+Dialects do not import each other.
+"""

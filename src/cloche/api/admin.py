@@ -1,6 +1,6 @@
-"""`/admin`: keys, which say who may use this server, and what requests did.
+"""`/admin`: keys, quotas, usage, capacity, audit log, request records and erasure of owners.
 
-For admins: with a key, or over the control socket.
+Admins only: with an admin's key, or over the control socket.
 """
 
 from __future__ import annotations
@@ -25,93 +25,93 @@ from starlette.types import Receive, Scope, Send
 from cloche import errors
 from cloche.api.admin_requests import AdminRequests
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Dialect, Edge, whole_body
-from cloche.api.requests import Traffic, forgotten
-from cloche.api.system import Routes, error_reply, json_reply
-from cloche.config.sections import NAMES, Override
+from cloche.api.http import Dialect, DialectEndpoint, read_whole_body
+from cloche.api.requests import RequestTracker, mark_owner_erased
+from cloche.api.system import OwnRouter, error_reply, json_reply
+from cloche.config.sections import QUOTA_NAMES, QuotaOverride
 from cloche.engine.engine import Engine
-from cloche.engine.operations.erase import end_all
-from cloche.engine.principal import acting
-from cloche.engine.quotas.occupancy import CapacityInfo, MemoryLeft, Pools
+from cloche.engine.operations.erase import end_all_of_owner
+from cloche.engine.principal import current_principal
+from cloche.engine.quotas.occupancy import CapacityInfo, MemoryLeft, PoolTotals
 from cloche.engine.quotas.quotas import Quotas
 from cloche.gateway.gateway import Gateway
 from cloche.model import KIB, Struct
 from cloche.store import audit, erasure
-from cloche.store.audit_reader import Wanted, last
-from cloche.store.gateway import Steps
-from cloche.store.keys import KeyRecord, StoredKeys, check_owner
-from cloche.store.quotas import Tenant
+from cloche.store.audit_reader import AuditQuery, read_last
+from cloche.store.gateway import StoredSteps
+from cloche.store.keys import KeyRecord, StoredKeys, check_owner_name
+from cloche.store.quotas import QuotaSubject
 from cloche.telemetry import log
 
-# `/admin/audit`: who did what. For admins.
+# `/admin/audit`: the audit log, filtered by owner, sandbox, action and time. Admins only.
 
-MAX_LIMIT = 10_000
-MAX_MOMENT = 253402300799.0  # the end of the year 9999: the log has four digits for it
-FILTERS = ("owner", "sandbox", "what", "since", "limit")
+MAX_AUDIT_LINES = 10_000
+LATEST_AUDIT_TIME = 253402300799.0  # the end of the year 9999: the log has four digits for it
+AUDIT_FILTERS = ("owner", "sandbox", "what", "since", "limit")
 
 
 class AdminAudit:
     def __init__(self, dialect: Dialect, directory: Path, gatekeeper: Gatekeeper):
         self._directory = directory
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/audit", Edge(dialect, self.list), methods=["GET"])]
+        self.routes = [Route("/admin/audit", DialectEndpoint(dialect, self.list), methods=["GET"])]
 
     async def list(self, request: Request) -> Response:
-        """What was done a second ago may not be there yet."""
+        """Lines of the audit log. Actions of the last second may still be missing."""
         self._gatekeeper.admit_admin(request)
         wanted, limit = decode_audit_query(request.query_params)
         try:
-            found = await asyncio.to_thread(last, self._directory, wanted, limit)
+            found = await asyncio.to_thread(read_last, self._directory, wanted, limit)
         except OSError as error:
             raise errors.Unavailable(f"the audit log cannot be read: {error.strerror}") from None
         return json_reply({"lines": found})
 
 
-def decode_audit_query(query: QueryParams) -> tuple[Wanted, int]:
+def decode_audit_query(query: QueryParams) -> tuple[AuditQuery, int]:
     """Raises InvalidRequest."""
-    unknown = [name for name in query if name not in FILTERS]
+    unknown = [name for name in query if name not in AUDIT_FILTERS]
     if unknown:
-        raise errors.InvalidRequest(f"{unknown[0][:100]!r} is no filter: there are {', '.join(FILTERS)}")
+        raise errors.InvalidRequest(f"{unknown[0][:100]!r} is no filter: there are {', '.join(AUDIT_FILTERS)}")
     limit = query.get("limit", "1000")
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= MAX_LIMIT):
-        raise errors.InvalidRequest(f"limit must be a number from 1 to {MAX_LIMIT}, not {limit[:100]!r}")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= MAX_AUDIT_LINES):
+        raise errors.InvalidRequest(f"limit must be a number from 1 to {MAX_AUDIT_LINES}, not {limit[:100]!r}")
     since = query.get("since")
-    wanted = Wanted(
+    wanted = AuditQuery(
         owner=query.get("owner"),
         sandbox=query.get("sandbox"),
         what=query.get("what"),
-        since=None if since is None else _moment(since),
+        since=None if since is None else _parse_since_time(since),
     )
     return wanted, int(limit)
 
 
-def _moment(text: str) -> float:
+def _parse_since_time(text: str) -> float:
     try:
         at = float(text) if text.replace(".", "", 1).isdigit() else datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         at = math.nan
-    if not 0 <= at <= MAX_MOMENT:
+    if not 0 <= at <= LATEST_AUDIT_TIME:
         raise errors.InvalidRequest(
             f"since must be seconds since 1970, or like 2026-11-16T17:00:00Z, not {text[:100]!r}"
         )
     return at
 
 
-# `/admin/capacity`: how much this server takes on at once, and how much of it is in use. For admins.
+# `/admin/capacity`: the limits of this server and their current use. Admins only.
 
 
 class AdminCapacity:
     def __init__(self, dialect: Dialect, engine: Engine, gatekeeper: Gatekeeper):
         self._engine = engine
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/capacity", Edge(dialect, self.show), methods=["GET"])]
+        self.routes = [Route("/admin/capacity", DialectEndpoint(dialect, self.show), methods=["GET"])]
 
     async def show(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        return json_reply(capacity_of(self._engine))
+        return json_reply(measure_capacity(self._engine))
 
 
-def capacity_of(engine: Engine) -> CapacityInfo:
+def measure_capacity(engine: Engine) -> CapacityInfo:
     admission = engine.housing.admission
     memory = admission.memory
     return CapacityInfo(
@@ -119,7 +119,7 @@ def capacity_of(engine: Engine) -> CapacityInfo:
         executions=admission.executions.occupancy,
         running=engine.running,
         paused=engine.paused,
-        pool=Pools(ready=engine.waiting, wanted=engine.housing.wanted),
+        pool=PoolTotals(ready=engine.waiting, wanted=engine.housing.wanted),
         memory=MemoryLeft(
             left_bytes=memory.left_bytes,
             reserve_bytes=memory.reserve_bytes,
@@ -129,9 +129,9 @@ def capacity_of(engine: Engine) -> CapacityInfo:
     )
 
 
-# `/admin/usage` and `/admin/quotas`: what owners and keys use, and how much they may. For admins.
+# `/admin/usage` and `/admin/quotas`: usage and limits of owners and keys. Admins only.
 
-MAX_ASKED_BYTES = 16 * KIB
+MAX_QUOTA_REQUEST_BYTES = 16 * KIB
 
 
 class AdminTenants:
@@ -141,107 +141,107 @@ class AdminTenants:
         self._gatekeeper = gatekeeper
         one_owner, one_key = "/admin/quotas/{owner}", "/admin/keys/{id}/quota"
         self.routes = [
-            Route("/admin/usage", Edge(dialect, self.usage), methods=["GET"]),
-            Route("/admin/usage/{owner}", Edge(dialect, self.usage_of_one), methods=["GET"]),
-            Route("/admin/quotas", Edge(dialect, self.list), methods=["GET"]),
-            *(Route(path, Edge(dialect, self.show), methods=["GET"]) for path in (one_owner, one_key)),
-            *(Route(path, Edge(dialect, self.set), methods=["PUT"]) for path in (one_owner, one_key)),
-            *(Route(path, Edge(dialect, self.reset), methods=["DELETE"]) for path in (one_owner, one_key)),
+            Route("/admin/usage", DialectEndpoint(dialect, self.usage), methods=["GET"]),
+            Route("/admin/usage/{owner}", DialectEndpoint(dialect, self.show_owner_usage), methods=["GET"]),
+            Route("/admin/quotas", DialectEndpoint(dialect, self.list), methods=["GET"]),
+            *(Route(path, DialectEndpoint(dialect, self.show), methods=["GET"]) for path in (one_owner, one_key)),
+            *(Route(path, DialectEndpoint(dialect, self.set), methods=["PUT"]) for path in (one_owner, one_key)),
+            *(Route(path, DialectEndpoint(dialect, self.reset), methods=["DELETE"]) for path in (one_owner, one_key)),
         ]
 
     async def usage(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        return json_reply(await self._quotas.usage_of_all())
+        return json_reply(await self._quotas.usage_of_all_owners())
 
-    async def usage_of_one(self, request: Request) -> Response:
+    async def show_owner_usage(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        check_owner(request.path_params["owner"])
+        check_owner_name(request.path_params["owner"])
         return json_reply(await self._quotas.usage(request.path_params["owner"]))
 
     async def list(self, request: Request) -> Response:
-        """What holds for everybody, and for whom something else does."""
+        """The default quotas, and the owners and keys with overrides."""
         self._gatekeeper.admit_admin(request)
-        own = [self._told(tenant) for tenant in sorted(self._quotas.overrides)]
+        own = [self._quota_response(tenant) for tenant in sorted(self._quotas.overrides)]
         return json_reply({"defaults": self._quotas.defaults, "own": own})
 
     async def show(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        return json_reply(self._told(await self._tenant(request, revoked=True)))
+        return json_reply(self._quota_response(await self._tenant_from_path(request, revoked=True)))
 
     async def set(self, request: Request) -> Response:
-        """In the place of all that was set before."""
+        """Replaces every earlier override of this owner or key."""
         self._gatekeeper.admit_admin(request)
-        tenant = await self._tenant(request)
-        override = decode_override(await whole_body(request, MAX_ASKED_BYTES))
+        tenant = await self._tenant_from_path(request)
+        override = decode_quota_override(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES))
         await self._quotas.set(tenant, override)
-        return json_reply(self._told(tenant))
+        return json_reply(self._quota_response(tenant))
 
     async def reset(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        await self._quotas.set(await self._tenant(request, revoked=True), Override())
+        await self._quotas.set(await self._tenant_from_path(request, revoked=True), QuotaOverride())
         return Response(status_code=204)
 
-    async def _tenant(self, request: Request, *, revoked: bool = False) -> Tenant:
-        """Raises NotFound for a key that is not there, InvalidRequest for what cannot be an owner."""
+    async def _tenant_from_path(self, request: Request, *, revoked: bool = False) -> QuotaSubject:
+        """Raises NotFound for an unknown key, InvalidRequest for an invalid owner name."""
         if "id" in request.path_params:
             key = await self._keys.get(request.path_params["id"], revoked=revoked)
-            return Tenant(key.owner, key.id)
-        check_owner(request.path_params["owner"])
-        return Tenant(request.path_params["owner"])
+            return QuotaSubject(key.owner, key.id)
+        check_owner_name(request.path_params["owner"])
+        return QuotaSubject(request.path_params["owner"])
 
-    def _told(self, tenant: Tenant) -> dict[str, Any]:
+    def _quota_response(self, tenant: QuotaSubject) -> dict[str, Any]:
         return {
             "owner": tenant.owner,
             **({"key_id": tenant.key_id} if tenant.key_id else {}),
-            "own": self._quotas.overrides.get(tenant, Override()),
+            "own": self._quotas.overrides.get(tenant, QuotaOverride()),
             "quota": self._quotas.quota_of(tenant),
         }
 
 
-def decode_override(body: bytes) -> Override:
+def decode_quota_override(body: bytes) -> QuotaOverride:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=Override)
+        return msgspec.json.decode(body, type=QuotaOverride)
     except (msgspec.DecodeError, UnicodeDecodeError, errors.InvalidRequest) as error:
         raise errors.InvalidRequest(
-            f"the body must be JSON with numbers, or null for no limit, for {', '.join(NAMES)}: {error}"
+            f"the body must be JSON with numbers, or null for no limit, for {', '.join(QUOTA_NAMES)}: {error}"
         ) from None
 
 
-# Ending what a key made: a sandbox has tokens of its own, which hold whatever becomes of the key.
+# Ends the sandboxes of a revoked key: a sandbox's own tokens stay valid without the key.
 
-REASON = "the key that it was made with was revoked"
-LOOKS = 2
-PAUSE_SECONDS = 0.2  # in which what was being made is there, or was cut off
+KEY_REVOKED_REASON = "the key that it was made with was revoked"
+KILL_ROUNDS = 2
+KILL_PAUSE_SECONDS = 0.2  # in which what was being made is there, or was cut off
 
 
-async def kill_made(engine: Engine, keys: StoredKeys, id: str) -> int:
-    """Ends all sandboxes here, running and paused, of that key and of those whose place it took. How many it were.
+async def kill_key_sandboxes(engine: Engine, keys: StoredKeys, id: str) -> int:
+    """Ends all sandboxes here, running and paused, of that key and the keys that it replaced.
 
-    Raises NotFound for a key that never was.
+    Returns their number. Raises NotFound for an unknown key.
     """
     line, killed = await keys.line(id), 0
-    for look in range(LOOKS):
-        await asyncio.sleep(PAUSE_SECONDS if look else 0.0)
+    for look in range(KILL_ROUNDS):
+        await asyncio.sleep(KILL_PAUSE_SECONDS if look else 0.0)
         theirs = [each for each in engine.known(None) if each.key_id in line]
-        killed += sum(await asyncio.gather(*(_kill(engine, each.id, each.owner) for each in theirs)))
+        killed += sum(await asyncio.gather(*(_kill_one_sandbox(engine, each.id, each.owner) for each in theirs)))
     return killed
 
 
-async def _kill(engine: Engine, id: str, owner: str) -> int:
+async def _kill_one_sandbox(engine: Engine, id: str, owner: str) -> int:
     with contextlib.suppress(errors.ClocheError):  # it ended by itself, or another process has it now
-        await engine.kill(id, owner, REASON)
+        await engine.kill(id, owner, KEY_REVOKED_REASON)
         return 1
     return 0
 
 
-# Removing all that belongs to one owner, here and on the disk.
+# Erasure of one owner: ends running work and removes all stored data.
 
-PASSES = 3  # until nothing is found any more
+ERASE_PASSES = 3  # until nothing is found any more
 
 
-class Erased(Struct):
-    """What was removed of an owner."""
+class ErasureReport(Struct):
+    """The result of an erasure."""
 
     owner: str
     sandboxes_ended: int
@@ -250,15 +250,15 @@ class Erased(Struct):
     audit_lines: int  # in which a pseudonym stands for the name now
 
 
-class Erasing:
-    """`end_sessions` ends what a dialect keeps for an owner between requests."""
+class OwnerErasure:
+    """Erases owners. `end_sessions` ends the state that a dialect keeps for an owner between requests."""
 
     def __init__(
         self,
         engine: Engine,
         gateway: Gateway,
         keys: StoredKeys,
-        traffic: Traffic,
+        traffic: RequestTracker,
         end_sessions: Callable[[str], Awaitable[None]],
     ):
         self._end_sessions = end_sessions
@@ -268,112 +268,112 @@ class Erasing:
         self._traffic = traffic
 
     def check(self, owner: str) -> None:
-        """Raises InvalidRequest for what cannot be an owner, here."""
+        """Raises InvalidRequest for a name that cannot be an owner on this server."""
         if owner != self._engine.config.librechat.jwt.owner:
-            check_owner(owner)
+            check_owner_name(owner)
 
-    async def erase(self, owner: str, *, forget: bool) -> Erased:
-        """Their keys stop first. What cannot be removed can be asked for again. Raises Unavailable.
+    async def erase_owner(self, owner: str, *, forget: bool) -> ErasureReport:
+        """Erases an owner, keys first. A failed erasure can be repeated. Raises Unavailable.
 
-        With `forget` a pseudonym stands for their name in the audit log.
+        With `forget` a pseudonym replaces the owner's name in the audit log.
         """
         admission = self._engine.housing.admission
         admission.shut(owner)
         try:
-            return await self._erase(owner, forget)
+            return await self._erase_all_data(owner, forget)
         except (OSError, sqlite3.Error) as error:
             raise errors.Unavailable(f"not all of {owner!r} could be removed: {error}; do it again") from None
         finally:
             admission.shut_out.end(owner)
 
-    async def pseudonym(self, owner: str) -> str:
-        """What stands for them in the audit log, once that has forgotten them. Raises Unavailable."""
+    async def audit_pseudonym(self, owner: str) -> str:
+        """The name that replaces this owner in the audit log after an erasure. Raises Unavailable."""
         try:
-            return audit.pseudonym(owner, await asyncio.to_thread(audit.salt_of, self._audit_directory))
+            return audit.make_pseudonym(owner, await asyncio.to_thread(audit.load_salt, self._audit_directory))
         except OSError as error:
             raise errors.Unavailable(f"the audit log cannot be read: {error.strerror}") from None
 
-    async def _erase(self, owner: str, forget: bool) -> Erased:
+    async def _erase_all_data(self, owner: str, forget: bool) -> ErasureReport:
         await self._keys.revoke_all(owner)
         await self._traffic.cut_off(owner)
         await self._end_sessions(owner)
         await self._gateway.errands.cancel(owner)
         await self._engine.housing.admission.shut_out.end_work(owner)
-        ended = await end_all(self._engine, owner)
+        ended = await end_all_of_owner(self._engine, owner)
         removed: Counter[str] = Counter()
-        for _ in range(PASSES):
-            await asyncio.sleep(PAUSE_SECONDS)
-            found = await self._remove(owner)
+        for _ in range(ERASE_PASSES):
+            await asyncio.sleep(KILL_PAUSE_SECONDS)
+            found = await self._remove_stored_data(owner)
             removed.update(found)
             if not found:
                 break
         await self._keys.try_refresh()
         log.forget(owner)
         log.info("owner.erased", rows=sum(removed.values()) - removed["file_bytes"], bytes=removed["file_bytes"])
-        lines = await self._rename(owner) if forget else 0
-        left = await self._left(owner)
-        told, who = owner, acting()
+        lines = await self._pseudonymize_audit_log(owner) if forget else 0
+        left = await self._count_left_rows(owner)
+        told, who = owner, current_principal()
         if forget:
-            told = await self.pseudonym(owner)
+            told = await self.audit_pseudonym(owner)
             who = msgspec.structs.replace(who, owner=told) if who is not None and who.owner == owner else who
-        self._engine.trail.note("owner.erased", told, bytes=removed["file_bytes"], who=who)
-        return Erased(owner=owner, sandboxes_ended=ended, removed=removed, left=left, audit_lines=lines)
+        self._engine.trail.record("owner.erased", told, bytes=removed["file_bytes"], who=who)
+        return ErasureReport(owner=owner, sandboxes_ended=ended, removed=removed, left=left, audit_lines=lines)
 
-    async def _remove(self, owner: str) -> dict[str, int]:
+    async def _remove_stored_data(self, owner: str) -> dict[str, int]:
         shelf, data_dir = self._gateway.shelf, Path(self._engine.config.data_dir)
         shelf.steps.flush()
         shelf.responses.flush()
         await self._engine.records.list(owner)  # after all that was put
-        others = await self._others(owner)
-        removed = await shelf.database.do(lambda db: erasure.erase(db, data_dir, owner, others))
-        shelf.database.scrub()
+        others = await self._live_other_instances(owner)
+        removed = await shelf.database.do(lambda db: erasure.erase_owner(db, data_dir, owner, others))
+        shelf.database.scrub_log()
         return removed
 
-    async def _left(self, owner: str) -> dict[str, int]:
-        others = await self._others(owner)
-        return await self._gateway.shelf.database.do(lambda db: erasure.left(db, owner, others))
+    async def _count_left_rows(self, owner: str) -> dict[str, int]:
+        others = await self._live_other_instances(owner)
+        return await self._gateway.shelf.database.do(lambda db: erasure.count_left(db, owner, others))
 
-    async def _others(self, owner: str) -> list[str]:
-        """The other host processes that run, and have something of theirs."""
+    async def _live_other_instances(self, owner: str) -> list[str]:
+        """The other running host processes with data of this owner."""
         instance = self._engine.instance
-        known = await self._gateway.shelf.database.do(lambda db: erasure.instances(db, owner))
+        known = await self._gateway.shelf.database.do(lambda db: erasure.find_instances(db, owner))
         return [name for name in known if name != instance.name and instance.is_live(name)]
 
-    async def _rename(self, owner: str) -> int:
-        await self._engine.trail.flushed()
-        return await asyncio.to_thread(audit.forget, self._audit_directory, owner)
+    async def _pseudonymize_audit_log(self, owner: str) -> int:
+        await self._engine.trail.wait_flushed()
+        return await asyncio.to_thread(audit.pseudonymize_owner, self._audit_directory, owner)
 
     @property
     def _audit_directory(self) -> Path:
         return Path(self._engine.config.data_dir, "audit")
 
 
-# `/admin/owners`: forgetting one. For admins.
+# `/admin/owners`: erases one owner. Admins only.
 
 
 class AdminOwners:
-    def __init__(self, dialect: Dialect, erasing: Erasing, gatekeeper: Gatekeeper):
+    def __init__(self, dialect: Dialect, erasing: OwnerErasure, gatekeeper: Gatekeeper):
         self._erasing = erasing
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/owners/{owner}", Edge(dialect, self.erase), methods=["DELETE"])]
+        self.routes = [Route("/admin/owners/{owner}", DialectEndpoint(dialect, self.erase_owner), methods=["DELETE"])]
 
-    async def erase(self, request: Request) -> Response:
-        """Harmless for an owner who has nothing."""
+    async def erase_owner(self, request: Request) -> Response:
+        """Erases an owner. Harmless for an owner without any data."""
         self._gatekeeper.admit_admin(request)
         owner, audit = request.path_params["owner"], request.query_params.get("audit", "false")
         self._erasing.check(owner)
         if audit not in ("true", "false"):
             raise errors.InvalidRequest("audit must be true or false: whether the audit log forgets the name, too")
         if audit == "true":
-            forgotten(request.scope, owner, await self._erasing.pseudonym(owner))
-        return json_reply(await self._erasing.erase(owner, forget=audit == "true"))
+            mark_owner_erased(request.scope, owner, await self._erasing.audit_pseudonym(owner))
+        return json_reply(await self._erasing.erase_owner(owner, forget=audit == "true"))
 
 
 T = TypeVar("T", bound=Struct)
 
 
-class Asked(Struct, forbid_unknown_fields=True):
-    """What a new key should be."""
+class NewKeyRequest(Struct, forbid_unknown_fields=True):
+    """The body of a request for a new key."""
 
     owner: str = "local"
     role: str = "user"
@@ -381,24 +381,26 @@ class Asked(Struct, forbid_unknown_fields=True):
     expires_at: float | None = None  # seconds since 1970
 
 
-class Renewed(Struct, forbid_unknown_fields=True):
-    """What a key should be that takes another's place."""
+class RotateKeyRequest(Struct, forbid_unknown_fields=True):
+    """The body of a key rotation: the new key replaces the old one."""
 
     expires_at: float | None = None  # None: when the other one would have expired, if ever
 
 
-class Admin:
-    def __init__(self, keys: StoredKeys, steps: Steps, gatekeeper: Gatekeeper, engine: Engine, erasing: Erasing):
+class AdminApi:
+    def __init__(
+        self, keys: StoredKeys, steps: StoredSteps, gatekeeper: Gatekeeper, engine: Engine, erasing: OwnerErasure
+    ):
         self._keys = keys
         self._engine = engine
         self._quotas = engine.quotas
         self._gatekeeper = gatekeeper
-        self._routes = Routes(
+        self._routes = OwnRouter(
             [
-                Route("/admin/keys", Edge(self, self.list), methods=["GET"]),
-                Route("/admin/keys", Edge(self, self.add), methods=["POST"]),
-                Route("/admin/keys/{id}", Edge(self, self.revoke), methods=["DELETE"]),
-                Route("/admin/keys/{id}/rotate", Edge(self, self.rotate), methods=["POST"]),
+                Route("/admin/keys", DialectEndpoint(self, self.list), methods=["GET"]),
+                Route("/admin/keys", DialectEndpoint(self, self.add), methods=["POST"]),
+                Route("/admin/keys/{id}", DialectEndpoint(self, self.revoke), methods=["DELETE"]),
+                Route("/admin/keys/{id}/rotate", DialectEndpoint(self, self.rotate), methods=["POST"]),
                 *AdminTenants(self, engine.quotas, keys, gatekeeper).routes,
                 *AdminRequests(self, steps, gatekeeper).routes,
                 *AdminCapacity(self, engine, gatekeeper).routes,
@@ -419,19 +421,19 @@ class Admin:
 
     async def add(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        asked = decode_body(await whole_body(request, MAX_ASKED_BYTES), Asked)
+        asked = decode_key_request(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES), NewKeyRequest)
         made = await self._keys.add(asked.owner, asked.role, asked.name, asked.expires_at)
-        return json_reply(told(*made), 201)
+        return json_reply(new_key_response(*made), 201)
 
     async def rotate(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        asked = decode_body(await whole_body(request, MAX_ASKED_BYTES), Renewed)
+        asked = decode_key_request(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES), RotateKeyRequest)
         made = await self._keys.rotate(request.path_params["id"], asked.expires_at)
         await self._quotas.try_refresh()
-        return json_reply(told(*made), 201)
+        return json_reply(new_key_response(*made), 201)
 
     async def revoke(self, request: Request) -> Response:
-        """With `kill=true` its sandboxes end, too, also where it was revoked before."""
+        """Revokes a key. `kill=true` also ends its sandboxes, even if the key was revoked before."""
         self._gatekeeper.admit_admin(request)
         id, kill = request.path_params["id"], request.query_params.get("kill", "false")
         if kill not in ("true", "false"):
@@ -439,10 +441,10 @@ class Admin:
         await self._keys.revoke(id, again=kill == "true")
         if kill == "false":
             return Response(status_code=204)
-        return json_reply({"id": id, "sandboxes_killed": await kill_made(self._engine, self._keys, id)})
+        return json_reply({"id": id, "sandboxes_killed": await kill_key_sandboxes(self._engine, self._keys, id)})
 
 
-def decode_body(body: bytes, kind: type[T]) -> T:
+def decode_key_request(body: bytes, kind: type[T]) -> T:
     """Raises InvalidRequest."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
@@ -451,6 +453,6 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise errors.InvalidRequest(f"the body must be JSON with {fields}: {error}") from None
 
 
-def told(record: KeyRecord, key: str) -> dict[str, object]:
-    """A new key: the only answer that ever has it."""
+def new_key_response(record: KeyRecord, key: str) -> dict[str, object]:
+    """The response with a new key: the only response that ever contains the key itself."""
     return {**msgspec.structs.asdict(record), "key": key}

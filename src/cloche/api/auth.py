@@ -1,4 +1,4 @@
-"""Who asks. A key is accepted wherever the clients of the field put one."""
+"""Authentication: the principal of a request. Keys are accepted in every header that known clients use."""
 
 from __future__ import annotations
 
@@ -13,47 +13,51 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from cloche import errors
-from cloche.engine.principal import act_for
+from cloche.engine.principal import set_current_principal
 from cloche.model import Principal
 
-OWN_HEADERS = ("x-api-key", "api-key", "open-sandbox-api-key")
+API_KEY_HEADERS = ("x-api-key", "api-key", "open-sandbox-api-key")
 # What a browser holds that is logged in at the console; the first by TLS, where no neighbour's site can plant one.
 SESSION_COOKIES = ("__Host-cloche_session", "cloche_session")
-FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """The keys that are valid now."""
 
     def find(self, key: str) -> Principal | None: ...
 
 
 class Gatekeeper:
-    """Says who a request is from. Without keys (`--insecure-no-auth`) everybody on this machine is the same owner."""
+    """Finds the principal of a request.
 
-    def __init__(self, keys: Keys | None, anybody: Principal):
+    Without keys (`--insecure-no-auth`) every program on this machine acts as the same owner.
+    """
+
+    def __init__(self, keys: KeyLookup | None, anybody: Principal):
         self._keys = keys
         self.anybody = anybody
 
     @property
-    def keyless(self) -> bool:
-        """Whether nobody needs a key here."""
+    def is_keyless(self) -> bool:
+        """Whether this server works without keys."""
         return self._keys is None
 
     def admit(self, request: Request) -> Principal:
-        """Raises Unauthenticated, or Forbidden where a web page might be behind a request without a key.
+        """Returns the principal.
 
-        A request that came through the control socket carries its principal already: its file's mode let it in.
+        Raises Unauthenticated, or Forbidden if a web page may have sent a keyless request. A request over the control
+        socket carries its principal already: the socket's file mode admitted it.
         """
         state = request.scope.setdefault("state", {})
         known = state.get("principal")
         if not isinstance(known, Principal):
-            known = state["principal"] = self._recognise(request)
-        act_for(known)
+            known = state["principal"] = self._find_principal(request)
+        set_current_principal(known)
         return known
 
     def admit_admin(self, request: Request) -> Principal:
-        """As `admit`, for what only admins may do. Raises Forbidden, too."""
+        """As `admit`, for admin-only operations. Also raises Forbidden."""
         principal = self.admit(request)
         if principal.role != "admin":
             raise errors.Forbidden("this needs a key with the role admin")
@@ -63,11 +67,11 @@ class Gatekeeper:
         """Whether it is a key of this server."""
         return bool(key) and self._keys is not None and self._keys.find(key) is not None
 
-    def _recognise(self, request: Request) -> Principal:
+    def _find_principal(self, request: Request) -> Principal:
         if self._keys is None:
             refuse_web_pages(request)
             return self.anybody
-        key = presented_key(request.headers)
+        key = key_from_headers(request.headers)
         if not key:
             raise errors.Unauthenticated("this needs a key: send it as `X-API-Key`, or as `Authorization: Bearer`")
         found = self._keys.find(key)
@@ -76,18 +80,18 @@ class Gatekeeper:
         return found
 
 
-def presented_key(headers: Mapping[str, str]) -> str:
+def key_from_headers(headers: Mapping[str, str]) -> str:
     """The key that a request carries; empty if none."""
-    for name in OWN_HEADERS:
+    for name in API_KEY_HEADERS:
         if headers.get(name):
             return headers[name].strip()
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
-    return _password(value.strip()) if scheme.lower() == "basic" else ""
+    return _basic_auth_password(value.strip()) if scheme.lower() == "basic" else ""
 
 
-def _password(encoded: str) -> str:
+def _basic_auth_password(encoded: str) -> str:
     """The password, or the user where there is none: a URL can be written as http://KEY@host, too."""
     try:
         user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
@@ -97,17 +101,18 @@ def _password(encoded: str) -> str:
 
 
 def refuse_web_pages(request: Request) -> None:
-    """Without a key, a page in the user's browser could run code here: by its Origin, or by a name that it rebound.
+    """Raises Forbidden for requests of web pages, recognized by a foreign Origin or a rebound host name.
 
-    So could everybody whom a proxy on this machine lets through.
+    Without a key such a page in the user's browser could run code here. The same holds for every request that a
+    proxy on this machine lets through.
     """
     origin = request.headers.get("origin")
-    foreign = origin is not None and _place_of(origin) != request.headers.get("host")
+    foreign = origin is not None and _origin_netloc(origin) != request.headers.get("host")
     if foreign or not is_local(request):
         raise errors.Forbidden("without keys, only programs on this machine are served, by its loopback address")
 
 
-def _place_of(origin: str) -> str | None:
+def _origin_netloc(origin: str) -> str | None:
     try:
         return urlsplit(origin).netloc
     except ValueError:  # brackets without an address between them
@@ -115,12 +120,12 @@ def _place_of(origin: str) -> str | None:
 
 
 def is_local(request: Request) -> bool:
-    """Whether it was sent to this machine's loopback address, by no proxy that says so."""
-    return _names_loopback(request) and not any(request.headers.get(name) for name in FORWARDED)
+    """Whether it was sent to this machine's loopback address, without a proxy that declares itself."""
+    return _names_loopback(request) and not any(request.headers.get(name) for name in PROXY_HEADERS)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that name or address means this machine and no network."""
+    """Whether that name or address denotes this machine's loopback interface."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -134,39 +139,42 @@ def _names_loopback(request: Request) -> bool:
         return False
 
 
-# Whose a request is, as soon as that is known: by its key, or by the sandbox whose secret or whose port it uses.
+# The owner of a request, once known: by its key, or by the sandbox with the secret or port that it uses.
 
-PAYER = "payer"  # in a request's state: owner and id of the key for whom a request without a key counts
-TOKEN = "jwt:"
-HOST = "host_owner"  # the owner of the sandbox that it visits
-SESSION = "session"  # what is a secret of the session at the console that it belongs to
-BEHIND = "behind"  # the dialect that a page of the console asks
-OPERATOR = "operator"  # whether it is an admin's at the console, who may see what is others'
+PAYER_STATE = "payer"  # in a request's state: owner and id of the key for whom a request without a key counts
+TOKEN_KEY_PREFIX = "jwt:"
+HOST_OWNER_STATE = "host_owner"  # the owner of the sandbox that it visits
+SESSION_STATE = "session"  # what is a secret of the session at the console that it belongs to
+CONSOLE_DIALECT_STATE = "behind"  # the dialect that a page of the console asks
+OPERATOR_STATE = "operator"  # whether it is an admin's at the console, who may see what is others'
 
 
-def owner_of(state: Mapping[str, Any]) -> str | None:
-    """None for a stranger's, or until it is known."""
+def request_owner(state: Mapping[str, Any]) -> str | None:
+    """The owner; None for an unauthenticated request, or before the owner is known."""
     principal = state.get("principal")
     if isinstance(principal, Principal):
         return principal.owner
-    payer = state.get(PAYER)
-    return state.get(HOST) if payer is None else str(payer[0])
+    payer = state.get(PAYER_STATE)
+    return state.get(HOST_OWNER_STATE) if payer is None else str(payer[0])
 
 
 def request_key_id(state: Mapping[str, Any]) -> str:
-    """The id of the key that it came with, or TOKEN and that of whoever signed its token; empty where there is none."""
+    """The id of the request's key, or TOKEN_KEY_PREFIX and the id of its token's signer; empty without a key."""
     principal = state.get("principal")
     return principal.key_id if isinstance(principal, Principal) else ""
 
 
-# Secrets of one sandbox, made from the server's own: nothing to store, and the same after a restart.
+# Sandbox secrets derived from the server's own secret: not stored, and the same after a restart.
 
 
-def token_of(secret: bytes, purpose: str, sandbox: str) -> str:
-    """As good as a key, for one purpose and one sandbox. `secret` is the server's, and never leaves it."""
+def derive_sandbox_token(secret: bytes, purpose: str, sandbox: str) -> str:
+    """A token equivalent to a key, for one purpose and one sandbox.
+
+    `secret` is the server's, and never leaves it.
+    """
     return hmac.new(secret, f"{purpose}:{sandbox}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
-def same(given: str | None, wanted: str) -> bool:
+def secrets_match(given: str | None, wanted: str) -> bool:
     """Compares secrets in constant time."""
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), wanted.encode())

@@ -1,4 +1,4 @@
-"""Bodies that come compressed, and answers that a client wants compressed."""
+"""gzip: decompression of request bodies, compression of responses, choice of the encoding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _GZIP = 31  # zlib's number for a gzip header and the largest window
 _STEP_BYTES = 1 << 20
 
 
-async def gunzipped(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """The content of a gzip stream, a megabyte at a time. Raises InvalidRequest if it is none, or cut off; TooLarge."""
+async def decompress_gzip(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
+    """Decompresses a gzip stream, a megabyte at a time.
+
+    Raises InvalidRequest if invalid or truncated; TooLarge.
+    """
     size, unpacking = 0, zlib.decompressobj(_GZIP)
     async for chunk in body:
         while chunk:
             if unpacking.eof:  # another member follows
                 unpacking = zlib.decompressobj(_GZIP)
-            content, chunk = _step(unpacking, chunk)
+            content, chunk = _decompress_step(unpacking, chunk)
             size += len(content)
             if size > max_bytes:
                 raise errors.TooLarge(
@@ -36,8 +39,8 @@ async def gunzipped(body: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator
         raise errors.InvalidRequest("the gzip stream ended in the middle: send it again, whole")
 
 
-def _step(unpacking: zlib._Decompress, chunk: bytes) -> tuple[bytes, bytes]:
-    """Some content, and what of the chunk is left."""
+def _decompress_step(unpacking: zlib._Decompress, chunk: bytes) -> tuple[bytes, bytes]:
+    """Returns some content, and the rest of the chunk."""
     try:
         content = unpacking.decompress(chunk, _STEP_BYTES)
     except zlib.error:
@@ -45,7 +48,7 @@ def _step(unpacking: zlib._Decompress, chunk: bytes) -> tuple[bytes, bytes]:
     return content, unpacking.unused_data if unpacking.eof else unpacking.unconsumed_tail
 
 
-async def gzipped(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def compress_gzip(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     packing = zlib.compressobj(1, zlib.DEFLATED, _GZIP)
     async for chunk in body:
         if packed := packing.compress(chunk):
@@ -53,15 +56,18 @@ async def gzipped(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield packing.flush()
 
 
-def chosen_encoding(accepted: str) -> str | None:
-    """The best of identity and gzip for an `Accept-Encoding`: as it is, unless that is refused. None if both are."""
-    weights = dict(_weight(each) for each in accepted.split(",") if each.strip())
+def choose_content_encoding(accepted: str) -> str | None:
+    """The best of identity and gzip for an `Accept-Encoding`: identity unless refused.
+
+    None if both are refused.
+    """
+    weights = dict(_parse_encoding_weight(each) for each in accepted.split(",") if each.strip())
     if weights.get("identity", weights.get("*", 1.0)) > 0:
         return "identity"
     return "gzip" if weights.get("gzip", weights.get("*", 0.0)) > 0 else None
 
 
-def _weight(item: str) -> tuple[str, float]:
+def _parse_encoding_weight(item: str) -> tuple[str, float]:
     name, _, parameters = item.partition(";")
     key, _, value = parameters.strip().partition("=")
     try:
@@ -70,34 +76,36 @@ def _weight(item: str) -> tuple[str, float]:
         return name.strip().lower(), 1.0
 
 
-# JSON for clients that split lines wherever Unicode has one, or decode bytes chunk by chunk: ASCII, and finite.
+# ASCII-only JSON without NaN or infinities.
+#
+# For clients that split lines at any Unicode line break, or decode bytes chunk by chunk.
 
 
 def ascii_json(value: Any) -> bytes:
-    """One line. A number that JSON has no word for, as a guest may send, is null."""
+    """Encodes one line. Numbers that JSON cannot express, which a guest may send, become null."""
     try:
         return json.dumps(value, allow_nan=False).encode()
     except ValueError:  # NaN, which JavaScript cannot read
-        return json.dumps(_finite(value)).encode()
+        return json.dumps(_replace_non_finite(value)).encode()
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list) else value
+        return {key: _replace_non_finite(one) for key, one in value.items()}
+    return [_replace_non_finite(one) for one in value] if isinstance(value, list) else value
 
 
-# Parts of files: the `Range` header, and how a file is named to whoever saves it.
+# File downloads: the `Range` header, `Last-Modified` and `Content-Disposition`.
 
 _ONE_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})")
 _LAST_SECONDS = 253402300799  # of the year 9999
 _TOKEN = re.compile(r"[A-Za-z0-9!#$&+.^_`|~-]+")
 
 
-class Span(NamedTuple):
-    """From `start` up to `end`, of `size` bytes."""
+class RequestedRange(NamedTuple):
+    """The bytes from `start` up to `end`, of `size` bytes."""
 
     start: int
     end: int
@@ -108,12 +116,15 @@ class Span(NamedTuple):
         return f"bytes {self.start}-{self.end - 1}/{self.size}"
 
 
-class Unsatisfiable(Exception):
-    """The range lies behind the end of the file."""
+class RangeNotSatisfiable(Exception):
+    """The range starts beyond the end of the file."""
 
 
-def asked_span(header: str | None, size: int) -> Span | None:
-    """What a range asks for; None for none, several, or nonsense: then all is sent. Raises Unsatisfiable."""
+def parse_range_header(header: str | None, size: int) -> RequestedRange | None:
+    """The requested range; None for no, several or invalid ranges: then the whole file is sent.
+
+    Raises RangeNotSatisfiable.
+    """
     match = _ONE_RANGE.fullmatch(header.strip()) if header else None
     if match is None or not (match[1] or match[2]):
         return None
@@ -124,17 +135,17 @@ def asked_span(header: str | None, size: int) -> Span | None:
         if match[2] and int(match[2]) < start:
             return None
     if start >= size or start >= end:
-        raise Unsatisfiable
-    return Span(start, end, size)
+        raise RangeNotSatisfiable
+    return RequestedRange(start, end, size)
 
 
-def last_modified(seconds: float) -> str:
-    """For the header: a moment before 1970 or after the year 9999, which a file may have, is the nearest of those."""
+def format_last_modified(seconds: float) -> str:
+    """The header's value. Times before 1970 or after the year 9999, which a file may have, are clamped."""
     return formatdate(min(max(0, seconds), _LAST_SECONDS), usegmt=True)
 
 
-def disposition(name: str) -> str:
-    """`Content-Disposition` for a file that is shown where possible."""
+def inline_content_disposition(name: str) -> str:
+    """`Content-Disposition` for a file that browsers show inline."""
     if _TOKEN.fullmatch(name):
         return f"inline; filename={name}"
     if name.isascii() and name.isprintable():

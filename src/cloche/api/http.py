@@ -1,7 +1,7 @@
-"""What every dialect needs of HTTP: who asks, how errors are said, bodies with a limit, streams that own their source.
+"""HTTP basics of every dialect: error responses, bodies with a limit, streams that own their source.
 
-A dialect is pure decoding, pure encoding, and handlers that the `Edge` wraps: whatever they raise becomes an answer in
-the dialect's own shape, with the request's id in it.
+A dialect is pure decoding, pure encoding, and handlers that `DialectEndpoint` wraps: every exception of a
+handler becomes a response in the dialect's own format, with the request's id in it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
 
 MAX_JSON_BYTES = 64 * MIB
 IDLE_BODY_SECONDS = 60.0
-LAST_WORDS_SECONDS = 1.0
-REQUEST_ID = "x-request-id"
-CUT_OFF = "cut_off_by_us"  # in a request's state: it was cancelled, as whoever asks may not do so any more
+END_GRACE_SECONDS = 1.0
+REQUEST_ID_HEADER = "x-request-id"
+CUT_OFF_STATE = "cut_off_by_us"  # in a request's state: it was cancelled, as whoever asks may not do so any more
 _MAX_REQUEST_ID = 128
 
 _STATUSES: dict[type[errors.ClocheError], int] = {
@@ -57,24 +57,24 @@ _STATUSES: dict[type[errors.ClocheError], int] = {
 
 
 def status_of(error: errors.ClocheError) -> int:
-    """The status that HTTP has for such an error. Dialects with an own opinion map first."""
+    """The default HTTP status of an error. Dialects with different statuses map first."""
     return next((_STATUSES[cls] for cls in type(error).__mro__ if cls in _STATUSES), 500)
 
 
 class Dialect(Protocol):
-    """How a protocol says that something of ours went wrong."""
+    """The error format of a protocol."""
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response: ...
 
 
-class Internal(errors.ClocheError):
-    """A fault of ours that nobody foresaw. The log has it, under the request's id."""
+class InternalError(errors.ClocheError):
+    """An unexpected fault of the server. The log has it, under the request's id."""
 
     code = "internal_error"
 
 
-class Edge:
-    """The ASGI endpoint of one handler of one dialect. The one place where unforeseen errors are caught."""
+class DialectEndpoint:
+    """The ASGI endpoint of one handler of one dialect. The only place that catches unexpected errors."""
 
     def __init__(self, dialect: Dialect, handler: Handler):
         self._dialect = dialect
@@ -82,30 +82,32 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        begun = _Begun(send)
+        begun = _StartTrackingSend(send)
         try:
             response = await self._handler(request)
             await response(scope, receive, begun)
         except asyncio.CancelledError:
-            if not scope.get("state", {}).get(CUT_OFF):
+            if not scope.get("state", {}).get(CUT_OFF_STATE):
                 raise
-            await self._fail(_cut_off_error(), request, begun)
+            await self._send_error_response(_cut_off_error(), request, begun)
         except ClientDisconnect:
             log.debug("request.left", request=request_id(request))
-        except Reset:
-            _cut_off(scope)
-        except Dropped:
+        except ResetConnection:
+            _reset_connection(scope)
+        except DropConnection:
             pass  # returning with the response unfinished makes the server close the connection
         except errors.ClocheError as error:
-            await self._fail(error, request, begun)
+            await self._send_error_response(error, request, begun)
         except Exception as error:  # noqa: BLE001 - the dialect's edge
-            await self._fail(unforeseen(error, request_id(request)), request, begun)
+            await self._send_error_response(log_internal_error(error, request_id(request)), request, begun)
 
-    async def _fail(self, error: errors.ClocheError, request: Request, begun: _Begun) -> None:
+    async def _send_error_response(
+        self, error: errors.ClocheError, request: Request, begun: _StartTrackingSend
+    ) -> None:
         if begun.begun:
             return  # it is too late for a status: the connection closes unfinished, which no client takes for success
-        response = self._dialect.render_error(_sayable(error), request)
-        response.headers.setdefault(REQUEST_ID, request_id(request))
+        response = self._dialect.render_error(_escape_surrogates(error), request)
+        response.headers.setdefault(REQUEST_ID_HEADER, request_id(request))
         if error.retry_after_seconds is not None:
             response.headers.setdefault("retry-after", str(max(1, math.ceil(error.retry_after_seconds))))
         await response(request.scope, request.receive, begun)
@@ -115,14 +117,14 @@ def _cut_off_error() -> errors.Unauthenticated:
     return errors.Unauthenticated("this key is no longer valid: it was revoked, or has expired, while you waited")
 
 
-def unforeseen(error: Exception, request: str) -> Internal:
-    """What a client is told of a fault of ours; the log has the rest."""
-    log.error("request.failed", request=request, error=type(error).__name__, where=where_of(error))
-    return Internal("a fault of Cloche's: the server's log has this request")
+def log_internal_error(error: Exception, request: str) -> InternalError:
+    """Logs an unexpected error and returns the error for the client, without details."""
+    log.error("request.failed", request=request, error=type(error).__name__, where=raise_location_of(error))
+    return InternalError("a fault of Cloche's: the server's log has this request")
 
 
-class _Begun:
-    """A `send` that remembers whether the response has begun."""
+class _StartTrackingSend:
+    """A `send` that records whether the response has started."""
 
     def __init__(self, send: Send):
         self._send = send
@@ -133,16 +135,16 @@ class _Begun:
         await self._send(message)  # type: ignore[arg-type]
 
 
-def _sayable(error: errors.ClocheError) -> errors.ClocheError:
-    """The same error. Its message may repeat what a client sent: JSON can hold halves of surrogates, UTF-8 cannot."""
+def _escape_surrogates(error: errors.ClocheError) -> errors.ClocheError:
+    """The same error, with lone surrogates escaped: a client's JSON may contain them, UTF-8 cannot encode them."""
     error.args = tuple(
         each.encode("utf-8", "backslashreplace").decode() if isinstance(each, str) else each for each in error.args
     )
     return error
 
 
-def where_of(error: BaseException) -> str:
-    """File and line of ours where it was raised; never the message, which may hold what a user typed."""
+def raise_location_of(error: BaseException) -> str:
+    """File and line of the raise; never the message, which may contain user input."""
     traceback = error.__traceback__
     where = ""
     while traceback is not None:
@@ -153,108 +155,108 @@ def where_of(error: BaseException) -> str:
 
 
 def request_id(request: Request) -> str:
-    """The client's own id of the request where it sent a sensible one, else one of ours. The same at every call."""
+    """The client's own request id if it is valid, else a generated one. The same at every call."""
     return request_id_of(request.scope)
 
 
 def request_id_of(scope: Scope) -> str:
-    """As `request_id`, for whoever has no Request."""
+    """As `request_id`, for callers without a Request."""
     state = scope.setdefault("state", {})
     if "request_id" not in state:
-        sent = Headers(scope=scope).get(REQUEST_ID, "")
+        sent = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         usable = 0 < len(sent) <= _MAX_REQUEST_ID and sent.isascii() and sent.isprintable()
         state["request_id"] = sent if usable else "req_" + secrets.token_hex(8)
     return str(state["request_id"])
 
 
 def strip_prefix(scope: Scope, prefixes: Sequence[str]) -> None:
-    """Lets what is behind see the path as if it had the origin to itself. The first that fits is taken off."""
+    """Removes the first matching prefix from the path, so that the routes behind see only their own paths."""
     path: str = scope["path"]
     prefix = next((each for each in prefixes if path == each or path.startswith(each + "/")), "")
     scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
 
 
-def what_is_missing(error: HTTPException, scope: Scope) -> str:
-    """What a router means that has no such path, or not with that method."""
+def describe_missing_route(error: HTTPException, scope: Scope) -> str:
+    """The message for a router's 404 or 405."""
     return "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
 
 
-async def body_chunks(
+async def read_body_chunks(
     request: Request, max_bytes: int | None = None, *, unbounded: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The body as it comes. Raises TooLarge as soon as it is clear, also from a Content-Length.
+    """The body as it arrives. Raises TooLarge as early as possible, also from a Content-Length.
 
-    It has `max_bytes` at most, and never more than the server allows for any request (`server.upload_bytes`). A client
-    that sends nothing for a minute has left. An `unbounded` body has neither limit.
+    It has `max_bytes` at most, and never more than the server allows for any request (`server.upload_bytes`). A
+    client that sends nothing for a minute counts as disconnected. An `unbounded` body has neither limit.
     """
-    most: float = math.inf if unbounded else _max_bytes(request, max_bytes)
+    most: float = math.inf if unbounded else _body_limit_bytes(request, max_bytes)
     claimed = request.headers.get("content-length", "")
     if claimed.isdigit() and int(claimed) > most:
-        raise _too_large(most)
+        raise _body_too_large(most)
     size, more = 0, True
     while more:
         message = await _next_message(request, None if unbounded else IDLE_BODY_SECONDS)
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > most:
-            raise _too_large(most)
+            raise _body_too_large(most)
         if chunk:
             yield chunk
 
 
-def _max_bytes(request: Request, max_bytes: int | None) -> int:
+def _body_limit_bytes(request: Request, max_bytes: int | None) -> int:
     most: int = request.scope.get("state", {}).get("max_body_bytes", MAX_JSON_BYTES)
     return most if max_bytes is None else min(max_bytes, most)
 
 
 async def _next_message(request: Request, seconds: float | None) -> Message:
-    """A part of the body, by what it takes least: most bodies are one.
+    """The next part of the body, with the least overhead: most bodies have one part.
 
-    Raises ClientDisconnect, also after so many seconds: the connection is cut off then.
+    Raises ClientDisconnect, also after `seconds` without a part: then the connection is reset.
     """
     try:
         async with asyncio.timeout(seconds):
             message = await request.receive()
     except TimeoutError:
-        _cut_off(request.scope)
+        _reset_connection(request.scope)
         raise ClientDisconnect from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message
 
 
-async def whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+async def read_whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The whole body. Raises TooLarge."""
-    return b"".join([chunk async for chunk in body_chunks(request, max_bytes)])
+    return b"".join([chunk async for chunk in read_body_chunks(request, max_bytes)])
 
 
-def _too_large(max_bytes: float) -> errors.TooLarge:
+def _body_too_large(max_bytes: float) -> errors.TooLarge:
     return errors.TooLarge(f"the request's body is over the limit of {max_bytes:.0f} bytes: send less, or in parts")
 
 
-def _cut_off(scope: Scope) -> None:
-    """Where the server cannot do that, it closes the connection, once it sees the response unfinished."""
+def _reset_connection(scope: Scope) -> None:
+    """Resets the connection. A server without that ability closes it when the response stays unfinished."""
     cut_off = scope.get("state", {}).get("cut_off")
     if cut_off is not None:
         cut_off()
 
 
-class Dropped(Exception):
-    """Raised by a stream's source: the connection closes in the middle, so that nobody takes what came for a whole."""
+class DropConnection(Exception):
+    """Raised by a stream's source to close the connection, so that a partial response does not look whole."""
 
 
-class Reset(Dropped):
-    """The same with a TCP reset, for clients that take a connection which merely ends for another kind of failure."""
+class ResetConnection(DropConnection):
+    """As DropConnection, with a TCP reset, for clients that read a plain close as another kind of failure."""
 
 
-class Stream(Response):
-    """A response whose chunks come from a source that it owns: when the client leaves, the source is closed.
+class StreamResponse(Response):
+    """A response that owns the source of its chunks: when the client disconnects, the source is closed.
 
-    Starlette's own leaves a generator suspended that waits in `send`. With `at_once` the headers go out before the
-    first chunk is there. After `quiet_seconds` without a chunk, `keepalive` is sent.
+    Starlette's own leaves a generator suspended that waits in `send`. With `at_once` the headers are sent before
+    the first chunk exists. After `quiet_seconds` without a chunk, `keepalive` is sent.
 
-    What is sent is a sandbox's, and `until` waits for that one's end. A second later the connection is cut off: whoever
-    stops reading must not keep what a sandbox had.
+    The content belongs to a sandbox, and `until` waits for that sandbox's end. A second later the connection is
+    reset: a client that stops reading must not keep data of an ended sandbox alive.
     """
 
     def __init__(
@@ -281,33 +283,33 @@ class Stream(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_wait_for_leaving(receive))
+        sending = asyncio.ensure_future(self._send_all_chunks(send))
+        leaving = asyncio.ensure_future(_wait_for_disconnect_message(receive))
         tasks = [sending, leaving]
         if self._until is not None:
-            tasks.append(asyncio.ensure_future(_outlive(self._until)))
+            tasks.append(asyncio.ensure_future(_wait_with_grace(self._until)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             elif not leaving.done():
-                raise Reset
+                raise ResetConnection
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all_chunks(self, send: Send) -> None:
         async with contextlib.aclosing(self._chunks) as chunks:
             if self._at_once:
-                await self._begin(send)
+                await self._send_start_once(send)
             async for chunk in self._with_keepalives(chunks):
-                await self._begin(send)
+                await self._send_start_once(send)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await self._begin(send)
+        await self._send_start_once(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _begin(self, send: Send) -> None:
+    async def _send_start_once(self, send: Send) -> None:
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -332,13 +334,13 @@ class Stream(Response):
             yield following
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives, or raises. When the client leaves, it is cancelled. The body must have been read.
+async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `work`, or raises its error. A disconnect of the client cancels it.
 
-    Raises ClientDisconnect.
+    The body must have been read. Raises ClientDisconnect.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_for_leaving(request.receive))
+    leaving = asyncio.ensure_future(_wait_for_disconnect_message(request.receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -350,11 +352,11 @@ async def unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-def has_left(request: Request) -> bool:
-    """Whether the client is gone. The body must have been read.
+def has_client_disconnected(request: Request) -> bool:
+    """Whether the client has disconnected. The body must have been read.
 
-    Looks whether the server has something to say of it right now, and waits for nothing. Starlette's `is_disconnected`
-    begins to wait and cancels that, which takes longer than all else that a handler does.
+    Polls the server once, without waiting. Starlette's `is_disconnected` starts a wait and cancels it, which
+    takes longer than the rest of a handler.
     """
     saying = request.receive()
     try:
@@ -365,39 +367,40 @@ def has_left(request: Request) -> bool:
     return False
 
 
-async def _wait_for_leaving(receive: Receive) -> None:
+async def _wait_for_disconnect_message(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _outlive(until: Callable[[], Awaitable[None]]) -> None:
-    """Waits, and a little longer, for what is said about that end."""
+async def _wait_with_grace(until: Callable[[], Awaitable[None]]) -> None:
+    """Waits for the sandbox's end, plus a grace period for the events that report it."""
     await until()
-    await asyncio.sleep(LAST_WORDS_SECONDS)
+    await asyncio.sleep(END_GRACE_SECONDS)
 
 
-# Making sandboxes for clients that may leave while they wait for a place.
+# Sandbox creation for clients that may disconnect while they wait for capacity.
 
 
-async def while_wanted(request: Request, engine: Engine, making: Coroutine[Any, Any, T]) -> T:
-    """What `making` gives. Where it has to wait for a place, it is given up when the client leaves.
+async def create_unless_disconnected(request: Request, engine: Engine, making: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `making`. If it has to wait for capacity, a disconnect of the client cancels it.
 
-    Else the place would be taken by a sandbox whose id nobody ever hears. Where there is room, nobody leaves that fast,
-    and nothing is watched. The request's body must have been read. Raises ClientDisconnect, and what `making` does.
+    Otherwise the slot would go to a sandbox with an id that no client ever receives. With free capacity creation
+    is too fast for that, and the connection is not watched. The request's body must have been read. Raises
+    ClientDisconnect, and everything that `making` raises.
     """
-    return await (unless_left(request, making) if engine.housing.admission.crowded else making)
+    return await (run_unless_disconnected(request, making) if engine.housing.admission.crowded else making)
 
 
-# Work that is done for a client that may leave.
+# Work for a client that may disconnect.
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. A client that leaves cancels it. The request's body must have been read.
+async def finish_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Returns the result of `work`. A disconnect of the client cancels it.
 
-    Raises ClientDisconnect, once the work has ended.
+    The request's body must have been read. Raises ClientDisconnect, once the work has ended.
     """
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    leaving = asyncio.ensure_future(_wait_until_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -410,6 +413,6 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
             await asyncio.wait((working,))
 
 
-async def _left(request: Request) -> None:
+async def _wait_until_disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Forms with files in them (multipart/form-data), taken as they come: nothing is kept but the chunk at hand."""
+"""A streaming parser for forms with files (multipart/form-data): holds only the current chunk."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ESCAPED = re.compile(r'\\([][()<>@,;:\\"/?=])')  # as Go reads it: other backsl
 _CUT_OFF = "the form ended before its closing boundary: send it again, whole"
 
 
-class Part(NamedTuple):
-    """One field of a form. `chunks` must be taken before the next part is asked for; what is left of it is skipped."""
+class FormPart(NamedTuple):
+    """One field of a form. `chunks` must be read before the next part is requested; unread chunks are skipped."""
 
     name: str
     filename: str | None  # as it was sent, with its slashes
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     content_type: str = ""  # as it was sent
 
 
-def boundary_of(content_type: str) -> bytes:
+def parse_form_boundary(content_type: str) -> bytes:
     """Raises InvalidRequest unless it is the type of a form, with its boundary."""
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
@@ -40,57 +40,61 @@ def boundary_of(content_type: str) -> bytes:
     return boundary
 
 
-async def parts(body: AsyncIterator[bytes], boundary: bytes, *, lenient: bool = False) -> AsyncGenerator[Part, None]:
-    """The fields of a form, one after the other. Raises InvalidRequest for what is no form, or not a whole one.
+async def iterate_form_parts(
+    body: AsyncIterator[bytes], boundary: bytes, *, lenient: bool = False
+) -> AsyncGenerator[FormPart, None]:
+    """The fields of a form, in order. Raises InvalidRequest for an invalid or incomplete form.
 
-    With `lenient`, a name that is not UTF-8 is no error of the form: it has surrogates then.
+    With `lenient`, a name that is not UTF-8 is not an error: it contains surrogates.
     """
     content_type = ""
-    async with contextlib.aclosing(_tokens(body, boundary)) as tokens:
+    async with contextlib.aclosing(_iterate_form_tokens(body, boundary)) as tokens:
         async for kind, content in tokens:
             if kind == "type":
                 content_type = content.decode("latin-1")
             if kind == "headers":
-                async with contextlib.aclosing(_data(tokens)) as chunks:
-                    yield Part(*_named(content, lenient), chunks, content_type)
+                async with contextlib.aclosing(_iterate_part_data(tokens)) as chunks:
+                    yield FormPart(*_parse_part_names(content, lenient), chunks, content_type)
                     async for _skipped in chunks:
                         pass
 
 
-async def _data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerator[bytes, None]:
+async def _iterate_part_data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerator[bytes, None]:
     async for kind, content in tokens:
         if kind == "end":
             return
         yield content
 
 
-def _named(disposition: bytes, lenient: bool) -> tuple[str, str | None]:
+def _parse_part_names(disposition: bytes, lenient: bool) -> tuple[str, str | None]:
     found = {name.lower(): value.strip() for name, value in _PARAMETER.findall(disposition.decode("latin-1"))}
     how = "surrogateescape" if lenient else "strict"
     try:
         given = {
-            name: _unquoted(found[name]).encode("latin-1").decode(errors=how)
+            name: _unquote_parameter(found[name]).encode("latin-1").decode(errors=how)
             for name in ("name", "filename")
             if name in found
         }
         if "filename*" in found:  # RFC 5987: whoever sends both means this one
-            escaped = _unquoted(found["filename*"]).split("'", 2)[-1]
+            escaped = _unquote_parameter(found["filename*"]).split("'", 2)[-1]
             given["filename"] = unquote_to_bytes(escaped.encode("latin-1")).decode(errors=how)
         return given.get("name", ""), given.get("filename")
     except UnicodeDecodeError:
         raise errors.InvalidRequest("the name of a file in a form must be UTF-8") from None
 
 
-def _unquoted(value: str) -> str:
+def _unquote_parameter(value: str) -> str:
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     return _ESCAPED.sub(r"\1", value[1:-1]) if quoted else value
 
 
-async def _tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[tuple[str, bytes], None]:
-    """("type", its Content-Type), ("headers", its Content-Disposition), then ("data", ..) as often as it comes, and
-    ("end", b"") for each part.
+async def _iterate_form_tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[tuple[str, bytes], None]:
+    """Yields the tokens of each part.
+
+    ("type", Content-Type), ("headers", Content-Disposition), then ("data", ..) any number of times, and ("end",
+    b"").
     """
-    form = _Form(boundary)
+    form = _FormParser(boundary)
     async for chunk in body:
         for token in form.feed(chunk):
             yield token
@@ -98,7 +102,7 @@ async def _tokens(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator
         raise errors.InvalidRequest(_CUT_OFF)
 
 
-class _Form:
+class _FormParser:
     def __init__(self, boundary: bytes):
         self.whole = False
         self._found: list[tuple[str, bytes]] = []
@@ -118,7 +122,7 @@ class _Form:
         )
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
-        """What has become known. Raises InvalidRequest."""
+        """Parses a chunk and returns the new tokens. Raises InvalidRequest."""
         try:
             self._parser.write(chunk)
         except MultipartParseError as error:

@@ -1,6 +1,6 @@
-"""Programs that listen inside a sandbox, reached through the server: HTTP and WebSocket.
+"""The proxy to programs that listen inside a sandbox: HTTP and WebSocket.
 
-What such a program answers is a stranger's: it is parsed strictly, handed on as it comes, and believed in nothing else.
+The responses of such a program are untrusted: they are parsed strictly and forwarded as they arrive.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.typing import Subprotocol
 
 from cloche import errors
-from cloche.api.auth import OWN_HEADERS, SESSION_COOKIES, presented_key
-from cloche.api.http import Dropped, Edge
+from cloche.api.auth import API_KEY_HEADERS, SESSION_COOKIES, key_from_headers
+from cloche.api.http import DialectEndpoint, DropConnection
 from cloche.engine.sandboxes.sandbox import Sandbox
 
-# A request as a program inside a sandbox gets it: what goes along, and what stays outside.
+# The headers of a request that is forwarded to a program inside a sandbox, and those withheld from it.
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -34,14 +34,14 @@ HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     b"upgrade".split()
 )
-_KEY_HEADERS = frozenset(name.encode() for name in (*OWN_HEADERS, "authorization"))
+_API_KEY_HEADER_NAMES = frozenset(name.encode() for name in (*API_KEY_HEADERS, "authorization"))
 
 
-class Outward:
-    """Makes headers for programs. What opens a sandbox or the server stays outside: they must not see that.
+class ForwardedHeaders:
+    """Builds the headers for programs. Secrets that open a sandbox or the server are withheld.
 
-    `private` are names of headers of the dialect's own; `is_key` knows the server's keys, which people send along by
-    mistake where their programs have keys of their own under the same names.
+    `private` are the dialect's own header names; `is_key` recognizes the server's keys, which users send by
+    mistake when their programs have keys of their own under the same names.
     """
 
     def __init__(self, private: Iterable[bytes], is_key: Callable[[str], bool]):
@@ -49,9 +49,12 @@ class Outward:
         self._is_key = is_key
 
     def headers(self, scope: Scope) -> RawHeaders:
-        """With who asked for it, and under which name; `state["host"]` is what the program is told for a Host."""
-        given = (_without_session(*pair) for pair in scope["headers"] if pair[0] not in self._withheld)
-        own = [pair for pair in given if not self._has_key(*pair)]
+        """The forwarded headers, with the client's address and the requested host.
+
+        `state["host"]`, if set, replaces the Host header that the program receives.
+        """
+        given = (_strip_session_cookies(*pair) for pair in scope["headers"] if pair[0] not in self._withheld)
+        own = [pair for pair in given if not self._carries_server_key(*pair)]
         client = (scope.get("client") or ("", 0))[0]
         host = next((value for name, value in own if name == b"host"), b"")
         mask = scope["state"].get("host")
@@ -64,19 +67,21 @@ class Outward:
             (b"x-forwarded-host", host),
         ]
 
-    def _has_key(self, name: bytes, value: bytes) -> bool:
-        return name in _KEY_HEADERS and self._is_key(presented_key({name.decode(): value.decode("latin-1")}))
+    def _carries_server_key(self, name: bytes, value: bytes) -> bool:
+        return name in _API_KEY_HEADER_NAMES and self._is_key(
+            key_from_headers({name.decode(): value.decode("latin-1")})
+        )
 
 
-def _without_session(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """The header; of a browser's cookies without those that are the console's."""
+def _strip_session_cookies(name: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """The header, without the console's session cookies."""
     if name != b"cookie" or not any(each.encode() in value for each in SESSION_COOKIES):
         return name, value
     pairs = [pair.strip() for pair in value.split(b";")]
     return name, b"; ".join(pair for pair in pairs if pair.partition(b"=")[0].decode("latin-1") not in SESSION_COOKIES)
 
 
-def target_of(scope: Scope) -> str:
+def request_target_of(scope: Scope) -> str:
     """Path and query as the client wrote them, where no prefix was taken off."""
     raw = scope.get("raw_path", b"").decode("ascii", "replace")
     path = raw if raw and unquote(raw) == scope["path"] else quote(scope["path"], safe="/:@!$&'()*+,;=~-._")
@@ -84,15 +89,15 @@ def target_of(scope: Scope) -> str:
     return f"{path}?{query}" if query else path
 
 
-# A WebSocket between a client of the server and a program inside a sandbox.
+# The WebSocket proxy between a client of the server and a program inside a sandbox.
 
-MAX_MESSAGE_BYTES = 16 << 20
-OPEN_SECONDS = 10.0
-_OURS = frozenset(b"host connection upgrade content-length".split())
+MAX_WEBSOCKET_MESSAGE_BYTES = 16 << 20
+HANDSHAKE_SECONDS = 10.0
+_HANDSHAKE_HEADERS = frozenset(b"host connection upgrade content-length".split())
 
 
-class Refusal(Exception):
-    """A program's no to a WebSocket."""
+class HandshakeRefused(Exception):
+    """The program refused the WebSocket handshake."""
 
     def __init__(self, status: int, body: bytes):
         super().__init__(status)
@@ -100,17 +105,20 @@ class Refusal(Exception):
         self.body = body
 
 
-async def carry_websocket(scope: Scope, receive: Receive, send: Send, headers: RawHeaders) -> None:
-    """Opens it inside first, and accepts the client only then. Raises PortNotOpen before that."""
+async def proxy_websocket(scope: Scope, receive: Receive, send: Send, headers: RawHeaders) -> None:
+    """Connects to the program first, and accepts the client only then. Raises PortNotOpen before that."""
     await receive()  # websocket.connect
     try:
-        inside = await _open(scope, headers)
-    except Refusal as refusal:
+        inside = await _open_inner_websocket(scope, headers)
+    except HandshakeRefused as refusal:
         await Response(refusal.body, refusal.status)(scope, receive, send)
         return
     async with inside:
         await send({"type": "websocket.accept", "subprotocol": inside.subprotocol})
-        carrying = [asyncio.ensure_future(work) for work in (_inward(receive, inside), _outward(inside, send))]
+        carrying = [
+            asyncio.ensure_future(work)
+            for work in (_forward_client_messages(receive, inside), _forward_program_messages(inside, send))
+        ]
         try:
             await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -119,15 +127,19 @@ async def carry_websocket(scope: Scope, receive: Receive, send: Send, headers: R
             await asyncio.gather(*carrying, return_exceptions=True)
     with contextlib.suppress(RuntimeError, OSError):  # the client may have closed it
         await send(
-            {"type": "websocket.close", "code": _sendable(inside.close_code), "reason": inside.close_reason or ""}
+            {
+                "type": "websocket.close",
+                "code": _sendable_close_code(inside.close_code),
+                "reason": inside.close_reason or "",
+            }
         )
 
 
-async def _open(scope: Scope, headers: RawHeaders) -> ClientConnection:
+async def _open_inner_websocket(scope: Scope, headers: RawHeaders) -> ClientConnection:
     sandbox: Sandbox = scope["state"]["sandbox"]
     connection = await sandbox.connect_port(scope["state"]["port"])
     try:
-        return await _shake_hands(scope, headers, connection)
+        return await _handshake_with_program(scope, headers, connection)
     except (InvalidHandshake, InvalidMessage, OSError, TimeoutError):
         connection.close()
         sandbox.check_running()
@@ -140,36 +152,40 @@ async def _open(scope: Scope, headers: RawHeaders) -> ClientConnection:
         raise
 
 
-async def _shake_hands(scope: Scope, headers: RawHeaders, connection: socket.socket) -> ClientConnection:
-    """Raises Refusal if the program says no, and what `websockets` does."""
+async def _handshake_with_program(scope: Scope, headers: RawHeaders, connection: socket.socket) -> ClientConnection:
+    """Raises HandshakeRefused if the program refuses, and everything that `websockets` raises."""
     host = next((value.decode("latin-1") for name, value in headers if name == b"host"), "localhost")
-    own = [(name, value) for name, value in headers if name not in _OURS and not name.startswith(b"sec-websocket-")]
+    own = [
+        (name, value)
+        for name, value in headers
+        if name not in _HANDSHAKE_HEADERS and not name.startswith(b"sec-websocket-")
+    ]
     try:
         return await connect(
-            f"ws://{host}{target_of(scope)}",
+            f"ws://{host}{request_target_of(scope)}",
             sock=connection,
             additional_headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in own],
             subprotocols=[Subprotocol(name) for name in scope.get("subprotocols", ())] or None,
             compression=None,
             proxy=None,
-            open_timeout=OPEN_SECONDS,
+            open_timeout=HANDSHAKE_SECONDS,
             ping_interval=None,  # pings are between the two programs
-            max_size=MAX_MESSAGE_BYTES,
+            max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             user_agent_header=None,
         )
     except InvalidStatus as refused:
-        raise Refusal(refused.response.status_code, bytes(refused.response.body or b"")) from None
+        raise HandshakeRefused(refused.response.status_code, bytes(refused.response.body or b"")) from None
 
 
-async def _inward(receive: Receive, inside: ClientConnection) -> None:
+async def _forward_client_messages(receive: Receive, inside: ClientConnection) -> None:
     with contextlib.suppress(ConnectionClosed):
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             await inside.send(text if text is not None else message.get("bytes") or b"")
-        await inside.close(_sendable(message.get("code")), str(message.get("reason") or "")[:100])
+        await inside.close(_sendable_close_code(message.get("code")), str(message.get("reason") or "")[:100])
 
 
-async def _outward(inside: ClientConnection, send: Send) -> None:
+async def _forward_program_messages(inside: ClientConnection, send: Send) -> None:
     with contextlib.suppress(ConnectionClosed):
         while True:
             message = await inside.recv()
@@ -177,8 +193,8 @@ async def _outward(inside: ClientConnection, send: Send) -> None:
             await send({"type": "websocket.send", **content})
 
 
-def _sendable(code: int | None) -> int:
-    """A code that may stand in a close frame: 1005 and 1006 only say that there was none."""
+def _sendable_close_code(code: int | None) -> int:
+    """A code that a close frame may carry: 1005 and 1006 only mean that there was none."""
     return (
         code
         if code is not None and (code in (1000, 1001, 1003) or 1007 <= code <= 1014 or 3000 <= code < 5000)
@@ -189,55 +205,55 @@ def _sendable(code: int | None) -> int:
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 18
 STALLED_SECONDS = 60.0  # a program that takes nothing of a body for so long will not
-_NO_BODY = (204, 304)
+_BODILESS_STATUSES = (204, 304)
 
 
-class Errors(Protocol):
-    """How the dialect in front says that a port could not be reached."""
+class PortErrorRenderer(Protocol):
+    """The dialect's error format for a port that cannot be reached."""
 
     def render_error(self, error: errors.ClocheError, request: HTTPConnection) -> Response: ...
 
 
 class PortProxy:
-    """Carries requests to the port `state["port"]` of the sandbox `state["sandbox"]`."""
+    """Forwards requests to the port `state["port"]` of the sandbox `state["sandbox"]`."""
 
-    def __init__(self, dialect: Errors, outward: Outward):
+    def __init__(self, dialect: PortErrorRenderer, outward: ForwardedHeaders):
         self._dialect = dialect
         self._outward = outward
-        self._http = Edge(dialect, self._carry)
+        self._http = DialectEndpoint(dialect, self._proxy_http_request)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "websocket":
             await self._http(scope, receive, send)
             return
         try:
-            await carry_websocket(scope, receive, send, self._outward.headers(scope))
+            await proxy_websocket(scope, receive, send, self._outward.headers(scope))
         except errors.ClocheError as error:
             await self._dialect.render_error(error, HTTPConnection(scope))(scope, receive, send)
 
-    async def _carry(self, request: Request) -> ASGIApp:
+    async def _proxy_http_request(self, request: Request) -> ASGIApp:
         sandbox: Sandbox = request.scope["state"]["sandbox"]
-        head = _head(request.scope, self._outward.headers(request.scope))
-        return _Carried(sandbox, await sandbox.connect_port(request.scope["state"]["port"]), head)
+        head = _build_request_head(request.scope, self._outward.headers(request.scope))
+        return _ProxiedRequest(sandbox, await sandbox.connect_port(request.scope["state"]["port"]), head)
 
 
-def _head(scope: Scope, headers: RawHeaders) -> h11.Request:
+def _build_request_head(scope: Scope, headers: RawHeaders) -> h11.Request:
     names = {name for name, _ in scope["headers"]}
     if b"transfer-encoding" in names and b"content-length" not in names:
         headers.append((b"transfer-encoding", b"chunked"))
     headers.append((b"connection", b"close"))
     headers = [(b"Host" if name == b"host" else name, value) for name, value in headers]  # some look for it so
     try:
-        return h11.Request(method=scope["method"], target=target_of(scope), headers=headers)
+        return h11.Request(method=scope["method"], target=request_target_of(scope), headers=headers)
     except h11.LocalProtocolError as error:
         raise errors.InvalidRequest(f"this request cannot be carried to a port: {error}") from None
 
 
-class _Carried:
-    """One request on a connection of its own, as an ASGI application that answers with what comes back.
+class _ProxiedRequest:
+    """One proxied request on its own connection, as an ASGI application that forwards the program's response.
 
-    It reads and writes the socket itself: asyncio's streams forget what came in once a write has failed, and a program
-    may well answer and close before it has read everything.
+    It reads and writes the socket itself: asyncio's streams drop received data once a write has failed, and a
+    program may respond and close before it has read everything.
     """
 
     def __init__(self, sandbox: Sandbox, connection: socket.socket, head: h11.Request):
@@ -249,8 +265,8 @@ class _Carried:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["answered_inside"] = True  # its status is a program's, and no word of ours
-        answering = asyncio.ensure_future(self._answer(send))
-        asking = asyncio.ensure_future(self._ask(receive))
+        answering = asyncio.ensure_future(self._relay_program_response(send))
+        asking = asyncio.ensure_future(self._send_client_request(receive))
         try:
             await asyncio.wait((answering, asking), return_when=asyncio.FIRST_COMPLETED)
             for task in (answering, asking):
@@ -262,17 +278,17 @@ class _Carried:
             await asyncio.gather(answering, asking, return_exceptions=True)
             self._connection.close()
 
-    async def _ask(self, receive: Receive) -> None:
-        """Sends the request as it comes. Returns when the client has left."""
-        await self._write(self._head)
+    async def _send_client_request(self, receive: Receive) -> None:
+        """Forwards the request as it arrives. Returns when the client has disconnected."""
+        await self._write_http_event(self._head)
         while (message := await receive())["type"] == "http.request":
             if message.get("body"):
-                await self._write(h11.Data(data=message["body"]))
+                await self._write_http_event(h11.Data(data=message["body"]))
             if not message.get("more_body"):
-                await self._write(h11.EndOfMessage())
+                await self._write_http_event(h11.EndOfMessage())
 
-    async def _write(self, event: h11.Event) -> None:
-        """What a program says counts, not that it would not hear us out."""
+    async def _write_http_event(self, event: h11.Event) -> None:
+        """Writes an event, ignoring a closed connection: a program may respond before it has read everything."""
         with contextlib.suppress(ConnectionError, h11.LocalProtocolError):
             data = self._wire.send(event)
             try:
@@ -281,13 +297,13 @@ class _Carried:
             except TimeoutError:
                 raise errors.PortNotOpen(f"the program took nothing for {STALLED_SECONDS:g} s") from None
 
-    async def _answer(self, send: Send) -> None:
+    async def _relay_program_response(self, send: Send) -> None:
         begun = False
-        async with contextlib.aclosing(self._events()) as events:
+        async with contextlib.aclosing(self._read_http_events()) as events:
             async for event in events:
                 if isinstance(event, h11.Response):
                     begun = True
-                    head = {"status": event.status_code, "headers": _answered(event)}
+                    head = {"status": event.status_code, "headers": _filter_response_headers(event)}
                     await send({"type": "http.response.start", **head})
                 elif isinstance(event, h11.Data):
                     await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
@@ -295,12 +311,12 @@ class _Carried:
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     return
         if begun:
-            raise Dropped
+            raise DropConnection
         self._sandbox.check_running()
         raise errors.PortNotOpen("the program on this port closed the connection, or does not speak HTTP")
 
-    async def _events(self) -> AsyncGenerator[h11.Event, None]:
-        """What the program answers, until it ends or breaks the rules."""
+    async def _read_http_events(self) -> AsyncGenerator[h11.Event, None]:
+        """The program's response events, until it closes or violates HTTP."""
         while True:
             try:
                 event = self._wire.next_event()
@@ -315,10 +331,10 @@ class _Carried:
             yield event
 
 
-def _answered(response: h11.Response) -> RawHeaders:
-    """A program's headers, but for its say on how long the body is where that is not what will be sent."""
+def _filter_response_headers(response: h11.Response) -> RawHeaders:
+    """The program's headers, without a Content-Length that the forwarded body does not match."""
     headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in HOP_BY_HOP]
     chunked = any(name.lower() == b"transfer-encoding" for name, _ in response.headers.raw_items())
-    if response.status_code in _NO_BODY or chunked:
+    if response.status_code in _BODILESS_STATUSES or chunked:
         return [pair for pair in headers if pair[0].lower() != b"content-length"]
     return headers

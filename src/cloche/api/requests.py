@@ -1,4 +1,4 @@
-"""Every request, as the log and the metrics see it: by its route's template, never by what somebody typed."""
+"""Request tracking for log and metrics: requests are identified by route template, never by user input."""
 
 from __future__ import annotations
 
@@ -12,69 +12,96 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloche.api.auth import BEHIND, PAYER, SESSION, TOKEN, owner_of, request_key_id
-from cloche.api.http import CUT_OFF, REQUEST_ID, request_id_of
-from cloche.engine.operations.audit import NONE, Trail
-from cloche.engine.principal import act_for, acting
+from cloche.api.auth import (
+    CONSOLE_DIALECT_STATE,
+    PAYER_STATE,
+    SESSION_STATE,
+    TOKEN_KEY_PREFIX,
+    request_key_id,
+    request_owner,
+)
+from cloche.api.http import CUT_OFF_STATE, REQUEST_ID_HEADER, request_id_of
+from cloche.engine.operations.audit import NO_PRINCIPAL, AuditLog
+from cloche.engine.principal import current_principal, set_current_principal
 from cloche.engine.quotas.quotas import Quotas
-from cloche.engine.quotas.usage import Rate
+from cloche.engine.quotas.usage import QuotaRate
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Principal
 from cloche.telemetry import Histogram, log
 
-# What of a request is told to the audit log: that it was refused, or what was kept, read or removed by it.
+# The audit of requests: refusals, and the resources that a request stored, read or removed.
 #
-# What is done to sandboxes the engine tells itself, whatever the dialect; this is for the rest: what the gateway and
-# LibreChat keep, what is read of snapshots, volumes and templates, and what admins do.
+# The engine itself audits operations on sandboxes, in every dialect. This module covers the rest: data of the
+# gateway and of LibreChat, reads of snapshots, volumes and templates, and the actions of admins.
 
-REFUSED = frozenset({401, 403, 404, 429})
-VERBS = {"GET": "read", "HEAD": "read", "DELETE": "removed", "POST": "made", "PUT": "changed", "PATCH": "changed"}
-WHOLE = frozenset({"v1", "librechat", "admin"})  # dialects of which everything is told
-READ = frozenset({"snapshots", "volumes", "templates", "builds", "logs"})  # of the others: what is read of these
-UNTOLD = frozenset({"models", "health", "exec"})  # they keep nothing; what `exec` runs the engine tells
-PLACES = frozenset({"api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox"})  # in paths, before what it is
-DEEDS: Mapping[str, str] = {"upload": "files.made", "download": "files.read"}  # LibreChat's paths are verbs
-OWNER = "owner"  # as routes call the parameter that is one's name
-FORGOTTEN = "forgotten_owner"  # in a request's state: a name, and the pseudonym that stands for it
+REFUSED_STATUSES = frozenset({401, 403, 404, 429})
+METHOD_VERBS = {
+    "GET": "read",
+    "HEAD": "read",
+    "DELETE": "removed",
+    "POST": "made",
+    "PUT": "changed",
+    "PATCH": "changed",
+}
+FULLY_AUDITED_DIALECTS = frozenset({"v1", "librechat", "admin"})  # dialects of which everything is told
+AUDITED_READS = frozenset(
+    {"snapshots", "volumes", "templates", "builds", "logs"}
+)  # of the others: what is read of these
+UNAUDITED_RESOURCES = frozenset({"models", "health", "exec"})  # they keep nothing; what `exec` runs the engine tells
+PATH_PREFIXES = frozenset(
+    {"api", "v1", "v2", "v3", "e2b", "admin", "librechat", "opensandbox"}
+)  # in paths, before what it is
+LIBRECHAT_ACTIONS: Mapping[str, str] = {"upload": "files.made", "download": "files.read"}  # LibreChat's paths are verbs
+OWNER_PARAMETER = "owner"  # as routes call the parameter that is one's name
+ERASED_OWNER_STATE = "forgotten_owner"  # in a request's state: a name, and the pseudonym that stands for it
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
-class Witness:
-    def __init__(self, trail: Trail):
+class RequestAudit:
+    def __init__(self, trail: AuditLog):
         self._trail = trail
 
     def ended(self, dialect: str, scope: Scope, route: str, status: int) -> None:
-        """A request was answered, by that route's template. Never waits."""
-        dialect = scope["state"].get(BEHIND, dialect)
+        """Audits a finished request by its route template. Never waits."""
+        dialect = scope["state"].get(CONSOLE_DIALECT_STATE, dialect)
         if scope["state"].get("answered_inside"):
             return
         method = scope.get("method", "WEBSOCKET")
-        if status in REFUSED:
+        if status in REFUSED_STATUSES:
             about = f"{method} {route}" if route != "-" else dialect
-            self._trail.note("request.refused", _owner(scope), outcome=str(status), about=about, who=acting() or NONE)
-        elif status < 400 and (what := _deed(dialect, method, route, _is_admin(scope))) is not None:
-            whose, who = _named(scope) or _owner(scope), _known(scope, acting())
-            self._trail.note(what, whose, id=id_of(scope), about=f"{method} {route}", who=who)
+            self._trail.record(
+                "request.refused",
+                _principal_owner(scope),
+                outcome=str(status),
+                about=about,
+                who=current_principal() or NO_PRINCIPAL,
+            )
+        elif status < 400 and (what := _audit_action(dialect, method, route, _is_admin(scope))) is not None:
+            whose, who = (
+                _owner_in_path(scope) or _principal_owner(scope),
+                _audited_principal(scope, current_principal()),
+            )
+            self._trail.record(what, whose, id=audited_id_of(scope), about=f"{method} {route}", who=who)
 
 
-def _deed(dialect: str, method: str, route: str, admin: bool) -> str | None:
-    """What was done, in words of ours; None where it is not told here."""
+def _audit_action(dialect: str, method: str, route: str, admin: bool) -> str | None:
+    """The audited action; None for requests that are not audited here."""
     words = [word for word in route.split("/") if word and not word.startswith("{")]
-    nouns = [word for word in words if word not in PLACES]
-    if not nouns or nouns[0] in UNTOLD:
+    nouns = [word for word in words if word not in PATH_PREFIXES]
+    if not nouns or nouns[0] in UNAUDITED_RESOURCES:
         return None
     if dialect == "admin":
-        return f"admin.{nouns[0]}.{VERBS.get(method, 'used')}"
-    if dialect not in WHOLE:
+        return f"admin.{nouns[0]}.{METHOD_VERBS.get(method, 'used')}"
+    if dialect not in FULLY_AUDITED_DIALECTS:
         if admin and route == "/api/v1/sandboxes" and method == "GET":  # who sees those of all owners
             return "admin.sandboxes.read"
-        return f"{nouns[0]}.read" if nouns[0] in READ and method in ("GET", "HEAD") else None
+        return f"{nouns[0]}.read" if nouns[0] in AUDITED_READS and method in ("GET", "HEAD") else None
     noun = "gateway" if dialect == "v1" else dialect
-    return f"{noun}.{DEEDS.get(nouns[0]) or '.'.join((*nouns[:3], VERBS.get(method, 'used')))}"
+    return f"{noun}.{LIBRECHAT_ACTIONS.get(nouns[0]) or '.'.join((*nouns[:3], METHOD_VERBS.get(method, 'used')))}"
 
 
-def _owner(scope: Scope) -> str:
+def _principal_owner(scope: Scope) -> str:
     principal = scope["state"].get("principal")
     return principal.owner if isinstance(principal, Principal) else ""
 
@@ -84,95 +111,94 @@ def _is_admin(scope: Scope) -> bool:
     return isinstance(principal, Principal) and principal.role == "admin"
 
 
-def id_of(scope: Scope) -> str:
-    """The first thing that the path names, but for owners. What is no id of ours is not repeated."""
-    first = next((each for name, each in scope.get("path_params", {}).items() if name != OWNER), "")
+def audited_id_of(scope: Scope) -> str:
+    """The first path parameter that is not an owner. A value that is not a valid id is not repeated."""
+    first = next((each for name, each in scope.get("path_params", {}).items() if name != OWNER_PARAMETER), "")
     return first if isinstance(first, str) and _ID.fullmatch(first) else ""
 
 
-def _named(scope: Scope) -> str:
-    """The owner that the path names, if it does: never as an id, as the log can forget owners only."""
-    owner = scope.get("path_params", {}).get(OWNER)
+def _owner_in_path(scope: Scope) -> str:
+    """The owner in the path, if any. It is never logged as an id, since the log can erase owners only."""
+    owner = scope.get("path_params", {}).get(OWNER_PARAMETER)
     if not isinstance(owner, str):
         return ""
-    return str(scope["state"].get(FORGOTTEN, {}).get(owner, owner))
+    return str(scope["state"].get(ERASED_OWNER_STATE, {}).get(owner, owner))
 
 
-def _known(scope: Scope, who: Principal | None) -> Principal | None:
-    """Who asked; by a pseudonym, if it was them whom the log forgets."""
-    pseudonym = scope["state"].get(FORGOTTEN, {}).get(who.owner) if who is not None else None
+def _audited_principal(scope: Scope, who: Principal | None) -> Principal | None:
+    """The acting principal; under its pseudonym if this request erases its owner."""
+    pseudonym = scope["state"].get(ERASED_OWNER_STATE, {}).get(who.owner) if who is not None else None
     return who if who is None or pseudonym is None else msgspec.structs.replace(who, owner=pseudonym)
 
 
-def forgotten(scope: Scope, owner: str, pseudonym: str) -> None:
-    """By that request, the log forgets the owner: what it says of the request itself, it says of the pseudonym."""
-    scope["state"][FORGOTTEN] = {owner: pseudonym}
+def mark_owner_erased(scope: Scope, owner: str, pseudonym: str) -> None:
+    """Marks the owner as erased by this request: the audit lines of the request itself use the pseudonym."""
+    scope["state"][ERASED_OWNER_STATE] = {owner: pseudonym}
 
 
-# What is left of quotas, in every answer to whoever has any: `RateLimit-Policy` and `RateLimit`.
+# The response headers `RateLimit-Policy` and `RateLimit`: the quotas of a principal and their remainders.
 #
-# As draft-ietf-httpapi-ratelimit-headers has them: `"executions";q=600;w=60` and `"executions";r=588;t=41`. What
-# counts
-# for as long as it is there, and not for some time, has neither a window nor a reset.
+# As in draft-ietf-httpapi-ratelimit-headers: `"executions";q=600;w=60` and `"executions";r=588;t=41`. Quotas
+# that count existing things, instead of events in a period, have neither a window nor a reset.
 
 POLICY_HEADER, LIMIT_HEADER = b"ratelimit-policy", b"ratelimit"
 
 
-def bill(scope: Scope, sandbox: Sandbox) -> None:
-    """For a request with a secret of that very sandbox instead of a key: it is its owner's."""
-    scope["state"][PAYER] = sandbox.charge.owner, sandbox.charge.key_id
+def charge_sandbox_owner(scope: Scope, sandbox: Sandbox) -> None:
+    """Attributes a request that carries a sandbox's secret instead of a key to the sandbox's owner."""
+    scope["state"][PAYER_STATE] = sandbox.charge.owner, sandbox.charge.key_id
 
 
-class RateLimits:
+class RateLimitHeaders:
     def __init__(self, quotas: Quotas):
         self._quotas = quotas
 
     def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Of whoever asks, and never of anybody else; none where nobody is known, or there are no quotas."""
+        """The headers for the request's own principal; none for an unknown principal, or without quotas."""
         state = scope.get("state", {})
         principal = state.get("principal")
-        payer = (principal.owner, principal.key_id) if isinstance(principal, Principal) else state.get(PAYER)
-        rates = () if payer is None else self._quotas.rates(*payer)
-        return encode(rates) if rates else []
+        payer = (principal.owner, principal.key_id) if isinstance(principal, Principal) else state.get(PAYER_STATE)
+        rates = () if payer is None else self._quotas.quota_rates(*payer)
+        return encode_rate_limit_headers(rates) if rates else []
 
 
-def encode(rates: list[Rate]) -> list[tuple[bytes, bytes]]:
-    policy = ", ".join(f'"{each.name}";q={each.quota}{_parameter("w", each.window_seconds)}' for each in rates)
-    left = ", ".join(f'"{each.name}";r={each.left}{_parameter("t", each.reset_seconds)}' for each in rates)
+def encode_rate_limit_headers(rates: list[QuotaRate]) -> list[tuple[bytes, bytes]]:
+    policy = ", ".join(f'"{each.name}";q={each.quota}{_encode_parameter("w", each.window_seconds)}' for each in rates)
+    left = ", ".join(f'"{each.name}";r={each.left}{_encode_parameter("t", each.reset_seconds)}' for each in rates)
     return [(POLICY_HEADER, policy.encode()), (LIMIT_HEADER, left.encode())]
 
 
-def _parameter(name: str, value: int | None) -> str:
+def _encode_parameter(name: str, value: int | None) -> str:
     return "" if value is None else f";{name}={value}"
 
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
-UNMATCHED = "-"  # the route of a request that met none, or that a program inside a sandbox answered
-CLIENT_CLOSED_REQUEST = 499  # the status of a request whose client left before it was answered
-SWITCHED = 101
+LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
+NO_ROUTE = "-"  # the route of a request that met none, or that a program inside a sandbox answered
+STATUS_CLIENT_DISCONNECTED = 499  # the status of a request whose client left before it was answered
+STATUS_SWITCHING_PROTOCOLS = 101
 CUT_OFF_SECONDS = 5.0
-BEGINNINGS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
-BODIES = frozenset({"http.response.body", "websocket.http.response.body"})
+START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
+BODY_MESSAGES = frozenset({"http.response.body", "websocket.http.response.body"})
 
 
-class Traffic:
-    """Counts and logs requests, and gives every answer its request's id, and what is left of quotas."""
+class RequestTracker:
+    """Counts and logs requests, and adds the request id and the rate-limit headers to every response."""
 
-    def __init__(self, witness: Witness | None = None, rates: RateLimits | None = None) -> None:
+    def __init__(self, witness: RequestAudit | None = None, rates: RateLimitHeaders | None = None) -> None:
         self._rates = rates
         self._witness = witness
         self._answering: dict[asyncio.Task[Any] | None, Scope] = {}
         self._cut: set[asyncio.Task[Any] | None] = set()  # of those, what was cut off
         self.requests: Counter[tuple[str, int]] = Counter()  # by dialect and status
-        self.seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SECONDS))  # by dialect
+        self.seconds: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(LATENCY_BUCKETS))  # by dialect
 
     async def follow(self, dialect: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has `app` answer the request."""
+        """Lets `app` handle the request."""
         began_at = time.perf_counter()
         task = asyncio.current_task()
         self._answering[task] = scope
-        act_for(None)  # the task of a pipelined request was made in that of the one before it
-        answer = Answer(send, scope, self._rates)
+        set_current_principal(None)  # the task of a pipelined request was made in that of the one before it
+        answer = TrackedSend(send, scope, self._rates)
         try:
             await app(scope, receive, answer)
         except asyncio.CancelledError:
@@ -181,31 +207,32 @@ class Traffic:
         finally:
             del self._answering[task]
             self._cut.discard(task)
-            self._ended(dialect, scope, answer, time.perf_counter() - began_at)
+            self._record_ended_request(dialect, scope, answer, time.perf_counter() - began_at)
 
     async def cut_off(self, owner: str) -> None:
-        """Ends the requests of that owner that are being answered, but for the one that asks for it."""
-        theirs = self._cut_off_where(lambda state: owner_of(state) == owner)
+        """Cancels all requests in progress of that owner, except the current one."""
+        theirs = self._cut_off_matching(lambda state: request_owner(state) == owner)
         if theirs:
             await asyncio.wait(theirs, timeout=CUT_OFF_SECONDS)
 
     def keep(self, keys: set[str]) -> None:
-        """Ends what is being answered to whoever came with another key than these, by its id. Does not wait for it.
+        """Cancels the requests in progress of every key with an id that is not in `keys`.
 
-        Who came with a token, or by the control socket, has no key. Nor has who has a sandbox's own secret.
+        Does not wait for their end. Requests with a token, over the control socket or with a sandbox's own secret
+        have no key, and continue.
         """
 
         def has_stopped(state: Mapping[str, Any]) -> bool:
             id = request_key_id(state)
-            return bool(id) and id not in keys and not id.startswith(TOKEN)
+            return bool(id) and id not in keys and not id.startswith(TOKEN_KEY_PREFIX)
 
-        self._cut_off_where(has_stopped)
+        self._cut_off_matching(has_stopped)
 
     def leave(self, session: str) -> None:
-        """Ends what is being answered to a session of the console that was closed. Does not wait for it."""
-        self._cut_off_where(lambda state: state.get(SESSION) == session)
+        """Cancels the requests in progress of a closed console session. Does not wait for their end."""
+        self._cut_off_matching(lambda state: state.get(SESSION_STATE) == session)
 
-    def _cut_off_where(self, meant: Callable[[Mapping[str, Any]], bool]) -> list[asyncio.Task[Any]]:
+    def _cut_off_matching(self, meant: Callable[[Mapping[str, Any]], bool]) -> list[asyncio.Task[Any]]:
         own = asyncio.current_task()
         found = [
             task
@@ -214,14 +241,14 @@ class Traffic:
         ]
         self._cut.update(found)
         for task in found:
-            self._answering[task]["state"][CUT_OFF] = True
+            self._answering[task]["state"][CUT_OFF_STATE] = True
             task.cancel()
         return found
 
-    def _ended(self, dialect: str, scope: Scope, answer: Answer, seconds: float) -> None:
+    def _record_ended_request(self, dialect: str, scope: Scope, answer: TrackedSend, seconds: float) -> None:
         self.requests[dialect, answer.status] += 1
         self.seconds[dialect].observe(seconds)
-        route = route_of(scope)
+        route = route_template_of(scope)
         if self._witness is not None:
             self._witness.ended(dialect, scope, route, answer.status)
         log.info(
@@ -232,16 +259,16 @@ class Traffic:
             ms=round(seconds * 1000, 2),
             request=request_id_of(scope),
             dialect=dialect,
-            **_who(scope),
+            **_key_id_field(scope),
             **({} if answer.whole else {"cut_off": True}),
         )
 
 
-class Answer:
-    """A `send` that adds the request's id and what is left of quotas, and remembers what was sent."""
+class TrackedSend:
+    """A `send` that adds the request id and the rate-limit headers, and records status and completeness."""
 
-    def __init__(self, send: Send, scope: Scope, rates: RateLimits | None):
-        self.status = CLIENT_CLOSED_REQUEST
+    def __init__(self, send: Send, scope: Scope, rates: RateLimitHeaders | None):
+        self.status = STATUS_CLIENT_DISCONNECTED
         self.whole = False
         self._send = send
         self._scope = scope
@@ -250,29 +277,29 @@ class Answer:
 
     async def __call__(self, message: Message) -> None:
         kind = message["type"]
-        if kind in BEGINNINGS:
-            self.status = message.get("status", SWITCHED)
+        if kind in START_MESSAGES:
+            self.status = message.get("status", STATUS_SWITCHING_PROTOCOLS)
             self.whole = kind == "websocket.accept"  # either side may end that when it likes
-            message["headers"] = _with_id(message.get("headers", ()), self._request_id)
+            message["headers"] = _with_request_id(message.get("headers", ()), self._request_id)
             if self._rates is not None:
                 message["headers"] += self._rates.headers(self._scope)
-        elif kind in BODIES:
+        elif kind in BODY_MESSAGES:
             self.whole = not message.get("more_body", False)
         elif kind == "websocket.close":
-            self.status = 403 if self.status == CLIENT_CLOSED_REQUEST else self.status
+            self.status = 403 if self.status == STATUS_CLIENT_DISCONNECTED else self.status
             self.whole = True
         await self._send(message)
 
 
-def _with_id(headers: Any, request_id: bytes) -> list[tuple[bytes, bytes]]:
-    name = REQUEST_ID.encode()
+def _with_request_id(headers: Any, request_id: bytes) -> list[tuple[bytes, bytes]]:
+    name = REQUEST_ID_HEADER.encode()
     return [*(header for header in headers if header[0].lower() != name), (name, request_id)]
 
 
-def route_of(scope: Scope) -> str:
-    """The template of the route that answered: each parameter by its name instead of its value."""
+def route_template_of(scope: Scope) -> str:
+    """The template of the matched route: each parameter by name instead of value."""
     if "endpoint" not in scope:
-        return UNMATCHED
+        return NO_ROUTE
     path: str = scope["path"]
     names: dict[str, str] = {}
     for name, value in scope.get("path_params", {}).items():
@@ -282,6 +309,6 @@ def route_of(scope: Scope) -> str:
     return "/".join(names.get(segment, segment) for segment in path.split("/"))
 
 
-def _who(scope: Scope) -> dict[str, str]:
+def _key_id_field(scope: Scope) -> dict[str, str]:
     id = request_key_id(scope["state"])
     return {"key_id": id} if id else {}

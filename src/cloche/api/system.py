@@ -1,4 +1,4 @@
-"""What is asked of the server itself: is it well, does it take requests, what does it count, who may use it."""
+"""The server's own endpoints: `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_local
-from cloche.api.http import Edge, status_of
-from cloche.api.requests import Traffic
+from cloche.api.http import DialectEndpoint, status_of
+from cloche.api.requests import RequestTracker
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
-from cloche.gateway.gateway import Tally as GatewayTally
+from cloche.gateway.gateway import GatewayCounters as GatewayTally
 from cloche.telemetry import Histogram
 
 
-class Routes:
-    """A few routes of our own. A path or method that is not among them is answered in our shape, too."""
+class OwnRouter:
+    """A router for the server's own routes. Its 404 and 405 responses have the server's own error format."""
 
     def __init__(self, routes: Sequence[BaseRoute]):
         self._router = Router(routes, redirect_slashes=False)
@@ -38,10 +38,10 @@ class Routes:
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            await _absent(error, scope)(scope, receive, send)
+            await _missing_route_response(error, scope)(scope, receive, send)
 
 
-def _absent(error: HTTPException, scope: Scope) -> Response:
+def _missing_route_response(error: HTTPException, scope: Scope) -> Response:
     if error.status_code == 404:
         response = error_reply(errors.NotFound("there is no such path: docs/deploy.md says what there is"))
     else:
@@ -51,10 +51,10 @@ def _absent(error: HTTPException, scope: Scope) -> Response:
     return response
 
 
-class System:
+class SystemApi:
     """`/health`, `/ready`, `/metrics`.
 
-    Nothing here tells of a tenant. `/metrics` still says how busy a host is: over a network it takes an admin's key.
+    None of them reveals tenants. `/metrics` still shows the host's load: over a network it needs an admin's key.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class System:
         engine: Engine,
         gateway: GatewayTally,
         health: Health,
-        traffic: Traffic,
+        traffic: RequestTracker,
         gatekeeper: Gatekeeper,
         *,
         local: bool,
@@ -74,13 +74,13 @@ class System:
         self._gatekeeper = gatekeeper
         self._local = local  # bound to a loopback address
         self._registry = CollectorRegistry()
-        self._registry.register(_Counts(engine, gateway, health, traffic))
+        self._registry.register(_MetricsCollector(engine, gateway, health, traffic))
         ProcessCollector(registry=self._registry)
-        self._routes = Routes(
+        self._routes = OwnRouter(
             [
-                Route("/health", Edge(self, self.health), methods=["GET"]),
-                Route("/ready", Edge(self, self.ready), methods=["GET"]),
-                Route("/metrics", Edge(self, self.metrics), methods=["GET"]),
+                Route("/health", DialectEndpoint(self, self.health), methods=["GET"]),
+                Route("/ready", DialectEndpoint(self, self.ready), methods=["GET"]),
+                Route("/metrics", DialectEndpoint(self, self.metrics), methods=["GET"]),
             ]
         )
 
@@ -114,48 +114,50 @@ def json_reply(body: object, status: int = 200) -> Response:
 
 
 def error_reply(error: errors.ClocheError) -> Response:
-    """An error in our own shape."""
+    """An error in the server's own format."""
     return json_reply({"error": {"code": error.code, "message": str(error)}}, status_of(error))
 
 
-class _Counts(Collector):
-    """Reads the numbers when they are asked for. Labels come from our own words only."""
+class _MetricsCollector(Collector):
+    """Reads the numbers at scrape time. Labels are fixed words, never user input."""
 
-    def __init__(self, engine: Engine, gateway: GatewayTally, health: Health, traffic: Traffic):
+    def __init__(self, engine: Engine, gateway: GatewayTally, health: Health, traffic: RequestTracker):
         self._engine = engine
         self._gateway = gateway
         self._health = health
         self._traffic = traffic
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._sandboxes()
-        yield from self._executions()
-        yield from self._gates()
-        yield from self._requests()
-        yield from self._answers()
-        yield from self._audit()
-        yield from self._store()
-        yield from self._networks()
+        yield from self._sandbox_metrics()
+        yield from self._execution_metrics()
+        yield from self._capacity_metrics()
+        yield from self._request_metrics()
+        yield from self._gateway_metrics()
+        yield from self._audit_metrics()
+        yield from self._store_metrics()
+        yield from self._network_metrics()
 
-    def _sandboxes(self) -> Iterable[Metric]:
+    def _sandbox_metrics(self) -> Iterable[Metric]:
         tally = self._engine.tally
         yield GaugeMetricFamily("cloche_sandboxes", "Sandboxes that run now.", self._engine.running)
         yield GaugeMetricFamily("cloche_sandboxes_paused", "Sandboxes that are paused now.", self._engine.paused)
         yield GaugeMetricFamily("cloche_pool_ready", "Cells that wait to become sandboxes.", self._engine.waiting)
         yield CounterMetricFamily("cloche_sandboxes_created", "Sandboxes that were made.", tally.created)
-        yield _by("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", tally.ended)
-        yield _by("cloche_sandboxes_not_created", "Sandboxes that could not be made.", "reason", tally.not_created)
+        yield _labelled_counter("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", tally.ended)
+        yield _labelled_counter(
+            "cloche_sandboxes_not_created", "Sandboxes that could not be made.", "reason", tally.not_created
+        )
         creation = HistogramMetricFamily("cloche_sandbox_creation_seconds", "How long making one took.", labels=())
-        yield _filled(creation, (), tally.creation_seconds)
+        yield _add_histogram_samples(creation, (), tally.creation_seconds)
 
-    def _executions(self) -> Iterable[Metric]:
+    def _execution_metrics(self) -> Iterable[Metric]:
         tally, verdict = self._engine.tally, self._health.verdict
         yield GaugeMetricFamily("cloche_healthy", "1 if executions work, else 0.", int(verdict.ok))
-        yield _by("cloche_executions", "Executions that ended, by outcome.", "outcome", tally.executions)
+        yield _labelled_counter("cloche_executions", "Executions that ended, by outcome.", "outcome", tally.executions)
         seconds = HistogramMetricFamily("cloche_execution_seconds", "How long executions took.", labels=())
-        yield _filled(seconds, (), tally.execution_seconds)
+        yield _add_histogram_samples(seconds, (), tally.execution_seconds)
 
-    def _gates(self) -> Iterable[Metric]:
+    def _capacity_metrics(self) -> Iterable[Metric]:
         admission, labels = self._engine.housing.admission, ("what",)
         places = GaugeMetricFamily("cloche_capacity", "How many there can be at once.", labels=labels)
         in_use = GaugeMetricFamily("cloche_capacity_in_use", "How many there are.", labels=labels)
@@ -172,7 +174,7 @@ class _Counts(Collector):
             waiting.add_metric((what,), gate.waiting)
             for reason, count in sorted(gate.refused.items()):
                 refused.add_metric((what, reason), count)
-            _filled(waits, (what,), gate.waited_seconds)
+            _add_histogram_samples(waits, (what,), gate.waited_seconds)
         yield from (places, in_use, waiting, refused, waits)
         wanted = self._engine.housing.wanted
         yield GaugeMetricFamily("cloche_pool_wanted", "Cells that would wait if there were room for them.", wanted)
@@ -180,7 +182,7 @@ class _Counts(Collector):
         if left is not None:
             yield GaugeMetricFamily("cloche_memory_left_bytes", "Memory that this host has left.", left)
 
-    def _requests(self) -> Iterable[Metric]:
+    def _request_metrics(self) -> Iterable[Metric]:
         traffic = self._traffic
         requests = CounterMetricFamily("cloche_requests", "Requests that ended.", labels=("dialect", "status"))
         for (dialect, status), count in sorted(traffic.requests.items()):
@@ -188,33 +190,41 @@ class _Counts(Collector):
         yield requests
         seconds = HistogramMetricFamily("cloche_request_seconds", "How long requests took.", labels=("dialect",))
         for dialect, histogram in sorted(traffic.seconds.items()):
-            _filled(seconds, (dialect,), histogram)
+            _add_histogram_samples(seconds, (dialect,), histogram)
         yield seconds
 
-    def _answers(self) -> Iterable[Metric]:
+    def _gateway_metrics(self) -> Iterable[Metric]:
         tally = self._gateway
-        yield _by("cloche_gateway_requests", "Requests for a model's answer, by outcome.", "status", tally.requests)
-        yield _by("cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls)
-        yield _by("cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions)
-        yield _by("cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens)
+        yield _labelled_counter(
+            "cloche_gateway_requests", "Requests for a model's answer, by outcome.", "status", tally.requests
+        )
+        yield _labelled_counter(
+            "cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls
+        )
+        yield _labelled_counter(
+            "cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions
+        )
+        yield _labelled_counter(
+            "cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens
+        )
 
-    def _audit(self) -> Iterable[Metric]:
+    def _audit_metrics(self) -> Iterable[Metric]:
         trail = self._engine.trail
         failing = int(bool(trail.failing))
         yield GaugeMetricFamily("cloche_audit_failing", "1 if the audit log cannot be written.", failing)
         yield CounterMetricFamily("cloche_audit_lost", "What the audit log should have told, and does not.", trail.lost)
 
-    def _store(self) -> Iterable[Metric]:
+    def _store_metrics(self) -> Iterable[Metric]:
         failing = int(self._engine.records.failing)
         yield GaugeMetricFamily("cloche_store_failing", "1 if the store cannot be written.", failing)
         refused = self._engine.quotas.refused
-        yield _by("cloche_quota_refused", "What was refused for a quota, by which.", "quota", refused)
+        yield _labelled_counter("cloche_quota_refused", "What was refused for a quota, by which.", "quota", refused)
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(self._engine.config.data_dir).free
             yield GaugeMetricFamily("cloche_data_free_bytes", "Room that the data directory's disk has.", free)
 
-    def _networks(self) -> Iterable[Metric]:
-        """Where no sandbox has had a network there is nothing to be counted, nor anything loaded that could."""
+    def _network_metrics(self) -> Iterable[Metric]:
+        """Yields nothing before any sandbox had a network: then egress is not loaded."""
         egress = self._engine.networks.egress
         if egress is None:
             return
@@ -225,19 +235,27 @@ class _Counts(Collector):
         for labels, count in sorted(egress.tally.connections.items()):
             ended.add_metric(labels, count)
         moved = {"sent": egress.tally.sent_bytes, "received": egress.tally.received_bytes}
-        yield from (open_now, ended, _by("cloche_network_bytes", "Bytes that went through them.", "direction", moved))
+        yield from (
+            open_now,
+            ended,
+            _labelled_counter("cloche_network_bytes", "Bytes that went through them.", "direction", moved),
+        )
         files = egress.package_files
-        yield _by("cloche_package_files", "Files of packages, by whether the cache had them.", "cache", files)
+        yield _labelled_counter(
+            "cloche_package_files", "Files of packages, by whether the cache had them.", "cache", files
+        )
 
 
-def _by(name: str, help: str, label: str, counts: dict[str, int]) -> Metric:
+def _labelled_counter(name: str, help: str, label: str, counts: dict[str, int]) -> Metric:
     family = CounterMetricFamily(name, help, labels=(label,))
     for value, count in sorted(counts.items()):
         family.add_metric((value,), count)
     return family
 
 
-def _filled(family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram) -> HistogramMetricFamily:
+def _add_histogram_samples(
+    family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram
+) -> HistogramMetricFamily:
     buckets, total = [], 0
     for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
         total += count

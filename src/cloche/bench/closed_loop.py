@@ -1,7 +1,7 @@
-"""A load generator in a process of its own: keep-alive connections, each asking again as soon as it has its answer.
+"""A load generator in a process of its own: keep-alive connections, each with one request after another.
 
-Sockets, one epoll and nothing else, so that what is measured is the server. It says how much of a core it took itself.
-It reads a job as JSON on stdin and writes an account as JSON to stdout.
+Sockets, one epoll and nothing else, so that the server is measured, not the client. It reports its own share
+of a core. It reads a job as JSON on stdin and writes an account as JSON to stdout.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-ONE = b'{"code":"1+1"}'
-TWO = b'"text":"2"'
-ROOT = "/api/v1/sandboxes"
+ONE_BODY = b'{"code":"1+1"}'
+TWO_ANSWER = b'"text":"2"'
+SANDBOXES_PATH = "/api/v1/sandboxes"
 SILENCE_SECONDS = 60.0  # after which a server that says nothing has failed
 RECEIVED_BYTES = 1 << 16
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: int
     body: bytes
 
 
-class Failed(Exception):
-    """The server did not do what was asked."""
+class LoadFailed(Exception):
+    """The server gave a wrong answer."""
 
 
-Talk = Generator[bytes, Answer, None]  # gives requests and is sent their answers
+ClientTalk = Generator[bytes, HttpAnswer, None]  # gives requests and is sent their answers
 
 
-class Account:
-    """What happened: seconds of each operation, and what was made."""
+class LoadAccount:
+    """The result of a load: seconds of each operation, and the ids created."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -51,69 +51,73 @@ class Account:
         )
 
 
-class Job:
-    """What every client does: `job` is what the caller sent."""
+class LoadJob:
+    """The work of every client: `job` is the caller's JSON."""
 
-    def __init__(self, job: dict[str, Any], account: Account):
+    def __init__(self, job: dict[str, Any], account: LoadAccount):
         self._head = f"host: {job['host']}\r\nauthorization: Bearer {job['key']}\r\ncontent-type: application/json"
         self._ids: list[str] = job["ids"]
         self._clients: int = job["clients"]
         self._left: int = job["count"]
         self._end = time.perf_counter() + job["seconds"]
         self._account = account
-        self.talk: Callable[[int], Talk] = getattr(self, job["what"])
+        self.talk: Callable[[int], ClientTalk] = getattr(self, job["what"])
 
-    def executions(self, client: int) -> Talk:
-        """`1+1` in sandboxes that are there, until the time is over: each client in its own, as far as there are."""
+    def executions(self, client: int) -> ClientTalk:
+        """`1+1` in existing sandboxes, until the time is over: each client in its own, as far as there are."""
         mine = self._ids[client % len(self._ids) :: self._clients]
-        requests = [self._request("POST", f"{ROOT}/{each}/run", ONE) for each in mine]
+        requests = [self._format_request("POST", f"{SANDBOXES_PATH}/{each}/run", ONE_BODY) for each in mine]
         turn = 0
         while time.perf_counter() < self._end:
             began = time.perf_counter()
-            _expect((yield requests[turn % len(requests)]), 200, TWO)
+            _check_answer((yield requests[turn % len(requests)]), 200, TWO_ANSWER)
             self._account.seconds.append(time.perf_counter() - began)
             turn += 1
 
-    def cycles(self, client: int) -> Talk:
+    def cycles(self, client: int) -> ClientTalk:
         """Sandboxes created, used and destroyed, until the time is over."""
-        create = self._request("POST", ROOT, b"{}")
+        create = self._format_request("POST", SANDBOXES_PATH, b"{}")
         while time.perf_counter() < self._end:
             began = time.perf_counter()
-            sandbox = _id(_expect((yield create), 201))
-            _expect((yield self._request("POST", f"{ROOT}/{sandbox}/run", ONE)), 200, TWO)
+            sandbox = _sandbox_id(_check_answer((yield create), 201))
+            _check_answer(
+                (yield self._format_request("POST", f"{SANDBOXES_PATH}/{sandbox}/run", ONE_BODY)), 200, TWO_ANSWER
+            )
             self._account.first_seconds.append(time.perf_counter() - began)
-            _expect((yield self._request("DELETE", f"{ROOT}/{sandbox}")), 204)
+            _check_answer((yield self._format_request("DELETE", f"{SANDBOXES_PATH}/{sandbox}")), 204)
             self._account.seconds.append(time.perf_counter() - began)
 
-    def creations(self, client: int) -> Talk:
-        """So many sandboxes in all, that stay."""
-        create = self._request("POST", ROOT, b"{}")
+    def creations(self, client: int) -> ClientTalk:
+        """Creates `count` sandboxes in all, which stay."""
+        create = self._format_request("POST", SANDBOXES_PATH, b"{}")
         while self._left > 0:
             self._left -= 1
             began = time.perf_counter()
-            sandbox = _id(_expect((yield create), 201))
+            sandbox = _sandbox_id(_check_answer((yield create), 201))
             self._account.seconds.append(time.perf_counter() - began)
             self._account.ids.append(sandbox)
 
-    def roll_call(self, client: int) -> Talk:
+    def roll_call(self, client: int) -> ClientTalk:
         """`1+1` once in every one of those sandboxes."""
         for sandbox in self._ids[client :: self._clients]:
             began = time.perf_counter()
-            _expect((yield self._request("POST", f"{ROOT}/{sandbox}/run", ONE)), 200, TWO)
+            _check_answer(
+                (yield self._format_request("POST", f"{SANDBOXES_PATH}/{sandbox}/run", ONE_BODY)), 200, TWO_ANSWER
+            )
             self._account.seconds.append(time.perf_counter() - began)
 
-    def removals(self, client: int) -> Talk:
+    def removals(self, client: int) -> ClientTalk:
         for sandbox in self._ids[client :: self._clients]:
-            _expect((yield self._request("DELETE", f"{ROOT}/{sandbox}")), 204)
+            _check_answer((yield self._format_request("DELETE", f"{SANDBOXES_PATH}/{sandbox}")), 204)
 
-    def _request(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def _format_request(self, method: str, path: str, body: bytes = b"") -> bytes:
         return f"{method} {path} HTTP/1.1\r\n{self._head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-class Connection:
+class LoadConnection:
     """One client: a talk over one keep-alive connection, begun with its first request."""
 
-    def __init__(self, address: tuple[str, int], talk: Talk, first: bytes):
+    def __init__(self, address: tuple[str, int], talk: ClientTalk, first: bytes):
         self._talk = talk
         self._received = bytearray()
         self.socket = socket.create_connection(address)
@@ -121,44 +125,44 @@ class Connection:
         self.socket.sendall(first)
 
     def read(self) -> None:
-        """Takes what has come, and asks on. Raises StopIteration at the end of the talk, Failed or OSError."""
+        """Reads received data and sends the next request. Raises StopIteration at the end, LoadFailed or OSError."""
         found = self.socket.recv(RECEIVED_BYTES)
         if not found:
-            raise Failed("the server closed the connection")
+            raise LoadFailed("the server closed the connection")
         self._received += found
-        answer = parsed(self._received)
+        answer = parse_answer(self._received)
         if answer is not None:
             self._received.clear()
             self.socket.sendall(self._talk.send(answer))
 
 
-def parsed(received: bytearray) -> Answer | None:
-    """The answer, once it is complete. Raises Failed if it has no length."""
+def parse_answer(received: bytearray) -> HttpAnswer | None:
+    """The answer, once it is complete. Raises LoadFailed if it has no length."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return None
     status = int(received[9:12])
     at = received.find(b"content-length: ", 0, end)
     if at < 0 and status != 204:
-        raise Failed(f"an answer without a length: {bytes(received[:200])!r}")
+        raise LoadFailed(f"an answer without a length: {bytes(received[:200])!r}")
     size = int(received[at + 16 : received.index(b"\r\n", at)]) if at >= 0 else 0
     if len(received) < end + 4 + size:
         return None
-    return Answer(status, bytes(received[end + 4 :]))
+    return HttpAnswer(status, bytes(received[end + 4 :]))
 
 
-def _expect(answer: Answer, status: int, part: bytes = b"") -> bytes:
+def _check_answer(answer: HttpAnswer, status: int, part: bytes = b"") -> bytes:
     if answer.status != status or part not in answer.body:
-        raise Failed(f"{answer.status} {answer.body[:200]!r}")
+        raise LoadFailed(f"{answer.status} {answer.body[:200]!r}")
     return answer.body
 
 
-def _id(body: bytes) -> str:
+def _sandbox_id(body: bytes) -> str:
     return str(json.loads(body)["id"])
 
 
-def _converse(connections: dict[int, Connection], account: Account) -> None:
-    """Until every talk has ended, or failed."""
+def _run_connections(connections: dict[int, LoadConnection], account: LoadAccount) -> None:
+    """Runs until every talk has ended, or failed."""
     poll = select.epoll()
     for number in connections:
         poll.register(number, select.EPOLLIN)
@@ -168,18 +172,18 @@ def _converse(connections: dict[int, Connection], account: Account) -> None:
             account.failures.append(f"{len(connections)} clients heard nothing for {SILENCE_SECONDS:g} s")
             return
         for number, _ in ready:
-            if not _goes_on(connections[number], account):
+            if not _continue_talk(connections[number], account):
                 poll.unregister(number)
                 connections.pop(number).socket.close()
 
 
-def _goes_on(connection: Connection, account: Account) -> bool:
-    """Whether the talk has more to ask."""
+def _continue_talk(connection: LoadConnection, account: LoadAccount) -> bool:
+    """Whether the talk has another request."""
     try:
         connection.read()
     except StopIteration:
         return False
-    except (Failed, OSError) as error:
+    except (LoadFailed, OSError) as error:
         account.failures.append(f"{type(error).__name__}: {error}")
         return False
     return True
@@ -187,18 +191,18 @@ def _goes_on(connection: Connection, account: Account) -> bool:
 
 def main() -> None:
     job = json.loads(sys.stdin.read())
-    account = Account()
+    account = LoadAccount()
     began = time.perf_counter()
-    clients = Job(job, account)
+    clients = LoadJob(job, account)
     talks = [clients.talk(number) for number in range(job["clients"])]
     begun = [(talk, first) for talk in talks if (first := next(talk, None)) is not None]  # who has nothing to ask
-    made = [Connection((job["host"], job["port"]), talk, first) for talk, first in begun]
-    _converse({each.socket.fileno(): each for each in made}, account)
+    made = [LoadConnection((job["host"], job["port"]), talk, first) for talk, first in begun]
+    _run_connections({each.socket.fileno(): each for each in made}, account)
     sys.stdout.write(account.as_json(time.perf_counter() - began))
 
 
-class Load(NamedTuple):
-    """How it went, for the one who asked."""
+class LoadResult(NamedTuple):
+    """The account of a load, for the caller."""
 
     seconds: list[float]
     first_seconds: list[float]
@@ -212,12 +216,12 @@ class Load(NamedTuple):
         return len(self.seconds) / self.wall_seconds
 
     @property
-    def cores(self) -> float:
-        """The share of a core that the generator itself took."""
+    def core_share(self) -> float:
+        """The share of a core that the generator itself used."""
         return self.own_cpu_seconds / self.wall_seconds
 
 
-def run(
+def run_load(
     address: tuple[str, int],
     key: str,
     what: str,
@@ -226,7 +230,7 @@ def run(
     ids: list[str] | None = None,
     count: int = 0,
     seconds: float = 0.0,
-) -> Load:
+) -> LoadResult:
     """Runs a job in another process. Raises RuntimeError if that process fails."""
     host, port = address
     job = {"host": host, "port": port, "key": key, "what": what, "clients": clients}
@@ -235,4 +239,4 @@ def run(
     done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the load generator failed: {done.stderr[-500:]}")
-    return Load(**json.loads(done.stdout))
+    return LoadResult(**json.loads(done.stdout))

@@ -1,79 +1,85 @@
-"""The rows that are measured through HTTP, with their bars."""
+"""The rows measured through HTTP, with their bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from cloche.bench import crowds, mcp_calls, over_http
-from cloche.bench.rows import Part, Row
+from cloche.bench.rows import BenchPart, BenchRow
 
 _GROWN = tuple(
     row
-    for live in crowds.LIVE
+    for live in crowds.LIVE_COUNTS
     for row in (
-        Row(key=f"grown_first_{live}", title=f"{live} sandboxes live: create to `1+1`, one client after another"),
-        Row(key=f"grown_warm_{live}", title=f"{live} sandboxes live: `1+1` in each in turn, one client"),
-        Row(key=f"grown_executions_{live}", title=f"{live} sandboxes live: executions, 8 clients", unit="/s"),
-        Row(key=f"grown_system_{live}", title="cores that the system's own threads took meanwhile", unit="×"),
-        Row(key=f"grown_crowd_{live}", title=f"{live} sandboxes live: executions, 64 clients", unit="/s"),
-        Row(key=f"grown_few_{live}", title=f"{live} sandboxes live: executions, 8 clients in 8 of them", unit="/s"),
+        BenchRow(key=f"grown_first_{live}", title=f"{live} sandboxes live: create to `1+1`, one client after another"),
+        BenchRow(key=f"grown_warm_{live}", title=f"{live} sandboxes live: `1+1` in each in turn, one client"),
+        BenchRow(key=f"grown_executions_{live}", title=f"{live} sandboxes live: executions, 8 clients", unit="/s"),
+        BenchRow(key=f"grown_system_{live}", title="cores that the system's own threads took meanwhile", unit="×"),
+        BenchRow(key=f"grown_crowd_{live}", title=f"{live} sandboxes live: executions, 64 clients", unit="/s"),
+        BenchRow(
+            key=f"grown_few_{live}", title=f"{live} sandboxes live: executions, 8 clients in 8 of them", unit="/s"
+        ),
     )
 )
 _EXECUTIONS = tuple(
     row
-    for clients in crowds.CLIENTS
+    for clients in crowds.CLIENT_COUNTS
     for row in (
-        Row(key=f"http_executions_{clients}", title=f"executions, clients: {clients}", unit="/s"),
-        Row(key=f"http_executions_{clients}_cpu", title=f"the server's CPU time for each, clients: {clients}"),
+        BenchRow(key=f"http_executions_{clients}", title=f"executions, clients: {clients}", unit="/s"),
+        BenchRow(key=f"http_executions_{clients}_cpu", title=f"the server's CPU time for each, clients: {clients}"),
     )
 )
 
-HTTP_PARTS: Sequence[Part] = (
-    Part(
+HTTP_PARTS: Sequence[BenchPart] = (
+    BenchPart(
         title="first results through HTTP",
-        measure=over_http.first_results,
+        measure=over_http.measure_first_results,
         rows=(
-            Row(key="http_one_pool", title="create to `1+1`, from the pool", against=("http_raw",), bar=1, limit=True),
-            Row(key="http_one_empty", title="create to `1+1`, pool empty", against=("http_raw",), bar=3, limit=True),
-            Row(key="http_raw", title="raw cost: fork, all namespaces, one byte back"),
+            BenchRow(
+                key="http_one_pool", title="create to `1+1`, from the pool", against=("http_raw",), bar=1, limit=True
+            ),
+            BenchRow(
+                key="http_one_empty", title="create to `1+1`, pool empty", against=("http_raw",), bar=3, limit=True
+            ),
+            BenchRow(key="http_raw", title="raw cost: fork, all namespaces, one byte back"),
         ),
     ),
-    Part(
+    BenchPart(
         title="first DataFrame and picture through HTTP",
-        measure=over_http.first_shows,
+        measure=over_http.measure_first_displays,
         rows=(
-            Row(key="http_frame", title="create to a DataFrame's HTML, from the pool"),
-            Row(key="http_png", title="create to the first PNG, from the pool"),
+            BenchRow(key="http_frame", title="create to a DataFrame's HTML, from the pool"),
+            BenchRow(key="http_png", title="create to the first PNG, from the pool"),
         ),
     ),
-    Part(
+    BenchPart(
         title="round trips through HTTP",
-        measure=over_http.round_trips,
-        rows=(Row(key="http_warm", title="warm round trip, `1+1`"),),
+        measure=over_http.measure_round_trips,
+        rows=(BenchRow(key="http_warm", title="warm round trip, `1+1`"),),
     ),
-    Part(
+    BenchPart(
         title="tools of MCP",
-        measure=mcp_calls.calls,
+        measure=mcp_calls.measure_mcp_calls,
         rows=(
-            Row(key="mcp_call", title="MCP over HTTP: `run_code` of `1+1`, the official client"),
-            Row(
+            BenchRow(key="mcp_call", title="MCP over HTTP: `run_code` of `1+1`, the official client"),
+            BenchRow(
                 key="mcp_call_adds",
                 title="what that adds to a warm round trip, in warm round trips",
                 unit="×",
                 bar=5,
                 limit=True,
             ),
-            Row(key="mcp_bare", title="MCP over HTTP: the same, a bare client"),
-            Row(key="mcp_bare_adds", title="what that adds, in the same", unit="×", bar=5, limit=True),
-            Row(key="mcp_http", title="the warm round trip, in turns with these"),
+            BenchRow(key="mcp_bare", title="MCP over HTTP: the same, a bare client"),
+            BenchRow(key="mcp_bare_adds", title="what that adds, in the same", unit="×", bar=5, limit=True),
+            BenchRow(key="mcp_http", title="the warm round trip, in turns with these"),
         ),
     ),
-    Part(
+    BenchPart(
         title="executions through HTTP",
-        measure=crowds.executions,
+        measure=crowds.measure_executions,
         rows=(
             *_EXECUTIONS,
-            Row(
+            BenchRow(
                 key="fairness",
                 title="64 clients: p99, in fair shares (64 / throughput)",
                 unit="×",
@@ -82,64 +88,66 @@ HTTP_PARTS: Sequence[Part] = (
             ),
         ),
     ),
-    Part(
+    BenchPart(
         title="creations through HTTP",
-        measure=crowds.cycles,
+        measure=crowds.measure_cycles,
         rows=(
-            Row(
+            BenchRow(
                 key="http_cycles_8",
                 title="sandboxes created, used and destroyed, 8 clients",
                 unit="/s",
                 bar=60,
             ),
-            Row(key="http_cycles_8_cpu", title="the server's CPU time for each of those"),
+            BenchRow(key="http_cycles_8_cpu", title="the server's CPU time for each of those"),
         ),
     ),
-    Part(
+    BenchPart(
         title="output through HTTP",
-        measure=over_http.streams,
-        rows=(Row(key="http_stream", title="10 MB of output, streamed", unit="MB/s"),),
+        measure=over_http.measure_streams,
+        rows=(BenchRow(key="http_stream", title="10 MB of output, streamed", unit="MB/s"),),
     ),
-    Part(
+    BenchPart(
         title="files through HTTP",
-        measure=over_http.files,
+        measure=over_http.measure_files,
         rows=(
-            Row(key="http_file_write", title="upload of 100 MB", unit="MB/s"),
-            Row(key="http_file_read", title="download of 100 MB", unit="MB/s"),
+            BenchRow(key="http_file_write", title="upload of 100 MB", unit="MB/s"),
+            BenchRow(key="http_file_read", title="download of 100 MB", unit="MB/s"),
         ),
     ),
-    Part(
+    BenchPart(
         title="how cost grows",
-        measure=crowds.growth,
+        measure=crowds.measure_growth,
         rows=(
             *_GROWN,
-            Row(
+            BenchRow(
                 key="growth",
                 title="throughput at 500 live sandboxes, of that at 10: 64 clients",
                 unit="×",
                 bar=0.8,
             ),
-            Row(key="growth_eight", title="the same by 8 clients", unit="×", bar=0.8),
-            Row(key="growth_few", title="by 8 clients in 8 of them: what the others cost that nobody uses", unit="×"),
-        ),
-    ),
-    Part(
-        title="idle sandboxes",
-        measure=crowds.idle,
-        rows=(
-            Row(key="idle_memory", title="idle sandbox: memory, all in", unit="MB", bar=5, limit=True),
-            *(
-                Row(key=f"idle_{key}", title=f"idle sandbox: {field}", unit="MB")
-                for key, field in crowds.FIELDS.items()
+            BenchRow(key="growth_eight", title="the same by 8 clients", unit="×", bar=0.8),
+            BenchRow(
+                key="growth_few", title="by 8 clients in 8 of them: what the others cost that nobody uses", unit="×"
             ),
-            Row(key="used_memory", title="sandbox after `1+1`: memory, all in", unit="MB", bar=8, limit=True),
-            Row(key="answering", title="idle sandboxes alive at once that answered", unit="", bar=1000),
         ),
     ),
-    Part(
+    BenchPart(
+        title="idle sandboxes",
+        measure=crowds.measure_idle,
+        rows=(
+            BenchRow(key="idle_memory", title="idle sandbox: memory, all in", unit="MB", bar=5, limit=True),
+            *(
+                BenchRow(key=f"idle_{key}", title=f"idle sandbox: {field}", unit="MB")
+                for key, field in crowds.MEMORY_FIELDS.items()
+            ),
+            BenchRow(key="used_memory", title="sandbox after `1+1`: memory, all in", unit="MB", bar=8, limit=True),
+            BenchRow(key="answering", title="idle sandboxes alive at once that answered", unit="", bar=1000),
+        ),
+    ),
+    BenchPart(
         title="the load generator",
         measure=lambda lab: None,
-        rows=(Row(key="generator", title="the load generator's own share of a core", unit="×"),),
+        rows=(BenchRow(key="generator", title="the load generator's own share of a core", unit="×"),),
     ),
 )
 HTTP_ROWS = {row.key: row for part in HTTP_PARTS for row in part.rows}

@@ -1,6 +1,6 @@
 """A model that answers at once: first a call of `python` with `pass`, then `ok`. In a process of its own.
 
-It speaks Chat Completions, streamed, as far as our own gateway asks for it: what a turn costs beside it is ours.
+It speaks the streamed Chat Completions that our gateway requests: the rest of a turn's cost is ours.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-MODEL = "instant"
+INSTANT_MODEL = "instant"
 
 
-def _stream(*deltas: dict[str, Any], finish: str) -> bytes:
-    """A whole answer, as bytes on the wire."""
-    head = {"id": "chatcmpl-instant", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
+def _encode_stream(*deltas: dict[str, Any], finish: str) -> bytes:
+    """A whole response, as bytes on the wire."""
+    head = {"id": "chatcmpl-instant", "object": "chat.completion.chunk", "created": 0, "model": INSTANT_MODEL}
     ends: list[str | None] = [*[None for _ in deltas], finish]
     chunks: list[dict[str, Any]] = [
         {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]}
@@ -33,40 +33,40 @@ def _stream(*deltas: dict[str, Any], finish: str) -> bytes:
     )
 
 
-_CALL = {
+_TOOL_CALL = {
     "index": 0,
     "id": "call_1",
     "type": "function",
     "function": {"name": "python", "arguments": '{"code": "pass"}'},
 }
-CALLS = _stream({"role": "assistant", "tool_calls": [_CALL]}, finish="tool_calls")
-SAYS = _stream({"role": "assistant", "content": "ok"}, finish="stop")
+CALL_ANSWER = _encode_stream({"role": "assistant", "tool_calls": [_TOOL_CALL]}, finish="tool_calls")
+TEXT_ANSWER = _encode_stream({"role": "assistant", "content": "ok"}, finish="stop")
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer_requests(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
             body = await reader.readexactly(size)
-            writer.write(SAYS if b'"tool_call_id"' in body else CALLS)
+            writer.write(TEXT_ANSWER if b'"tool_call_id"' in body else CALL_ANSWER)
     writer.close()
 
 
-async def _main() -> None:
-    server = await asyncio.start_server(_serve, "127.0.0.1", 0, limit=1 << 20)
+async def _serve_model() -> None:
+    server = await asyncio.start_server(_answer_requests, "127.0.0.1", 0, limit=1 << 20)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 def main() -> None:
     """Serves until it is ended; the first line on stdout is the port."""
-    asyncio.run(_main())
+    asyncio.run(_serve_model())
 
 
 @contextlib.contextmanager
-def running() -> Iterator[str]:
-    """The base URL of one, until the block is left."""
+def run_instant_model() -> Iterator[str]:
+    """The base URL of such a model, which runs until the block is left."""
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

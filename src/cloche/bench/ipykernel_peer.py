@@ -1,6 +1,6 @@
 """The peer: a plain ipykernel, driven by jupyter_client's blocking client.
 
-Both are imported when they are used: they are no dependencies of ours.
+Both are imported when they are used: they are not dependencies of ours.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import time
 from types import TracebackType
 from typing import Any
 
-from cloche.bench.samples import expect
+from cloche.bench.samples import expect_answer
 
-NEEDED = ("ipykernel", "jupyter_client", "pandas", "matplotlib")
-ADVICE = "pip install 'cloche[bench]'"
+PEER_PACKAGES = ("ipykernel", "jupyter_client", "pandas", "matplotlib")
+BENCH_ADVICE = "pip install 'cloche[bench]'"
 TRANSPORTS = ("tcp", "ipc")
-START_SECONDS = 120.0
-ANSWER_SECONDS = 60.0
+KERNEL_START_SECONDS = 120.0
+KERNEL_ANSWER_SECONDS = 60.0
 
 
-def missing() -> list[str]:
-    """What of the peer is not installed."""
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+def missing_packages() -> list[str]:
+    """The peer's packages that are not installed."""
+    return [name for name in PEER_PACKAGES if importlib.util.find_spec(name) is None]
 
 
-class Kernel:
+class IpykernelProcess:
     """One ipykernel process, ready. Use with `with`.
 
-    `lean` leaves out `wait_for_ready`, which everybody uses, and waits only for the kernel's word that its output
-    channel is connected: nothing that still gets every answer is faster.
+    `lean` leaves out the usual `wait_for_ready`, and waits only for the kernel's message that its output channel
+    is connected: nothing that still gets every answer is faster.
     """
 
     def __init__(self, transport: str = "tcp", *, lean: bool = False):
@@ -43,12 +43,12 @@ class Kernel:
             if lean:
                 self._wait_for_welcome()
             else:
-                self._client.wait_for_ready(timeout=START_SECONDS)
+                self._client.wait_for_ready(timeout=KERNEL_START_SECONDS)
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Kernel:
+    def __enter__(self) -> IpykernelProcess:
         return self
 
     def __exit__(
@@ -61,30 +61,30 @@ class Kernel:
         return int(self._manager.provisioner.pid)
 
     def first(self, code: str, mime: str) -> Any:
-        """Executes and returns the value of that MIME type at the moment when it arrives."""
+        """Executes, and returns the value of that MIME type when it arrives."""
         request = self._client.execute(code, store_history=True)
         while True:
-            message = self._next(request)
+            message = self._next_message(request)
             content = message["content"]
-            expect(message["msg_type"] != "error", content)
+            expect_answer(message["msg_type"] != "error", content)
             if mime in content.get("data", {}):
                 return content["data"][mime]
-            expect(content.get("execution_state") != "idle", f"no {mime}")
+            expect_answer(content.get("execution_state") != "idle", f"no {mime}")
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """Executes to the end, idle and reply; what it said, without its changes of state."""
+        """Executes to the end, idle and reply; returns its messages, without its changes of state."""
         request = self._client.execute(code, store_history=True)
         said = list(self._until_idle(request))
-        reply = self._client.get_shell_msg(timeout=ANSWER_SECONDS)
+        reply = self._client.get_shell_msg(timeout=KERNEL_ANSWER_SECONDS)
         while reply["parent_header"].get("msg_id") != request:
-            reply = self._client.get_shell_msg(timeout=ANSWER_SECONDS)
-        expect(reply["content"]["status"] == "ok", reply["content"])
+            reply = self._client.get_shell_msg(timeout=KERNEL_ANSWER_SECONDS)
+        expect_answer(reply["content"]["status"] == "ok", reply["content"])
         return said
 
     def interrupt_seconds(self, code: str) -> float:
-        """How long it takes from the interrupt of a program that has said something until its kernel is idle."""
+        """The time from the interrupt of a program that has printed something until its kernel is idle."""
         request = self._client.execute(code)
-        while self._next(request)["msg_type"] != "stream":
+        while self._next_message(request)["msg_type"] != "stream":
             pass
         began = time.perf_counter()
         self._manager.interrupt_kernel()
@@ -98,18 +98,18 @@ class Kernel:
     def _until_idle(self, request: str) -> list[dict[str, Any]]:
         said: list[dict[str, Any]] = []
         while True:
-            message = self._next(request)
+            message = self._next_message(request)
             if message["content"].get("execution_state") == "idle":
                 return said
             if message["msg_type"] != "status":
                 said.append(message["content"])
 
-    def _next(self, request: str) -> Any:
+    def _next_message(self, request: str) -> Any:
         while True:
-            message = self._client.get_iopub_msg(timeout=ANSWER_SECONDS)
+            message = self._client.get_iopub_msg(timeout=KERNEL_ANSWER_SECONDS)
             if message["parent_header"].get("msg_id") == request:
                 return message
 
     def _wait_for_welcome(self) -> None:
-        while self._client.get_iopub_msg(timeout=START_SECONDS)["msg_type"] != "iopub_welcome":
+        while self._client.get_iopub_msg(timeout=KERNEL_START_SECONDS)["msg_type"] != "iopub_welcome":
             pass

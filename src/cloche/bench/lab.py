@@ -1,4 +1,4 @@
-"""Where measurements happen: two embedded engines, one with a pool and one without, and how much to measure."""
+"""The lab: two embedded engines, one with a pool and one without, and the numbers of samples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Protocol
 import msgspec
 
 from cloche.bench import ipykernel_peer, programs
-from cloche.bench.samples import Book, expect
-from cloche.config import Config, Pool
-from cloche.engine.operations.metrics import measured_inside
+from cloche.bench.samples import SampleBook, expect_answer
+from cloche.config import Config, PoolConfig
+from cloche.engine.operations.metrics import measure_inside
 from cloche.events import Run
 from cloche.model import SandboxSpec, Struct
-from cloche.sdk.embedded import Embedded, using
+from cloche.sdk.embedded import EmbeddedEngine, use_engine
 from cloche.sdk.sandbox import Sandbox
 
 REFILL_SECONDS = 60.0
@@ -23,8 +23,8 @@ REFILL_SECONDS = 60.0
 SETTLE_SECONDS = 0.03
 
 
-class Counts(Struct):
-    """How many samples of each kind."""
+class SampleCounts(Struct):
+    """The number of samples of each kind."""
 
     fast: int = 200  # what takes us milliseconds
     warm: int = 1000
@@ -51,7 +51,7 @@ class Counts(Struct):
     peer_clients: tuple[int, ...] = (1, 8, 64)
 
 
-QUICK = Counts(
+QUICK_COUNTS = SampleCounts(
     fast=30,
     warm=200,
     images=20,
@@ -74,29 +74,29 @@ QUICK = Counts(
 )
 
 
-class Notes(Protocol):
-    """What every measurement needs: where its samples go, and whether there is a peer."""
+class SampleTarget(Protocol):
+    """The needs of every measurement: the book for its samples, and whether there is a peer."""
 
-    book: Book
+    book: SampleBook
     peer: bool
 
 
 class Lab:
     """Use with `with`. `peer` is false where no peer is installed or wanted."""
 
-    def __init__(self, config: Config, counts: Counts, *, peer: bool = True):
+    def __init__(self, config: Config, counts: SampleCounts, *, peer: bool = True):
         self.counts = counts
-        self.book = Book()
-        self.peer = peer and not ipykernel_peer.missing()
+        self.book = SampleBook()
+        self.peer = peer and not ipykernel_peer.missing_packages()
         self._size = max(config.pool.ready, 1)
-        self._pooled = Embedded(msgspec.structs.replace(config, pool=Pool(ready=self._size)))
-        self._empty = Embedded(msgspec.structs.replace(config, pool=Pool(ready=0)))
+        self._pooled = EmbeddedEngine(msgspec.structs.replace(config, pool=PoolConfig(ready=self._size)))
+        self._empty = EmbeddedEngine(msgspec.structs.replace(config, pool=PoolConfig(ready=0)))
 
     def __enter__(self) -> Lab:
         """Raises IsolationUnavailable, TemplateBuildFailed, NurseryFailed or Unavailable."""
         try:
             for engine in (self._pooled, self._empty):
-                self._start(engine)
+                self._start_engine(engine)
         except BaseException:
             self.close()
             raise
@@ -113,13 +113,13 @@ class Lab:
 
     def with_pool(self) -> AbstractContextManager[None]:
         """Meanwhile `Sandbox()` takes from a pool."""
-        return using(self._pooled)
+        return use_engine(self._pooled)
 
     def without_pool(self) -> AbstractContextManager[None]:
-        return using(self._empty)
+        return use_engine(self._empty)
 
     def wait_for_pool(self) -> None:
-        """Until the pool is full again. Raises TimeoutError."""
+        """Waits until the pool is full again. Raises TimeoutError."""
         end = time.monotonic() + REFILL_SECONDS
         while self._pooled.engine.waiting < self._size:
             if time.monotonic() > end:
@@ -128,27 +128,27 @@ class Lab:
         time.sleep(SETTLE_SECONDS)
 
     def raw_cost_seconds(self) -> float:
-        """Of the zygote that makes the sandboxes without a pool."""
+        """The raw fork time of the zygote that makes the sandboxes without a pool."""
         return self._empty.call(lambda: self._empty.engine.housing.raw_cost_seconds())
 
     def memory_bytes(self, box: Sandbox) -> int:
-        """What a sandbox of the engine with a pool uses, by its cgroup; without one, far too much, as init sees it."""
+        """Memory of a pooled sandbox, by its cgroup; without one, init's figure, which is far too high."""
 
         async def read() -> int:
             guest = (await self._pooled.engine.get(box.id, SandboxSpec().owner)).guest
             used = guest.cell.stats().memory_bytes
-            return used if used is not None else (await measured_inside(guest)).memory_bytes or 0
+            return used if used is not None else (await measure_inside(guest)).memory_bytes or 0
 
         return self._pooled.call(read)
 
-    def _start(self, engine: Embedded) -> None:
+    def _start_engine(self, engine: EmbeddedEngine) -> None:
         began = time.perf_counter()
         engine.open()
-        with using(engine), Sandbox() as box:
-            answered(box.run(programs.ONE))
+        with use_engine(engine), Sandbox() as box:
+            expect_two(box.run(programs.ONE))
             self.book.add("cold", time.perf_counter() - began)
 
 
-def answered(run: Run) -> None:
+def expect_two(run: Run) -> None:
     """Raises WrongAnswer unless it is the run of `1+1`."""
-    expect(run.text == "2", run)
+    expect_answer(run.text == "2", run)

@@ -1,4 +1,4 @@
-"""Many at once, and much at once."""
+"""Measurement: many operations at once, and large transfers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import time
 from collections.abc import Callable
 
 from cloche.bench import programs
-from cloche.bench.lab import Lab, answered
-from cloche.bench.samples import expect
+from cloche.bench.lab import Lab, expect_two
+from cloche.bench.samples import expect_answer
 from cloche.sdk.sandbox import Sandbox
 
-Operation = Callable[[int], None]
+LoadOperation = Callable[[int], None]
 
 
-def creations(lab: Lab) -> None:
+def measure_creations(lab: Lab) -> None:
     """Sandboxes per second, each created, used and destroyed, by several threads."""
 
     def operation(thread: int) -> None:
         with Sandbox() as box:
-            answered(box.run(programs.ONE))
+            expect_two(box.run(programs.ONE))
 
     with lab.with_pool():
-        _under_load(lab, "creations", operation)
+        _measure_under_load(lab, "creations", operation)
 
 
-def executions(lab: Lab) -> None:
+def measure_executions(lab: Lab) -> None:
     """Executions per second in warm sandboxes, by several threads."""
     threads = lab.counts.threads
     with lab.with_pool(), contextlib.ExitStack() as stack:
@@ -37,40 +37,40 @@ def executions(lab: Lab) -> None:
         def operation(thread: int) -> None:
             box = turns[thread].pop(0)
             turns[thread].append(box)
-            answered(box.run(programs.ONE))
+            expect_two(box.run(programs.ONE))
 
-        _under_load(lab, "executions", operation)
+        _measure_under_load(lab, "executions", operation)
 
 
-def transfers(lab: Lab) -> None:
+def measure_transfers(lab: Lab) -> None:
     """A large file in and out, in bytes per second."""
     size = lab.counts.transfer_bytes
     content = os.urandom(1 << 20) * (size // (1 << 20) + 1)
     content = content[:size]
     for _ in range(lab.counts.transfers):
         with lab.book.attempt("file_write", "file_read"), lab.with_pool(), Sandbox() as box:
-            _transfer(lab, box, content)
+            _measure_transfer(lab, box, content)
 
 
-def _transfer(lab: Lab, box: Sandbox, content: bytes) -> None:
+def _measure_transfer(lab: Lab, box: Sandbox, content: bytes) -> None:
     began = time.perf_counter()
     box.files.write("/mnt/data/large", content)
     written = time.perf_counter()
     found = box.files.read("/mnt/data/large")
     ended = time.perf_counter()
-    expect(found == content, f"{len(found)} bytes")
+    expect_answer(found == content, f"{len(found)} bytes")
     lab.book.add("file_write", len(content) / (written - began))
     lab.book.add("file_read", len(content) / (ended - written))
 
 
-def _under_load(lab: Lab, key: str, operation: Operation) -> None:
+def _measure_under_load(lab: Lab, key: str, operation: LoadOperation) -> None:
     for _ in range(lab.counts.loads):
         lab.wait_for_pool()
         with lab.book.attempt(key):
-            lab.book.add(key, _per_second(lab, key, operation))
+            lab.book.add(key, _operations_per_second(lab, key, operation))
 
 
-def _per_second(lab: Lab, key: str, operation: Operation) -> float:
+def _operations_per_second(lab: Lab, key: str, operation: LoadOperation) -> float:
     done = [0] * lab.counts.threads
     began = time.perf_counter()
     end = began + lab.counts.load_seconds
@@ -86,5 +86,5 @@ def _per_second(lab: Lab, key: str, operation: Operation) -> float:
         worker.start()
     for worker in workers:
         worker.join()
-    expect(sum(done) > 0, "not one operation succeeded")
+    expect_answer(sum(done) > 0, "not one operation succeeded")
     return sum(done) / (time.perf_counter() - began)

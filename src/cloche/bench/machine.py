@@ -1,4 +1,4 @@
-"""What must stand beside every number: where, on what and when it was measured."""
+"""Facts about the machine, printed with every result: place, hardware, time and versions."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cloche.bench import ipykernel_peer
-from cloche.bench.memory import figures
+from cloche.bench.memory import read_figures
 
 GIT_SECONDS = 10
 
 
-def facts() -> dict[str, str]:
-    memory_gib = figures(Path("/proc/meminfo"))["MemTotal"] / 1024**3
+def machine_facts() -> dict[str, str]:
+    memory_gib = read_figures(Path("/proc/meminfo"))["MemTotal"] / 1024**3
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "CPU": f"{_cpu()}, {len(os.sched_getaffinity(0))} usable",
+        "CPU": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} usable",
         "memory": f"{memory_gib:.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
-        "commit": commit(),
-        "peer": _peer(),
+        "commit": current_commit(),
+        "peer": _peer_versions(),
         "load before": " ".join(f"{each:.2f}" for each in os.getloadavg()),
         "user": "root" if os.geteuid() == 0 else "an ordinary user",
     }
 
 
-def commit() -> str:
-    """Of the checkout that we run from, if we do."""
+def current_commit() -> str:
+    """The commit of the checkout that we run from, if there is one."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
@@ -41,7 +41,7 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def _cpu() -> str:
+def _cpu_name() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Model"):
@@ -49,16 +49,16 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _peer() -> str:
-    if missing := ipykernel_peer.missing():
-        return f"none: {', '.join(missing)} not installed; {ipykernel_peer.ADVICE}"
+def _peer_versions() -> str:
+    if missing := ipykernel_peer.missing_packages():
+        return f"none: {', '.join(missing)} not installed; {ipykernel_peer.BENCH_ADVICE}"
     return (
-        ", ".join(f"{name} {_version(name)}" for name in ipykernel_peer.NEEDED)
+        ", ".join(f"{name} {_package_version(name)}" for name in ipykernel_peer.PEER_PACKAGES)
         + f" on Python {sys.version_info[0]}.{sys.version_info[1]}"
     )
 
 
-def _version(name: str) -> str:
+def _package_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

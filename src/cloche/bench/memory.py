@@ -1,4 +1,4 @@
-"""What an idle sandbox takes from the host, and what a kernel takes."""
+"""Measurement: the host memory of an idle sandbox, and of a kernel."""
 
 from __future__ import annotations
 
@@ -9,72 +9,72 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloche.bench import programs
-from cloche.bench.ipykernel_peer import Kernel
-from cloche.bench.lab import Lab, answered
+from cloche.bench.ipykernel_peer import IpykernelProcess
+from cloche.bench.lab import Lab, expect_two
 from cloche.sdk.sandbox import Sandbox
 
-SETTLE_SECONDS = 1.0  # namespaces and page tables of what ended before are freed in the background
-PARTS = {"anon": "AnonPages", "page_tables": "PageTables", "slab": "Slab"}
+MEMORY_SETTLE_SECONDS = 1.0  # namespaces and page tables of what ended before are freed in the background
+MEMORY_FIELDS = {"anon": "AnonPages", "page_tables": "PageTables", "slab": "Slab"}
 
 
-def memory(lab: Lab) -> None:
-    """The change of the host's own figures, divided by the number of those who caused it."""
+def measure_memory(lab: Lab) -> None:
+    """The change of the host's own figures, divided by the number of sandboxes or kernels."""
     for _ in range(lab.counts.measured):
         with lab.book.attempt("memory", "memory_used"):
-            _sandboxes(lab)
+            _measure_sandboxes(lab)
     if lab.peer:
         with lab.book.attempt("kernel_memory"):
-            _kernels(lab)
+            _measure_kernels(lab)
 
 
-def _sandboxes(lab: Lab) -> None:
+def _measure_sandboxes(lab: Lab) -> None:
     count = lab.counts.live
-    before = _settled()
+    before = _settled_figures()
     with lab.without_pool(), contextlib.ExitStack() as stack:
         boxes = [stack.enter_context(Sandbox()) for _ in range(count)]
-        idle = _settled()
-        lab.book.add("memory", _taken(before, idle) / count)
-        for key, field in PARTS.items():
+        idle = _settled_figures()
+        lab.book.add("memory", _memory_taken(before, idle) / count)
+        for key, field in MEMORY_FIELDS.items():
             lab.book.add(f"memory_{key}", (idle[field] - before[field]) / count)
-        _use(boxes)
-        lab.book.add("memory_used", _taken(before, _settled()) / count)
+        _use_sandboxes(boxes)
+        lab.book.add("memory_used", _memory_taken(before, _settled_figures()) / count)
 
 
-def _use(boxes: list[Sandbox]) -> None:
+def _use_sandboxes(boxes: list[Sandbox]) -> None:
     for box in boxes:
-        answered(box.run(programs.ONE))
+        expect_two(box.run(programs.ONE))
 
 
-def _kernels(lab: Lab) -> None:
-    """One more each time, so that something else that happens on the host spoils one sample and not all."""
+def _measure_kernels(lab: Lab) -> None:
+    """Adds one kernel at a time, so that other events on the host spoil one sample and not all."""
     with contextlib.ExitStack() as stack:
         kernels = []
         for _ in range(lab.counts.kernels):
-            before = _settled()
-            kernels.append(stack.enter_context(Kernel()))
+            before = _settled_figures()
+            kernels.append(stack.enter_context(IpykernelProcess()))
             kernels[-1].run(programs.IMPORTS)
-            lab.book.add("kernel_memory", _taken(before, _settled()))
+            lab.book.add("kernel_memory", _memory_taken(before, _settled_figures()))
         for kernel in kernels:
-            rollup = figures(Path(f"/proc/{kernel.pid}/smaps_rollup"))
+            rollup = read_figures(Path(f"/proc/{kernel.pid}/smaps_rollup"))
             lab.book.add("kernel_pss", rollup["Pss"])
             lab.book.add("kernel_private", rollup["Private_Clean"] + rollup["Private_Dirty"])
 
 
-def _taken(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+def _memory_taken(before: Mapping[str, int], after: Mapping[str, int]) -> int:
     return before["MemAvailable"] - after["MemAvailable"]
 
 
-def _settled() -> dict[str, int]:
+def _settled_figures() -> dict[str, int]:
     gc.collect()
-    time.sleep(SETTLE_SECONDS)
-    return figures_of_host()
+    time.sleep(MEMORY_SETTLE_SECONDS)
+    return host_figures()
 
 
-def figures_of_host() -> dict[str, int]:
-    return figures(Path("/proc/meminfo"))
+def host_figures() -> dict[str, int]:
+    return read_figures(Path("/proc/meminfo"))
 
 
-def figures(path: Path) -> dict[str, int]:
-    """Lines such as `Pss:  123 kB`, in bytes."""
+def read_figures(path: Path) -> dict[str, int]:
+    """Parses lines such as `Pss:  123 kB`, in bytes."""
     words = (line.split() for line in path.read_text().splitlines())
     return {found[0].rstrip(":"): int(found[1]) * 1024 for found in words if len(found) == 3 and found[2] == "kB"}

@@ -1,4 +1,4 @@
-"""Runs the peers in their own environment, one after another, and takes down what they say."""
+"""Runs the peers in their own environment, one after another, and records their results."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloche.bench.lab import Counts
-from cloche.bench.samples import Book
+from cloche.bench.lab import SampleCounts
+from cloche.bench.samples import SampleBook
 from cloche.model import Struct
 
-HERE = Path(__file__).parent
+BENCH_DIRECTORY = Path(__file__).parent
 PATIENCE_SECONDS = 900.0
-ADVICE = "make .venv-peers/.stamp, and --peers .venv-peers/bin/python"
+PEERS_ADVICE = "make .venv-peers/.stamp, and --peers .venv-peers/bin/python"
 
 
-class Peer(Struct):
+class PeerInfo(Struct):
     key: str
     title: str
 
 
 PEERS = (
-    Peer(key="ipykernel", title="ipykernel, jupyter_client"),
-    Peer(key="gateway", title="Kernel Gateway"),
-    Peer(key="gateway_nodelay", title="Kernel Gateway, TCP_NODELAY forced"),
-    Peer(key="e2b_server", title="E2B's in-sandbox server"),
-    Peer(key="e2b_server_nodelay", title="E2B's server, TCP_NODELAY forced"),
-    Peer(key="autogen_jupyter", title="AutoGen, Jupyter"),
-    Peer(key="autogen_local", title="AutoGen, local (stateless)"),
-    Peer(key="bubblewrap", title="python under bubblewrap (stateless)"),
-    Peer(key="gvisor", title="python under runsc do (stateless)"),
+    PeerInfo(key="ipykernel", title="ipykernel, jupyter_client"),
+    PeerInfo(key="gateway", title="Kernel Gateway"),
+    PeerInfo(key="gateway_nodelay", title="Kernel Gateway, TCP_NODELAY forced"),
+    PeerInfo(key="e2b_server", title="E2B's in-sandbox server"),
+    PeerInfo(key="e2b_server_nodelay", title="E2B's server, TCP_NODELAY forced"),
+    PeerInfo(key="autogen_jupyter", title="AutoGen, Jupyter"),
+    PeerInfo(key="autogen_local", title="AutoGen, local (stateless)"),
+    PeerInfo(key="bubblewrap", title="python under bubblewrap (stateless)"),
+    PeerInfo(key="gvisor", title="python under runsc do (stateless)"),
 )
 
 
-class Peers:
-    """What was measured of them: in the book as `peer_measure`; and why the others were not."""
+class PeerMeasurements:
+    """Results of the peers, in the book as `peer_measure`; and the reasons why others were not measured."""
 
-    def __init__(self, book: Book):
+    def __init__(self, book: SampleBook):
         self.book = book
         self.versions: dict[str, str] = {}
         self.absent: dict[str, str] = {}
@@ -52,22 +52,22 @@ class Peers:
         self,
         python: str,
         checkout: str,
-        counts: Counts,
+        counts: SampleCounts,
         report: Callable[[str], None],
-        among: Sequence[Peer] = PEERS,
+        among: Sequence[PeerInfo] = PEERS,
     ) -> None:
-        """With the interpreter that has them."""
+        """Measures with the interpreter that has the peers installed."""
         if shutil.which(python) is None:
-            why = f"{python} is not there: {ADVICE}"
+            why = f"{python} is not there: {PEERS_ADVICE}"
             self.absent |= {peer.key: why for peer in among}
             return
-        with _shadow() as place:
+        with _drivers_only_path() as place:
             for peer in among:
                 report(f"measuring {peer.title}")
-                self._run(peer, python, place, {"checkout": checkout, "counts": _asked(counts)})
+                self._run_peer(peer, python, place, {"checkout": checkout, "counts": _job_counts(counts)})
 
-    def _run(self, peer: Peer, python: str, place: str, job: dict[str, Any]) -> None:
-        """Whatever becomes of a peer, the others are measured."""
+    def _run_peer(self, peer: PeerInfo, python: str, place: str, job: dict[str, Any]) -> None:
+        """Runs one peer. Its failure does not stop the others."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOCHE_")}
         command = [python, "-W", "ignore", "-m", "cloche.bench.peers.drive"]
         process = subprocess.Popen(
@@ -88,11 +88,11 @@ class Peers:
             _end_group(process)
         for line in said.splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # what a program of the peer's says, say
-                self.take_down(peer.key, json.loads(line))
+                self.record_line(peer.key, json.loads(line))
         if process.returncode and peer.key not in self.absent:
             self.absent[peer.key] = f"its driver ended with status {process.returncode}"
 
-    def take_down(self, peer: str, line: dict[str, Any]) -> None:
+    def record_line(self, peer: str, line: dict[str, Any]) -> None:
         if "absent" in line:
             self.absent[peer] = line["absent"]
         elif "version" in line:
@@ -104,13 +104,13 @@ class Peers:
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """The driver, and whatever it has left: its servers, which it ends itself where it comes to it."""
+    """Kills the driver and its leftover processes: servers that it did not end itself."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _asked(counts: Counts) -> dict[str, Any]:
+def _job_counts(counts: SampleCounts) -> dict[str, Any]:
     return {
         "starts": counts.peer_starts,
         "warm": counts.peer_warm,
@@ -122,13 +122,13 @@ def _asked(counts: Counts) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _shadow() -> Iterator[str]:
-    """A path on which only the drivers are, so that nothing of our environment meets the peers'."""
+def _drivers_only_path() -> Iterator[str]:
+    """A path with only the drivers on it, so that our environment and the peers' do not mix."""
     with tempfile.TemporaryDirectory(prefix="cloche-bench-") as place:
         package = Path(place) / "cloche" / "bench"
         package.mkdir(parents=True)
         for directory in (package, package.parent):
             (directory / "__init__.py").touch()
-        (package / "peers").symlink_to(HERE / "peers")
-        (package / "programs.py").symlink_to(HERE / "programs.py")
+        (package / "peers").symlink_to(BENCH_DIRECTORY / "peers")
+        (package / "programs.py").symlink_to(BENCH_DIRECTORY / "programs.py")
         yield place

@@ -7,41 +7,41 @@ from pathlib import Path
 from typing import Any
 
 from cloche.bench import comparison, crowds
-from cloche.bench.comparison import COMPARED, OURS
-from cloche.bench.peer_runs import Peers
-from cloche.bench.samples import Book
-from cloche.bench.table import figure
+from cloche.bench.comparison import COMPARED_ROWS, OWN_TITLE
+from cloche.bench.peer_runs import PeerMeasurements
+from cloche.bench.samples import SampleBook
+from cloche.bench.table import format_figure
 
-COLUMNS = 3
+CHART_COLUMNS = 3
 OWN_COLOUR, PEER_COLOUR = "#0b6e4f", "#b8b8b8"
-GROWN = {"grown_first": "create to 1+1", "grown_warm": "warm 1+1"}
+GROWTH_TITLES = {"grown_first": "create to 1+1", "grown_warm": "warm 1+1"}
 
 
-def missing() -> bool:
+def is_matplotlib_missing() -> bool:
     return importlib.util.find_spec("matplotlib") is None
 
 
-def draw(file: Path, book: Book, peers: Peers) -> None:
-    """As SVG or PNG, by the file's name. Only what was measured is drawn."""
+def draw_comparison(file: Path, book: SampleBook, peers: PeerMeasurements) -> None:
+    """Draws SVG or PNG, by the file's name. Only measured rows are drawn."""
     from matplotlib.figure import Figure
 
-    charts = [(each, found) for each in COMPARED if len(found := comparison.medians(each, book, peers)) > 1]
-    rows = -(-(len(charts) + 1) // COLUMNS)
-    picture: Any = Figure(figsize=(5 * COLUMNS, 2.6 * rows), layout="constrained")
-    places = picture.subplots(rows, COLUMNS, squeeze=False).flat
+    charts = [(each, found) for each in COMPARED_ROWS if len(found := comparison.peer_medians(each, book, peers)) > 1]
+    rows = -(-(len(charts) + 1) // CHART_COLUMNS)
+    picture: Any = Figure(figsize=(5 * CHART_COLUMNS, 2.6 * rows), layout="constrained")
+    places = picture.subplots(rows, CHART_COLUMNS, squeeze=False).flat
     for place, (each, found) in zip(places, charts, strict=False):
-        _bars(place, each, found)
-    _growth(places[len(charts)], book)
+        _draw_bars(place, each, found)
+    _draw_growth(places[len(charts)], book)
     for place in list(places)[len(charts) + 1 :]:
         place.set_axis_off()
     picture.savefig(file)
 
 
-def _bars(place: Any, each: comparison.Compared, found: Any) -> None:
+def _draw_bars(place: Any, each: comparison.ComparedRow, found: Any) -> None:
     titles = list(found)[::-1]
-    colours = [OWN_COLOUR if title == OURS else PEER_COLOUR for title in titles]
+    colours = [OWN_COLOUR if title == OWN_TITLE else PEER_COLOUR for title in titles]
     drawn = place.barh(titles, [found[title] for title in titles], color=colours)
-    place.bar_label(drawn, [figure(found[title]) for title in titles], padding=3, fontsize=7)
+    place.bar_label(drawn, [format_figure(found[title]) for title in titles], padding=3, fontsize=7)
     place.set_xscale("log")
     place.set_xlim(min(found.values()) / 3, max(found.values()) * 5)
     place.minorticks_off()
@@ -50,12 +50,12 @@ def _bars(place: Any, each: comparison.Compared, found: Any) -> None:
     place.set_title(f"{each.title.replace('`', '')}, {each.unit} ({better})", fontsize=9)
 
 
-def _growth(place: Any, book: Book) -> None:
-    if not any(f"{start}_{count}" in book for start in GROWN for count in crowds.LIVE):
+def _draw_growth(place: Any, book: SampleBook) -> None:
+    if not any(f"{start}_{count}" in book for start in GROWTH_TITLES for count in crowds.LIVE_COUNTS):
         place.set_axis_off()
         return
-    for start, title in GROWN.items():
-        live = [count for count in crowds.LIVE if f"{start}_{count}" in book]
+    for start, title in GROWTH_TITLES.items():
+        live = [count for count in crowds.LIVE_COUNTS if f"{start}_{count}" in book]
         place.plot(live, [book[f"{start}_{count}"].p50 * 1e3 for count in live], marker="o", label=title)
     place.set_xscale("log")
     place.set_ylim(bottom=0)

@@ -1,4 +1,4 @@
-"""What is run. The same source for Cloche and for its peer."""
+"""The measured programs: the same source for Cloche and for its peers."""
 
 from __future__ import annotations
 

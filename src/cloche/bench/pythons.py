@@ -1,32 +1,32 @@
-"""`python3` as a shell of the sandbox runs it, beside the interpreter that stands behind it, in turns."""
+"""Measurement: `python3` in a sandbox's shell, beside the real interpreter behind it, in turns."""
 
 from __future__ import annotations
 
 import time
 
 from cloche.bench.lab import Lab
-from cloche.bench.samples import expect
+from cloche.bench.samples import expect_answer
 from cloche.sdk.sandbox import Sandbox
 
 # By its path, the interpreter itself is started, and imports what the program imports.
 PYTHONS = {"python_warm": "python3", "python_cold": "/opt/cloche/env/bin/python3"}
-PROGRAM = "import pandas\nprint(pandas.Series([20, 22]).sum())"
+HEREDOC_PROGRAM = "import pandas\nprint(pandas.Series([20, 22]).sum())"
 
 
-def heredocs(lab: Lab) -> None:
+def measure_heredocs(lab: Lab) -> None:
     """bash that runs a program with pandas from a heredoc."""
     with lab.with_pool(), Sandbox() as box:
         for python in PYTHONS.values():
-            _seconds(box, python)  # what the host reads from disk, it reads now
+            _heredoc_seconds(box, python)  # what the host reads from disk, it reads now
         for _ in range(lab.counts.peer):
             for key, python in PYTHONS.items():
                 with lab.book.attempt(key):
-                    lab.book.add(key, _seconds(box, python))
+                    lab.book.add(key, _heredoc_seconds(box, python))
 
 
-def _seconds(box: Sandbox, python: str) -> float:
+def _heredoc_seconds(box: Sandbox, python: str) -> float:
     began = time.perf_counter()
-    result = box.commands.run(f"{python} - <<'END'\n{PROGRAM}\nEND")
+    result = box.commands.run(f"{python} - <<'END'\n{HEREDOC_PROGRAM}\nEND")
     seconds = time.perf_counter() - began
-    expect((result.exit_code, result.stdout) == (0, "42\n"), result)
+    expect_answer((result.exit_code, result.stdout) == (0, "42\n"), result)
     return seconds

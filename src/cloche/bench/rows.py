@@ -1,4 +1,4 @@
-"""The rows of the table: what each is called, what measures it, what it is compared with, and its bar."""
+"""The rows of the table: title, measurement, rows to compare with, and bar."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cloche.model import Struct
 Measure = Callable[[Any], None]  # of a Lab, a ServerLab or an InstallLab
 
 
-class Row(Struct):
-    """`against` names rows to compare with, of which the best counts: how many times it is ours.
+class BenchRow(Struct):
+    """`against` names rows to compare with, of which the best counts: the ratio is that row's median by ours.
 
-    `bar` is the ratio that the design asks for; `limit` means that ours is to be at most that many times the other.
-    Without `against`, it is a bar for the median itself, in the row's unit.
+    `bar` is the ratio that the design asks for; `limit` means that ours is to be at most that many times the
+    other. Without `against`, it is a bar for the median itself, in the row's unit.
     """
 
     key: str
@@ -29,12 +29,12 @@ class Row(Struct):
     limit: bool = False
 
 
-class Part(Struct):
+class BenchPart(Struct):
     """Rows that are measured together, in turns."""
 
     title: str
     measure: Measure
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
 
 _WARM, _KILOBYTE, _IMAGE = (
@@ -43,215 +43,219 @@ _WARM, _KILOBYTE, _IMAGE = (
 )
 
 
-def _nothing(lab: Lab) -> None:
-    """It was measured when the lab was opened."""
+def _measure_nothing(lab: Lab) -> None:
+    """Does nothing: it was measured when the lab was opened."""
 
 
-PARTS: Sequence[Part] = (
-    Part(
+PARTS: Sequence[BenchPart] = (
+    BenchPart(
         title="cold start",
-        measure=_nothing,
-        rows=(Row(key="cold", title="engine start to `1+1`, nothing running yet"),),
+        measure=_measure_nothing,
+        rows=(BenchRow(key="cold", title="engine start to `1+1`, nothing running yet"),),
     ),
-    Part(
+    BenchPart(
         title="first answers",
-        measure=starts.first_answers,
+        measure=starts.measure_first_answers,
         rows=(
-            Row(key="ready_pool", title="create to ready, pool hit"),
-            Row(key="ready_empty", title="create to ready, pool empty", against=("raw",), bar=3, limit=True),
-            Row(
+            BenchRow(key="ready_pool", title="create to ready, pool hit"),
+            BenchRow(key="ready_empty", title="create to ready, pool empty", against=("raw",), bar=3, limit=True),
+            BenchRow(
                 key="one_pool",
                 title="create to `1+1`, pool hit",
                 against=("kernel_one",),
                 also="kernel_one_lean",
                 bar=150,
             ),
-            Row(
+            BenchRow(
                 key="one_empty",
                 title="create to `1+1`, pool empty",
                 against=("kernel_one",),
                 also="kernel_one_lean",
                 bar=40,
             ),
-            Row(key="raw", title="raw cost: fork, all namespaces, one byte back"),
-            Row(key="kernel_one", title="ipykernel: start to `1+1`"),
-            Row(key="kernel_one_lean", title="ipykernel: start to `1+1`, without `wait_for_ready`"),
+            BenchRow(key="raw", title="raw cost: fork, all namespaces, one byte back"),
+            BenchRow(key="kernel_one", title="ipykernel: start to `1+1`"),
+            BenchRow(key="kernel_one_lean", title="ipykernel: start to `1+1`, without `wait_for_ready`"),
         ),
     ),
-    Part(
+    BenchPart(
         title="first DataFrame",
-        measure=starts.first_frame,
+        measure=starts.measure_first_frame,
         rows=(
-            Row(key="frame_pool", title="create to a DataFrame's HTML, pool hit", against=("kernel_frame",), bar=40),
-            Row(key="kernel_frame", title="ipykernel: start to a DataFrame's HTML"),
+            BenchRow(
+                key="frame_pool", title="create to a DataFrame's HTML, pool hit", against=("kernel_frame",), bar=40
+            ),
+            BenchRow(key="kernel_frame", title="ipykernel: start to a DataFrame's HTML"),
         ),
     ),
-    Part(
+    BenchPart(
         title="first picture",
-        measure=starts.first_picture,
+        measure=starts.measure_first_picture,
         rows=(
-            Row(key="png_pool", title="create to the first PNG, pool hit", against=("kernel_png",), bar=12),
-            Row(key="kernel_png", title="ipykernel: start to the first PNG"),
+            BenchRow(key="png_pool", title="create to the first PNG, pool hit", against=("kernel_png",), bar=12),
+            BenchRow(key="kernel_png", title="ipykernel: start to the first PNG"),
         ),
     ),
-    Part(
+    BenchPart(
         title="round trips",
-        measure=warm.round_trips,
+        measure=warm.measure_round_trips,
         rows=(
-            Row(key="warm", title="warm round trip, `1+1`", against=_WARM, bar=5),
-            Row(key="warm_kilobyte", title="warm round trip, 1 kB of output", against=_KILOBYTE),
-            Row(key="warm_image", title="warm round trip, an image of 1 MB", against=_IMAGE),
-            Row(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
-            Row(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
-            Row(key="kernel_warm_kilobyte_tcp", title="ipykernel: 1 kB of output over tcp"),
-            Row(key="kernel_warm_kilobyte_ipc", title="ipykernel: 1 kB of output over ipc"),
-            Row(key="kernel_warm_image_tcp", title="ipykernel: an image of 1 MB over tcp"),
-            Row(key="kernel_warm_image_ipc", title="ipykernel: an image of 1 MB over ipc"),
+            BenchRow(key="warm", title="warm round trip, `1+1`", against=_WARM, bar=5),
+            BenchRow(key="warm_kilobyte", title="warm round trip, 1 kB of output", against=_KILOBYTE),
+            BenchRow(key="warm_image", title="warm round trip, an image of 1 MB", against=_IMAGE),
+            BenchRow(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
+            BenchRow(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
+            BenchRow(key="kernel_warm_kilobyte_tcp", title="ipykernel: 1 kB of output over tcp"),
+            BenchRow(key="kernel_warm_kilobyte_ipc", title="ipykernel: 1 kB of output over ipc"),
+            BenchRow(key="kernel_warm_image_tcp", title="ipykernel: an image of 1 MB over tcp"),
+            BenchRow(key="kernel_warm_image_ipc", title="ipykernel: an image of 1 MB over ipc"),
         ),
     ),
-    Part(
+    BenchPart(
         title="programs of a shell",
-        measure=pythons.heredocs,
+        measure=pythons.measure_heredocs,
         rows=(
-            Row(key="python_warm", title="bash: `python3` with pandas", against=("python_cold",), bar=5),
-            Row(key="python_cold", title="the same with the real interpreter, which starts and imports"),
+            BenchRow(key="python_warm", title="bash: `python3` with pandas", against=("python_cold",), bar=5),
+            BenchRow(key="python_cold", title="the same with the real interpreter, which starts and imports"),
         ),
     ),
-    Part(
+    BenchPart(
         title="interrupts",
-        measure=warm.interrupts,
+        measure=warm.measure_interrupts,
         rows=(
-            Row(key="interrupt", title="interrupt of an endless loop, to its end", against=("kernel_interrupt",)),
-            Row(key="kernel_interrupt", title="ipykernel: interrupt, to idle"),
+            BenchRow(key="interrupt", title="interrupt of an endless loop, to its end", against=("kernel_interrupt",)),
+            BenchRow(key="kernel_interrupt", title="ipykernel: interrupt, to idle"),
         ),
     ),
-    Part(
+    BenchPart(
         title="pauses",
-        measure=pauses.pauses,
+        measure=pauses.measure_pauses,
         rows=(
-            Row(key="pause", title="pause with memory, files on a disk"),
-            Row(
+            BenchRow(key="pause", title="pause with memory, files on a disk"),
+            BenchRow(
                 key="resume_one",
                 title="resume and `1+1`",
                 against=("resumed_warm",),
                 bar=4,
                 limit=True,
             ),
-            Row(key="resumed_warm", title="warm `1+1` in that sandbox"),
+            BenchRow(key="resumed_warm", title="warm `1+1` in that sandbox"),
         ),
     ),
-    Part(
+    BenchPart(
         title="copies of a context",
-        measure=branches.branches,
+        measure=branches.measure_branches,
         rows=(
-            Row(
+            BenchRow(
                 key="branch",
                 title="fork of a context with a DataFrame of 100 MB, to ready",
                 against=("branch_raw",),
                 bar=3,
                 limit=True,
             ),
-            Row(key="branch_raw", title="raw cost: that process forks, one byte back"),
-            Row(
+            BenchRow(key="branch_raw", title="raw cost: that process forks, one byte back"),
+            BenchRow(
                 key="branch_memory",
                 title="what such a fork adds until it is written to",
                 unit="MB",
                 against=("branch_frame",),
                 bar=10,
             ),
-            Row(key="branch_frame", title="the DataFrame", unit="MB"),
+            BenchRow(key="branch_frame", title="the DataFrame", unit="MB"),
         ),
     ),
-    Part(
+    BenchPart(
         title="memory",
-        measure=memory.memory,
+        measure=memory.measure_memory,
         rows=(
-            Row(key="memory", title="idle sandbox: MemAvailable", unit="MB", against=("kernel_private",), bar=20),
-            Row(key="memory_anon", title="idle sandbox: AnonPages", unit="MB"),
-            Row(key="memory_page_tables", title="idle sandbox: PageTables", unit="MB"),
-            Row(key="memory_slab", title="idle sandbox: Slab", unit="MB"),
-            Row(key="memory_used", title="sandbox after `1+1`: MemAvailable", unit="MB", against=("kernel_private",)),
-            Row(key="kernel_memory", title="ipykernel with pandas and pyplot: MemAvailable", unit="MB"),
-            Row(key="kernel_pss", title="ipykernel with pandas and pyplot: PSS", unit="MB"),
-            Row(key="kernel_private", title="ipykernel with pandas and pyplot: private", unit="MB"),
+            BenchRow(key="memory", title="idle sandbox: MemAvailable", unit="MB", against=("kernel_private",), bar=20),
+            BenchRow(key="memory_anon", title="idle sandbox: AnonPages", unit="MB"),
+            BenchRow(key="memory_page_tables", title="idle sandbox: PageTables", unit="MB"),
+            BenchRow(key="memory_slab", title="idle sandbox: Slab", unit="MB"),
+            BenchRow(
+                key="memory_used", title="sandbox after `1+1`: MemAvailable", unit="MB", against=("kernel_private",)
+            ),
+            BenchRow(key="kernel_memory", title="ipykernel with pandas and pyplot: MemAvailable", unit="MB"),
+            BenchRow(key="kernel_pss", title="ipykernel with pandas and pyplot: PSS", unit="MB"),
+            BenchRow(key="kernel_private", title="ipykernel with pandas and pyplot: private", unit="MB"),
         ),
     ),
-    Part(
+    BenchPart(
         title="creations under load",
-        measure=load.creations,
-        rows=(Row(key="creations", title="sandboxes created, used and destroyed, 8 threads", unit="/s"),),
+        measure=load.measure_creations,
+        rows=(BenchRow(key="creations", title="sandboxes created, used and destroyed, 8 threads", unit="/s"),),
     ),
-    Part(
+    BenchPart(
         title="executions under load",
-        measure=load.executions,
-        rows=(Row(key="executions", title="executions in 64 warm sandboxes, 8 threads", unit="/s"),),
+        measure=load.measure_executions,
+        rows=(BenchRow(key="executions", title="executions in 64 warm sandboxes, 8 threads", unit="/s"),),
     ),
-    Part(
+    BenchPart(
         title="files",
-        measure=load.transfers,
+        measure=load.measure_transfers,
         rows=(
-            Row(key="file_write", title="write a file of 100 MB", unit="MB/s"),
-            Row(key="file_read", title="read a file of 100 MB", unit="MB/s"),
+            BenchRow(key="file_write", title="write a file of 100 MB", unit="MB/s"),
+            BenchRow(key="file_read", title="read a file of 100 MB", unit="MB/s"),
         ),
     ),
 )
 
-SERVER_PARTS: Sequence[Part] = (
-    Part(
+SERVER_PARTS: Sequence[BenchPart] = (
+    BenchPart(
         title="first answers through a server",
-        measure=serving.first_answers,
+        measure=serving.measure_first_answers,
         rows=(
-            Row(key="e2b_ready", title="E2B's client: `Sandbox.create()`"),
-            Row(
+            BenchRow(key="e2b_ready", title="E2B's client: `Sandbox.create()`"),
+            BenchRow(
                 key="e2b_one",
                 title="E2B's client: `Sandbox.create()` and `run_code('1+1')`",
                 against=("kernel_one",),
                 bar=20,
             ),
-            Row(key="kernel_one", title="ipykernel: start to `1+1`"),
+            BenchRow(key="kernel_one", title="ipykernel: start to `1+1`"),
         ),
     ),
-    Part(
+    BenchPart(
         title="round trips through a server",
-        measure=serving.round_trips,
+        measure=serving.measure_round_trips,
         rows=(
-            Row(key="e2b_warm", title="E2B's client: `run_code('1+1')` in a live context", against=_WARM, bar=1),
-            Row(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
-            Row(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
+            BenchRow(key="e2b_warm", title="E2B's client: `run_code('1+1')` in a live context", against=_WARM, bar=1),
+            BenchRow(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
+            BenchRow(key="kernel_warm_ipc", title="ipykernel: `1+1` over ipc"),
         ),
     ),
-    Part(
+    BenchPart(
         title="turns of the gateway",
-        measure=turns.gateway_turns,
+        measure=turns.measure_gateway_turns,
         rows=(
-            Row(
+            BenchRow(
                 key="gateway_turn",
                 title="`/v1/responses`: a turn with code `pass`, instant upstream, container from the pool",
                 against=("native_warm",),
                 bar=4,
                 limit=True,
             ),
-            Row(key="gateway_echo", title="the same with `cloche/echo`", against=("native_warm",), limit=True),
-            Row(key="native_warm", title="`/api/v1`: run `pass` in a live context"),
+            BenchRow(key="gateway_echo", title="the same with `cloche/echo`", against=("native_warm",), limit=True),
+            BenchRow(key="native_warm", title="`/api/v1`: run `pass` in a live context"),
         ),
     ),
 )
 
-PACKAGE_PARTS: Sequence[Part] = (
-    Part(
+PACKAGE_PARTS: Sequence[BenchPart] = (
+    BenchPart(
         title="installations of packages",
-        measure=installs.installs,
+        measure=installs.measure_installs,
         rows=tuple(
             row
-            for name, command in installs.COMMANDS.items()
+            for name, command in installs.INSTALL_COMMANDS.items()
             for row in (
-                Row(
+                BenchRow(
                     key=f"{name}_second",
                     title=f"`{command}` from the host's cache",
                     against=(f"{name}_first",),
                     bar=3 if name == "uv" else None,  # the others' own work takes longer than a near index
                 ),
-                Row(key=f"{name}_first", title=f"`{command}`, the first on this host"),
+                BenchRow(key=f"{name}_first", title=f"`{command}`, the first on this host"),
             )
         ),
     ),
@@ -262,8 +266,8 @@ SERVER_ROWS = {row.key: row for part in SERVER_PARTS for row in part.rows}
 PACKAGE_ROWS = {row.key: row for part in PACKAGE_PARTS for row in part.rows}
 
 
-def chosen(keys: Sequence[str], among: Sequence[Part] = PARTS) -> list[Part]:
-    """The parts that measure those rows; all without keys. Raises InvalidRequest for a row that does not exist."""
+def choose_parts(keys: Sequence[str], among: Sequence[BenchPart] = PARTS) -> list[BenchPart]:
+    """The parts that measure those rows; all without keys. Raises InvalidRequest for an unknown row."""
     known = [row.key for part in among for row in part.rows]
     unknown = sorted(set(keys) - set(known))
     if unknown:

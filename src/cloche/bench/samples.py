@@ -13,7 +13,7 @@ QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 
 
 class WrongAnswer(Exception):
-    """What was measured did not do what it should have done: its time means nothing."""
+    """The measured program gave a wrong result: its time means nothing."""
 
 
 FAILURES = (errors.ClocheError, WrongAnswer, Empty, TimeoutError, RuntimeError, OSError)
@@ -36,7 +36,7 @@ class Samples:
         return self.quantile(0.5)
 
 
-class Book:
+class SampleBook:
     """The samples of all rows, by their keys."""
 
     def __init__(self) -> None:
@@ -54,33 +54,33 @@ class Book:
 
     @contextmanager
     def attempt(self, *keys: str) -> Iterator[None]:
-        """What fails within counts as a failed attempt of each of those rows; the run goes on."""
+        """Counts an error within the block as a failed attempt of each of those rows; the run goes on."""
         try:
             yield
         except FAILURES as error:
-            self._fail(keys, error)
+            self._record_failure(keys, error)
         except ExceptionGroup as group:  # of a client with tasks of its own, as MCP's official one
             failed, others = group.split(FAILURES)
             if failed is None or others is not None:
                 raise
-            self._fail(keys, _innermost(failed))
+            self._record_failure(keys, _innermost_error(failed))
 
-    def _fail(self, keys: Sequence[str], error: Exception) -> None:
+    def _record_failure(self, keys: Sequence[str], error: Exception) -> None:
         for key in keys:
             self[key].failures.append(f"{type(error).__name__}: {error}")
 
 
-def _innermost(error: Exception) -> Exception:
-    return _innermost(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
+def _innermost_error(error: Exception) -> Exception:
+    return _innermost_error(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
-def expect(condition: bool, found: object) -> None:
+def expect_answer(condition: bool, found: object) -> None:
     """Raises WrongAnswer."""
     if not condition:
         raise WrongAnswer(f"a wrong answer: {found!r:.200}")
 
 
-def shares(total: int, parts: int) -> Iterator[int]:
-    """`total` in `parts` nearly equal shares, so that two series can take turns."""
+def split_evenly(total: int, parts: int) -> Iterator[int]:
+    """Splits `total` into `parts` nearly equal numbers, so that two series can take turns."""
     for part in range(parts):
         yield total * (part + 1) // parts - total * part // parts

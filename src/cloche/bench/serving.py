@@ -1,4 +1,4 @@
-"""Measurements through a server: E2B's own Python client against `cloche serve`, in a process of its own."""
+"""Measurement through a server: E2B's own Python client against `cloche serve`, in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from types import TracebackType
 from typing import Any
 
 from cloche.bench import instant_model, ipykernel_peer, programs
-from cloche.bench.ipykernel_peer import TRANSPORTS, Kernel
-from cloche.bench.lab import SETTLE_SECONDS, Counts
-from cloche.bench.samples import Book, expect, shares
-from cloche.bench.starts import kernel_start
-from cloche.bench.warm import TURNS, peer_turn
+from cloche.bench.ipykernel_peer import TRANSPORTS, IpykernelProcess
+from cloche.bench.lab import SETTLE_SECONDS, SampleCounts
+from cloche.bench.samples import SampleBook, expect_answer, split_evenly
+from cloche.bench.starts import measure_kernel_start
+from cloche.bench.warm import TURNS, measure_peer_turn
 from cloche.config import Config
 
-NEEDED = "e2b_code_interpreter"
+E2B_CLIENT_PACKAGE = "e2b_code_interpreter"
 REFILL_SECONDS = 0.2  # between two creations, so that each finds the pool full, as a user does
 STOP_SECONDS = 60.0
 
 
-def missing() -> bool:
+def is_client_missing() -> bool:
     """Whether the client is not installed."""
-    return importlib.util.find_spec(NEEDED) is None
+    return importlib.util.find_spec(E2B_CLIENT_PACKAGE) is None
 
 
 class ServerLab:
     """A server, and E2B's client for it. Use with `with`."""
 
-    def __init__(self, config: Config, counts: Counts, *, peer: bool = True):
+    def __init__(self, config: Config, counts: SampleCounts, *, peer: bool = True):
         self.counts = counts
-        self.book = Book()
-        self.peer = peer and not ipykernel_peer.missing()
+        self.book = SampleBook()
+        self.peer = peer and not ipykernel_peer.missing_packages()
         self._config = config
         self._key = "e2b_" + secrets.token_hex(20)
         self._stack = contextlib.ExitStack()
@@ -46,7 +46,7 @@ class ServerLab:
     def __enter__(self) -> ServerLab:
         program = "from cloche.cli import main; main()"
         command = [sys.executable, "-c", program, "--data-dir", self._config.data_dir, "serve", "--port", "0"]
-        environ = {**os.environ, "CLOCHE_API_KEY": self._key, "CLOCHE_CONFIG": self._configured()}
+        environ = {**os.environ, "CLOCHE_API_KEY": self._key, "CLOCHE_CONFIG": self._write_config()}
         self._process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self._url = next((line.split()[1] for line in self._process.stdout if line.startswith("ready ")), "")
@@ -69,12 +69,12 @@ class ServerLab:
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._key}"}
 
-    def _configured(self) -> str:
-        """A file that names an upstream which is as fast as none."""
+    def _write_config(self) -> str:
+        """Writes a configuration file with the instant model as its upstream."""
         place = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        url = self._stack.enter_context(instant_model.running())
+        url = self._stack.enter_context(instant_model.run_instant_model())
         file = place / "cloche.toml"
-        file.write_text(f'[[upstream]]\nmodels = ["{instant_model.MODEL}"]\nbase_url = "{url}"\n')
+        file.write_text(f'[[upstream]]\nmodels = ["{instant_model.INSTANT_MODEL}"]\nbase_url = "{url}"\n')
         return str(file)
 
     def create(self) -> Any:
@@ -84,11 +84,11 @@ class ServerLab:
         return Sandbox.create(api_key=self._key, api_url=url, sandbox_url=url)
 
 
-def first_answers(lab: ServerLab) -> None:
+def measure_first_answers(lab: ServerLab) -> None:
     """`Sandbox.create()` and the first `run_code`; the peer's start in turns."""
     lab.create().kill()  # imports the client, opens its connections
-    for count in shares(lab.counts.fast, lab.counts.peer):
-        kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
+    for count in split_evenly(lab.counts.fast, lab.counts.peer):
+        measure_kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
         for _ in range(count):
             with lab.book.attempt("e2b_one", "e2b_ready"):
                 time.sleep(REFILL_SECONDS)
@@ -104,24 +104,24 @@ def _create_and_answer(lab: ServerLab) -> None:
         ended = time.perf_counter()
     finally:
         box.kill()
-    expect(text == "2", text)
+    expect_answer(text == "2", text)
     lab.book.add("e2b_ready", ready - began)
     lab.book.add("e2b_one", ended - began)
 
 
-def round_trips(lab: ServerLab) -> None:
+def measure_round_trips(lab: ServerLab) -> None:
     """`run_code` in a context that is there; the peer's two transports in turns."""
     with contextlib.ExitStack() as stack:
         box = lab.create()
         stack.callback(box.kill)
-        kernels = {name: stack.enter_context(Kernel(name)) for name in TRANSPORTS} if lab.peer else {}
+        kernels = {name: stack.enter_context(IpykernelProcess(name)) for name in TRANSPORTS} if lab.peer else {}
         time.sleep(SETTLE_SECONDS)
-        for count in shares(lab.counts.warm, min(TURNS, lab.counts.warm)):
+        for count in split_evenly(lab.counts.warm, min(TURNS, lab.counts.warm)):
             for _ in range(count):
                 with lab.book.attempt("e2b_warm"):
                     began = time.perf_counter()
                     text = box.run_code(programs.ONE).text
                     lab.book.add("e2b_warm", time.perf_counter() - began)
-                    expect(text == "2", text)
+                    expect_answer(text == "2", text)
             for transport, kernel in kernels.items():
-                peer_turn(lab, kernel, f"kernel_warm_{transport}", programs.ONE, max(count // 2, 1))
+                measure_peer_turn(lab, kernel, f"kernel_warm_{transport}", programs.ONE, max(count // 2, 1))

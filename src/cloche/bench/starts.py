@@ -1,4 +1,4 @@
-"""From nothing to the first answer."""
+"""Measurement: from nothing to the first answer."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable
 
 from cloche.bench import programs
-from cloche.bench.ipykernel_peer import Kernel
-from cloche.bench.lab import SETTLE_SECONDS, Lab, Notes, answered
-from cloche.bench.samples import expect, shares
+from cloche.bench.ipykernel_peer import IpykernelProcess
+from cloche.bench.lab import SETTLE_SECONDS, Lab, SampleTarget, expect_two
+from cloche.bench.samples import expect_answer, split_evenly
 from cloche.events import Run
 from cloche.sdk.sandbox import Sandbox
 
 PNG_SIGNATURE = b"\x89PNG"
 
 
-def first_answers(lab: Lab) -> None:
+def measure_first_answers(lab: Lab) -> None:
     """Create to ready and to `1+1`, with a pool and without; the raw cost between; the peer in turns."""
     counts = lab.counts
-    turns = zip(shares(counts.fast, counts.peer), shares(counts.lean, counts.peer), strict=True)
+    turns = zip(split_evenly(counts.fast, counts.peer), split_evenly(counts.lean, counts.peer), strict=True)
     for count, lean in turns:
-        kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
+        measure_kernel_start(lab, "kernel_one", programs.ONE, "text/plain")
         for _ in range(lean):
-            kernel_start(lab, "kernel_one_lean", programs.ONE, "text/plain", lean=True)
+            measure_kernel_start(lab, "kernel_one_lean", programs.ONE, "text/plain", lean=True)
         for _ in range(count):
             with lab.book.attempt("ready_pool", "one_pool"), lab.with_pool():
                 lab.wait_for_pool()
@@ -35,17 +35,17 @@ def first_answers(lab: Lab) -> None:
                 _create_and_answer(lab, "ready_empty", "one_empty")
 
 
-def first_frame(lab: Lab) -> None:
-    _first(lab, "frame_pool", "kernel_frame", programs.FRAME, "text/html", _is_frame)
+def measure_first_frame(lab: Lab) -> None:
+    _measure_first(lab, "frame_pool", "kernel_frame", programs.FRAME, "text/html", _expect_frame)
 
 
-def first_picture(lab: Lab) -> None:
-    _first(lab, "png_pool", "kernel_png", programs.PLOT, "image/png", _is_picture)
+def measure_first_picture(lab: Lab) -> None:
+    _measure_first(lab, "png_pool", "kernel_png", programs.PLOT, "image/png", _expect_picture)
 
 
-def _first(lab: Lab, key: str, peer_key: str, code: str, mime: str, check: Callable[[Run], None]) -> None:
-    for count in shares(lab.counts.fast, lab.counts.peer):
-        kernel_start(lab, peer_key, code, mime)
+def _measure_first(lab: Lab, key: str, peer_key: str, code: str, mime: str, check: Callable[[Run], None]) -> None:
+    for count in split_evenly(lab.counts.fast, lab.counts.peer):
+        measure_kernel_start(lab, peer_key, code, mime)
         for _ in range(count):
             with lab.book.attempt(key), lab.with_pool():
                 lab.wait_for_pool()
@@ -63,25 +63,25 @@ def _create_and_answer(lab: Lab, ready_key: str, one_key: str) -> None:
         ready = time.perf_counter()
         run = box.run(programs.ONE)
         ended = time.perf_counter()
-    answered(run)
+    expect_two(run)
     lab.book.add(ready_key, ready - began)
     lab.book.add(one_key, ended - began)
 
 
-def kernel_start(lab: Notes, key: str, code: str, mime: str, *, lean: bool = False) -> None:
+def measure_kernel_start(lab: SampleTarget, key: str, code: str, mime: str, *, lean: bool = False) -> None:
     """One start of the peer until the answer has come; ours counts until the whole run has ended."""
     if not lab.peer:
         return
     with lab.book.attempt(key):
         began = time.perf_counter()
-        with Kernel(lean=lean) as kernel:
+        with IpykernelProcess(lean=lean) as kernel:
             kernel.first(code, mime)
             lab.book.add(key, time.perf_counter() - began)
 
 
-def _is_frame(run: Run) -> None:
-    expect(bool(run.results) and "<table" in (run.results[0].html or ""), run)
+def _expect_frame(run: Run) -> None:
+    expect_answer(bool(run.results) and "<table" in (run.results[0].html or ""), run)
 
 
-def _is_picture(run: Run) -> None:
-    expect(any((result.png or b"").startswith(PNG_SIGNATURE) for result in run.results), run.error)
+def _expect_picture(run: Run) -> None:
+    expect_answer(any((result.png or b"").startswith(PNG_SIGNATURE) for result in run.results), run.error)

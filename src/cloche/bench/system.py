@@ -1,4 +1,4 @@
-"""What the system's own threads take meanwhile: on some hosts they look after memory, and that grows with sandboxes."""
+"""CPU time of the kernel's own threads: on some hosts they manage memory, and that grows with sandboxes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _REST_CORES, _LOOK_SECONDS, _PATIENCE_SECONDS = 0.03, 0.5, 20.0
 
 
 def wait_for_rest() -> None:
-    """Until those threads do next to nothing, or for some time."""
+    """Waits until those threads are nearly idle, at most for some time."""
     end = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < end:
-        before = own_seconds()
+        before = kernel_thread_seconds()
         time.sleep(_LOOK_SECONDS)
-        if own_seconds() - before < _REST_CORES * _LOOK_SECONDS:
+        if kernel_thread_seconds() - before < _REST_CORES * _LOOK_SECONDS:
             return
 
 
-def own_seconds() -> float:
+def kernel_thread_seconds() -> float:
     """CPU time of the kernel's own threads, so far."""
-    return sum(_seconds(each) for each in Path("/proc").glob("[0-9]*"))
+    return sum(_thread_seconds(each) for each in Path("/proc").glob("[0-9]*"))
 
 
-def _seconds(process: Path) -> float:
+def _thread_seconds(process: Path) -> float:
     try:
         flags = int((process / "stat").read_text().rpartition(")")[2].split()[6])
         return int((process / "schedstat").read_text().split()[0]) / 1e9 if flags & _KERNEL_THREAD else 0.0

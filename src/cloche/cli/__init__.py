@@ -1,4 +1,4 @@
-"""The command `cloche`. Each subcommand lives in a module of its own, loaded only when it is used."""
+"""The command `cloche`. Each subcommand is a module of its own, loaded only when it is used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from cloche import errors
-from cloche.config import Config, load
-from cloche.telemetry import configure
+from cloche.config import Config, load_config
+from cloche.telemetry import configure_logging
 
-OUR_FAILURE = 125  # exit status, apart from any that a program is likely to use
-INTERRUPTED = 130
+EXIT_CLOCHE_FAILED = 125  # exit status, apart from any that a program is likely to use
+EXIT_INTERRUPTED = 130
 
 COMMANDS = {
     "serve": "Serve sandboxes over HTTP, to the clients that people have.",
@@ -69,9 +69,9 @@ class LazyCommands(click.Group):
             return super().invoke(ctx)
         except errors.ClocheError as error:
             click.echo(f"cloche: {error}", err=True)
-            ctx.exit(OUR_FAILURE)
+            ctx.exit(EXIT_CLOCHE_FAILED)
         except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,13 +90,13 @@ def main(
 ) -> None:
     """Run code that nobody trusts, in sealed, pre-warmed sandboxes."""
     _occupy_streams()
-    configure("json" if log_format == "json" else "console", "info" if verbose else "warning")
+    configure_logging("json" if log_format == "json" else "console", "info" if verbose else "warning")
     flags = {"data_dir": data_dir, "backend": backend}
-    ctx.obj = functools.partial(_load, file, flags)
+    ctx.obj = functools.partial(_load_config, file, flags)
 
 
 def _occupy_streams() -> None:
-    """Whoever closed our stdin, stdout or stderr must not have us write to what is opened next under its number."""
+    """Opens /dev/null for a closed stdin, stdout or stderr: a file opened later must not get its number."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
@@ -106,11 +106,11 @@ def _occupy_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def _load(file: str | None, flags: dict[str, Any], more: Mapping[str, Any]) -> Config:
-    return load(file, flags={**flags, **more})
+def _load_config(file: str | None, flags: dict[str, Any], more: Mapping[str, Any]) -> Config:
+    return load_config(file, flags={**flags, **more})
 
 
-def configuration(flags: Mapping[str, Any] | None = None) -> Config:
-    """The configuration of the running command, with its own flags by their keys. Raises InvalidConfig."""
+def load_command_config(flags: Mapping[str, Any] | None = None) -> Config:
+    """Loads the configuration of the running command, with its own flags by their keys. Raises InvalidConfig."""
     loading: Callable[[Mapping[str, Any]], Config] = click.get_current_context().find_root().obj
     return loading(flags or {})

@@ -1,4 +1,4 @@
-"""`cloche attach`: what a detached run says, as if it ran here."""
+"""`cloche attach`: shows the output of a detached run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from cloche.cli import configuration
+from cloche.cli import load_command_config
 
-BROKEN_PIPE = 141
-INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
 
 
 @click.command("attach")
@@ -28,8 +28,8 @@ def command(run: str, after: int, form: str | None) -> None:
     try:
         from cloche.cli import detached  # it takes a while to import: not for `--help`
 
-        sys.exit(asyncio.run(detached.show(configuration(), run, after, form or "text")))
+        sys.exit(asyncio.run(detached.show_run(load_command_config(), run, after, form or "text")))
     except BrokenPipeError:
-        sys.exit(BROKEN_PIPE)
+        sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)

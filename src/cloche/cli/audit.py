@@ -1,4 +1,4 @@
-"""`cloche audit`: who did what, from the log in the data directory; a server need not run."""
+"""`cloche audit`: prints the audit log of the data directory; a server need not run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import configuration
-from cloche.cli.control import existing
+from cloche.cli import load_command_config
+from cloche.cli.control import existing_data_dir
 from cloche.engine.instance import Instance
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reader import Verdict, Wanted, end_of, last, lines, verify
+from cloche.store.audit_reader import AuditQuery, AuditVerdict, end_position, read_last, read_lines, verify_log
 
 POLL_SECONDS = 0.5
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SINCE_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @click.group("audit", invoke_without_command=True)
@@ -45,9 +45,9 @@ def command(
     """Say who made, ran, read and ended what, and when."""
     if ctx.invoked_subcommand is not None:
         return
-    wanted = Wanted(owner=owner, sandbox=sandbox, what=what, since=None if since is None else moment(since))
-    for line in _following(wanted, limit) if follow else _last(wanted, limit):
-        click.echo(msgspec.json.encode(line).decode() if as_json else shown(line))
+    wanted = AuditQuery(owner=owner, sandbox=sandbox, what=what, since=None if since is None else parse_since(since))
+    for line in _follow_lines(wanted, limit) if follow else _last_lines(wanted, limit):
+        click.echo(msgspec.json.encode(line).decode() if as_json else format_audit_line(line))
 
 
 @command.command("verify")
@@ -55,7 +55,7 @@ def command(
 @click.pass_context
 def verify_command(ctx: click.Context, as_json: bool) -> None:
     """Say whether lines of the log were changed or removed; where there is no line, that is no good news."""
-    verdict = _verdict()
+    verdict = _verify_log()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(verdict)).decode())
     else:
@@ -69,58 +69,58 @@ def verify_command(ctx: click.Context, as_json: bool) -> None:
         click.echo(f"{verdict.lines} lines in {verdict.files} files: each is followed by the one that it should be")
 
 
-def _verdict() -> Verdict:
-    """Raises Unavailable; NotFound where there is nothing to look at."""
-    config = configuration()
-    directory, run = existing(config) / "audit", Instance(Path(config.data_dir, "run"))
+def _verify_log() -> AuditVerdict:
+    """Verifies the log. Raises Unavailable; NotFound where there is no line to verify."""
+    config = load_command_config()
+    directory, run = existing_data_dir(config) / "audit", Instance(Path(config.data_dir, "run"))
     try:
-        verdict = verify(directory, run.is_live) if directory.is_dir() else None
+        verdict = verify_log(directory, run.is_live) if directory.is_dir() else None
     except OSError as error:
-        raise _unreadable(error) from None
+        raise _unreadable_error(error) from None
     if verdict is None or not (verdict.lines or verdict.problems):
         raise errors.NotFound(f"there is no line of an audit log in {directory}: nothing was verified")
     return verdict
 
 
-def _directory() -> Path:
-    return Path(configuration().data_dir, "audit")
+def _audit_directory() -> Path:
+    return Path(load_command_config().data_dir, "audit")
 
 
-def _last(wanted: Wanted, limit: int) -> list[AuditLine]:
+def _last_lines(wanted: AuditQuery, limit: int) -> list[AuditLine]:
     try:
-        return last(_directory(), wanted, limit)
+        return read_last(_audit_directory(), wanted, limit)
     except OSError as error:
-        raise _unreadable(error) from None
+        raise _unreadable_error(error) from None
 
 
-def _following(wanted: Wanted, limit: int) -> Iterator[AuditLine]:
-    directory = _directory()
+def _follow_lines(wanted: AuditQuery, limit: int) -> Iterator[AuditLine]:
+    directory = _audit_directory()
     try:
-        place = end_of(directory)
-        yield from deque((line for line, at in lines(directory, wanted) if at <= place), maxlen=limit)
+        place = end_position(directory)
+        yield from deque((line for line, at in read_lines(directory, wanted) if at <= place), maxlen=limit)
         while True:
-            for line, at in lines(directory, Wanted(), place):
+            for line, at in read_lines(directory, AuditQuery(), place):
                 place = at
                 if wanted.holds(line):
                     yield line
             time.sleep(POLL_SECONDS)
     except OSError as error:
-        raise _unreadable(error) from None
+        raise _unreadable_error(error) from None
 
 
-def moment(text: str) -> float:
-    """When that is. Raises InvalidRequest."""
+def parse_since(text: str) -> float:
+    """Parses the value of --since into seconds since 1970. Raises InvalidRequest."""
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     if ago:
-        return max(0.0, time.time() - int(ago[1]) * _UNITS[ago[2]])
+        return max(0.0, time.time() - int(ago[1]) * _SINCE_UNITS[ago[2]])
     try:
         return max(0.0, datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
         raise errors.InvalidRequest(f"--since {text!r}: give 30m, 12h or 7d, or a time like 2026-11-16T17:00") from None
 
 
-def shown(line: AuditLine) -> str:
-    """A line for people."""
+def format_audit_line(line: AuditLine) -> str:
+    """Formats a line for people."""
     who = f"{line.by or '-'} ({line.key})"
     named = [line.sandbox and f"sandbox={line.sandbox}", line.id and f"id={line.id}"]
     told = [
@@ -133,5 +133,5 @@ def shown(line: AuditLine) -> str:
     return " ".join([line.at[:23] + "Z", f"{line.what:<18}", who, *(str(each) for each in (*named, *told) if each)])
 
 
-def _unreadable(error: OSError) -> errors.Unavailable:
+def _unreadable_error(error: OSError) -> errors.Unavailable:
     return errors.Unavailable(f"the audit log cannot be read: {error}")

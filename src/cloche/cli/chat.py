@@ -1,4 +1,4 @@
-"""`cloche chat`: a chat with a model that runs code, in the terminal."""
+"""`cloche chat`: a chat in the terminal with a model that runs code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from cloche import errors
-from cloche.cli import configuration
+from cloche.cli import load_command_config
 
-BROKEN_PIPE = 141
-INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
 
 
 @click.command("chat")
@@ -34,12 +34,12 @@ def command(
         if not each.is_file():
             raise errors.InvalidRequest(f"--file {each}: there is no such file")
     try:
-        from cloche.cli.chat_session import chat  # it takes a while to import: not for `--help`
+        from cloche.cli.chat_session import run_chat  # it takes a while to import: not for `--help`
 
-        config = configuration({"packages.enabled": packages or None})
+        config = load_command_config({"packages.enabled": packages or None})
         alone = alone or packages  # which a server's own operator decides there
-        sys.exit(chat(config, model=model, files=files, out=out, message=message, alone=alone))
+        sys.exit(run_chat(config, model=model, files=files, out=out, message=message, alone=alone))
     except BrokenPipeError:
-        sys.exit(BROKEN_PIPE)
+        sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)

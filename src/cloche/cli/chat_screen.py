@@ -1,4 +1,4 @@
-"""What a chat shows: text, code and its output as they come, and images where the terminal can."""
+"""The display of a chat: text, code and output as they come, and images where the terminal can show them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ import httpx2
 import msgspec
 
 from cloche import errors
-from cloche.cli.terminal import STDERR, STDOUT, drawing, say, write
+from cloche.cli.terminal import STDERR, STDOUT, choose_drawer, print_message, write_all
 
-# A conversation with a model, over the server's `/v1`: what any client of OpenAI's does, in a few calls.
+# A conversation with a model over the server's `/v1`, in the few calls that every OpenAI client makes.
 
-ECHO = "cloche/echo"
+ECHO_MODEL = "cloche/echo"
 QUIET_SECONDS = 120.0  # the server says something every few seconds
 UPLOAD_SECONDS = 600.0
 INTERRUPTED_TRIES, INTERRUPTED_SECONDS = 3, 0.3
-NOT_KEPT = 400
-ENDS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
+STATUS_NOT_KEPT = 400
+END_EVENTS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 
-Event = dict[str, Any]
+ChatEvent = dict[str, Any]
 
 
-class ContainerFile(NamedTuple):
+class ChatContainerFile(NamedTuple):
     id: str
     path: str
     size_bytes: int
 
 
-class EventsIn:
-    """Events out of a `text/event-stream`, however it is cut."""
+class ChatEventParser:
+    """Parses the events of a `text/event-stream`, split at any byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Event]:
-        """Raises ProtocolViolation for what is no JSON object."""
+    def feed(self, data: bytes) -> Iterator[ChatEvent]:
+        """Yields the events complete so far. Raises ProtocolViolation for anything but a JSON object."""
         start = max(len(self._buffer) - 1, 0)
         self._buffer += data
         while (end := self._buffer.find(b"\n\n", start)) >= 0:
@@ -53,11 +53,11 @@ class EventsIn:
             del self._buffer[: end + 2]
             lines = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
             if lines and lines != [b"[DONE]"]:
-                yield _object(b"\n".join(lines))
+                yield _decode_object(b"\n".join(lines))
 
 
-class Conversation:
-    """`container` is where its code ran last, as far as any did."""
+class ChatConversation:
+    """A conversation. `container` is the container in which its code ran last, if any did."""
 
     def __init__(self, client: httpx2.Client, model: str | None):
         self._client = client
@@ -72,64 +72,70 @@ class Conversation:
         try:
             with open(path, "rb") as file:
                 sent = {"files": {"file": (path.name, file)}, "data": {"purpose": "user_data"}}
-                told = self._json("POST", "/v1/files", timeout=UPLOAD_SECONDS, **sent)
+                told = self._request_json("POST", "/v1/files", timeout=UPLOAD_SECONDS, **sent)
         except OSError as error:
             raise errors.InvalidRequest(f"cannot read {path}: {error.strerror}") from None
         self._unsent.append(str(told["id"]))
 
-    def ask(self, text: str) -> Generator[Event, None, None]:
-        """The events of an answer. Whoever stops before the end interrupts it, and the code that it runs.
+    def ask(self, text: str) -> Generator[ChatEvent, None, None]:
+        """Yields the events of an answer.
 
-        Raises what the server answers instead (UpstreamFailed if it is the model's fault), and Unavailable where it
-        breaks off.
+        Closing it before the end interrupts the answer and the code that it runs.
+
+        Raises the server's error instead (UpstreamFailed if it is the model's fault), and Unavailable where the
+        answer breaks off.
         """
-        with _broken_off(), self._answer(text) as response:
-            events = EventsIn()
+        with _map_http_errors(), self._open_answer(text) as response:
+            events = ChatEventParser()
             for chunk in response.iter_raw():
                 for event in events.feed(chunk):
-                    self._note(event)
+                    self._track_event(event)
                     yield event
-                    if event.get("type") in ENDS:
+                    if event.get("type") in END_EVENTS:
                         return
         raise errors.Unavailable("the server broke off in the middle of its answer")
 
     @contextlib.contextmanager
-    def _answer(self, text: str) -> Iterator[httpx2.Response]:
-        """Goes on from an answer that was interrupted; from the one before, if the server did not keep that."""
+    def _open_answer(self, text: str) -> Iterator[httpx2.Response]:
+        """Continues from an interrupted answer; from the one before, if the server did not keep that."""
         *tries, last = [*[self._interrupted] * INTERRUPTED_TRIES, self._previous]
         for previous in filter(None, tries):
-            with self._asked(text, previous) as response:
-                if response.status_code != NOT_KEPT:
-                    yield _checked(response)
+            with self._post_message(text, previous) as response:
+                if response.status_code != STATUS_NOT_KEPT:
+                    yield _check_response(response)
                     return
             time.sleep(INTERRUPTED_SECONDS)  # it is kept once its code has stopped
-        with self._asked(text, last) as response:
-            yield _checked(response)
+        with self._post_message(text, last) as response:
+            yield _check_response(response)
 
-    def _asked(self, text: str, previous: str | None) -> contextlib.AbstractContextManager[httpx2.Response]:
-        body = self._body(text, previous)
+    def _post_message(self, text: str, previous: str | None) -> contextlib.AbstractContextManager[httpx2.Response]:
+        body = self._request_body(text, previous)
         return self._client.stream("POST", "/v1/responses", json=body, timeout=QUIET_SECONDS)
 
     def forget(self) -> None:
-        """The next message begins a new conversation, in a new container."""
+        """Resets it: the next message begins a new conversation, in a new container."""
         self._previous = self._interrupted = self.container = None
         self._unsent.clear()
 
-    def files(self) -> list[ContainerFile]:
-        """Those of the container."""
+    def files(self) -> list[ChatContainerFile]:
+        """The files of the container."""
         if self.container is None:
             return []
-        told = self._json("GET", f"/v1/containers/{quote(self.container, safe='')}/files", params={"limit": 100})
-        return [ContainerFile(str(each["id"]), str(each["path"]), int(each.get("bytes") or 0)) for each in told["data"]]
+        told = self._request_json(
+            "GET", f"/v1/containers/{quote(self.container, safe='')}/files", params={"limit": 100}
+        )
+        return [
+            ChatContainerFile(str(each["id"]), str(each["path"]), int(each.get("bytes") or 0)) for each in told["data"]
+        ]
 
     @contextlib.contextmanager
     def content(self, container: str, file: str) -> Iterator[Iterator[bytes]]:
-        """What is in a file of a container. Raises what the server answers instead."""
+        """The content of a container's file. Raises the server's error."""
         path = f"/v1/containers/{quote(container, safe='')}/files/{quote(file, safe='')}/content"
-        with _broken_off(), self._client.stream("GET", path, timeout=QUIET_SECONDS) as response:
-            yield _checked(response).iter_bytes()
+        with _map_http_errors(), self._client.stream("GET", path, timeout=QUIET_SECONDS) as response:
+            yield _check_response(response).iter_bytes()
 
-    def _body(self, text: str, previous: str | None) -> dict[str, Any]:
+    def _request_body(self, text: str, previous: str | None) -> dict[str, Any]:
         container = {"type": "auto", "file_ids": self._unsent}
         return {
             "model": self.model,
@@ -141,76 +147,78 @@ class Conversation:
             **({"previous_response_id": previous} if previous else {}),
         }
 
-    def _note(self, event: Event) -> None:
+    def _track_event(self, event: ChatEvent) -> None:
         item = event.get("item")
         if isinstance(item, dict) and item.get("type") == "code_interpreter_call":
             self.container = str(item.get("container_id"))
         kind = str(event.get("type"))
         if kind == "response.created":
             self._interrupted = str(event["response"]["id"])
-        if kind in ENDS:
+        if kind in END_EVENTS:
             self._interrupted = None
-        if ENDS.get(kind) in ("completed", "incomplete"):
+        if END_EVENTS.get(kind) in ("completed", "incomplete"):
             self._previous = str(event["response"]["id"])
             self._unsent.clear()
 
     def _first_model(self) -> str:
         try:
-            told = self._json("GET", "/v1/models")
+            told = self._request_json("GET", "/v1/models")
         except errors.NotFound:
-            return ECHO
+            return ECHO_MODEL
         names = [str(each["id"]) for each in told["data"]]
-        return next((name for name in names if name != ECHO and not set(name) & set("*?[")), ECHO)
+        return next((name for name in names if name != ECHO_MODEL and not set(name) & set("*?[")), ECHO_MODEL)
 
-    def _json(self, method: str, path: str, **options: Any) -> Any:
-        with _broken_off():
+    def _request_json(self, method: str, path: str, **options: Any) -> Any:
+        with _map_http_errors():
             response = self._client.request(method, path, **options)
         if not response.is_success:
-            raise error_of(response)
-        return _object(response.content)
+            raise chat_error(response)
+        return _decode_object(response.content)
 
 
-def error_of(response: httpx2.Response) -> errors.ClocheError:
-    """The error that an answer of `/v1` tells of."""
+def chat_error(response: httpx2.Response) -> errors.ClocheError:
+    """The exception for an error response of `/v1`."""
     try:
-        message = str(_object(response.content)["error"]["message"])
+        message = str(_decode_object(response.content)["error"]["message"])
     except (errors.ProtocolViolation, KeyError, TypeError):
         message = f"the server answered with status {response.status_code}"
     kinds = {400: errors.InvalidRequest, 404: errors.NotFound, 413: errors.TooLarge, 503: errors.Unavailable}
     return kinds.get(response.status_code, errors.UpstreamFailed)(message)
 
 
-def _checked(response: httpx2.Response) -> httpx2.Response:
+def _check_response(response: httpx2.Response) -> httpx2.Response:
     if not response.is_success:
         response.read()
-        raise error_of(response)
+        raise chat_error(response)
     return response
 
 
 @contextlib.contextmanager
-def _broken_off() -> Iterator[None]:
+def _map_http_errors() -> Iterator[None]:
     try:
         yield
     except httpx2.HTTPError as error:
         raise errors.Unavailable(f"the server does not answer: {error}") from None
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _decode_object(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise errors.ProtocolViolation("the server sent something that is no JSON object") from None
 
 
-# What a chat saves: images and files. A model names them, so nothing lands outside, and nothing is replaced.
+# Files and images that a chat saves.
+#
+# A model names them, so nothing lands outside, and nothing is replaced.
 
-MAX_NAME = 150
+MAX_NAME_CHARACTERS = 150
 MAX_TRIES = 10_000
 _SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp", "image/svg+xml": "svg"}
 
 
 class SavedFiles:
-    """In `directory`, or in a new one below the system's for temporary files. It is made when the first one comes.
+    """Saves into `directory`, or into a new temporary one. It is made when the first file comes.
 
     Takes `max_bytes` in all: a file of a sandbox may claim any size.
     """
@@ -222,23 +230,26 @@ class SavedFiles:
         self._known: set[tuple[str, bytes]] = set()
 
     def image(self, mime: str, content: bytes) -> Path | None:
-        """Where it is now. Raises InvalidRequest if it cannot be written."""
+        """Saves an image and returns its path. Raises InvalidRequest if it cannot be written."""
         self._images.add(hashlib.sha256(content).digest())
-        return self._write(f"image-1.{_SUFFIXES.get(mime, 'bin')}", [content])[0]
+        return self._write_file(f"image-1.{_SUFFIXES.get(mime, 'bin')}", [content])[0]
 
     def file(self, name: str, chunks: Iterable[bytes]) -> Path | None:
-        """Where it is now; None if exactly that was saved before. Raises InvalidRequest, and what `chunks` does."""
-        path, digest = self._write(name, chunks)
+        """Saves a file and returns its path; None for a duplicate.
+
+        Raises InvalidRequest, and the errors of `chunks`.
+        """
+        path, digest = self._write_file(name, chunks)
         if digest in self._images or (name, digest) in self._known:
             path.unlink()
             return None
         self._known.add((name, digest))
         return path
 
-    def _write(self, name: str, chunks: Iterable[bytes]) -> tuple[Path, bytes]:
+    def _write_file(self, name: str, chunks: Iterable[bytes]) -> tuple[Path, bytes]:
         digest = hashlib.sha256()
         try:
-            path, file = _new_file(self._place(), safe_name(name))
+            path, file = _create_new_file(self._target_directory(), safe_file_name(name))
             with file:
                 for chunk in chunks:
                     self._left_bytes -= len(chunk)
@@ -250,26 +261,28 @@ class SavedFiles:
         except OSError as error:
             if isinstance(error, errors.ClocheError):
                 raise
-            raise errors.InvalidRequest(f"not saved: {safe_name(name)} ({error.strerror})") from None
+            raise errors.InvalidRequest(f"not saved: {safe_file_name(name)} ({error.strerror})") from None
         return path, digest.digest()
 
-    def _place(self) -> Path:
+    def _target_directory(self) -> Path:
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="cloche-chat-"))
         self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 
 
-def safe_name(name: str) -> str:
-    """The last part of a name, which is visible, printable and no directory."""
+def safe_file_name(name: str) -> str:
+    """The last part of a name, which is visible, printable and not a directory."""
     last = PurePosixPath(name).name.replace("\\", "_")
     kept = "".join(each if each.isprintable() else "_" for each in last).strip().lstrip(".")
     stem, suffix = os.path.splitext(kept)
-    return (stem[: MAX_NAME - len(suffix)] + suffix if len(suffix) < 20 else kept[:MAX_NAME]) or "file"
+    return (
+        stem[: MAX_NAME_CHARACTERS - len(suffix)] + suffix if len(suffix) < 20 else kept[:MAX_NAME_CHARACTERS]
+    ) or "file"
 
 
-def _new_file(directory: Path, name: str) -> tuple[Path, IO[bytes]]:
-    """A file that was not there: `name`, else `name-2.ext`, and so on; `image-1.png` is followed by `image-2.png`."""
+def _create_new_file(directory: Path, name: str) -> tuple[Path, IO[bytes]]:
+    """Creates a file: `name`, else `name-2.ext`, and so on; `image-1.png` is followed by `image-2.png`."""
     stem, suffix = os.path.splitext(name)
     for number in range(1, MAX_TRIES):
         tried = f"image-{number}" if stem == "image-1" else stem if number == 1 else f"{stem}-{number}"
@@ -281,10 +294,10 @@ def _new_file(directory: Path, name: str) -> tuple[Path, IO[bytes]]:
     raise errors.InvalidRequest(f"not saved: {name} ({directory} has too many of that name)")
 
 
-Manner = Literal["text", "dim", "output"]
+TextStyle = Literal["text", "dim", "output"]
 
 _DATA_URL = re.compile(r"data:(image/[a-z+]{1,20});base64,", re.ASCII)
-_DELTAS: dict[str, Manner] = {
+_DELTA_STYLES: dict[str, TextStyle] = {
     "response.output_text.delta": "text",
     "response.refusal.delta": "text",
     "response.code_interpreter_call_code.delta": "dim",
@@ -293,11 +306,11 @@ _DELTAS: dict[str, Manner] = {
     "response.code_interpreter_call_output.delta": "output",
 }
 # Control characters but tab and newline, and what turns the direction of text: they could show what is not there.
-_HIDDEN = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-_SAFE = {**dict.fromkeys(_HIDDEN, "\N{REPLACEMENT CHARACTER}"), 0x2028: "\n", 0x2029: "\n"}
+_HIDDEN_CHARACTERS = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_SAFE_TRANSLATION = {**dict.fromkeys(_HIDDEN_CHARACTERS, "\N{REPLACEMENT CHARACTER}"), 0x2028: "\n", 0x2029: "\n"}
 
 
-class Citation(NamedTuple):
+class FileCitation(NamedTuple):
     """A file that an answer cites."""
 
     container: str
@@ -310,59 +323,59 @@ class ChatScreen:
 
     def __init__(self, files: SavedFiles):
         self._files = files
-        self._draw = drawing(os.environ) if os.isatty(STDOUT) else None
+        self._draw = choose_drawer(os.environ) if os.isatty(STDOUT) else None
         self._dims = os.isatty(STDERR)
-        self._manner: Manner | None = None
+        self._manner: TextStyle | None = None
         self._in_line = False
-        self._citations: dict[Citation, None] = {}
+        self._citations: dict[FileCitation, None] = {}
         self.status: str | None = None  # how it ended
 
     @property
-    def citations(self) -> list[Citation]:
+    def citations(self) -> list[FileCitation]:
         return list(self._citations)
 
-    def show(self, event: Event) -> None:
+    def show(self, event: ChatEvent) -> None:
         kind = str(event.get("type"))
-        if kind in _DELTAS:
-            self._write(_DELTAS[kind], str(event.get("delta", "")))
+        if kind in _DELTA_STYLES:
+            self._write_text(_DELTA_STYLES[kind], str(event.get("delta", "")))
         elif kind == "response.output_text.annotation.added":
-            self._note(event.get("annotation"))
+            self._note_citation(event.get("annotation"))
         elif kind == "response.output_item.done":
-            self._item(event.get("item"))
-        elif kind in ENDS:
-            self._end(ENDS[kind], event.get("response"))
+            self._show_item(event.get("item"))
+        elif kind in END_EVENTS:
+            self._finish_answer(END_EVENTS[kind], event.get("response"))
 
     def end_line(self) -> None:
-        """Whatever comes next begins a line."""
+        """Ends the current line, so that the next output begins a new one."""
         if self._in_line:
             self._in_line = False
-            write(STDOUT if self._manner == "text" else STDERR, "\n")
+            write_all(STDOUT if self._manner == "text" else STDERR, "\n")
 
-    def _write(self, manner: Manner, text: str) -> None:
+    def _write_text(self, manner: TextStyle, text: str) -> None:
         if manner != self._manner:
             self.end_line()
             self._manner = manner
-        shown = safe(text)
+        shown = safe_text(text)
         if not shown:
             return
         self._in_line = not shown.endswith("\n")
         if manner == "dim" and self._dims:
             shown = f"\x1b[2m{shown}\x1b[22m"
-        write(STDOUT if manner == "text" else STDERR, shown)
+        write_all(STDOUT if manner == "text" else STDERR, shown)
 
-    def _note(self, annotation: Any) -> None:
+    def _note_citation(self, annotation: Any) -> None:
         if isinstance(annotation, dict) and annotation.get("type") == "container_file_citation":
             named = (str(annotation.get(name, "")) for name in ("container_id", "file_id", "filename"))
-            self._citations[Citation(*named)] = None
+            self._citations[FileCitation(*named)] = None
 
-    def _item(self, item: Any) -> None:
+    def _show_item(self, item: Any) -> None:
         if not isinstance(item, dict) or item.get("type") != "code_interpreter_call":
             return
         for output in item.get("outputs") or []:
             if output.get("type") == "image":
-                self._image(str(output.get("url", "")))
+                self._show_image(str(output.get("url", "")))
 
-    def _image(self, url: str) -> None:
+    def _show_image(self, url: str) -> None:
         match = _DATA_URL.match(url)
         if match is None:
             return
@@ -370,22 +383,24 @@ class ChatScreen:
         content = base64.b64decode(url[match.end() :])
         drawn = self._draw({match[1]: content}) if self._draw else None
         if drawn is not None:
-            write(STDOUT, drawn)
+            write_all(STDOUT, drawn)
         try:
-            say(f"saved {self._files.image(match[1], content)}")
+            print_message(f"saved {self._files.image(match[1], content)}")
         except errors.InvalidRequest as error:
-            say(str(error))
+            print_message(str(error))
 
-    def _end(self, status: str, response: Any) -> None:
+    def _finish_answer(self, status: str, response: Any) -> None:
         self.status = status
         self.end_line()
         response = response if isinstance(response, dict) else {}
         if status == "failed":
-            say(f"the answer failed: {(response.get('error') or {}).get('message', 'no reason was given')}")
+            print_message(f"the answer failed: {(response.get('error') or {}).get('message', 'no reason was given')}")
         elif status == "incomplete":
-            say(f"the answer is incomplete: {(response.get('incomplete_details') or {}).get('reason', 'unknown')}")
+            print_message(
+                f"the answer is incomplete: {(response.get('incomplete_details') or {}).get('reason', 'unknown')}"
+            )
 
 
-def safe(text: str) -> str:
-    """A model and its programs can say anything, and cannot steer the terminal."""
-    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_SAFE)
+def safe_text(text: str) -> str:
+    """Text of a model or its programs, made unable to steer the terminal."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").translate(_SAFE_TRANSLATION)

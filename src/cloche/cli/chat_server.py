@@ -1,4 +1,4 @@
-"""Whom `cloche chat` speaks to: the server that runs, else one of its own, in a thread, on a private socket."""
+"""The server of `cloche chat`: the running one, else its own, in a thread, on a private socket."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from pathlib import Path
 import httpx2
 import msgspec
 
-from cloche.cli.control import client_of, sockets
-from cloche.config import Config, Pool, refuse_networks, refuse_upstreams
+from cloche.cli.control import control_sockets, open_client
+from cloche.config import Config, PoolConfig, refuse_local_networks, refuse_local_upstreams
 
-PRIVATE_SOCKET = "chat.sock"
+PRIVATE_SOCKET_NAME = "chat.sock"
 
 
 @contextlib.contextmanager
-def reached(config: Config, *, alone: bool = False) -> Iterator[httpx2.Client]:
-    """A client of a server. Raises InvalidConfig, and what starting one does."""
-    found = [] if alone else sockets(config)
+def connect_to_server(config: Config, *, alone: bool = False) -> Iterator[httpx2.Client]:
+    """A client of a server. Raises InvalidConfig, and the errors of starting one."""
+    found = [] if alone else control_sockets(config)
     if found:
-        with client_of(found[0]) as client:
+        with open_client(found[0]) as client:
             yield client
         return
-    refuse_upstreams(config.origins)
-    refuse_networks(config.origins)
-    with _own(config) as socket, client_of(socket) as client:
+    refuse_local_upstreams(config.origins)
+    refuse_local_networks(config.origins)
+    with _start_own_server(config) as socket, open_client(socket) as client:
         yield client
 
 
 @contextlib.contextmanager
-def _own(config: Config) -> Iterator[Path]:
-    """The control socket of a server for us alone."""
+def _start_own_server(config: Config) -> Iterator[Path]:
+    """The control socket of a new server for this process alone."""
     from cloche.api.auth import Gatekeeper  # here, and below: with a server, none of this is needed
     from cloche.app import LOCAL_ADMIN
-    from cloche.cli.hosting import hosted, silence_uvicorn
+    from cloche.cli.hosting import host_server, silence_uvicorn
     from cloche.sdk.loop_thread import LoopThread
     from cloche.store.database import Database
     from cloche.store.keys import StoredKeys
 
     silence_uvicorn()
-    alone = msgspec.structs.replace(config, pool=Pool(ready=0))  # one sandbox: none need wait in advance
+    alone = msgspec.structs.replace(config, pool=PoolConfig(ready=0))  # one sandbox: none need wait in advance
     keys = StoredKeys(Database(Path(config.data_dir) / "store.sqlite3"))
     stack = contextlib.AsyncExitStack()
 
     async def open_() -> Path:
         await stack.enter_async_context(keys)
         host = await stack.enter_async_context(
-            hosted(alone, keys, Gatekeeper(keys, LOCAL_ADMIN), private=PRIVATE_SOCKET)
+            host_server(alone, keys, Gatekeeper(keys, LOCAL_ADMIN), private=PRIVATE_SOCKET_NAME)
         )
         return host.control
 

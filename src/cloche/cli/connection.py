@@ -1,7 +1,7 @@
-"""A client's connection, as uvicorn speaks HTTP on it: bounds on a request's head, its time, and their number.
+"""Client connections of uvicorn, with bounds on a request's head, on its time, and on their number.
 
-Neither uvicorn nor its parser has any: a header that never ends would be kept, and copied with every packet of it,
-before anybody asked for a key.
+Neither uvicorn nor its parser has any: a header that never ends would be kept, and copied with every packet
+of it, before any key is checked.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from typing import Any, Protocol
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from cloche.api.auth import owner_of
+from cloche.api.auth import request_owner
 from cloche.model import KIB
 from cloche.telemetry import log
 
-# How many connections there may be at once, and who has to go when there is no room for one more.
+# A limit on simultaneous connections, and the choice of connections to close when it is reached.
 #
-# Each takes a descriptor, and so does much of every sandbox: whoever connects and says nothing must not use them up.
-# It
-# takes no key to connect, so whose the next one is cannot be told before it is let in. Therefore room is made for it,
-# by
-# those who have most, and nobody's connections keep everybody else out.
+# Each takes a descriptor, and so does much of every sandbox: silent connections must not use them up.
+# Connecting takes no key, so the owner of a new connection is unknown until it is let in. Therefore room is
+# made for it among the owners and addresses that have the most, and no owner's connections keep the others out.
 
-SHARE = 4  # of the descriptors that this process may have, connections take one in so many
-LEAST = 32
-SAID_SECONDS = 10.0  # at most so often
-AT_ONCE = 16  # one in so many goes: to look for them takes a while
-LONG_SECONDS = 0.005  # after a search that took so long, for little, there is none
-REST = 20  # for so many times as long
+DESCRIPTOR_SHARE = 4  # of the descriptors that this process may have, connections take one in so many
+MIN_CONNECTIONS = 32
+LOG_INTERVAL_SECONDS = 10.0  # at most so often
+EVICTED_SHARE = 16  # one in so many goes: to look for them takes a while
+LONG_SEARCH_SECONDS = 0.005  # after a search that took so long, for little, there is none
+REST_FACTOR = 20  # for so many times as long
 
 
-class Visitor(Protocol):
-    """A connection."""
+class LimitedConnection(Protocol):
+    """A connection, as the limiter sees it."""
 
     @property
     def peer(self) -> str:
-        """Where it comes from."""
+        """The client's address."""
 
     @property
     def owner(self) -> str | None:
-        """For whom it counts, once that is known; None for a stranger's."""
+        """The owner that it counts for, once known; None before authentication."""
 
     @property
-    def is_waited_for(self) -> bool:
-        """Whether it owes us something: a request, the rest of one that has taken long, or who it is."""
+    def is_idle_or_slow(self) -> bool:
+        """Whether the client owes something: a request, the rest of a slow one, or its credentials."""
 
     @property
-    def has_asked(self) -> bool:
+    def has_sent_request(self) -> bool:
         """Whether a whole request has ever come."""
 
     def abandon(self) -> None: ...
 
 
-class Crowd:
-    """Of one listener. Those are sent away first who asked for nothing, of whoever has most of them, the oldest.
+class HttpConnectionLimiter:
+    """The connections of one listener.
 
-    Where everybody is being answered, it is the newest of the owner with the most connections, unless that one has no
-    more than everybody would get.
+    It closes connections without a request first: the oldest of the largest group.
+
+    Where all are being answered, it closes the newest of the owner with the most connections, unless that owner
+    has no more than an even share.
     """
 
     def __init__(self, most: int | None = None):
-        self._most = most or most_connections()
-        self._there: dict[Visitor, None] = {}  # the oldest first
-        self._said_at = -SAID_SECONDS
+        self._most = most or max_connections()
+        self._there: dict[LimitedConnection, None] = {}  # the oldest first
+        self._said_at = -LOG_INTERVAL_SECONDS
         self._rests_until = 0.0
 
-    def enter(self, visitor: Visitor) -> bool:
+    def enter(self, visitor: LimitedConnection) -> bool:
         """Whether there is room, which may have been made."""
         if len(self._there) >= self._most:
             self._make_room()
@@ -83,7 +83,7 @@ class Crowd:
         self._there[visitor] = None
         return True
 
-    def leave(self, visitor: Visitor) -> None:
+    def leave(self, visitor: LimitedConnection) -> None:
         """Harmless when it is not there."""
         self._there.pop(visitor, None)
 
@@ -91,33 +91,33 @@ class Crowd:
         began_at = time.monotonic()
         if began_at < self._rests_until:
             return
-        self._say_full(began_at)
-        wanted = max(self._most // AT_ONCE, 1)
-        leaving = list(islice(self._idlest(), wanted)) or self._crowding(wanted)
+        self._log_full(began_at)
+        wanted = max(self._most // EVICTED_SHARE, 1)
+        leaving = list(islice(self._idle_connections(), wanted)) or self._excess_connections(wanted)
         for visitor in leaving:
             self.leave(visitor)
             visitor.abandon()
         took = time.monotonic() - began_at
-        if took > LONG_SECONDS and len(leaving) < wanted // 2:  # else the next search is far away
-            self._rests_until = began_at + REST * took
+        if took > LONG_SEARCH_SECONDS and len(leaving) < wanted // 2:  # else the next search is far away
+            self._rests_until = began_at + REST_FACTOR * took
 
-    def _say_full(self, now: float) -> None:
-        if now - self._said_at >= SAID_SECONDS:
+    def _log_full(self, now: float) -> None:
+        if now - self._said_at >= LOG_INTERVAL_SECONDS:
             self._said_at = now
             log.warning("connections.full", most=self._most)
 
-    def _idlest(self) -> Iterator[Visitor]:
-        """Strangers first, and then whoever can connect again without having lost anything."""
-        idle = [each for each in self._there if each.is_waited_for]
-        yield from _of_most((each for each in idle if not each.has_asked), {})
-        yield from _of_most((each for each in idle if each.has_asked and each.owner is None), {})
-        owned = [each for each in idle if each.has_asked and each.owner is not None]
+    def _idle_connections(self) -> Iterator[LimitedConnection]:
+        """Unidentified connections first, then those that can reconnect without loss."""
+        idle = [each for each in self._there if each.is_idle_or_slow]
+        yield from _sort_by_count((each for each in idle if not each.has_sent_request), {})
+        yield from _sort_by_count((each for each in idle if each.has_sent_request and each.owner is None), {})
+        owned = [each for each in idle if each.has_sent_request and each.owner is not None]
         if owned:
-            yield from _of_most(owned, self._owners())
+            yield from _sort_by_count(owned, self._count_by_owner())
 
-    def _crowding(self, wanted: int) -> list[Visitor]:
-        """The newest of the owner with the most, and no more than so many. The next one may be another's."""
-        counts = self._owners()
+    def _excess_connections(self, wanted: int) -> list[LimitedConnection]:
+        """The newest of the owner with the most, at most `wanted`. The next call may choose another owner."""
+        counts = self._count_by_owner()
         if not counts:
             return []
         (owner, count), *others = counts.most_common(2)
@@ -127,36 +127,36 @@ class Crowd:
         beyond = max(count - max(share, *(theirs for _, theirs in others), 0), 1)
         return list(islice((each for each in reversed(self._there) if each.owner == owner), min(beyond, wanted)))
 
-    def _owners(self) -> Counter[str]:
+    def _count_by_owner(self) -> Counter[str]:
         return Counter(owner for each in self._there if (owner := each.owner) is not None)
 
 
-def _of_most(visitors: Iterable[Visitor], owners: dict[str, int]) -> list[Visitor]:
-    """Those of whoever has most first: by owner, where such are given, else by where they come from."""
+def _sort_by_count(visitors: Iterable[LimitedConnection], owners: dict[str, int]) -> list[LimitedConnection]:
+    """Sorts by group size, the largest first: by owner, where counts are given, else by address."""
     found = list(visitors)
     peers = Counter(each.peer for each in found)
     return sorted(found, key=lambda each: (-owners.get(each.owner or "", 0), -peers[each.peer]))
 
 
-def most_connections() -> int:
-    return max(LEAST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE)
+def max_connections() -> int:
+    return max(MIN_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTOR_SHARE)
 
 
 MAX_HEAD_BYTES = 64 * KIB
 HEAD_SECONDS = 30.0  # from the connection, or from a request's first byte, until its head is there
 LINGER_SECONDS = 1.0  # a refusal that is closed at once, with bytes unread, never reaches its client
 SLOW_SECONDS = 60.0  # after which whoever still sends a request may have to make room for others
-STRANGER_SECONDS = 5.0  # the same for who still has not said whose a request is
-TOO_LARGE = 431
-FULL = 503
+UNIDENTIFIED_SECONDS = 5.0  # the same for who still has not said whose a request is
+STATUS_HEAD_TOO_LARGE = 431
+STATUS_FULL = 503
 JOINED_BYTES = 64 * KIB  # of a body that is copied to go with its head
 
 
-class Joined:
-    """A transport on which an answer's head waits for the first of its body, in this turn of the loop, to go with it.
+class CoalescingTransport:
+    """A transport that joins the head of an answer with the first part of its body from the same loop turn.
 
-    uvicorn writes them one after the other, and uvloop at once: two packets, for the first of which a client wakes up
-    in vain.
+    uvicorn writes them one after the other, and uvloop at once: two packets, for the first of which a client
+    wakes up in vain.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
@@ -169,31 +169,31 @@ class Joined:
         if not self._begun:
             self._begun = True
             self._head = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_head)
         elif self._head is None or len(data) > JOINED_BYTES:
-            self._flush()
+            self._flush_head()
             self._transport.write(data)
         else:
             head, self._head = self._head, None
             self._transport.write(head + data)
 
     def close(self) -> None:
-        self._flush()
+        self._flush_head()
         self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
-        """All else that a transport can do, with what waits gone before."""
-        self._flush()
+        """All other members of the transport, after the pending head is sent."""
+        self._flush_head()
         return getattr(self._transport, name)
 
-    def _flush(self) -> None:
+    def _flush_head(self) -> None:
         head, self._head = self._head, None
         if head is not None and not self._transport.is_closing():
             self._transport.write(head)
 
 
-class Socket(WebSocketsSansIOProtocol):
-    """The same connection, once it is a WebSocket's."""
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """The connection after its upgrade to a WebSocket."""
 
     on_lost: Callable[[], None] | None = None
 
@@ -203,10 +203,10 @@ class Socket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
 
-class Connection(HttpToolsProtocol):
-    """Lets the application cut it off with a reset, too: see `cloche.api.http.Reset`."""
+class HttpConnection(HttpToolsProtocol):
+    """An HTTP connection. The application can also reset it: see `cloche.api.http.ResetConnection`."""
 
-    def __init__(self, *args: Any, crowd: Crowd | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, crowd: HttpConnectionLimiter | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._crowd = crowd
         self._asked_at: float | None = None  # when the head of its last request was whole
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
         self._has_head = False
         self._overdue: asyncio.TimerHandle | None = None
         self._is_deaf = False  # it was refused, or is a WebSocket's
-        self._socket: Socket | None = None  # whose it is then
+        self._socket: WebSocketConnection | None = None  # whose it is then
         self._last_owner: str | None = None  # of the request before this one
 
     # -- from the transport
@@ -224,26 +224,27 @@ class Connection(HttpToolsProtocol):
         if self._crowd is None or self._crowd.enter(self):
             self._expect_head()
         else:
-            self._refuse(FULL, "all connections are in use: try again in a moment", "retry-after: 1\r\n")
+            self._refuse_request(STATUS_FULL, "all connections are in use: try again in a moment", "retry-after: 1\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave_crowd()
+        self._release_connection()
         self._expect_no_head()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         while data and not self._is_deaf and not self.transport.is_closing():
-            data = self._take(data)
+            data = self._parse_some(data)
 
-    def _take(self, data: bytes) -> bytes:
-        """Parses some of it, and gives the rest."""
+    def _parse_some(self, data: bytes) -> bytes:
+        """Parses a part of the data and returns the rest."""
         if self._head_bytes is None:
             super().data_received(data)
             return b""
         room = MAX_HEAD_BYTES - self._head_bytes
         if room <= 0:
-            self._refuse(
-                TOO_LARGE, f"a request's head can have {MAX_HEAD_BYTES} bytes: send less in its headers or its path"
+            self._refuse_request(
+                STATUS_HEAD_TOO_LARGE,
+                f"a request's head can have {MAX_HEAD_BYTES} bytes: send less in its headers or its path",
             )
             return b""
         self._expect_head()
@@ -272,7 +273,7 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not None and self.cycle is not before and self.scope["method"] != "HEAD":
-            self.cycle.transport = Joined(self.transport, self.loop)  # type: ignore[assignment]  # all that it calls
+            self.cycle.transport = CoalescingTransport(self.transport, self.loop)  # type: ignore[assignment]  # all that it calls
 
     def on_chunk_header(self) -> None:
         self._head_bytes = 0  # trailers follow, unless it is a chunk that has a body
@@ -290,8 +291,8 @@ class Connection(HttpToolsProtocol):
         self._is_deaf = True
         super().handle_websocket_upgrade()
         upgraded = self.transport.get_protocol()
-        assert isinstance(upgraded, Socket)  # from here on it hears the transport instead of this
-        self._socket, upgraded.on_lost = upgraded, self._leave_crowd
+        assert isinstance(upgraded, WebSocketConnection)  # from here on it hears the transport instead of this
+        self._socket, upgraded.on_lost = upgraded, self._release_connection
         # Its own parser has read the head again. What that cannot read, it would never answer.
         if not upgraded.handshake_initiated:
             self.send_400_response("This is no WebSocket handshake: it can have 128 headers of 8 KiB each.")
@@ -305,26 +306,26 @@ class Connection(HttpToolsProtocol):
     @property
     def owner(self) -> str | None:
         scope = self.scope if self._socket is None else getattr(self._socket, "scope", None)
-        return (owner_of(scope["state"]) if scope else None) or self._last_owner
+        return (request_owner(scope["state"]) if scope else None) or self._last_owner
 
     @property
-    def is_waited_for(self) -> bool:
+    def is_idle_or_slow(self) -> bool:
         cycle = self.cycle
         if self._asked_at is None or (self._socket is None and (cycle is None or cycle.response_complete)):
             return True
         since = self.loop.time() - self._asked_at
-        if self.owner is None and since > STRANGER_SECONDS:
+        if self.owner is None and since > UNIDENTIFIED_SECONDS:
             return True
         return self._socket is None and cycle.more_body and since > SLOW_SECONDS
 
     @property
-    def has_asked(self) -> bool:
+    def has_sent_request(self) -> bool:
         return self._asked_at is not None
 
     def abandon(self) -> None:
         self.transport.abort()
 
-    def _leave_crowd(self) -> None:
+    def _release_connection(self) -> None:
         if self._crowd is not None:
             self._crowd.leave(self)
 
@@ -347,7 +348,7 @@ class Connection(HttpToolsProtocol):
             self._overdue.cancel()
             self._overdue = None
 
-    def _refuse(self, status: int, why: str, headers: str = "") -> None:
+    def _refuse_request(self, status: int, why: str, headers: str = "") -> None:
         self._is_deaf = True
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # another answer is under way: it can only end here

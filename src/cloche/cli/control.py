@@ -1,7 +1,7 @@
-"""Speaking to the servers of a data directory, over their control sockets.
+"""Requests to the servers of a data directory, over their control sockets.
 
-The socket's file lets its owner in (mode 0600 in a directory of mode 0700), so no key is needed: whoever may open it is
-the server's admin, with the owner "local".
+The socket's file lets its owner in (mode 0600 in a directory of mode 0700), so no key is needed: every
+process that may open it is the server's admin, with the owner "local".
 """
 
 from __future__ import annotations
@@ -16,80 +16,82 @@ import click
 import httpx2
 
 from cloche import errors
-from cloche.cli import OUR_FAILURE
+from cloche.cli import EXIT_CLOCHE_FAILED
 from cloche.config import Config
-from cloche.engine.instance import live_control_sockets, unreadable
+from cloche.engine.instance import live_control_sockets, unreadable_error
 
 ANSWER_SECONDS = 30.0
 COPY_SECONDS = 600.0  # for what has a sandbox's files written to a disk, or read from one
 
 
-def no_server(config: Config) -> errors.Unavailable:
-    """For a command that is for a server."""
+def no_server_error(config: Config) -> errors.Unavailable:
+    """The error of a command that needs a running server."""
     return errors.Unavailable(f"no server runs in the data directory {config.data_dir}: `cloche serve` starts one")
 
 
-def sockets(config: Config) -> list[Path]:
+def control_sockets(config: Config) -> list[Path]:
     """The control sockets of all live servers of this data directory, the newest server's first.
 
-    Raises Unavailable where whoever asks may not look.
+    Raises Unavailable where the user may not read the directory.
     """
     return live_control_sockets(Path(config.data_dir) / "run")
 
 
-def existing(config: Config) -> Path:
-    """The data directory, for a command that would find nothing in one that was mistyped. Raises NotFound."""
+def existing_data_dir(config: Config) -> Path:
+    """The data directory, which must exist: a mistyped one would seem empty. Raises NotFound."""
     place = Path(config.data_dir)
     try:
         os.scandir(place).close()
     except FileNotFoundError:
         raise errors.NotFound(f"there is no data directory {place}: name it with --data-dir") from None
     except OSError as error:
-        raise unreadable(place, error) from None
+        raise unreadable_error(place, error) from None
     return place
 
 
 @contextmanager
-def connected(config: Config) -> Iterator[httpx2.Client | None]:
+def connected_client(config: Config) -> Iterator[httpx2.Client | None]:
     """A client of the newest live server; None where no server runs."""
-    found = sockets(config)
+    found = control_sockets(config)
     if not found:
         yield None
         return
-    with client_of(found[0]) as client:
+    with open_client(found[0]) as client:
         yield client
 
 
 @contextmanager
-def client_of(socket: Path, seconds: float = ANSWER_SECONDS) -> Iterator[httpx2.Client]:
-    """A client of the server with that control socket. It asks for paths, such as `/api/v1/sandboxes`."""
+def open_client(socket: Path, seconds: float = ANSWER_SECONDS) -> Iterator[httpx2.Client]:
+    """A client of the server with that control socket. Requests take paths, such as `/api/v1/sandboxes`."""
     with short_path(socket) as path:
         transport = httpx2.HTTPTransport(uds=path)
         with httpx2.Client(transport=transport, base_url="http://localhost", timeout=seconds) as client:
             yield client
 
 
-def ask_around(config: Config, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS) -> Any:
-    """As `ask`, of whichever live server knows what the path names.
+def request_any_server(
+    config: Config, method: str, path: str, body: Any = None, *, seconds: float = ANSWER_SECONDS
+) -> Any:
+    """As `request_json`, at the first live server that knows the object in the path.
 
-    Raises Unavailable where no server runs, and what the last one says, if none of them has it.
+    Raises Unavailable where no server runs, and the error of the last one, if none of them has it.
     """
-    found = sockets(config)
+    found = control_sockets(config)
     if not found:
-        raise no_server(config)
+        raise no_server_error(config)
     for socket in found[:-1]:
         try:
-            with client_of(socket, seconds) as client:
-                return ask(client, method, path, body)
+            with open_client(socket, seconds) as client:
+                return request_json(client, method, path, body)
         except errors.NotFound:
             continue
-    with client_of(found[-1], seconds) as client:
-        return ask(client, method, path, body)
+    with open_client(found[-1], seconds) as client:
+        return request_json(client, method, path, body)
 
 
 @contextmanager
-def going_on() -> Iterator[None]:
-    """Around what a server goes on with when whoever asked has left: an interrupt of ours says so."""
+def warn_on_interrupt() -> Iterator[None]:
+    """Around a request that the server completes without its client: an interrupt prints a note on that."""
     try:
         yield
     except KeyboardInterrupt:
@@ -97,15 +99,15 @@ def going_on() -> Iterator[None]:
         raise
 
 
-def do_each(ids: Sequence[str], work: Callable[[str], object], done: str) -> None:
-    """Does it with each, and says so; one that fails is named, and keeps no other from it.
+def apply_to_each(ids: Sequence[str], work: Callable[[str], object], done: str) -> None:
+    """Calls `work` for each id and prints it; a failure is printed and does not stop the others.
 
-    Ends the command with our status if any has failed. A single one's error is raised.
+    Exits with our status if any has failed. A single one's error is raised.
     """
     failed = 0
     for id in ids:
         try:
-            with going_on():
+            with warn_on_interrupt():
                 work(id)
             click.echo(f"{done} {id}")
         except errors.ClocheError as error:
@@ -114,12 +116,12 @@ def do_each(ids: Sequence[str], work: Callable[[str], object], done: str) -> Non
             failed += 1
             click.echo(f"cloche: {id}: {error}", err=True)
     if failed:
-        click.get_current_context().exit(OUR_FAILURE)
+        click.get_current_context().exit(EXIT_CLOCHE_FAILED)
 
 
 @contextmanager
 def short_path(socket: Path) -> Iterator[str]:
-    """A path of that socket which is valid here and for now: the kernel takes 107 characters, a data directory more."""
+    """A short temporary path of that socket: the kernel takes 107 characters, a data directory may have more."""
     directory = os.open(socket.parent, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{socket.name}"
@@ -127,22 +129,22 @@ def short_path(socket: Path) -> Iterator[str]:
         os.close(directory)
 
 
-def ask(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
-    """What the server answers, decoded from JSON; None for an empty answer.
+def request_json(client: httpx2.Client, method: str, path: str, body: Any = None) -> Any:
+    """Sends a request and returns the decoded JSON; None for an empty response.
 
-    Raises Unavailable where it does not answer, and an error with its message where it answers with one.
+    Raises Unavailable without a response, and the error that the server reports.
     """
     try:
         response = client.request(method, path, json=body)
     except httpx2.HTTPError as error:
         raise errors.Unavailable(f"the server does not answer on its control socket: {error}") from None
     if not response.is_success:
-        raise error_of(response)
+        raise response_error(response)
     return response.json() if response.content else None
 
 
-def error_of(response: httpx2.Response) -> errors.ClocheError:
-    """The error that a response of ours tells of."""
-    from cloche.protocol.responses import error_in  # here: it takes a while to import
+def response_error(response: httpx2.Response) -> errors.ClocheError:
+    """The exception for an error response of ours."""
+    from cloche.protocol.responses import exception_from_response  # here: it takes a while to import
 
-    return error_in(response.content, response.status_code)
+    return exception_from_response(response.content, response.status_code)

@@ -1,6 +1,6 @@
-"""`cloche doctor`: what this host can isolate and limit, how, and what to do where it cannot.
+"""`cloche doctor`: reports the isolation and the limits that this host supports, with advice.
 
-It must work when nothing else does: whatever a part of it meets becomes a line of its report.
+It must work when nothing else does: every failure of a part becomes a line of its report.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import configuration
+from cloche.cli import load_command_config
 from cloche.config import Config, default_data_dir
-from cloche.engine.operations.doctor import Section, attempt, examine, missing_in
-from cloche.isolation.base import Check
+from cloche.engine.operations.doctor import CheckupSection, collect_checks, missing_requirements, run_checkup
+from cloche.isolation.base import HostCheck
 
-_MARKS = {"enforced": ("ok", "green"), "best effort": ("part", "yellow"), "missing": ("no", "red")}
+_STATE_MARKS = {"enforced": ("ok", "green"), "best effort": ("part", "yellow"), "missing": ("no", "red")}
 
 
 @click.command("doctor")
@@ -25,49 +25,49 @@ _MARKS = {"enforced": ("ok", "green"), "best effort": ("part", "yellow"), "missi
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(deep: bool, as_json: bool) -> None:
     """Say what this host can isolate and limit, and how. Exit status 0 if sandboxes can run, else 1."""
-    wrong, config = _configuration()
-    sections = examine(config, wrong, _tokens(config))
-    missing = missing_in(sections)
+    wrong, config = _load_or_report_config()
+    sections = run_checkup(config, wrong, _token_sections(config))
+    missing = missing_requirements(sections)
     if not as_json:
-        _print(sections)
-    claims = _deep(as_json) if deep and not missing else []
+        _print_sections(sections)
+    claims = _check_claims(as_json) if deep and not missing else []
     broken = [each.name for each in claims if each.state == "missing"]
     if as_json:
         found = {"can_run": not missing, "missing": missing, "sections": sections, "claims": claims if deep else None}
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
     else:
-        _verdict(missing, broken)
+        _print_verdict(missing, broken)
     sys.exit(1 if missing or broken else 0)
 
 
-def _configuration() -> tuple[list[Check], Config]:
+def _load_or_report_config() -> tuple[list[HostCheck], Config]:
     try:
-        return [], configuration()
+        return [], load_command_config()
     except errors.InvalidConfig as error:
-        bad = Check(
+        bad = HostCheck(
             name="configuration", state="missing", detail=str(error), advice="repair it: nothing starts until then"
         )
         return [bad], Config(data_dir=default_data_dir({}))
 
 
-def _tokens(config: Config) -> list[Section]:
-    """Only where some are accepted."""
-    from cloche.cli.serve import checks
+def _token_sections(config: Config) -> list[CheckupSection]:
+    """The section on LibreChat's tokens; none where no tokens are accepted."""
+    from cloche.cli.serve import token_key_checks
 
-    found = attempt("LibreChat's tokens", lambda: checks(config))
-    return [Section(title="LibreChat", checks=found)] if found else []
+    found = collect_checks("LibreChat's tokens", lambda: token_key_checks(config))
+    return [CheckupSection(title="LibreChat", checks=found)] if found else []
 
 
-def _deep(quiet: bool) -> list[Check]:
+def _check_claims(quiet: bool) -> list[HostCheck]:
     from cloche.cli.conformance import examine_claims
 
     show = (lambda check: None) if quiet else _print_check
     if not quiet:
         click.secho("Claims, each tried in a real sandbox", bold=True)
-    return asyncio.run(examine_claims(configuration(), show))
+    return asyncio.run(examine_claims(load_command_config(), show))
 
 
-def _print(sections: list[Section]) -> None:
+def _print_sections(sections: list[CheckupSection]) -> None:
     for section in sections:
         click.secho(section.title, bold=True)
         for check in section.checks:
@@ -75,19 +75,19 @@ def _print(sections: list[Section]) -> None:
         click.echo()
 
 
-def _print_check(check: Check) -> None:
-    mark, colour = _MARKS.get(check.state, (check.state, "white"))
-    click.echo(f"  {click.style(f'{mark:<4}', fg=colour)}  {check.name:<24}  {_printable(check.detail)}")
+def _print_check(check: HostCheck) -> None:
+    mark, colour = _STATE_MARKS.get(check.state, (check.state, "white"))
+    click.echo(f"  {click.style(f'{mark:<4}', fg=colour)}  {check.name:<24}  {_printable_text(check.detail)}")
     if check.advice:
-        click.echo(f"        {'':<24}  -> {_printable(check.advice)}")
+        click.echo(f"        {'':<24}  -> {_printable_text(check.advice)}")
 
 
-def _printable(text: str) -> str:
-    """What a sandbox said cannot steer the terminal."""
+def _printable_text(text: str) -> str:
+    """Text from a sandbox cannot steer the terminal."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
-def _verdict(missing: list[str], broken: list[str]) -> None:
+def _print_verdict(missing: list[str], broken: list[str]) -> None:
     if missing:
         click.secho(f"Sandboxes cannot run here; what is missing: {', '.join(missing)}.", fg="red")
     elif broken:

@@ -1,4 +1,4 @@
-"""`cloche fork`: more sandboxes with the files of one."""
+"""`cloche fork`: makes more sandboxes with the files of one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around
+from cloche.cli import load_command_config
+from cloche.cli.control import COPY_SECONDS, request_any_server
 from cloche.model import SandboxInfo
 
 
@@ -19,6 +19,6 @@ from cloche.model import SandboxInfo
 def command(id: str, count: int, timeout: float | None) -> None:
     """Make sandboxes with the files and environment of sandbox ID, which goes on, and print their ids."""
     path, asked = f"/api/v1/sandboxes/{quote(id, safe='')}/fork", {"count": count, "timeout_seconds": timeout}
-    made = ask_around(configuration(), "POST", path, asked, seconds=COPY_SECONDS)
+    made = request_any_server(load_command_config(), "POST", path, asked, seconds=COPY_SECONDS)
     for each in msgspec.convert(made, list[SandboxInfo]):
         click.echo(each.id)

@@ -1,4 +1,4 @@
-"""`cloche gc`: removing what nobody needs from the data directory; servers may run."""
+"""`cloche gc`: removes unused data from the data directory; servers may run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import OUR_FAILURE, configuration
-from cloche.cli.control import existing
-from cloche.engine.instance import Instance, any_live
+from cloche.cli import EXIT_CLOCHE_FAILED, load_command_config
+from cloche.cli.control import existing_data_dir
+from cloche.engine.instance import Instance, has_live_instance
 from cloche.model import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from cloche.engine.operations.gc import Found
+    from cloche.engine.operations.gc import CollectedItem
 
 
 @click.command("gc")
@@ -28,36 +28,36 @@ def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     A server does the same at its start and every hour. Nothing goes that any process uses. What could not be looked at
     is named, and the status is 125 then.
     """
-    from cloche.engine.operations.gc import SERVED_VACUUM_BYTES, Collection  # here: it takes a while to import
+    from cloche.engine.operations.gc import SERVED_VACUUM_BYTES, GarbageCollector  # here: it takes a while to import
 
-    config = configuration()
-    run_dir = existing(config) / "run"
-    vacuum_bytes = SERVED_VACUUM_BYTES if any_live(run_dir) else math.inf
-    work = Collection(config, Instance(run_dir).is_live, dry=dry_run, compact=True, vacuum_bytes=vacuum_bytes)
+    config = load_command_config()
+    run_dir = existing_data_dir(config) / "run"
+    vacuum_bytes = SERVED_VACUUM_BYTES if has_live_instance(run_dir) else math.inf
+    work = GarbageCollector(config, Instance(run_dir).is_live, dry=dry_run, compact=True, vacuum_bytes=vacuum_bytes)
     try:
         found = work.run()
     except OSError as error:
         raise errors.Unavailable(f"not all could be looked at: {error}") from None
-    _tell(found, dry_run, as_json)
+    _print_findings(found, dry_run, as_json)
     for why in work.failed:
         click.echo(f"cloche: not all could be looked at: {why}", err=True)
     if work.failed:
-        ctx.exit(OUR_FAILURE)
+        ctx.exit(EXIT_CLOCHE_FAILED)
 
 
-def _tell(found: list[Found], dry_run: bool, as_json: bool) -> None:
+def _print_findings(found: list[CollectedItem], dry_run: bool, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode([each._asdict() for each in found]).decode())
         return
     for each in found:
         name = each.name or f"{each.things} of them"
-        click.echo(f"{each.kind:<11} {name}  {size_of(each.bytes)}  {each.why}")
+        click.echo(f"{each.kind:<11} {name}  {format_size(each.bytes)}  {each.why}")
     what = "would go" if dry_run else "gone"
-    click.echo(f"{sum(each.things for each in found)} things {what}, {size_of(sum(each.bytes for each in found))}")
+    click.echo(f"{sum(each.things for each in found)} things {what}, {format_size(sum(each.bytes for each in found))}")
 
 
-def size_of(size: int) -> str:
-    """As people read it."""
+def format_size(size: int) -> str:
+    """Formats a size for people."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"

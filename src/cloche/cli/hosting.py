@@ -1,4 +1,4 @@
-"""The server's application, put together and listening: for `cloche serve`, and for `cloche chat` where none runs."""
+"""The assembled, listening application: for `cloche serve`, and for `cloche chat` where no server runs."""
 
 from __future__ import annotations
 
@@ -20,35 +20,34 @@ from starlette.types import ASGIApp
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.app import Server, Trusted
-from cloche.cli.connection import Connection, Crowd, Socket
+from cloche.app import ControlSocketApp, ServerApp
+from cloche.cli.connection import HttpConnection, HttpConnectionLimiter, WebSocketConnection
 from cloche.cli.control import short_path
-from cloche.cli.progress import showing
-from cloche.config import Config
-from cloche.config import Server as ServerConfig
+from cloche.cli.progress import show_progress
+from cloche.config import Config, ServerConfig
 from cloche.engine.engine import Engine
-from cloche.engine.operations.audit import Trail
-from cloche.engine.operations.gc import collecting
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.operations.gc import collect_periodically
 from cloche.engine.operations.health import Health
 from cloche.gateway.gateway import Gateway
-from cloche.sdk.assembly import assemble
-from cloche.store.audit import AuditFiles
-from cloche.store.gateway import Shelf
+from cloche.sdk.assembly import assemble_engine
+from cloche.store.audit import AuditFileWriter
+from cloche.store.gateway import GatewayStore
 from cloche.store.keys import StoredKeys
 from cloche.store.secret import server_secret
 from cloche.telemetry import log
 
-# Where the server listens: an address for its clients, and a control socket for whoever runs it.
+# The listening sockets of the server: an address for its clients, and a control socket for its operator.
 
 KEEP_ALIVE_SECONDS = 75  # clients pool connections for longer than uvicorn's 5 s, and then see resets
-LEAVE_SECONDS = 10.0  # for answers that go on when the server stops
+SHUTDOWN_SECONDS = 10.0  # for answers that go on when the server stops
 BACKLOG = 2048
 # libuv takes one connection of a listening socket in each turn of the loop, and in a turn a busy server answers a dozen
 # requests: who came last of a crowd would wait for many turns. So it listens by so many descriptors of the same socket.
-DOORS = 16
+LISTENING_DESCRIPTORS = 16
 
 
-class Listener(uvicorn.Server):
+class UvicornListener(uvicorn.Server):
     """A uvicorn server that leaves signals to us."""
 
     def __init__(self, app: ASGIApp, bound: socket.socket, settings: ServerConfig | None = None):
@@ -57,8 +56,8 @@ class Listener(uvicorn.Server):
                 app,
                 # The control socket is open to whoever runs the server, and to nobody else.
                 # uvicorn takes whatever makes a protocol, and declares a class only.
-                http=functools.partial(Connection, crowd=Crowd() if settings else None),  # type: ignore[arg-type]
-                ws=Socket,
+                http=functools.partial(HttpConnection, crowd=HttpConnectionLimiter() if settings else None),  # type: ignore[arg-type]
+                ws=WebSocketConnection,
                 loop="none",
                 lifespan="off",
                 log_config=None,
@@ -67,7 +66,7 @@ class Listener(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(LEAVE_SECONDS),
+                timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
                 ws_per_message_deflate=False,  # a message of a few kilobytes could become one of many megabytes
                 ws_ping_timeout=None,  # a client that reads slowly answers late, and must not be cut off for it
                 ssl_certfile=(settings and settings.tls_cert) or None,
@@ -83,7 +82,7 @@ class Listener(uvicorn.Server):
 
     async def start(self) -> None:
         """Takes connections when this returns."""
-        doors = [self._bound, *(self._bound.dup() for _ in range(DOORS - 1))]  # uvicorn closes them
+        doors = [self._bound, *(self._bound.dup() for _ in range(LISTENING_DESCRIPTORS - 1))]  # uvicorn closes them
         self._serving = asyncio.create_task(self.serve(doors))
         while not self.started and not self._serving.done():
             await asyncio.sleep(0.002)
@@ -97,8 +96,8 @@ class Listener(uvicorn.Server):
             await self._serving
 
 
-def bind(settings: ServerConfig) -> socket.socket:
-    """A socket at the server's address, which does not listen yet. Raises Unavailable or InvalidConfig."""
+def bind_socket(settings: ServerConfig) -> socket.socket:
+    """Binds a socket to the server's address; it does not listen yet. Raises Unavailable or InvalidConfig."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -118,7 +117,7 @@ def bind(settings: ServerConfig) -> socket.socket:
 
 
 def check_tls(settings: ServerConfig) -> None:
-    """Raises InvalidConfig unless certificate and key, where given, are ones and fit together."""
+    """Raises InvalidConfig unless certificate and key, where given, are valid and match."""
     if not settings.tls_cert:
         return
     try:
@@ -127,20 +126,20 @@ def check_tls(settings: ServerConfig) -> None:
         raise errors.InvalidConfig(f"cannot use server.tls_cert with server.tls_key: {error}") from None
 
 
-def url_of(settings: ServerConfig, bound: socket.socket) -> str:
-    """Where the server listens, with the port that it got."""
+def server_url(settings: ServerConfig, bound: socket.socket) -> str:
+    """The URL of the server, with the actual port."""
     scheme = "https" if settings.tls_cert else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{scheme}://{host}:{bound.getsockname()[1]}"
 
 
-def reachable(url: str) -> str:
-    """The same for a client on this machine, where the server listens on all addresses."""
+def local_url(url: str) -> str:
+    """The URL for a client on this machine, where the server listens on all addresses."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 @contextlib.contextmanager
-def control_socket(path: Path) -> Iterator[socket.socket]:
+def open_control_socket(path: Path) -> Iterator[socket.socket]:
     """The control socket, open to its owner alone from its first moment; its file is removed in the end."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     os.fchmod(bound.fileno(), 0o600)  # what `bind` makes the file with
@@ -154,15 +153,15 @@ def control_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def silence_uvicorn() -> None:
-    """Its errors become events of ours. An answer that was cut off is no error: it is how we say that one failed."""
+    """Turns uvicorn's errors into events of ours. A cut-off response is not one: it is how we report a failure."""
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.ERROR)
     logger.propagate = False
-    logger.handlers[:] = [_Events()]
+    logger.handlers[:] = [_UvicornLogHandler()]
     logging.getLogger("uvicorn.access").disabled = True
 
 
-class _Events(logging.Handler):
+class _UvicornLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         what = record.getMessage()
         # A WebSocket that is answered with a status has no handshake either.
@@ -173,65 +172,65 @@ class _Events(logging.Handler):
 
 
 @contextlib.asynccontextmanager
-async def auditing(trail: Trail, config: Config, instance: str) -> AsyncIterator[None]:
-    """What is done is written down, to the very end."""
-    trail.open(AuditFiles(Path(config.data_dir, "audit"), instance, config.audit.max_bytes), config.audit)
+async def open_audit_log(trail: AuditLog, config: Config, instance: str) -> AsyncIterator[None]:
+    """Keeps the audit log open until the very end."""
+    trail.open(AuditFileWriter(Path(config.data_dir, "audit"), instance, config.audit.max_bytes), config.audit)
     try:
         yield
     finally:
         await trail.aclose()
 
 
-class Hosted(NamedTuple):
-    """What listens, and what is behind it."""
+class HostedServer(NamedTuple):
+    """A listening application with its engine."""
 
-    app: Server
+    app: ServerApp
     engine: Engine
     health: Health
     control: Path  # its control socket
 
 
 @contextlib.asynccontextmanager
-async def hosted(
+async def host_server(
     config: Config,
     keys: StoredKeys,
     gatekeeper: Gatekeeper,
     *,
     bound: socket.socket | None = None,
     private: str | None = None,
-) -> AsyncIterator[Hosted]:
+) -> AsyncIterator[HostedServer]:
     """Listens at its control socket, and at `bound` for clients.
 
     With a `private` name for the control socket, no other command finds it; such a server is for one user, so its
-    nursery imports nothing in advance. What is entered last is left first: sandboxes end while their last words can
-    still be sent. Raises what `assemble` does, and Unavailable.
+    nursery imports nothing in advance. Contexts are left in reverse order: sandboxes end while their last events
+    can still be sent. Raises the errors of `assemble_engine`, and Unavailable.
     """
     store = Path(config.data_dir)
     async with contextlib.AsyncExitStack() as stack:
-        report = stack.enter_context(showing("building the template"))
-        engine = assemble(config, report, preload=private is None)
+        report = stack.enter_context(show_progress("building the template"))
+        engine = assemble_engine(config, report, preload=private is None)
         health = Health(engine, config.server.canary_seconds)
-        kept = Shelf(store, config.gateway.stored_days, config.librechat.files_hours)
+        kept = GatewayStore(store, config.gateway.stored_days, config.librechat.files_hours)
         shelf = await stack.enter_async_context(kept)
         gateway = Gateway(engine, config, shelf, shelf.steps.put)
         stack.push_async_callback(gateway.aclose)
         secret = server_secret(store / "secret")
-        app = Server(engine, gateway, gatekeeper, config, secret, keys=keys, health=health)
-        await stack.enter_async_context(auditing(engine.trail, config, engine.instance.name))
+        app = ServerApp(engine, gateway, gatekeeper, config, secret, keys=keys, health=health)
+        await stack.enter_async_context(open_audit_log(engine.trail, config, engine.instance.name))
         path = engine.control_socket.with_name(private) if private else engine.control_socket
-        listeners = [Listener(Trusted(app), stack.enter_context(control_socket(path)))]
+        listeners = [UvicornListener(ControlSocketApp(app), stack.enter_context(open_control_socket(path)))]
         if bound is not None:
-            listeners.append(Listener(app, bound, config.server))
+            listeners.append(UvicornListener(app, bound, config.server))
         for listener in listeners:
             stack.push_async_callback(listener.stop)
         await stack.enter_async_context(engine)
         if private is None:
-            await stack.enter_async_context(collecting(engine))
+            await stack.enter_async_context(collect_periodically(engine))
         stack.push_async_callback(gateway.stop)
         stack.push_async_callback(app.mcp.aclose)
         await gateway.start()
         for listener in listeners:
             await listener.start()
-        yield Hosted(app, engine, health, path)
+        yield HostedServer(app, engine, health, path)
         for listener in listeners:
             listener.should_exit = True  # no new connections from here on

@@ -1,4 +1,4 @@
-"""`cloche key`: who may use the server. Over its control socket where one runs, else in the store itself."""
+"""`cloche key`: manages API keys, over the control socket of a running server, else in the store itself."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cloche.cli import OUR_FAILURE, configuration
-from cloche.cli.control import COPY_SECONDS, ask, client_of, connected, sockets
-from cloche.cli.names import key_id, owner_name
+from cloche.cli import EXIT_CLOCHE_FAILED, load_command_config
+from cloche.cli.control import COPY_SECONDS, connected_client, control_sockets, open_client, request_json
+from cloche.cli.names import parse_key_id_option, parse_owner_option
 from cloche.config import Config
 from cloche.store import audit
 from cloche.store.database import Database
 from cloche.store.keys import MAX_YEARS, KeyRecord, StoredKeys
 
-# Moments to come, as people write them: after a while, or on a day.
+# Future times in command-line options: after a duration, or on a day.
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
+_EXPIRY_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0, "y": 365 * 86400.0}
 
 
-def to_come(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """An option's callback: seconds since 1970 for `12h` or `30d` from now on, or for `2027-01-01`, as it begins."""
-    at = None if value is None else moment(value, time.time())
+def parse_expiry_option(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """An option's callback: seconds since 1970 of `12h` or `30d` from now on, or of the begin of `2027-01-01`."""
+    at = None if value is None else parse_expiry(value, time.time())
     if value is not None and at is None:
         raise click.BadParameter(
             f"{value!r} is neither a while, such as 12h or 30d, nor a day to come like 2027-01-01, {MAX_YEARS} years "
@@ -39,17 +39,17 @@ def to_come(ctx: click.Context, param: click.Parameter, value: str | None) -> fl
     return at
 
 
-def moment(text: str, now: float) -> float | None:
-    """None if it is none, not to come, or too far away."""
+def parse_expiry(text: str, now: float) -> float | None:
+    """Parses a future time. None if the text is not one, is past, or is too far away."""
     match = re.fullmatch(r"(\d{1,6})([mhdwy])", text)
     if match:
-        at = now + int(match[1]) * _UNITS[match[2]]
+        at = now + int(match[1]) * _EXPIRY_UNITS[match[2]]
     else:
         try:
             at = datetime.datetime.fromisoformat(text).timestamp()
         except (ValueError, OverflowError):
             return None
-    return at if now < at <= now + MAX_YEARS * _UNITS["y"] else None
+    return at if now < at <= now + MAX_YEARS * _EXPIRY_UNITS["y"] else None
 
 
 T = TypeVar("T")
@@ -62,53 +62,60 @@ def command() -> None:
 
 @command.command("add")
 @click.option(
-    "--owner", default="local", callback=owner_name, help="To whom sandboxes made with it belong; by default local."
+    "--owner",
+    default="local",
+    callback=parse_owner_option,
+    help="To whom sandboxes made with it belong; by default local.",
 )
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", help="By default user.")
 @click.option("--name", default="", help="What it is for, in your own words.")
 @click.option(
     "--expires",
     metavar="WHEN",
-    callback=to_come,
+    callback=parse_expiry_option,
     help="When it stops: after 12h, 30d, or on 2027-01-01; by default never.",
 )
 def add_command(owner: str, role: str, name: str, expires: float | None) -> None:
     """Make a key and print it, this once."""
     asked = {"owner": owner, "role": role, "name": name, "expires_at": expires}
-    _tell(_do("POST", "/admin/keys", asked, lambda keys: _told(keys.add(owner, role, name, expires))))
+    _print_new_key(
+        _request_or_use_store(
+            "POST", "/admin/keys", asked, lambda keys: _describe_new_key(keys.add(owner, role, name, expires))
+        )
+    )
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List all keys, also expired and revoked ones; never the keys themselves."""
-    records = msgspec.convert(_do("GET", "/admin/keys", None, _listed), list[KeyRecord])
+    records = msgspec.convert(_request_or_use_store("GET", "/admin/keys", None, _list_keys), list[KeyRecord])
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(records)))
         return
     if not records:
         click.echo("no keys yet: `cloche serve` makes a first one, `cloche key add` others", err=True)
     for each in records:
-        made = f"{each.id}  {each.role:<5}  {each.owner:<16}  made {_day(each.created_at)}"
-        click.echo(f"{made}  {_state(each)}  {each.name}")
+        made = f"{each.id}  {each.role:<5}  {each.owner:<16}  made {_format_day(each.created_at)}"
+        click.echo(f"{made}  {_format_key_state(each)}  {each.name}")
 
 
 @command.command("rotate")
-@click.argument("id", callback=key_id)
+@click.argument("id", callback=parse_key_id_option)
 @click.option(
     "--expires",
     metavar="WHEN",
-    callback=to_come,
+    callback=parse_expiry_option,
     help="When the new one stops; by default when the old one would have.",
 )
 def rotate_command(id: str, expires: float | None) -> None:
     """Make a new key in the place of one, which stops; its owner keeps everything."""
     path, asked = f"/admin/keys/{quote(id, safe='')}/rotate", {"expires_at": expires}
-    _tell(_do("POST", path, asked, lambda keys: _told(keys.rotate(id, expires))))
+    _print_new_key(_request_or_use_store("POST", path, asked, lambda keys: _describe_new_key(keys.rotate(id, expires))))
 
 
 @command.command("revoke")
-@click.argument("id", callback=key_id)
+@click.argument("id", callback=parse_key_id_option)
 @click.option("--kill", is_flag=True, help="Also end the sandboxes that it made, running and paused.")
 @click.pass_context
 def revoke_command(ctx: click.Context, id: str, kill: bool) -> None:
@@ -119,49 +126,51 @@ def revoke_command(ctx: click.Context, id: str, kill: bool) -> None:
     """
     path = f"/admin/keys/{quote(id, safe='')}"
     if not kill:
-        _do("DELETE", path, None, lambda keys: keys.revoke(id))
+        _request_or_use_store("DELETE", path, None, lambda keys: keys.revoke(id))
         click.echo(f"revoked {id}", err=True)
         return
-    served = sockets(configuration())
-    killed, left = _killed(served, path) if served else (0, asyncio.run(_in_store(partial(_revoked, id))))
+    served = control_sockets(load_command_config())
+    killed, left = (
+        _revoke_and_kill(served, path) if served else (0, asyncio.run(_with_key_store(partial(_revoke_in_store, id))))
+    )
     click.echo(f"revoked {id}; {killed} sandboxes killed", err=True)
     if left:
         click.echo(f"cloche: {left} of its sandboxes are paused: do this again when a server runs", err=True)
-        ctx.exit(OUR_FAILURE)
+        ctx.exit(EXIT_CLOCHE_FAILED)
 
 
-def _killed(served: list[Path], path: str) -> tuple[int, int]:
-    """By every server: each has sandboxes of its own."""
+def _revoke_and_kill(served: list[Path], path: str) -> tuple[int, int]:
+    """Revokes the key at every server, since each has sandboxes of its own. Returns (killed, left)."""
     killed = 0
     for socket in served:
-        with client_of(socket, COPY_SECONDS) as client:
-            killed += ask(client, "DELETE", f"{path}?kill=true")["sandboxes_killed"]
+        with open_client(socket, COPY_SECONDS) as client:
+            killed += request_json(client, "DELETE", f"{path}?kill=true")["sandboxes_killed"]
     return killed, 0
 
 
-async def _revoked(id: str, keys: StoredKeys) -> int:
-    """How many of its sandboxes are left."""
+async def _revoke_in_store(id: str, keys: StoredKeys) -> int:
+    """Revokes the key. Returns how many of its sandboxes are left."""
     await keys.revoke(id, again=True)
     return await keys.paused(id)
 
 
-def _do(method: str, path: str, body: Any, directly: Callable[[StoredKeys], Awaitable[Any]]) -> Any:
-    with connected(configuration()) as client:
+def _request_or_use_store(method: str, path: str, body: Any, directly: Callable[[StoredKeys], Awaitable[Any]]) -> Any:
+    with connected_client(load_command_config()) as client:
         if client is not None:
-            return ask(client, method, path, body)
-    return asyncio.run(_in_store(directly))
+            return request_json(client, method, path, body)
+    return asyncio.run(_with_key_store(directly))
 
 
-async def _in_store(work: Callable[[StoredKeys], Awaitable[T]]) -> T:
-    config = configuration()
+async def _with_key_store(work: Callable[[StoredKeys], Awaitable[T]]) -> T:
+    config = load_command_config()
     async with StoredKeys(Database(Path(config.data_dir) / "store.sqlite3")) as keys:
-        keys.heard = partial(write_down, config)
+        keys.heard = partial(write_audit_line, config)
         return await work(keys)
 
 
-def write_down(config: Config, what: str, owner: str, id: str, about: str = "") -> None:
-    """What a server would. Where that is not possible, it is done all the same, and said."""
-    at = audit.stamp(time.time())
+def write_audit_line(config: Config, what: str, owner: str, id: str, about: str = "") -> None:
+    """Writes an audit line as a server would. A failure to write it is only a warning."""
+    at = audit.format_time(time.time())
     line = audit.AuditLine(at=at, what=what, owner=owner, by="local", key="local", id=id, about=about)
     try:
         if config.audit.enabled:
@@ -170,27 +179,27 @@ def write_down(config: Config, what: str, owner: str, id: str, about: str = "") 
         click.echo(f"cloche: warning: the audit log cannot be written: {error}", err=True)
 
 
-async def _told(made: Awaitable[tuple[KeyRecord, str]]) -> dict[str, Any]:
+async def _describe_new_key(made: Awaitable[tuple[KeyRecord, str]]) -> dict[str, Any]:
     record, key = await made
     return {**msgspec.structs.asdict(record), "key": key}
 
 
-async def _listed(keys: StoredKeys) -> Any:
+async def _list_keys(keys: StoredKeys) -> Any:
     return msgspec.to_builtins(await keys.list())
 
 
-def _tell(made: dict[str, Any]) -> None:
+def _print_new_key(made: dict[str, Any]) -> None:
     click.echo(made["key"])
-    until = f", until {_day(made['expires_at'])}" if made["expires_at"] else ""
+    until = f", until {_format_day(made['expires_at'])}" if made["expires_at"] else ""
     click.echo(f"{made['id']}, {made['role']} of {made['owner']}{until}. It is shown this once; keep it.", err=True)
 
 
-def _state(key: KeyRecord) -> str:
+def _format_key_state(key: KeyRecord) -> str:
     if key.revoked_at:
-        return f"revoked {_day(key.revoked_at)}"
-    until = f"{'expired' if key.expired else 'expires'} {_day(key.expires_at)}  " if key.expires_at else ""
-    return f"{until}used {_day(key.last_used_at)}"
+        return f"revoked {_format_day(key.revoked_at)}"
+    until = f"{'expired' if key.expired else 'expires'} {_format_day(key.expires_at)}  " if key.expires_at else ""
+    return f"{until}used {_format_day(key.last_used_at)}"
 
 
-def _day(at: float | None) -> str:
+def _format_day(at: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "never"

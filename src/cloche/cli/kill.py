@@ -1,4 +1,4 @@
-"""`cloche kill`: ends sandboxes of the servers that run."""
+"""`cloche kill`: ends sandboxes of the running servers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from urllib.parse import quote
 
 import click
 
-from cloche.cli import configuration
-from cloche.cli.control import ask_around, do_each
+from cloche.cli import load_command_config
+from cloche.cli.control import apply_to_each, request_any_server
 
 
 @click.command("kill")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def command(ids: tuple[str, ...]) -> None:
     """End sandboxes of the running server, of whatever owner, also paused ones. Nothing of them remains."""
-    config = configuration()
-    do_each(ids, lambda id: ask_around(config, "DELETE", f"/api/v1/sandboxes/{quote(id, safe='')}"), "killed")
+    config = load_command_config()
+    apply_to_each(
+        ids, lambda id: request_any_server(config, "DELETE", f"/api/v1/sandboxes/{quote(id, safe='')}"), "killed"
+    )

@@ -12,20 +12,20 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import configuration
-from cloche.cli.network_options import NetworkAsk, network_options, policy_of, taken
-from cloche.config import Config, Pool, for_oneself
+from cloche.cli import load_command_config
+from cloche.cli.network_options import NetworkOptions, network_options, take_network_options, to_network_policy
+from cloche.config import Config, PoolConfig, for_embedded_use
 
 if TYPE_CHECKING:
-    from cloche.mcp.backend import Place
+    from cloche.mcp.backend import SandboxBackend
     from cloche.model import SandboxSpec
 
 URL_VARIABLE = "CLOCHE_URL"
 KEY_VARIABLE = "CLOCHE_API_KEY"
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line said."""
+class McpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parsed command line."""
 
     url: str | None
     key: str | None
@@ -33,7 +33,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str
     tools: str | None
     alone: bool
-    network: NetworkAsk
+    network: NetworkOptions
 
 
 @click.command("mcp")
@@ -53,65 +53,71 @@ def command(**options: Any) -> None:
     from cloche import mcp
 
     mcp.check_installed()
-    ask = Ask(network=taken(options), **options)
-    config = configuration()
-    asyncio.run(_serve(config, ask))
+    ask = McpOptions(network=take_network_options(options), **options)
+    config = load_command_config()
+    asyncio.run(_serve_agent(config, ask))
 
 
-async def _serve(config: Config, ask: Ask) -> None:
-    from cloche.cli.session import ending_by_signal
+async def _serve_agent(config: Config, ask: McpOptions) -> None:
+    from cloche.cli.session import cancel_on_signal
     from cloche.mcp import stdio
     from cloche.mcp import tools as toolbox
-    from cloche.mcp.stdio import OpeningPlace
-    from cloche.mcp.workspace import Workspace
+    from cloche.mcp.stdio import OpeningBackend
+    from cloche.mcp.workspace import McpWorkspace
     from cloche.model import SandboxSpec
 
-    spec = SandboxSpec(template=ask.template, network=policy_of(ask.network), metadata={"made_by": "mcp"})
-    tools = toolbox.ALL if ask.tools is None else toolbox.checked(frozenset(ask.tools.split(",")))
+    spec = SandboxSpec(template=ask.template, network=to_network_policy(ask.network), metadata={"made_by": "mcp"})
+    tools = toolbox.ALL_TOOL_NAMES if ask.tools is None else toolbox.check_tool_names(frozenset(ask.tools.split(",")))
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(ending_by_signal())
-        place = OpeningPlace(_place(stack, config, ask, spec))
+        stack.enter_context(cancel_on_signal())
+        place = OpeningBackend(_open_backend(stack, config, ask, spec))
         try:
-            await stdio.serve(Workspace(place, ask.template, ask.sandbox, tools))
+            await stdio.serve_stdio(McpWorkspace(place, ask.template, ask.sandbox, tools))
         finally:
             if not place.is_open:
                 os._exit(0)  # a template may still be built in a thread: nobody waits for it
 
 
-async def _place(stack: contextlib.AsyncExitStack, config: Config, ask: Ask, spec: SandboxSpec) -> Place:
-    """Where sandboxes are. Raises what opening it does."""
+async def _open_backend(
+    stack: contextlib.AsyncExitStack, config: Config, ask: McpOptions, spec: SandboxSpec
+) -> SandboxBackend:
+    """Opens the backend of sandboxes. Raises the errors of opening it."""
     url, key = ask.url or os.environ.get(URL_VARIABLE), ask.key or os.environ.get(KEY_VARIABLE) or ""
     if url and not ask.alone:
-        return await _remote(stack, url, key, spec)
-    servers = [] if ask.alone or ask.network.packages else _servers(config)
+        return await _remote_backend(stack, url, key, spec)
+    servers = [] if ask.alone or ask.network.packages else _live_servers(config)
     if servers:
-        return await _remote(stack, f"unix:{servers[0]}", "", spec)
+        return await _remote_backend(stack, f"unix:{servers[0]}", "", spec)
     if ask.key:
         raise errors.InvalidRequest(f"--key is for a server: say which with --url, or {URL_VARIABLE}")
-    return await _own(stack, config, ask, spec)
+    return await _own_backend(stack, config, ask, spec)
 
 
-def _servers(config: Config) -> list[Path]:
+def _live_servers(config: Config) -> list[Path]:
     from cloche.engine.instance import live_control_sockets
 
     return live_control_sockets(Path(config.data_dir) / "run")
 
 
-async def _remote(stack: contextlib.AsyncExitStack, url: str, key: str, spec: SandboxSpec) -> Place:
-    from cloche.mcp.backend import RemotePlace
-    from cloche.sdk.remote_server import Server
+async def _remote_backend(stack: contextlib.AsyncExitStack, url: str, key: str, spec: SandboxSpec) -> SandboxBackend:
+    from cloche.mcp.backend import RemoteSandboxBackend
+    from cloche.sdk.remote_server import ServerClient
 
-    server = Server(url, key, own_only=True)  # an agent is nobody's operator, whatever it was told to do
-    return RemotePlace(await stack.enter_async_context(contextlib.aclosing(server)), spec)
+    server = ServerClient(url, key, own_only=True)  # an agent is nobody's operator, whatever it was told to do
+    return RemoteSandboxBackend(await stack.enter_async_context(contextlib.aclosing(server)), spec)
 
 
-async def _own(stack: contextlib.AsyncExitStack, config: Config, ask: Ask, spec: SandboxSpec) -> Place:
-    from cloche.mcp.backend import NearPlace
-    from cloche.sdk.assembly import assemble
-    from cloche.sdk.embedded import Announcement
+async def _own_backend(
+    stack: contextlib.AsyncExitStack, config: Config, ask: McpOptions, spec: SandboxSpec
+) -> SandboxBackend:
+    from cloche.mcp.backend import LocalSandboxBackend
+    from cloche.sdk.assembly import assemble_engine
+    from cloche.sdk.embedded import BuildAnnouncer
 
     if ask.network.packages:
         config = msgspec.structs.replace(config, packages=msgspec.structs.replace(config.packages, enabled=True))
-    alone = msgspec.structs.replace(for_oneself(config), pool=Pool(ready=1))  # the next of new_sandbox and fork
-    engine = await stack.enter_async_context(assemble(alone, Announcement()))
-    return NearPlace(engine, spec)
+    alone = msgspec.structs.replace(
+        for_embedded_use(config), pool=PoolConfig(ready=1)
+    )  # the next of new_sandbox and fork
+    engine = await stack.enter_async_context(assemble_engine(alone, BuildAnnouncer()))
+    return LocalSandboxBackend(engine, spec)

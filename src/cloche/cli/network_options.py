@@ -1,4 +1,4 @@
-"""What `cloche run` and `cloche shell` let their sandbox reach: options, and the policy that they make."""
+"""Options for a sandbox's network access, shared by `run`, `shell` and `mcp`, and the resulting policy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SECRET_FILE_BYTES = 64 << 10
-_SECRET = re.compile(r"(?P<domain>[^:=]+):(?P<where>[^=]+)=(?P<kind>env|file):(?P<source>.+)", re.DOTALL)
+_SECRET_OPTION = re.compile(r"(?P<domain>[^:=]+):(?P<where>[^=]+)=(?P<kind>env|file):(?P<source>.+)", re.DOTALL)
 
 
-class NetworkAsk(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line said about the network."""
+class NetworkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The network options of a command line."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class NetworkAsk(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> bool:
-        return self != NetworkAsk()
+        return self != NetworkOptions()
 
 
 def network_options(command: F) -> F:
@@ -54,43 +54,43 @@ def network_options(command: F) -> F:
     return command
 
 
-def taken(options: dict[str, Any]) -> NetworkAsk:
-    """Takes what `network_options` added out of a command's arguments."""
-    return NetworkAsk(**{name: options.pop(name) for name in ("allow", "deny", "secrets", "packages")})
+def take_network_options(options: dict[str, Any]) -> NetworkOptions:
+    """Takes the options that `network_options` added out of a command's arguments."""
+    return NetworkOptions(**{name: options.pop(name) for name in ("allow", "deny", "secrets", "packages")})
 
 
-def policy_of(ask: NetworkAsk) -> NetworkPolicy | None:
-    """None where nothing was said. Raises InvalidRequest, which never has a secret's value in it."""
+def to_network_policy(ask: NetworkOptions) -> NetworkPolicy | None:
+    """The policy; None without options. Raises InvalidRequest, which never contains a secret's value."""
     from cloche.network_policy import NetworkPolicy
 
     if not ask.allow and (ask.deny or ask.secrets):
         raise errors.InvalidRequest("--deny and --secret need an --allow: without one a sandbox reaches nothing")
     if not ask.allow:
         return None
-    return NetworkPolicy(allow=ask.allow, deny=ask.deny, secrets=tuple(map(_secret, ask.secrets)))
+    return NetworkPolicy(allow=ask.allow, deny=ask.deny, secrets=tuple(map(_parse_secret, ask.secrets)))
 
 
-def _secret(text: str) -> Secret:
+def _parse_secret(text: str) -> Secret:
     from cloche.network_policy import Secret
 
-    match = _SECRET.fullmatch(text)
+    match = _SECRET_OPTION.fullmatch(text)
     if match is None:  # it may be a value that somebody typed, so it is not said
         raise errors.InvalidRequest(
             "--secret must be DOMAIN:HEADER=env:NAME or DOMAIN:HEADER=file:PATH, with $NAME instead of HEADER for a "
             "placeholder: everybody on this machine can read command lines, so a value itself is not taken"
         )
-    value = _of_environment(match["source"]) if match["kind"] == "env" else _of_file(match["source"])
+    value = _read_variable(match["source"]) if match["kind"] == "env" else _read_secret_file(match["source"])
     where = {"name": match["where"][1:]} if match["where"].startswith("$") else {"header": match["where"]}
     return Secret(domain=match["domain"], value=value, **where)
 
 
-def _of_environment(name: str) -> str:
+def _read_variable(name: str) -> str:
     if not os.environ.get(name):
         raise errors.InvalidRequest(f"--secret: there is no environment variable {name}")
     return os.environ[name]
 
 
-def _of_file(path: str) -> str:
+def _read_secret_file(path: str) -> str:
     try:
         with Path(path).expanduser().open("rb") as file:
             return file.read(MAX_SECRET_FILE_BYTES).decode().strip()

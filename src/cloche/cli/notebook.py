@@ -1,4 +1,4 @@
-"""`--notebook FILE`: what ran, for Jupyter."""
+"""`--notebook FILE`: saves the executed cells as a Jupyter notebook."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import click
 from cloche import errors
 
 if TYPE_CHECKING:
-    from cloche.sdk.backend import Sandbox
+    from cloche.sdk.backend import BackendSandbox
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _place(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
-    """Wrong places are told before anything runs."""
+def _check_notebook_path(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """An option's callback: refuses an invalid path before anything runs."""
     if value is not None and not value.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no directory {str(value.absolute().parent)!r}")
     return value
@@ -26,14 +26,14 @@ def _place(ctx: click.Context, param: click.Parameter, value: Path | None) -> Pa
 def notebook_option(command: F) -> F:
     kind = click.Path(dir_okay=False, writable=True, path_type=Path)
     says = "Save what ran, with its outputs, as a notebook."
-    return click.option("--notebook", type=kind, metavar="FILE", callback=_place, help=says)(command)
+    return click.option("--notebook", type=kind, metavar="FILE", callback=_check_notebook_path, help=says)(command)
 
 
-async def save_notebook(box: Sandbox, path: Path) -> None:
-    """Says so where it cannot."""
-    from cloche.cli.terminal import say  # not for `--help`
+async def save_notebook(box: BackendSandbox, path: Path) -> None:
+    """Saves the notebook; a failure is printed, not raised."""
+    from cloche.cli.terminal import print_message  # not for `--help`
 
     try:
         path.write_bytes(await box.context().notebook())
     except (errors.ClocheError, OSError) as error:
-        say(f"the notebook was not saved: {error}")
+        print_message(f"the notebook was not saved: {error}")

@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import click
 
-from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around, do_each
+from cloche.cli import load_command_config
+from cloche.cli.control import COPY_SECONDS, apply_to_each, request_any_server
 
 
 @click.command("pause")
@@ -15,10 +15,10 @@ from cloche.cli.control import COPY_SECONDS, ask_around, do_each
 @click.option("--files", is_flag=True, help="Keep its files only: its programs end, and it takes no memory.")
 def command(ids: tuple[str, ...], files: bool) -> None:
     """Stop sandboxes of the running server until they are resumed, of whatever owner. Their deadlines stop, too."""
-    config = configuration()
+    config = load_command_config()
 
     def pause(id: str) -> None:
         path = f"/api/v1/sandboxes/{quote(id, safe='')}/pause"
-        ask_around(config, "POST", path, {"memory": not files}, seconds=COPY_SECONDS)
+        request_any_server(config, "POST", path, {"memory": not files}, seconds=COPY_SECONDS)
 
-    do_each(ids, pause, "paused")
+    apply_to_each(ids, pause, "paused")

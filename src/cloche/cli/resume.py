@@ -1,4 +1,4 @@
-"""`cloche resume`: lets paused sandboxes go on."""
+"""`cloche resume`: resumes paused sandboxes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import click
 
-from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around, do_each
+from cloche.cli import load_command_config
+from cloche.cli.control import COPY_SECONDS, apply_to_each, request_any_server
 
 
 @click.command("resume")
@@ -15,10 +15,10 @@ from cloche.cli.control import COPY_SECONDS, ask_around, do_each
 @click.option("--timeout", type=float, metavar="SECONDS", help="For so long.  [default: as it was first given]")
 def command(ids: tuple[str, ...], timeout: float | None) -> None:
     """Let paused sandboxes of the running server go on, of whatever owner."""
-    config = configuration()
+    config = load_command_config()
 
     def resume(id: str) -> None:
         path = f"/api/v1/sandboxes/{quote(id, safe='')}/resume"
-        ask_around(config, "POST", path, {"timeout_seconds": timeout}, seconds=COPY_SECONDS)
+        request_any_server(config, "POST", path, {"timeout_seconds": timeout}, seconds=COPY_SECONDS)
 
-    do_each(ids, resume, "resumed")
+    apply_to_each(ids, resume, "resumed")

@@ -1,4 +1,4 @@
-"""`cloche run`: a program in a fresh sandbox, as if it ran here."""
+"""`cloche run`: runs a program in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import OUR_FAILURE, configuration
-from cloche.cli.network_options import NetworkAsk, network_options, taken
+from cloche.cli import EXIT_CLOCHE_FAILED, load_command_config
+from cloche.cli.network_options import NetworkOptions, network_options, take_network_options
 from cloche.cli.notebook import notebook_option
-from cloche.config import bytes_of
+from cloche.config import parse_bytes
 
-INTERRUPTED = 130
-BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 MAX_ANSWERS_BYTES = 1 << 20
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line said."""
+class RunCommandOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The parsed command line."""
 
     code: str
     argv: list[str]
@@ -39,44 +39,44 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None
     notebook: Path | None
     form: str  # "text", "json" or "events"
-    network: NetworkAsk
+    network: NetworkOptions
     alone: bool  # whether to leave a server that runs aside
     detach: bool  # whether it goes on without us
 
 
-class _WrongUse(click.UsageError):
+class _RunUsageError(click.UsageError):
     """A wrong command line is our failure too: click's own status, 2, could be the program's."""
 
-    exit_code = OUR_FAILURE
+    exit_code = EXIT_CLOCHE_FAILED
 
 
-class _Run(click.Command):
+class _RunCliCommand(click.Command):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:
-            raise _WrongUse(error.format_message(), error.ctx) from None
+            raise _RunUsageError(error.format_message(), error.ctx) from None
 
 
-def _sized(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    size = bytes_of(value) if value is not None else None
+def _parse_size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    size = parse_bytes(value) if value is not None else None
     if value is not None and size is None:
         raise click.BadParameter(f'{value!r} is no size: write bytes, or like "512MiB" or "2g"')
     return size
 
 
-def _variables(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _parse_env_option(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     for each in values:
         if not each.partition("=")[0] or "=" not in each:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE")
     return {name: value for name, _, value in (each.partition("=") for each in values)}
 
 
-def _uploads(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[tuple[Path, str]]:
-    return [_upload(each) for each in values]
+def _parse_file_options(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[tuple[Path, str]]:
+    return [_parse_file_option(each) for each in values]
 
 
-def _upload(text: str) -> tuple[Path, str]:
+def _parse_file_option(text: str) -> tuple[Path, str]:
     path, name = Path(text), ""
     if not path.exists() and ":" in text:
         before, _, name = text.rpartition(":")
@@ -89,16 +89,20 @@ def _upload(text: str) -> tuple[Path, str]:
     return path, f"/mnt/data/{place}"
 
 
-@click.command("run", cls=_Run)
+@click.command("run", cls=_RunCliCommand)
 @click.argument("words", metavar="[FILE | -] [-- ARGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option("-c", "code", metavar="CODE", help="The program itself, instead of a file.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Save images and new files there.")
 @notebook_option
-@click.option("--file", "uploads", metavar="PATH[:NAME]", multiple=True, callback=_uploads, help="Copy into /mnt/data.")
-@click.option("--env", metavar="K=V", multiple=True, callback=_variables, help="Set an environment variable.")
+@click.option(
+    "--file", "uploads", metavar="PATH[:NAME]", multiple=True, callback=_parse_file_options, help="Copy into /mnt/data."
+)
+@click.option("--env", metavar="K=V", multiple=True, callback=_parse_env_option, help="Set an environment variable.")
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
 @click.option("--timeout", "timeout_seconds", type=float, metavar="SECONDS", help="Time limit.  [default: 300]")
-@click.option("--memory", metavar="SIZE", callback=_sized, help='Memory limit, like "512MiB".  [default: 2GiB]')
+@click.option(
+    "--memory", metavar="SIZE", callback=_parse_size_option, help='Memory limit, like "512MiB".  [default: 2GiB]'
+)
 @network_options
 @click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
 @click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
@@ -114,63 +118,65 @@ def command(words: tuple[str, ...], code: str | None, memory: int | None, form: 
     memory.
     """
     if options["detach"]:
-        _check_detached(options, form)
-    source, argv = _source(words, code)
-    ask = Ask(
+        _check_detach_options(options, form)
+    source, argv = _read_program(words, code)
+    ask = RunCommandOptions(
         code=source,
         argv=argv,
         reads_stdin=argv[0] != "-",
-        answers=_answers() if options["detach"] and argv[0] != "-" and not os.isatty(0) else None,
+        answers=_read_answers() if options["detach"] and argv[0] != "-" and not os.isatty(0) else None,
         form=form or "text",
         limits={"memory_bytes": memory} if memory else {},
-        network=taken(options),
+        network=take_network_options(options),
         **options,
     )
-    sys.exit(_status(ask))
+    sys.exit(_run_for_status(ask))
 
 
-def _check_detached(options: dict[str, Any], form: str | None) -> None:
-    """What needs somebody who stays."""
+def _check_detach_options(options: dict[str, Any], form: str | None) -> None:
+    """Refuses options that need a client for the whole run."""
     given = {f"--{name}": options[name] for name in ("out", "notebook", "alone", "packages")}
     for name, value in {**given, f"--{form}": form}.items():
         if value:
-            raise _WrongUse(f"--detach and {name} do not go together", click.get_current_context())
+            raise _RunUsageError(f"--detach and {name} do not go together", click.get_current_context())
 
 
-def _status(ask: Ask) -> int:
+def _run_for_status(ask: RunCommandOptions) -> int:
     try:
         from cloche.cli import (  # they take a while to import: not for `--help`, nor a wrong option
             detached,
             run_program,
         )
 
-        return asyncio.run((detached.start if ask.detach else run_program.run)(configuration(), ask))
+        return asyncio.run(
+            (detached.start_detached if ask.detach else run_program.run_program)(load_command_config(), ask)
+        )
     except BrokenPipeError:
-        return BROKEN_PIPE
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
-def _source(words: tuple[str, ...], code: str | None) -> tuple[str, list[str]]:
-    """The program and its `sys.argv`."""
+def _read_program(words: tuple[str, ...], code: str | None) -> tuple[str, list[str]]:
+    """Returns the program and its `sys.argv`."""
     if code is not None:
         return code, ["-c", *words]
     if not words and os.isatty(0):
-        raise _WrongUse("give a FILE, -c CODE, or a program on stdin", click.get_current_context())
+        raise _RunUsageError("give a FILE, -c CODE, or a program on stdin", click.get_current_context())
     name, *arguments = words or ("-",)
-    return _decoded(_read(name), name), [name, *arguments]
+    return _decode_source(_read_input(name), name), [name, *arguments]
 
 
-def _answers() -> list[str]:
-    """The lines of our stdin. Raises InvalidRequest for too many."""
-    content = _read("-", MAX_ANSWERS_BYTES + 1)
+def _read_answers() -> list[str]:
+    """Returns the lines of our stdin. Raises InvalidRequest for too many."""
+    content = _read_input("-", MAX_ANSWERS_BYTES + 1)
     if len(content) > MAX_ANSWERS_BYTES:
         raise errors.InvalidRequest("stdin of a detached run can have 1 MiB: give more as a --file")
     lines = content.decode("utf-8", "replace").split("\n")
     return [each.removesuffix("\r") for each in (lines if lines[-1] else lines[:-1])]
 
 
-def _read(name: str, most_bytes: int = -1) -> bytes:
+def _read_input(name: str, most_bytes: int = -1) -> bytes:
     try:
         with open(0 if name == "-" else name, "rb", closefd=name != "-") as file:
             return file.read(most_bytes)
@@ -178,8 +184,8 @@ def _read(name: str, most_bytes: int = -1) -> bytes:
         raise errors.InvalidRequest(f"cannot read {name}: {error.strerror}") from None
 
 
-def _decoded(content: bytes, name: str) -> str:
-    """As Python reads a program: UTF-8, or what its first lines declare."""
+def _decode_source(content: bytes, name: str) -> str:
+    """Decodes a program as Python does: UTF-8, or the encoding declared in its first lines."""
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         return io.TextIOWrapper(io.BytesIO(content), encoding).read()

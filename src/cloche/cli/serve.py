@@ -1,4 +1,4 @@
-"""`cloche serve`: the server."""
+"""`cloche serve`: runs the server."""
 
 from __future__ import annotations
 
@@ -16,56 +16,57 @@ import uvloop
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_loopback
-from cloche.app import LOCAL_ADMIN, Server
-from cloche.cli import configuration
-from cloche.cli.hosting import bind, check_tls, hosted, reachable, silence_uvicorn, url_of
-from cloche.config import Config, with_origin
-from cloche.config.librechat import SECRET_VARIABLES
+from cloche.app import LOCAL_ADMIN, ServerApp
+from cloche.cli import load_command_config
+from cloche.cli.hosting import bind_socket, check_tls, host_server, local_url, server_url, silence_uvicorn
+from cloche.config import Config, describe_with_origin
+from cloche.config.librechat import JWT_SECRET_VARIABLES
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
 from cloche.engine.quotas.quotas import Quotas
-from cloche.isolation.base import Check
+from cloche.isolation.base import HostCheck
 from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
 from cloche.telemetry import log
 
-# Keys at the start of a server: the one that the environment sets, or a first one, shown once.
+# Keys at the start of a server: the one set in the environment, or a first one, shown once.
 
-VARIABLE = "CLOCHE_API_KEY"
-LEAST_CHARACTERS = 16
-LONG_CHARACTERS = 32
+API_KEY_VARIABLE = "CLOCHE_API_KEY"
+MIN_KEY_CHARACTERS = 16
+LONG_KEY_CHARACTERS = 32
 
 
 def preset_key(environ: Mapping[str, str]) -> str | None:
-    """The admin's key that the environment sets, if it does. Raises InvalidConfig for one that could be guessed."""
-    key = environ.get(VARIABLE, "")
+    """The admin's key of the environment, if there is one. Raises InvalidConfig for one that could be guessed."""
+    key = environ.get(API_KEY_VARIABLE, "")
     if not key:
         return None
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise errors.InvalidConfig(f"{VARIABLE} can have printable ASCII characters only, and no spaces")
-    if len(key) < LEAST_CHARACTERS:
+        raise errors.InvalidConfig(f"{API_KEY_VARIABLE} can have printable ASCII characters only, and no spaces")
+    if len(key) < MIN_KEY_CHARACTERS:
         raise errors.InvalidConfig(
-            f"{VARIABLE} has {len(key)} characters: use {LEAST_CHARACTERS} at least, better `openssl rand -hex 20`"
+            f"{API_KEY_VARIABLE} has {len(key)} characters: use {MIN_KEY_CHARACTERS} at least, better `openssl rand "
+            "-hex 20`"
         )
-    if len(key) < LONG_CHARACTERS:
-        click.echo(f"cloche: warning: {VARIABLE} is short; better is `openssl rand -hex 20`", err=True)
+    if len(key) < LONG_KEY_CHARACTERS:
+        click.echo(f"cloche: warning: {API_KEY_VARIABLE} is short; better is `openssl rand -hex 20`", err=True)
     return key
 
 
-async def welcome(keys: StoredKeys, url: str) -> None:
-    """Makes a first key where none was ever made and none is set, and shows it with lines to paste."""
-    if keys.any_valid:
+async def show_first_key(keys: StoredKeys, url: str) -> None:
+    """Makes a first key where none was ever made and none is set, and prints it with lines to paste."""
+    if keys.has_valid_key:
         return
     if await keys.list():
         click.echo("cloche: warning: every key was revoked or has expired: `cloche key add` makes a new one", err=True)
         return
     _, key = await keys.add("local", "admin", "first")
     scheme, _, place = url.rstrip("/").partition("://")
-    click.echo(_WELCOME.format(key=key, url=url.rstrip("/"), with_key=f"{scheme}://cloche:{key}@{place}"))
+    click.echo(_FIRST_KEY_TEXT.format(key=key, url=url.rstrip("/"), with_key=f"{scheme}://cloche:{key}@{place}"))
 
 
-_WELCOME = """\
+_FIRST_KEY_TEXT = """\
 The first key of this server, an admin's. It is shown this once; only its hash is kept.
 
     {key}
@@ -100,38 +101,43 @@ Cloche's own library and command line:
 """
 
 
-# Whether the keys for LibreChat's tokens that the configuration names can be used: asked before anything starts.
+# Validation of the configured keys for LibreChat's tokens, before anything starts.
 
 
-def ids(config: Config) -> list[str]:
-    """Of the keys; none if no tokens are accepted. Raises InvalidConfig that names the setting and its origin."""
+def load_token_key_ids(config: Config) -> list[str]:
+    """The ids of the keys; none if no tokens are accepted.
+
+    Raises InvalidConfig that names the setting and its origin.
+    """
     if not config.librechat.jwt.enabled:
         return []
-    from cloche.api.librechat.jwt import Keys  # here, since `cloche doctor` must not need what a server does
+    from cloche.api.librechat.jwt import JwtKeys  # here, since `cloche doctor` must not need what a server does
 
     try:
-        return Keys(config.librechat.jwt).ids
+        return JwtKeys(config.librechat.jwt).ids
     except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(with_origin(str(error), config.origins)) from None
+        raise errors.InvalidConfig(describe_with_origin(str(error), config.origins)) from None
 
 
-def checks(config: Config) -> Iterator[Check]:
-    """For `cloche doctor`."""
+def token_key_checks(config: Config) -> Iterator[HostCheck]:
+    """The checks for `cloche doctor`."""
     name = "LibreChat's tokens"
     try:
-        found = ids(config)
+        found = load_token_key_ids(config)
     except errors.InvalidConfig as error:
-        yield Check(name=name, state="missing", detail=str(error), advice="repair it: `cloche serve` does not start")
+        yield HostCheck(
+            name=name, state="missing", detail=str(error), advice="repair it: `cloche serve` does not start"
+        )
         return
     if found:
         detail = f"checked with {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}"
-        yield Check(name=name, state="enforced", detail=detail)
+        yield HostCheck(name=name, state="enforced", detail=detail)
 
 
 STOP_SECONDS = 30.0
-YOUNG_OBJECTS = 5000  # a hundred requests' worth, after which garbage is looked for
+YOUNG_OBJECTS_LIMIT = 5000  # a hundred requests' worth, after which garbage is looked for
 REFRESH_SECONDS = 2.0  # how soon a key or quota that another process changed is noticed
-FORCED = 1  # exit status
+EXIT_FORCED = 1  # exit status
 
 
 @click.command("serve")
@@ -154,19 +160,19 @@ def command(
 ) -> None:
     """Serve sandboxes over HTTP, until SIGTERM or Ctrl-C."""
     network = {"network.allow": allow or None, "network.deny": deny or None, "packages.enabled": packages}
-    config = configuration({**{f"server.{name}": value for name, value in flags.items()}, **network})
+    config = load_command_config({**{f"server.{name}": value for name, value in flags.items()}, **network})
     log.level = "debug" if log.level == "debug" else "info"
     silence_uvicorn()
-    _warn(config, insecure_no_auth)
+    _check_exposure(config, insecure_no_auth)
     check_tls(config.server)
-    ids(config)
+    load_token_key_ids(config)
     preset = preset_key(os.environ)
-    for secret in (VARIABLE, *SECRET_VARIABLES):
+    for secret in (API_KEY_VARIABLE, *JWT_SECRET_VARIABLES):
         os.environ.pop(secret, None)  # no program that is started from here needs it
-    uvloop.run(_serve(config, preset, no_auth=insecure_no_auth))
+    uvloop.run(_run_server(config, preset, no_auth=insecure_no_auth))
 
 
-def _warn(config: Config, no_auth: bool) -> None:
+def _check_exposure(config: Config, no_auth: bool) -> None:
     server = config.server
     if is_loopback(server.host):
         return
@@ -183,56 +189,59 @@ def _warn(config: Config, no_auth: bool) -> None:
         )
 
 
-async def _serve(config: Config, preset: str | None, *, no_auth: bool) -> None:
-    """Until a signal."""
+async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> None:
+    """Serves until a signal."""
     stop = _stop_signal()
     store = Path(config.data_dir)
     keys = StoredKeys(Database(store / "store.sqlite3"), preset)
     gatekeeper = Gatekeeper(None if no_auth else keys, LOCAL_ADMIN)
     async with contextlib.AsyncExitStack() as stack:
-        bound = stack.enter_context(bind(config.server))
+        bound = stack.enter_context(bind_socket(config.server))
         await stack.enter_async_context(keys)
-        host = await stack.enter_async_context(hosted(config, keys, gatekeeper, bound=bound))
-        url = url_of(config.server, bound)
+        host = await stack.enter_async_context(host_server(config, keys, gatekeeper, bound=bound))
+        url = server_url(config.server, bound)
         if not no_auth:
             host.engine.housing.admission.share()  # whoever has the next key finds room, whoever came first
-            await welcome(keys, config.server.public_url or reachable(url))
-        host.app.ui.login.address = config.server.public_url or reachable(url)
-        started = await _started(stop, host.engine, host.health)
+            await show_first_key(keys, config.server.public_url or local_url(url))
+        host.app.ui.login.address = config.server.public_url or local_url(url)
+        started = await _wait_until_started(stop, host.engine, host.health)
         if started:
             if host.engine.housing.weighs_cells:  # else they would be in our group, and come first too
-                log.debug("server.precedence", taken=stack.enter_context(cpu_priority.taken()))
-            await _accept(stop, host.app, host.health, keys, host.engine.quotas, url)
+                log.debug("server.precedence", taken=stack.enter_context(cpu_priority.raised_priority()))
+            await _serve_until_stopped(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
         os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed
 
 
 def _stop_signal() -> asyncio.Event:
-    """Set by SIGTERM or SIGINT. A second one, or half a minute, ends the process on the spot."""
+    """An event set by SIGTERM or SIGINT. A second signal, or half a minute, ends the process on the spot."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def on_signal() -> None:
         if stop.is_set():
-            _force("a second signal")
+            _force_exit("a second signal")
         log.info("server.stopping")
         stop.set()
-        loop.call_later(STOP_SECONDS, _force, f"still not stopped after {STOP_SECONDS:g} s")
+        loop.call_later(STOP_SECONDS, _force_exit, f"still not stopped after {STOP_SECONDS:g} s")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     return stop
 
 
-def _force(why: str) -> None:
+def _force_exit(why: str) -> None:
     log.warning("server.forced", why=why)
-    os._exit(FORCED)
+    os._exit(EXIT_FORCED)
 
 
-async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
-    """Whether sandboxes can be had; False if the server was stopped meanwhile. Raises what `Health.check` does."""
+async def _wait_until_started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
+    """Whether sandboxes can be made; False if the server was stopped meanwhile.
+
+    Raises the errors of `Health.check`.
+    """
 
     async def start() -> None:
-        log.info("server.capacity", **engine.housing.admission.rooms)
+        log.info("server.capacity", **engine.housing.admission.capacity_limits)
         await engine.housing.warm(users=("user", "root"))
         await health.check()
 
@@ -247,17 +256,22 @@ async def _started(stop: asyncio.Event, engine: Engine, health: Health) -> bool:
     return True
 
 
-def _settle() -> None:
-    """What was made until now lasts: looking through it for garbage again and again would hold up everybody."""
+def _freeze_garbage_collector() -> None:
+    """Exempts all objects made so far from garbage collection: repeated scans would delay all requests."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, 4, 4)
+    gc.set_threshold(YOUNG_OBJECTS_LIMIT, 4, 4)
 
 
-async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: StoredKeys, quotas: Quotas, url: str) -> None:
-    watching = [watched("health", health.watch()), watched("refresh", _refresh(keys, quotas))]
+async def _serve_until_stopped(
+    stop: asyncio.Event, app: ServerApp, health: Health, keys: StoredKeys, quotas: Quotas, url: str
+) -> None:
+    watching = [
+        create_watched_task("health", health.watch()),
+        create_watched_task("refresh", _refresh_keys_and_quotas(keys, quotas)),
+    ]
     app.system.accepting = True
-    _settle()
+    _freeze_garbage_collector()
     log.info("server.ready", url=url)
     link = app.ui.login.new_link()
     hint = "  (good once, for 15 minutes; `cloche ui` prints another)" if "#" in link else ""
@@ -269,8 +283,8 @@ async def _accept(stop: asyncio.Event, app: Server, health: Health, keys: Stored
     await asyncio.wait(watching)
 
 
-def watched(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Goes on for as long as the server does: should it end before, the log says so."""
+def create_watched_task(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Creates a task for the lifetime of the server; an earlier end is logged as an error."""
 
     def on_done(task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -281,8 +295,8 @@ def watched(name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return task
 
 
-async def _refresh(keys: StoredKeys, quotas: Quotas) -> None:
-    """Learns what other processes have changed, for as long as it is not cancelled."""
+async def _refresh_keys_and_quotas(keys: StoredKeys, quotas: Quotas) -> None:
+    """Reads the changes of other processes, until it is cancelled."""
     while True:
         await asyncio.sleep(REFRESH_SECONDS)
         await keys.try_refresh()

@@ -1,4 +1,4 @@
-"""`cloche shell`: a prompt in a fresh sandbox, or in one of a server."""
+"""`cloche shell`: opens a prompt in a fresh sandbox, or in one of a server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloche.cli import configuration
-from cloche.cli.network_options import NetworkAsk, network_options, taken
+from cloche.cli import load_command_config
+from cloche.cli.network_options import NetworkOptions, network_options, take_network_options
 from cloche.cli.notebook import notebook_option
 from cloche.config import Config
 
 if TYPE_CHECKING:
-    from cloche.sdk.backend import Sandbox
+    from cloche.sdk.backend import BackendSandbox
 
-BROKEN_PIPE = 141
-INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+EXIT_INTERRUPTED = 130
 
 
 @click.command("shell")
@@ -34,40 +34,44 @@ def command(id: str | None, lang: str, template: str, alone: bool, notebook: Pat
 
     Ctrl-D leaves it.
     """
-    network = taken(options)
+    network = take_network_options(options)
     if id is not None and network.given:
         raise click.UsageError("--allow, --deny, --secret and --packages are for a fresh sandbox")
     if notebook is not None and lang != "python":
         raise click.UsageError("--notebook is for Python: a terminal has no cells")
     try:
-        sys.exit(_prompt(configuration(), id, lang, template, network, alone, notebook))
+        sys.exit(_open_prompt(load_command_config(), id, lang, template, network, alone, notebook))
     except BrokenPipeError:
-        sys.exit(BROKEN_PIPE)
+        sys.exit(EXIT_BROKEN_PIPE)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
 
 
-def _prompt(
+def _open_prompt(
     config: Config,
     id: str | None,
     lang: str,
     template: str,
-    network: NetworkAsk,
+    network: NetworkOptions,
     alone: bool,
     notebook: Path | None,
 ) -> int:
     from cloche.cli import session, shell_session  # these take a while to import: not for `--help`
 
-    box: AbstractAsyncContextManager[Sandbox]
+    box: AbstractAsyncContextManager[BackendSandbox]
     if id is not None:
-        box = session.attached(config, id)
+        box = session.attach_sandbox(config, id)
     else:
-        box = session.sandbox(config, template, limits=_limits(config, lang), network=network, alone=alone)
-    return shell_session.serve(config, box, notebook) if lang == "python" else asyncio.run(shell_session.bash(box))
+        box = session.open_sandbox(config, template, limits=_shell_limits(config, lang), network=network, alone=alone)
+    return (
+        shell_session.run_python_prompt(config, box, notebook)
+        if lang == "python"
+        else asyncio.run(shell_session.run_bash(box))
+    )
 
 
-def _limits(config: Config, lang: str) -> dict[str, float]:
-    """The most that there is: the user has Ctrl-C."""
+def _shell_limits(config: Config, lang: str) -> dict[str, float]:
+    """The maximum of this host: the user has Ctrl-C."""
     most = config.limits.maximum
     limits: dict[str, float] = {"output_bytes": most.output_bytes}
     return limits if lang == "bash" else {**limits, "execution_seconds": most.execution_seconds}

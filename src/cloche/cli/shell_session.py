@@ -1,7 +1,7 @@
-"""`cloche shell`: Python, cell by cell, in one sandbox.
+"""`cloche shell`: a Python prompt, cell by cell, in one sandbox.
 
-While the user types, the engine rests: one event loop serves one cell after the other. So the prompt can be Python's
-own `input()` with readline, in the main thread, where Ctrl-C arrives.
+While the user types, the engine rests: one event loop serves one cell after the other. So the prompt can be
+Python's own `input()` with readline, in the main thread, where Ctrl-C arrives.
 """
 
 from __future__ import annotations
@@ -23,21 +23,30 @@ from types import FrameType
 
 from cloche import errors
 from cloche.cli.notebook import save_notebook
-from cloche.cli.session import ENDING_SIGNALS, INTERRUPTED, ending_by_signal, on_interrupt, watch
-from cloche.cli.terminal import READ_BYTES, STDERR, STDOUT, Lines, Screen, readable, say, write
+from cloche.cli.session import ENDING_SIGNALS, EXIT_INTERRUPTED, cancel_on_signal, on_interrupt, watch_execution
+from cloche.cli.terminal import (
+    READ_BYTES,
+    STDERR,
+    STDOUT,
+    StdinLines,
+    TerminalView,
+    print_message,
+    wait_readable,
+    write_all,
+)
 from cloche.config import Config
 from cloche.engine.commands.program import Exited
 from cloche.events import Output
-from cloche.sdk.backend import Context, Process, Sandbox
+from cloche.sdk.backend import BackendContext, BackendProcess, BackendSandbox
 
-# Lines of input become cells, by Python's grammar alone: nothing is ever executed here.
+# Splits input lines into cells by Python's grammar alone: nothing is ever executed here.
 
-_CONTINUES = re.compile(r"(else|elif|except|finally)\b")
+_CONTINUING_KEYWORDS = re.compile(r"(else|elif|except|finally)\b")
 _MAGIC = re.compile(r"\s*[%!?]|.*\?\s*$")
 
 
-class Cells:
-    """Feed it lines; it says when a cell is complete. A block ends with an empty line, or where the next one begins."""
+class CellSplitter:
+    """Takes lines and returns complete cells. A block ends with an empty line, or where the next one begins."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -52,47 +61,51 @@ class Cells:
     def feed(self, line: str) -> list[str]:
         """The cells that are complete with this line: none, one, or two."""
         done = []
-        if self._begins_anew(line):
+        if self._starts_new_cell(line):
             done += self.end()
         if not self._lines and not line.strip():
             return done
         self._lines.append(line)
-        if self._complete():
+        if self._is_complete():
             done += self.end()
         return done
 
     def end(self) -> list[str]:
-        """The input is over: what there is is a cell."""
+        """Ends the input: the pending lines are a cell."""
         lines, self._lines = self._lines, []
         return ["\n".join(lines)] if any(line.strip() for line in lines) else []
 
     def clear(self) -> None:
         self._lines = []
 
-    def _begins_anew(self, line: str) -> bool:
+    def _starts_new_cell(self, line: str) -> bool:
         """Whether `line` is not part of the block before it: code that is piped or pasted has no empty line there."""
-        if not self._lines or not line.strip() or line[0].isspace() or _CONTINUES.match(line):
+        if not self._lines or not line.strip() or line[0].isspace() or _CONTINUING_KEYWORDS.match(line):
             return False
-        return not self._cell_magic() and not self._decorator() and self._parses(self._text() + "\n")
+        return (
+            not self._is_cell_magic()
+            and not self._ends_with_decorator()
+            and self._is_complete_source(self._joined_lines() + "\n")
+        )
 
-    def _complete(self) -> bool:
-        if self._cell_magic():
+    def _is_complete(self) -> bool:
+        if self._is_cell_magic():
             return not self._lines[-1].strip()
         if len(self._lines) == 1 and _MAGIC.match(self._lines[0]):
             return True
-        return self._parses(self._text())
+        return self._is_complete_source(self._joined_lines())
 
-    def _cell_magic(self) -> bool:
+    def _is_cell_magic(self) -> bool:
         return self._lines[0].startswith("%%")
 
-    def _decorator(self) -> bool:
+    def _ends_with_decorator(self) -> bool:
         return self._lines[-1].startswith("@")
 
-    def _text(self) -> str:
+    def _joined_lines(self) -> str:
         return "\n".join(self._lines)
 
-    def _parses(self, text: str) -> bool:
-        """Whether it is whole. What is wrong counts as whole: the sandbox says what is wrong with it."""
+    def _is_complete_source(self, text: str) -> bool:
+        """Whether the text is complete. Invalid code counts as complete: the sandbox reports the error."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -102,27 +115,27 @@ class Cells:
 
 
 HISTORY_LINES = 2000
-LEAVING = frozenset({"exit", "quit", "exit()", "quit()"})
+EXIT_WORDS = frozenset({"exit", "quit", "exit()", "quit()"})
 
-Ask = Callable[[bool], str | None]
+ReadLine = Callable[[bool], str | None]
 """Gives the next line, None at the end; the argument says whether it continues a cell."""
 
 
-def serve(
-    config: Config, sandbox: contextlib.AbstractAsyncContextManager[Sandbox], notebook: Path | None = None
+def run_python_prompt(
+    config: Config, sandbox: contextlib.AbstractAsyncContextManager[BackendSandbox], notebook: Path | None = None
 ) -> int:
-    """Prompts until the user leaves, and saves the notebook then. Gives the exit status: of `exit(n)`, else 0."""
+    """Prompts until the user leaves, then saves the notebook. Returns the exit status: of `exit(n)`, else 0."""
     with asyncio.Runner() as runner:
         opening = contextlib.AsyncExitStack()
 
-        async def open_() -> Sandbox:
-            with ending_by_signal():
+        async def open_() -> BackendSandbox:
+            with cancel_on_signal():
                 return await opening.enter_async_context(sandbox)
 
         try:
             box = runner.run(open_())
             try:
-                return _converse(runner, box, config)
+                return _run_prompt(runner, box, config)
             finally:
                 if notebook is not None:
                     runner.run(save_notebook(box, notebook))
@@ -130,77 +143,77 @@ def serve(
             runner.run(opening.aclose())
 
 
-def _converse(runner: asyncio.Runner, box: Sandbox, config: Config) -> int:
-    lines = Lines()
+def _run_prompt(runner: asyncio.Runner, box: BackendSandbox, config: Config) -> int:
+    lines = StdinLines()
     if not os.isatty(0):
-        return _loop(runner, box, lines, lambda continues: runner.run(lines.next()))
-    write(STDERR, f"Python in sandbox {box.id}. Ctrl-C interrupts, Ctrl-D leaves.\n")
-    with history(Path(config.data_dir) / "shell_history"):
-        return _loop(runner, box, lines, lambda continues: prompted("... " if continues else ">>> "))
+        return _cell_loop(runner, box, lines, lambda continues: runner.run(lines.next()))
+    write_all(STDERR, f"Python in sandbox {box.id}. Ctrl-C interrupts, Ctrl-D leaves.\n")
+    with readline_history(Path(config.data_dir) / "shell_history"):
+        return _cell_loop(runner, box, lines, lambda continues: read_typed_line("... " if continues else ">>> "))
 
 
-def prompted(text: str) -> str | None:
-    """What the user types after `text`; None at Ctrl-D. Raises KeyboardInterrupt, and SystemExit by a signal."""
+def read_typed_line(text: str) -> str | None:
+    """Reads the line typed after `text`; None at Ctrl-D. Raises KeyboardInterrupt, and SystemExit by a signal."""
     for each in ENDING_SIGNALS:
-        signal.signal(each, leave)
+        signal.signal(each, raise_system_exit)
     try:
         return input(text)
     except EOFError:
-        write(STDOUT, "\n")
+        write_all(STDOUT, "\n")
         return None
 
 
-def leave(number: int, frame: FrameType | None) -> None:
-    """Ends us by a signal, in order."""
+def raise_system_exit(number: int, frame: FrameType | None) -> None:
+    """A signal handler: raises SystemExit, so that everything is closed in order."""
     raise SystemExit(128 + number)
 
 
-def _loop(runner: asyncio.Runner, box: Sandbox, lines: Lines, ask: Ask) -> int:
-    cells, screen = Cells(), Screen()
+def _cell_loop(runner: asyncio.Runner, box: BackendSandbox, lines: StdinLines, ask: ReadLine) -> int:
+    cells, screen = CellSplitter(), TerminalView()
     while True:
         try:
             line = ask(cells.pending)
         except KeyboardInterrupt:
             if not os.isatty(0):
                 raise
-            write(STDOUT, "\nKeyboardInterrupt\n")
+            write_all(STDOUT, "\nKeyboardInterrupt\n")
             cells.clear()
             continue
         for cell in cells.end() if line is None else cells.feed(line):
-            status = 0 if cell.strip() in LEAVING else runner.run(_cell(box, cell, screen, lines))
+            status = 0 if cell.strip() in EXIT_WORDS else runner.run(_run_cell(box, cell, screen, lines))
             if status is not None:
                 return status
         if line is None:
             return 0
 
 
-async def _cell(box: Sandbox, code: str, screen: Screen, lines: Lines) -> int | None:
-    """Runs one cell. The exit status if it asked to leave."""
+async def _run_cell(box: BackendSandbox, code: str, screen: TerminalView, lines: StdinLines) -> int | None:
+    """Runs one cell. Returns the exit status if it asked to leave."""
     context = box.context()
     execution = await context.execute(code, input=True)
     restarting: list[asyncio.Task[None]] = []
     presses: list[Callable[[], object]] = [
         execution.interrupt,
         execution.interrupt,
-        lambda: restarting.append(asyncio.create_task(_restart(context))),
+        lambda: restarting.append(asyncio.create_task(_restart_context(context))),
     ]
-    with ending_by_signal():
-        ended = await watch(execution, screen, lines, presses)
+    with cancel_on_signal():
+        ended = await watch_execution(execution, screen, lines, presses)
         if restarting:
             await asyncio.wait(restarting)
     if ended.reason:
-        say(ended.reason)
+        print_message(ended.reason)
     return ended.exit_code if ended.outcome == "raised" else None
 
 
-async def _restart(context: Context) -> None:
+async def _restart_context(context: BackendContext) -> None:
     with contextlib.suppress(errors.Gone):  # the next cell says so
         await context.restart()
 
 
 @contextlib.contextmanager
-def history(path: Path) -> Iterator[None]:
-    """Line editing, and what was typed in earlier sessions; without readline, plain lines."""
+def readline_history(path: Path) -> Iterator[None]:
+    """Line editing with the history of earlier sessions; without readline, plain lines."""
     try:
         import readline
     except ImportError:
@@ -218,56 +231,56 @@ def history(path: Path) -> Iterator[None]:
             readline.write_history_file(path)
 
 
-# `cloche shell --lang bash`: the user's terminal, joined to one inside a sandbox.
+# `cloche shell --lang bash`: joins the user's terminal to one inside a sandbox.
 
 STDIN = 0
-SHELL = "bash"
+SHELL_PROGRAM = "bash"
 
 
-async def bash(sandbox: contextlib.AbstractAsyncContextManager[Sandbox]) -> int:
-    """A shell in it; gives its exit status. Without a terminal, stdin is its script."""
-    with ending_by_signal():
+async def run_bash(sandbox: contextlib.AbstractAsyncContextManager[BackendSandbox]) -> int:
+    """Runs a shell in the sandbox and returns its exit status. Without a terminal, stdin is its script."""
+    with cancel_on_signal():
         async with sandbox as box:
             if os.isatty(STDIN) and os.isatty(STDOUT):
-                return await _terminal(box)
-            return await _script(box)
+                return await _run_in_terminal(box)
+            return await _run_script(box)
 
 
-async def _terminal(box: Sandbox) -> int:
+async def _run_in_terminal(box: BackendSandbox) -> int:
     size = shutil.get_terminal_size()
     env = {"TERM": os.environ.get("TERM", "xterm-256color")}
-    process = await box.commands.start([SHELL, "-i"], env=env, pty=(size.lines, size.columns))
+    process = await box.commands.start([SHELL_PROGRAM, "-i"], env=env, pty=(size.lines, size.columns))
     async with process:
-        with _raw(STDIN), _resizing(process):
-            return await _join(process)
+        with _raw_mode(STDIN), _forward_resizes(process):
+            return await _relay_until_exit(process)
 
 
-async def _script(box: Sandbox) -> int:
-    """Ctrl-C interrupts what runs; the second ends it all."""
-    process = await box.commands.start([SHELL, "-s"], stdin=True)
+async def _run_script(box: BackendSandbox) -> int:
+    """Runs stdin as a script. Ctrl-C interrupts the running command; the second ends the shell."""
+    process = await box.commands.start([SHELL_PROGRAM, "-s"], stdin=True)
     presses: list[Callable[[], object]] = [lambda: process.kill(signal.SIGINT), process.kill]
     async with process:
         with on_interrupt(presses):
-            return await _join(process)
+            return await _relay_until_exit(process)
 
 
-async def _join(process: Process) -> int:
-    """Carries bytes both ways until the shell ends."""
-    feeding = asyncio.create_task(_feed(process))
+async def _relay_until_exit(process: BackendProcess) -> int:
+    """Copies bytes both ways until the shell ends. Returns its exit status."""
+    feeding = asyncio.create_task(_feed_stdin(process))
     try:
         async for event in process:
             if isinstance(event, Output):
-                write(STDOUT if event.stream == "stdout" else STDERR, event.text)
+                write_all(STDOUT if event.stream == "stdout" else STDERR, event.text)
     finally:
         feeding.cancel()
         await asyncio.wait([feeding])
-    return _status(process.exited)
+    return _exit_status(process.exited)
 
 
-async def _feed(process: Process) -> None:
+async def _feed_stdin(process: BackendProcess) -> None:
     with contextlib.suppress(errors.InvalidRequest, OSError):  # the shell reads no more, or our terminal is gone
         while True:
-            await readable(STDIN)
+            await wait_readable(STDIN)
             data = os.read(STDIN, READ_BYTES)
             if not data:
                 break
@@ -275,16 +288,16 @@ async def _feed(process: Process) -> None:
     process.close_stdin()
 
 
-def _status(exited: Exited | None) -> int:
+def _exit_status(exited: Exited | None) -> int:
     if exited is None:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     if exited.reason:
-        say(exited.reason)
+        print_message(exited.reason)
     return exited.exit_code
 
 
 @contextlib.contextmanager
-def _raw(fd: int) -> Iterator[None]:
+def _raw_mode(fd: int) -> Iterator[None]:
     """Every key goes to the sandbox's terminal, Ctrl-C too."""
     before = termios.tcgetattr(fd)
     tty.setraw(fd)
@@ -295,7 +308,7 @@ def _raw(fd: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _resizing(process: Process) -> Iterator[None]:
+def _forward_resizes(process: BackendProcess) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def resize() -> None:

@@ -1,4 +1,4 @@
-"""`cloche snapshot`: keeps what is in a sandbox, to make new ones from."""
+"""`cloche snapshot`: saves the files of a sandbox as a template for new ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from cloche.cli import configuration
-from cloche.cli.control import COPY_SECONDS, ask_around, do_each, going_on
-from cloche.cli.snapshots import removed
+from cloche.cli import load_command_config
+from cloche.cli.control import COPY_SECONDS, apply_to_each, request_any_server, warn_on_interrupt
+from cloche.cli.snapshots import remove_snapshot
 from cloche.model import SnapshotInfo
 
-_REMOVE = "rm"
+_REMOVE_WORD = "rm"
 
 
 @click.command("snapshot")
@@ -23,23 +23,23 @@ def command(words: tuple[str, ...]) -> None:
     `cloche run --template SNAPSHOT`, with its id or NAME, begins there; `cloche snapshots` lists them. The snapshot
     belongs to whom the sandbox does. With rm, remove snapshots instead.
     """
-    if words[0] == _REMOVE:
-        _remove(words[1:])
+    if words[0] == _REMOVE_WORD:
+        _remove_snapshots(words[1:])
     elif len(words) > 2:
         raise click.UsageError("give the ID of a sandbox and, if you like, one NAME")
     else:
-        _make(*words)
+        _make_snapshot(*words)
 
 
-def _make(id: str, name: str | None = None) -> None:
+def _make_snapshot(id: str, name: str | None = None) -> None:
     path = f"/api/v1/sandboxes/{quote(id, safe='')}/snapshots"
-    with going_on():
-        made = ask_around(configuration(), "POST", path, {"name": name}, seconds=COPY_SECONDS)
+    with warn_on_interrupt():
+        made = request_any_server(load_command_config(), "POST", path, {"name": name}, seconds=COPY_SECONDS)
     click.echo(msgspec.convert(made, SnapshotInfo).id)
 
 
-def _remove(refs: tuple[str, ...]) -> None:
+def _remove_snapshots(refs: tuple[str, ...]) -> None:
     if not refs:
         raise click.UsageError("give the id or name of a snapshot")
-    config = configuration()
-    do_each(refs, lambda ref: removed(config, ref), "removed")
+    config = load_command_config()
+    apply_to_each(refs, lambda ref: remove_snapshot(config, ref), "removed")

@@ -10,16 +10,25 @@ import click
 import msgspec
 
 from cloche import errors
-from cloche.cli import configuration
-from cloche.cli.progress import showing
+from cloche.cli import load_command_config
+from cloche.cli.progress import show_progress
 from cloche.model import MIB, Template
-from cloche.templates import Catalogue, Difference, Recipe, build, difference, export, import_archive, recipe
+from cloche.templates import (
+    Catalogue,
+    Difference,
+    Recipe,
+    build_template,
+    compare_templates,
+    export_template,
+    import_archive,
+    recipe,
+)
 
-# What two versions of a template differ in, in lines for people.
+# The differences between two versions of a template, in lines for people.
 
 
-def in_lines(found: Difference) -> Iterator[str]:
-    """One line for each thing that differs: + is new, - is gone, ~ is another."""
+def difference_lines(found: Difference) -> Iterator[str]:
+    """One line for each difference: + is added, - is removed, ~ is changed."""
     yield f"{found.before} -> {found.after}"
     if found.same:
         yield "  no difference"
@@ -29,12 +38,12 @@ def in_lines(found: Difference) -> Iterator[str]:
     yield from (f"  - {package}" for package in found.packages_removed)
     yield from (f"  ~ {each.what} {each.before} -> {each.after}" for each in found.packages_changed)
     for change in found.recipe:
-        yield f"  ~ template.toml: {change.what} = {_said(change.before)} -> {_said(change.after)}"
-    yield f"  {_format_size(found.before_bytes)} -> {_format_size(found.after_bytes)}"
+        yield f"  ~ template.toml: {change.what} = {_format_json(change.before)} -> {_format_json(change.after)}"
+    yield f"  {_format_mib(found.before_bytes)} -> {_format_mib(found.after_bytes)}"
 
 
-def in_brief(found: Difference) -> str:
-    """One line: how many of each, and how much larger."""
+def difference_summary(found: Difference) -> str:
+    """One line: the number of differences of each kind, and the change of size."""
     counts = {
         "added": len(found.packages_added),
         "removed": len(found.packages_removed),
@@ -47,11 +56,11 @@ def in_brief(found: Difference) -> str:
     return f"{', '.join(said) or 'no difference'}, {grown:+.0f} MiB"
 
 
-def _said(value: object) -> str:
+def _format_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _format_size(size_bytes: int) -> str:
+def _format_mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:.0f} MiB"
 
 
@@ -60,8 +69,8 @@ def command() -> None:
     """Build, compare, pin, move and remove templates."""
 
 
-def catalogue() -> Catalogue:
-    config = configuration()
+def open_catalogue() -> Catalogue:
+    config = load_command_config()
     return Catalogue(config.data_dir, config.aliases)
 
 
@@ -69,28 +78,28 @@ def catalogue() -> Catalogue:
 @click.argument("source", metavar="FILE.toml|NAME")
 def build_command(source: str) -> None:
     """Build a template from a file, or a built-in one by its name, with the newest packages that fit."""
-    chosen = _recipe(source)
+    chosen = _find_recipe(source)
     started = time.monotonic()
-    with showing(f"building {chosen.name}") as report:
-        template = build(catalogue(), chosen, report)
+    with show_progress(f"building {chosen.name}") as report:
+        template = build_template(open_catalogue(), chosen, report)
     took = f"{time.monotonic() - started:.0f} s"
     click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}, {took}")
 
 
-def _recipe(source: str) -> Recipe:
-    if source in recipe.BUILT_IN:
-        return recipe.built_in(source)
+def _find_recipe(source: str) -> Recipe:
+    if source in recipe.BUILT_IN_TEMPLATES:
+        return recipe.built_in_recipe(source)
     if not source.endswith(".toml") and not Path(source).exists():
-        known = ", ".join(recipe.BUILT_IN)
+        known = ", ".join(recipe.BUILT_IN_TEMPLATES)
         raise errors.TemplateNotFound(f"{source!r} is neither a file nor a built-in template ({known})")
-    return recipe.read(Path(source))
+    return recipe.read_recipe(Path(source))
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
     """List every version of every template, the newest of each name first."""
-    known = catalogue()
+    known = open_catalogue()
     templates = known.list()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(templates)))
@@ -98,10 +107,10 @@ def list_command(as_json: bool) -> None:
     if not templates:
         click.echo("no templates yet: `cloche template build python` builds the built-in one", err=True)
     for each in templates:
-        click.echo(_line(each, "pinned" if known.pinned(each.name) == each.version else ""))
+        click.echo(_template_line(each, "pinned" if known.pinned(each.name) == each.version else ""))
 
 
-def _line(template: Template, note: str) -> str:
+def _template_line(template: Template, note: str) -> str:
     built = time.strftime("%Y-%m-%d %H:%M", time.localtime(template.created_at))
     packages = f"{len(template.packages)} packages"
     said = (
@@ -115,7 +124,7 @@ def _line(template: Template, note: str) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show_command(ref: str, as_json: bool) -> None:
     """Show one template: interpreter, packages, imports, limits."""
-    template = catalogue().resolve(ref)
+    template = open_catalogue().resolve(ref)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(template)))
         return
@@ -125,22 +134,22 @@ def show_command(ref: str, as_json: bool) -> None:
             for package in value:
                 click.echo(f"  {package}")
         else:
-            click.echo(f"{name}: {_words(value)}")
+            click.echo(f"{name}: {_format_field(value)}")
 
 
 @command.command("history")
 @click.argument("name")
 def history_command(name: str) -> None:
     """List the versions of one template, the newest first, with what each changed."""
-    known = catalogue()
+    known = open_catalogue()
     versions = known.versions(name)
     pin = known.pinned(versions[0].name)
     meant = pin or versions[0].version
     for each, before in zip(versions, [*versions[1:], None], strict=True):
         mark = ("pinned" if pin else "in use") if each.version == meant else ""
-        click.echo(_line(each, mark))
+        click.echo(_template_line(each, mark))
         if before is not None:
-            click.echo(f"    {in_brief(difference(before, each))}")
+            click.echo(f"    {difference_summary(compare_templates(before, each))}")
 
 
 @command.command("diff")
@@ -149,12 +158,12 @@ def history_command(name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff_command(before: str, after: str, as_json: bool) -> None:
     """Show what the second has, lacks or has otherwise than the first."""
-    known = catalogue()
-    found = difference(known.resolve(before), known.resolve(after))
+    known = open_catalogue()
+    found = compare_templates(known.resolve(before), known.resolve(after))
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found)))
         return
-    for line in in_lines(found):
+    for line in difference_lines(found):
         click.echo(line)
 
 
@@ -162,7 +171,7 @@ def diff_command(before: str, after: str, as_json: bool) -> None:
 @click.argument("ref", metavar="NAME@VERSION")
 def pin_command(ref: str) -> None:
     """Let NAME mean that version, also when newer ones are built, until it is unpinned."""
-    template = catalogue().pin(ref)
+    template = open_catalogue().pin(ref)
     click.echo(f"{template.name} is {template.ref} from now on")
 
 
@@ -170,7 +179,7 @@ def pin_command(ref: str) -> None:
 @click.argument("name")
 def unpin_command(name: str) -> None:
     """Let NAME mean its newest version again."""
-    newest = catalogue().unpin(name)
+    newest = open_catalogue().unpin(name)
     click.echo(f"{name} is {newest.ref if newest else 'none'} from now on, and what is built next")
 
 
@@ -178,7 +187,7 @@ def unpin_command(name: str) -> None:
 @click.argument("name")
 def rollback_command(name: str) -> None:
     """Pin the version before the one that NAME means now."""
-    template = catalogue().roll_back(name)
+    template = open_catalogue().pin_previous(name)
     click.echo(f"{template.name} is {template.ref} from now on: `cloche template unpin {template.name}` undoes it")
 
 
@@ -187,9 +196,9 @@ def rollback_command(name: str) -> None:
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def export_command(ref: str, file: Path) -> None:
     """Write a template to one file (tar.gz), for a machine without a registry."""
-    template = catalogue().resolve(ref)
-    with showing(f"exporting {template.ref}") as report:
-        digest = export(template, file, report)
+    template = open_catalogue().resolve(ref)
+    with show_progress(f"exporting {template.ref}") as report:
+        digest = export_template(template, file, report)
     click.echo(f"{template.ref}  {file.stat().st_size / MIB:.0f} MiB  sha256 {digest}")
 
 
@@ -198,8 +207,8 @@ def export_command(ref: str, file: Path) -> None:
 @click.option("--sha256", metavar="DIGEST", help="Refuse any other file.")
 def import_command(file: Path, sha256: str | None) -> None:
     """Add the template that such a file holds."""
-    with showing(f"importing {file.name}") as report:
-        template = import_archive(catalogue(), file, sha256, report)
+    with show_progress(f"importing {file.name}") as report:
+        template = import_archive(open_catalogue(), file, sha256, report)
     click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}")
 
 
@@ -208,10 +217,10 @@ def import_command(file: Path, sha256: str | None) -> None:
 def rm_command(refs: tuple[str, ...]) -> None:
     """Remove versions of templates. NAME alone removes the version that it means; unpin it first if it is pinned."""
     for ref in refs:
-        click.echo(f"removed {catalogue().remove(ref).ref}")
+        click.echo(f"removed {open_catalogue().remove(ref).ref}")
 
 
-def _words(value: object) -> str:
+def _format_field(value: object) -> str:
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a run shows: its events as text and images for people, or as JSON for programs."""
+"""Views of a run: its events as text and images for people, or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,27 @@ from typing import Any, Protocol
 
 import msgspec
 
-from cloche.events import (
-    AnyEvent,
-    Cleared,
-    Display,
-    Ended,
-    Folding,
-    Input,
-    Output,
-    Raised,
-    Run,
-)
+from cloche.events import AnyEvent, Cleared, Display, Ended, Input, Output, Raised, Run, RunFold
 
-# Images in a terminal, where it can show them: the protocols of kitty and of iTerm2.
+# Images in a terminal that can show them: the protocols of kitty and of iTerm2.
 
-Draw = Callable[[Mapping[str, Any]], str | None]
+DrawImage = Callable[[Mapping[str, Any]], str | None]
 """Makes of a MIME bundle what shows its image in the terminal; None if it has no image that this terminal can show."""
 
 CHUNK_CHARACTERS = 4096  # kitty's limit per escape sequence
 _KONSOLE_WITH_KITTY = 220400
 
 
-def drawing(environ: Mapping[str, str]) -> Draw | None:
-    """How the terminal of this environment shows images; None if it is not known to."""
+def choose_drawer(environ: Mapping[str, str]) -> DrawImage | None:
+    """The function that draws images in the terminal of this environment; None if it is not known to show any."""
     term = environ.get("TERM", "")
     if environ.get("TMUX") or re.match(r"(tmux|screen)", term):
         return None  # they swallow what they do not know
     if _speaks_kitty(term, environ):
-        return kitty
+        return draw_kitty
     program = environ.get("TERM_PROGRAM", "")
     if program in ("iTerm.app", "WezTerm") or environ.get("LC_TERMINAL") == "iTerm2":
-        return iterm
+        return draw_iterm
     return None
 
 
@@ -58,12 +48,12 @@ def _speaks_kitty(term: str, environ: Mapping[str, str]) -> bool:
     )
 
 
-def kitty(bundle: Mapping[str, Any]) -> str | None:
-    """PNG only. `q=2`: the terminal must not answer, since nobody reads that."""
+def draw_kitty(bundle: Mapping[str, Any]) -> str | None:
+    """Draws PNG only. `q=2`: the terminal must not reply, since the reply would not be read."""
     png = bundle.get("image/png")
     if not isinstance(png, bytes):
         return None
-    chunks = list(_chunks(base64.b64encode(png).decode()))
+    chunks = list(_split_chunks(base64.b64encode(png).decode()))
     parts = []
     for at, chunk in enumerate(chunks):
         control = "a=T,f=100,q=2," if at == 0 else ""
@@ -71,7 +61,7 @@ def kitty(bundle: Mapping[str, Any]) -> str | None:
     return "".join(parts) + "\n"
 
 
-def iterm(bundle: Mapping[str, Any]) -> str | None:
+def draw_iterm(bundle: Mapping[str, Any]) -> str | None:
     for mime in ("image/png", "image/jpeg", "image/gif"):
         content = bundle.get(mime)
         if isinstance(content, bytes):
@@ -80,7 +70,7 @@ def iterm(bundle: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _chunks(text: str) -> Iterator[str]:
+def _split_chunks(text: str) -> Iterator[str]:
     for at in range(0, max(len(text), 1), CHUNK_CHARACTERS):
         yield text[at : at + CHUNK_CHARACTERS]
 
@@ -89,16 +79,16 @@ STDOUT, STDERR = 1, 2
 IMAGE_MIMES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf", "image/gif", "image/webp")
 _FALLBACKS = ("text/plain", "text/markdown", "text/latex", "text/html", "image/svg+xml")
 
-Save = Callable[[Display], bool]
+SaveImages = Callable[[Display], bool]
 """Saves a display's images. False if it has none."""
 
 
-class View(Protocol):
+class EventView(Protocol):
     def show(self, event: AnyEvent) -> None: ...
 
 
-def write(fd: int, text: str | bytes) -> None:
-    """Writes all of it at once, unbuffered, to what may be a slow or non-blocking descriptor."""
+def write_all(fd: int, text: str | bytes) -> None:
+    """Writes all of it at once, unbuffered; the descriptor may be slow or non-blocking."""
     rest = memoryview(text.encode("utf-8", "backslashreplace") if isinstance(text, str) else text)
     while rest:
         try:
@@ -107,88 +97,88 @@ def write(fd: int, text: str | bytes) -> None:
             select.select([], [fd], [])
 
 
-def say(text: str) -> None:
-    """A line of ours, on stderr. Names that come from a sandbox cannot steer the terminal through it."""
-    write(
+def print_message(text: str) -> None:
+    """Prints a message of ours on stderr. Names from a sandbox cannot steer the terminal through it."""
+    write_all(
         STDERR,
         "cloche: " + "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text) + "\n",
     )
 
 
-class Screen:
+class TerminalView:
     """For people: output as it comes, the last expression's value, images where the terminal can, tracebacks."""
 
-    def __init__(self, save: Save | None = None):
+    def __init__(self, save: SaveImages | None = None):
         self._save = save
         self._terminal = os.isatty(STDOUT)
-        self._draw: Draw | None = drawing(os.environ) if self._terminal else None
+        self._draw: DrawImage | None = choose_drawer(os.environ) if self._terminal else None
         self._raised: Raised | None = None
         self.unseen = 0  # images that were neither shown nor saved
 
     def show(self, event: AnyEvent) -> None:
         match event:
             case Output():
-                write(STDOUT if event.stream == "stdout" else STDERR, event.text)
+                write_all(STDOUT if event.stream == "stdout" else STDERR, event.text)
             case Display():
-                self._display(event)
+                self._show_display(event)
             case Input():
-                write(STDOUT, event.prompt)
+                write_all(STDOUT, event.prompt)
             case Cleared() if self._terminal:
-                write(STDOUT, "\r\x1b[2K")
+                write_all(STDOUT, "\r\x1b[2K")
             case Raised():
                 self._raised = event
             case Ended():
-                self._end(event)
+                self._show_end(event)
 
-    def _display(self, event: Display) -> None:
+    def _show_display(self, event: Display) -> None:
         saved = self._save is not None and self._save(event)
         drawn = self._draw(event.data) if self._draw else None
         if drawn is not None:
-            write(STDOUT, drawn)
+            write_all(STDOUT, drawn)
             return
         if not saved and has_image(event.data):
             self.unseen += 1
         if event.main or not saved:
-            write(STDOUT, plain(event.data) + "\n")
+            write_all(STDOUT, bundle_text(event.data) + "\n")
 
-    def _end(self, event: Ended) -> None:
+    def _show_end(self, event: Ended) -> None:
         raised, self._raised = self._raised, None
         if raised is not None:
-            write(STDERR, _last_words(raised, event.exit_code))
+            write_all(STDERR, _format_traceback(raised, event.exit_code))
 
 
-class EventLines:
+class EventLinesView:
     """For programs: each event as a line of JSON, when it comes."""
 
-    def __init__(self, save: Save | None = None):
+    def __init__(self, save: SaveImages | None = None):
         self._save = save
 
     def show(self, event: AnyEvent) -> None:
         if self._save is not None and isinstance(event, Display):
             self._save(event)
-        write(STDOUT, encoded(event) + b"\n")
+        write_all(STDOUT, encode_json(event) + b"\n")
 
 
-class WholeRun:
+class RunJsonView:
     """For programs: the Run as one JSON object, at its end."""
 
-    def __init__(self, save: Save | None = None):
+    def __init__(self, save: SaveImages | None = None):
         self._save = save
-        self._folding = Folding()
+        self._folding = RunFold()
 
     def show(self, event: AnyEvent) -> None:
         if self._save is not None and isinstance(event, Display):
             self._save(event)
         self._folding.feed(event)
         if isinstance(event, Ended):
-            write(STDOUT, encoded(_fields(self._folding.run())) + b"\n")
+            write_all(STDOUT, encode_json(_run_fields(self._folding.run())) + b"\n")
 
 
 def has_image(bundle: Mapping[str, Any]) -> bool:
     return any(mime in bundle for mime in IMAGE_MIMES)
 
 
-def plain(bundle: Mapping[str, Any]) -> str:
+def bundle_text(bundle: Mapping[str, Any]) -> str:
     """A bundle as text: its plain text, else the nearest thing to it."""
     for mime in _FALLBACKS:
         if isinstance(bundle.get(mime), str):
@@ -196,15 +186,15 @@ def plain(bundle: Mapping[str, Any]) -> str:
     return f"<{', '.join(bundle) or 'nothing'}>"
 
 
-def encoded(value: object) -> bytes:
-    """JSON; bytes become base64. A program's lone surrogates pass as JSON escapes."""
+def encode_json(value: object) -> bytes:
+    """Encodes JSON; bytes become base64. A program's lone surrogates pass as JSON escapes."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
         return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
-def _fields(run: Run) -> dict[str, object]:
+def _run_fields(run: Run) -> dict[str, object]:
     """A Run with its `text`, and results without the formats that they do not have."""
     results = [
         {name: value for name, value in msgspec.structs.asdict(each).items() if value is not None and value != {}}
@@ -213,7 +203,7 @@ def _fields(run: Run) -> dict[str, object]:
     return {"text": run.text, **msgspec.structs.asdict(run), "results": results}
 
 
-def _last_words(raised: Raised, exit_code: int | None) -> str:
+def _format_traceback(raised: Raised, exit_code: int | None) -> str:
     """A traceback; of `sys.exit("message")` the message, of `sys.exit(3)` nothing, as Python does."""
     if exit_code is None:
         return raised.traceback if raised.traceback.endswith("\n") else raised.traceback + "\n"
@@ -221,13 +211,13 @@ def _last_words(raised: Raised, exit_code: int | None) -> str:
     return "" if number else raised.value + "\n"
 
 
-# Lines of our own stdin, read only when somebody asks for one, without a thread.
+# Lines of our own stdin, read on demand, without a thread.
 
 READ_BYTES = 64 << 10
 
 
-class Lines:
-    """Reads the descriptor itself: what Python's `sys.stdin` has buffered is not seen."""
+class StdinLines:
+    """Reads the descriptor itself: data buffered in Python's `sys.stdin` is not seen."""
 
     def __init__(self, fd: int = 0):
         self._fd = fd
@@ -237,18 +227,18 @@ class Lines:
     async def next(self, *, secret: bool = False, ask: Callable[[], object] = lambda: None) -> str | None:
         """The next line without its end; None at the end of the input. May be cancelled: nothing is lost.
 
-        `ask` shows what is asked for, when all is ready for the answer.
+        `ask` shows the prompt, when all is ready for the answer.
         """
         with _echo_off(self._fd) if secret else contextlib.nullcontext():
             ask()
             while b"\n" not in self._buffer and not self._over:
-                await readable(self._fd)
-                data = _read(self._fd)
+                await wait_readable(self._fd)
+                data = _read_descriptor(self._fd)
                 self._over = not data
                 self._buffer += data
-        return self._take()
+        return self._take_line()
 
-    def _take(self) -> str | None:
+    def _take_line(self) -> str | None:
         if not self._buffer:
             self._over = False  # a terminal can go on after Ctrl-D
             return None
@@ -257,15 +247,15 @@ class Lines:
         return line.decode("utf-8", "replace").removesuffix("\r" if end else "")
 
 
-def _read(fd: int) -> bytes:
+def _read_descriptor(fd: int) -> bytes:
     try:
         return os.read(fd, READ_BYTES)
     except OSError:  # closed, or a terminal that hung up
         return b""
 
 
-async def readable(fd: int) -> None:
-    """Returns at once for what cannot be waited for, such as a regular file: reading it never takes long."""
+async def wait_readable(fd: int) -> None:
+    """Waits for input. Returns at once for a regular file and the like: reading it never takes long."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 

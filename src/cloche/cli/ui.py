@@ -1,4 +1,4 @@
-"""`cloche ui`: a link into the console of the server that runs."""
+"""`cloche ui`: prints a login link for the console of the running server."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import webbrowser
 
 import click
 
-from cloche.cli import configuration
-from cloche.cli.control import ask, connected, no_server
+from cloche.cli import load_command_config
+from cloche.cli.control import connected_client, no_server_error, request_json
 
 
 @click.command("ui")
 @click.option("--open", "opens", is_flag=True, help="Open it in a browser, too.")
 def command(opens: bool) -> None:
     """Print a link that opens the console of the running server once, within a quarter of an hour."""
-    config = configuration()
-    with connected(config) as client:
+    config = load_command_config()
+    with connected_client(config) as client:
         if client is None:
-            raise no_server(config)
-        url = str(ask(client, "POST", "/ui/login/links")["url"])
+            raise no_server_error(config)
+        url = str(request_json(client, "POST", "/ui/login/links")["url"])
     click.echo(url)
     if opens and not webbrowser.open(url):
         click.echo("cloche: no browser was found here: open the link yourself", err=True)

@@ -18,48 +18,48 @@ import msgspec
 
 from cloche import errors
 from cloche.config import librechat
-from cloche.config.librechat import LibreChat
+from cloche.config.librechat import LibreChatConfig
 from cloche.config.sections import (
-    Audit,
-    Capacity,
-    Disk,
-    Mcp,
-    Network,
-    Packages,
+    AuditConfig,
+    CapacityConfig,
+    DiskConfig,
+    McpConfig,
+    NetworkConfig,
+    PackagesConfig,
     QuotaDefaults,
-    Runs,
-    Upstream,
+    RunsConfig,
+    UpstreamConfig,
     VolumeLimits,
 )
-from cloche.config.sections import History as History
-from cloche.config.sections import Kept as Kept
+from cloche.config.sections import HistoryLimits as HistoryLimits
+from cloche.config.sections import RetentionLimits as RetentionLimits
 from cloche.model import GIB, KIB, MIB, Limits, Struct
 
-# What a `./cloche.toml` that nobody named may not decide: it may have come with somebody's repository.
+# Restrictions on a `./cloche.toml` that was not named explicitly: it may come from a foreign repository.
 
-LOCAL_FILE = "cloche.toml"
-FOUND_FILE = f"file ./{LOCAL_FILE}"  # the origin of what comes from such a file
+LOCAL_CONFIG_FILE = "cloche.toml"
+LOCAL_FILE_ORIGIN = f"file ./{LOCAL_CONFIG_FILE}"  # the origin of what comes from such a file
 
 # What says where sandboxes may go. Everything else of these tables denies, or limits.
-_WIDENING = frozenset({"network.allow", "network.default", "packages.enabled", "packages.allow"})
-_WAYS_IN = frozenset({"network.internal", "network.hosts", "packages.pypi", "packages.npm"})
+_NETWORK_WIDENING_KEYS = frozenset({"network.allow", "network.default", "packages.enabled", "packages.allow"})
+_NETWORK_SOURCE_KEYS = frozenset({"network.internal", "network.hosts", "packages.pypi", "packages.npm"})
 
 
-def variable_of(key: str) -> str:
+def environment_variable(key: str) -> str:
     """The environment variable of a key."""
     return "CLOCHE_" + key.upper().replace(".", "_")
 
 
-def check_harmless(file: Path, key: str, value: Any) -> None:
-    """It must not say what is mounted into sandboxes, nor take them away, nor send them to servers of its choice."""
+def check_local_key(file: Path, key: str, value: Any) -> None:
+    """Raises InvalidConfig for keys that mount directories, disable isolation, redirect traffic or add trust."""
     if (key, value) == ("backend", "plain-unsafe"):
         what, flag = "turn isolation off", "--backend, CLOCHE_BACKEND"
     elif key == "data_dir":
         what, flag = "choose data_dir, from which templates are taken", "--data-dir, CLOCHE_DATA_DIR"
-    elif key in _WAYS_IN:
-        what, flag = f"set {key}, which says where names, packages or private addresses lead", variable_of(key)
+    elif key in _NETWORK_SOURCE_KEYS:
+        what, flag = f"set {key}, which says where names, packages or private addresses lead", environment_variable(key)
     elif key.startswith("librechat.jwt."):
-        what, flag = f"set {key}, which says whose tokens this server accepts", variable_of(key)
+        what, flag = f"set {key}, which says whose tokens this server accepts", environment_variable(key)
     else:
         return
     raise errors.InvalidConfig(
@@ -68,34 +68,43 @@ def check_harmless(file: Path, key: str, value: Any) -> None:
     )
 
 
-def check_ownership(file: Path) -> None:
-    """A file of somebody else's that merely lies in the current directory (say /tmp) must not steer us."""
+def check_local_file_owner(file: Path) -> None:
+    """Raises InvalidConfig if the file in the current directory (say /tmp) belongs to another user."""
     if file.stat().st_uid not in (0, os.geteuid()):
         raise errors.InvalidConfig(f"./{file} belongs to another user: remove it, or name it with --config to use it")
 
 
-def refuse_upstreams(origins: Mapping[str, str]) -> None:
-    """For what sends prompts by itself. Raises InvalidConfig if upstreams come from such a file.
+def refuse_local_upstreams(origins: Mapping[str, str]) -> None:
+    """Raises InvalidConfig if upstreams come from such a file; for commands that send prompts by themselves.
 
-    It could send a key of the environment and all that is said to its author.
+    The file could send a key of the environment, and every message, to its author.
     """
-    if origins.get("upstream") == FOUND_FILE:
+    if origins.get("upstream") == LOCAL_FILE_ORIGIN:
         raise errors.InvalidConfig(
-            f"a {LOCAL_FILE} that merely lies in this directory cannot say where models are, since your messages and a "
-            f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_FILE} chat` to use it"
+            f"a {LOCAL_CONFIG_FILE} that merely lies in this directory cannot say where models are, since your "
+            "messages and a "
+            f"key of yours would go there: read it, and name it with `cloche --config ./{LOCAL_CONFIG_FILE} chat` to "
+            "use it"
         )
 
 
-def refuse_networks(origins: Mapping[str, str]) -> None:
-    """For whoever is their own operator. Raises InvalidConfig if such a file says what sandboxes may reach.
+def refuse_local_networks(origins: Mapping[str, str]) -> None:
+    """Raises InvalidConfig if such a file widens the network access of sandboxes.
 
-    It would let out what is meant to stay in. What only denies or limits is taken.
+    For a process that is its own operator. It would let private data out. Keys that only deny or limit are
+    accepted.
     """
-    found = [key for key, origin in origins.items() if origin == FOUND_FILE and key in _WIDENING | _WAYS_IN]
+    found = [
+        key
+        for key, origin in origins.items()
+        if origin == LOCAL_FILE_ORIGIN and key in _NETWORK_WIDENING_KEYS | _NETWORK_SOURCE_KEYS
+    ]
     if found:
         raise errors.InvalidConfig(
-            f"a {LOCAL_FILE} that merely lies in this directory cannot set {found[0]} here, since it would say what "
-            f"your sandboxes may reach: read it, and name it with --config ./{LOCAL_FILE} or CLOCHE_CONFIG to use it"
+            f"a {LOCAL_CONFIG_FILE} that merely lies in this directory cannot set {found[0]} here, since it would "
+            "say what "
+            f"your sandboxes may reach: read it, and name it with --config ./{LOCAL_CONFIG_FILE} or CLOCHE_CONFIG to "
+            "use it"
         )
 
 
@@ -109,19 +118,21 @@ DEFAULT_ALIASES: Mapping[str, str] = {
 }
 """Names that clients of other products send, and the template that they mean."""
 
-NOT_KEYS = frozenset({"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"})  # CLOCHE_* variables that are no keys of this
+NON_KEY_VARIABLES = frozenset(
+    {"CLOCHE_CONFIG", "CLOCHE_URL", "CLOCHE_API_KEY"}
+)  # CLOCHE_* variables that are no keys of this
 
-_MAY_HOLD_SECRETS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat.MAY_HOLD_SECRETS
-_FLAGS = {"packages.enabled": "--packages"}  # those that are not called as their key
+_SECRET_KEYS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat.JWT_SECRET_KEYS
+_FLAG_NAMES = {"packages.enabled": "--packages"}  # those that are not called as their key
 
-_UNITS = {"": 1, "b": 1} | {
+_BYTE_UNITS = {"": 1, "b": 1} | {
     name: size
     for letter, size in {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}.items()
     for name in (letter, f"{letter}ib")
 }
 
 
-class Pool(Struct):
+class PoolConfig(Struct):
     ready: int = 2  # cells kept waiting per template
 
     def __post_init__(self) -> None:
@@ -154,7 +165,7 @@ class SandboxLimits(Struct):
                 )
 
 
-class Lifetime(Struct):
+class LifetimeConfig(Struct):
     max_seconds: float = 86400.0
 
     def __post_init__(self) -> None:
@@ -162,7 +173,7 @@ class Lifetime(Struct):
             raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
 
 
-class Server(Struct):
+class ServerConfig(Struct):
     """`cloche serve`."""
 
     host: str = "127.0.0.1"
@@ -185,7 +196,7 @@ class Server(Struct):
             raise errors.InvalidRequest(f"server.upload_bytes must be positive, not {self.upload_bytes}")
 
 
-class Gateway(Struct):
+class GatewayConfig(Struct):
     """The loop between an upstream's model and sandboxes."""
 
     code_calls: int = 25  # of one response
@@ -219,43 +230,43 @@ class Gateway(Struct):
 class Config(Struct):
     data_dir: str
     backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
-    pool: Pool = Pool()
-    capacity: Capacity = Capacity()
+    pool: PoolConfig = PoolConfig()
+    capacity: CapacityConfig = CapacityConfig()
     limits: SandboxLimits = SandboxLimits()
-    lifetime: Lifetime = Lifetime()
+    lifetime: LifetimeConfig = LifetimeConfig()
     quotas: QuotaDefaults = QuotaDefaults()
-    kept: Kept = Kept()
+    kept: RetentionLimits = RetentionLimits()
     volumes: VolumeLimits = VolumeLimits()
-    history: History = History()
-    audit: Audit = Audit()
-    disk: Disk = Disk()
-    server: Server = Server()
-    gateway: Gateway = Gateway()
-    network: Network = Network()
-    packages: Packages = Packages()
-    runs: Runs = Runs()
-    librechat: LibreChat = LibreChat()
-    mcp: Mcp = Mcp()
-    upstream: tuple[Upstream, ...] = ()
+    history: HistoryLimits = HistoryLimits()
+    audit: AuditConfig = AuditConfig()
+    disk: DiskConfig = DiskConfig()
+    server: ServerConfig = ServerConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    network: NetworkConfig = NetworkConfig()
+    packages: PackagesConfig = PackagesConfig()
+    runs: RunsConfig = RunsConfig()
+    librechat: LibreChatConfig = LibreChatConfig()
+    mcp: McpConfig = McpConfig()
+    upstream: tuple[UpstreamConfig, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))
     origins: dict[str, str] = {}  # key -> where its value came from, in words
 
     def items(self) -> Iterator[tuple[str, Any, str]]:
         """(key, value, origin) of every key, in the order of this class."""
-        for key in KEYS:
+        for key in CONFIG_KEYS:
             value: Any = self
             for part in key.split("."):
                 value = getattr(value, part)
             yield key, value, self.origins.get(key, "default")
 
 
-def for_oneself(config: Config) -> Config:
-    """For whoever runs sandboxes in their own process: their own operator, who may allow them whatever they ask for.
+def for_embedded_use(config: Config) -> Config:
+    """The configuration of a process that runs its own sandboxes: all hosts, unless `network.allow` is set.
 
-    Raises as `refuse_networks` does.
+    Such a process is its own operator. Raises as `refuse_local_networks` does.
     """
-    refuse_networks(config.origins)
+    refuse_local_networks(config.origins)
     if "network.allow" in config.origins:
         return config
     network = msgspec.structs.replace(config.network, allow=("*:*",))
@@ -270,40 +281,40 @@ class Setting(NamedTuple):
     origin: str
 
 
-def _leaves(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _list_keys(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            yield from _leaves(field.type, f"{prefix}{field.name}.")
+            yield from _list_keys(field.type, f"{prefix}{field.name}.")
         elif field.name != "origins":
             yield prefix + field.name, field.type
 
 
-KEYS: dict[str, Any] = dict(_leaves(Config))
+CONFIG_KEYS: dict[str, Any] = dict(_list_keys(Config))
 """Every key, dotted, and its type."""
 
-_VARIABLES = {variable_of(key): key for key in KEYS}
+_KEY_BY_VARIABLE = {environment_variable(key): key for key in CONFIG_KEYS}
 
 
-def load(
+def load_config(
     path: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
     flags: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration. `flags` are dotted keys; None means not given.
+    """Loads the configuration. `flags` are dotted keys; None means not given.
 
-    Raises InvalidConfig that names the key, where it came from, and what to do: for an unknown key (with the nearest
-    known one), for a bad value, and for a file that cannot be read.
+    Raises InvalidConfig that names the key, its origin and the remedy: for an unknown key (with the nearest known
+    one), for a bad value, and for a file that cannot be read.
     """
     settings = [Setting("data_dir", default_data_dir(environ), "default")]
     settings += _from_file(path, environ)
     settings += _from_environ(environ)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
-    settings += [Setting(_known(key, "flag"), value, f"flag {_flag(key)}") for key, value in given.items()]
-    return _assemble(settings)
+    settings += [Setting(_check_key(key, "flag"), value, f"flag {_flag_name(key)}") for key, value in given.items()]
+    return _build_config(settings)
 
 
-def _flag(key: str) -> str:
-    return _FLAGS.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")
+def _flag_name(key: str) -> str:
+    return _FLAG_NAMES.get(key) or "--" + key.rpartition(".")[2].replace("_", "-")
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
@@ -313,7 +324,7 @@ def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
     return os.path.join(environ.get("XDG_DATA_HOME") or os.path.join(home, ".local/share"), "cloche")
 
 
-def _assemble(settings: list[Setting]) -> Config:
+def _build_config(settings: list[Setting]) -> Config:
     tree: dict[str, Any] = {}
     origins = {}
     for setting in settings:
@@ -321,7 +332,7 @@ def _assemble(settings: list[Setting]) -> Config:
         table = tree
         for parent in parents:
             table = table.setdefault(parent, {})
-        table[name] = _convert(setting)
+        table[name] = _convert_value(setting)
         origins[setting.key] = setting.origin
     tree["data_dir"] = os.path.abspath(os.path.expanduser(tree["data_dir"]))
     tree["aliases"] = {**DEFAULT_ALIASES, **tree.get("aliases", {})}
@@ -329,11 +340,11 @@ def _assemble(settings: list[Setting]) -> Config:
     try:
         return msgspec.convert({**tree, "origins": origins}, Config)
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        raise errors.InvalidConfig(with_origin(str(error), origins)) from None
+        raise errors.InvalidConfig(describe_with_origin(str(error), origins)) from None
 
 
-def with_origin(problem: str, origins: Mapping[str, str]) -> str:
-    """A problem that names its key, with where that came from; without the place in a tree that nobody wrote."""
+def describe_with_origin(problem: str, origins: Mapping[str, str]) -> str:
+    """The problem with the origin of the key that it names, without msgspec's own path into the tree."""
     said, _, place = problem.partition(" - at `$")
     named = [key for key in origins if re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", said)]
     if named or not place:
@@ -344,82 +355,84 @@ def with_origin(problem: str, origins: Mapping[str, str]) -> str:
 
 
 def _fill_limits(limits: dict[str, Any]) -> None:
-    """Fills what [limits.maximum] leaves out with our maximum, not with the default of one sandbox."""
+    """Fills the keys that [limits.maximum] leaves out with our maximum, not with the default of one sandbox."""
     if "maximum" in limits:
         limits["maximum"] = {**msgspec.structs.asdict(SandboxLimits().maximum), **limits["maximum"]}
 
 
-def _convert(setting: Setting) -> Any:
+def _convert_value(setting: Setting) -> Any:
     key, value, origin = setting
     if key.endswith("_bytes") and isinstance(value, str):
-        value = _bytes(setting)
+        value = _convert_bytes(setting)
     if isinstance(value, str) and not origin.startswith("file "):
-        value = _listed(key, value)
+        value = _split_list(key, value)
     try:
         # Variables are always strings, and flags may be; a file has types and must use them.
-        return msgspec.convert(value, KEYS[key], strict=origin.startswith("file "))
+        return msgspec.convert(value, CONFIG_KEYS[key], strict=origin.startswith("file "))
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        said = key if key in _MAY_HOLD_SECRETS else f"{key} = {value!r}"
-        raise errors.InvalidConfig(f"{said} ({origin}): {error}{_as_tables(key, value)}") from None
+        said = key if key in _SECRET_KEYS else f"{key} = {value!r}"
+        raise errors.InvalidConfig(f"{said} ({origin}): {error}{_list_syntax_hint(key, value)}") from None
 
 
-def _listed(key: str, text: str) -> Any:
-    """A list of the environment, which has strings only: with commas; hosts as `NAME=ADDRESS`, with spaces between."""
-    if KEYS[key] == tuple[str, ...]:
+def _split_list(key: str, text: str) -> Any:
+    """Parses a list from the environment, a string: separated by commas; hosts are `NAME=ADDRESS` with spaces."""
+    if CONFIG_KEYS[key] == tuple[str, ...]:
         return [each.strip() for each in text.split(",") if each.strip()]
     if key == "network.hosts":
         return {name: address for name, _, address in (each.partition("=") for each in text.split())}
     return text
 
 
-def _as_tables(key: str, value: Any) -> str:
+def _list_syntax_hint(key: str, value: Any) -> str:
     if key == "upstream" and isinstance(value, dict):
         return ": write [[upstream]], with two brackets"
-    if KEYS[key] != tuple[str, ...] or not isinstance(value, str):
+    if CONFIG_KEYS[key] != tuple[str, ...] or not isinstance(value, str):
         return ""
-    return f": write a list, [{'...' if key in _MAY_HOLD_SECRETS else repr(value)}]"
+    return f": write a list, [{'...' if key in _SECRET_KEYS else repr(value)}]"
 
 
-def _bytes(setting: Setting) -> int:
-    size = bytes_of(str(setting.value))
+def _convert_bytes(setting: Setting) -> int:
+    size = parse_bytes(str(setting.value))
     if size is None:
         problem = 'must be bytes, or like "512MiB" or "2GiB"'
         raise errors.InvalidConfig(f"{setting.key} = {setting.value!r} ({setting.origin}) {problem}")
     return size
 
 
-def bytes_of(text: str) -> int | None:
-    """The size that people write as "1048576", "512MiB" or "2g"; None if it is none."""
+def parse_bytes(text: str) -> int | None:
+    """Parses a size such as "1048576", "512MiB" or "2g"; None if the text is not a size."""
     match = re.fullmatch(r"(\d{1,20})\s*([a-z]*)", text.strip().lower(), re.ASCII)
-    return int(match[1]) * _UNITS[match[2]] if match and match[2] in _UNITS else None
+    return int(match[1]) * _BYTE_UNITS[match[2]] if match and match[2] in _BYTE_UNITS else None
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterator[Setting]:
-    for name, key in librechat.variables(environ):
+    for name, key in librechat.find_codeapi_variables(environ):
         yield Setting(key, environ[name], f"environment variable {name}")
     for name in sorted(environ):
-        if not name.startswith("CLOCHE_") or name in NOT_KEYS:
+        if not name.startswith("CLOCHE_") or name in NON_KEY_VARIABLES:
             continue
-        if name not in _VARIABLES:
-            raise errors.InvalidConfig(f"unknown environment variable {name}; {_hint(name, list(_VARIABLES))}")
+        if name not in _KEY_BY_VARIABLE:
+            raise errors.InvalidConfig(
+                f"unknown environment variable {name}; {_suggest_name(name, list(_KEY_BY_VARIABLE))}"
+            )
         if environ[name]:  # empty means unset, as in most programs
-            yield Setting(_VARIABLES[name], environ[name], f"environment variable {name}")
+            yield Setting(_KEY_BY_VARIABLE[name], environ[name], f"environment variable {name}")
 
 
 def _from_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Iterator[Setting]:
     named = path or environ.get("CLOCHE_CONFIG")
-    file = Path(named or LOCAL_FILE)
+    file = Path(named or LOCAL_CONFIG_FILE)
     if not named and not file.exists():
         return
     if not named:
-        check_ownership(file)
-    for key, value in _flatten(_read(file)):
+        check_local_file_owner(file)
+    for key, value in _flatten_table(_read_toml(file)):
         if not named:
-            check_harmless(file, key, value)
-        yield Setting(_known(key, str(file)), value, f"file {file}" if named else FOUND_FILE)
+            check_local_key(file, key, value)
+        yield Setting(_check_key(key, str(file)), value, f"file {file}" if named else LOCAL_FILE_ORIGIN)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -430,21 +443,21 @@ def _read(file: Path) -> dict[str, Any]:
         raise errors.InvalidConfig(f"{file} is not TOML: {error}") from None
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_table(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
         key = prefix + name
-        if isinstance(value, dict) and key not in KEYS:
-            yield from _flatten(value, key + ".")
+        if isinstance(value, dict) and key not in CONFIG_KEYS:
+            yield from _flatten_table(value, key + ".")
         else:
             yield key, value
 
 
-def _known(key: str, origin: str) -> str:
-    if key in KEYS:
+def _check_key(key: str, origin: str) -> str:
+    if key in CONFIG_KEYS:
         return key
-    raise errors.InvalidConfig(f"unknown key {key} ({origin}); {_hint(key, list(KEYS))}")
+    raise errors.InvalidConfig(f"unknown key {key} ({origin}); {_suggest_name(key, list(CONFIG_KEYS))}")
 
 
-def _hint(name: str, known: list[str]) -> str:
+def _suggest_name(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"did you mean {near[0]}?" if near else "`cloche config` lists the keys"

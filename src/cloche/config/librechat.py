@@ -1,4 +1,4 @@
-"""`[librechat]` and `[librechat.jwt]`: what LibreChat's users get, and whose tokens say who they are."""
+"""`[librechat]` and `[librechat.jwt]`: limits for LibreChat's users, and the keys that verify their tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cloche import errors
 from cloche.structs import Struct
 
 KIB, MIB = 1 << 10, 1 << 20
-ALGORITHMS = ("EdDSA", "RS256", "HS256")
+JWT_ALGORITHMS = ("EdDSA", "RS256", "HS256")
 HS256_KEY_ID = "hs256-dev"  # what LibreChat's own server calls such a key where nobody names it
 MAX_AGE_SECONDS, MAX_SKEW_SECONDS = 300, 30  # of the contract: no token is to be usable for longer
 HS256_SECRET_BYTES = 32  # RFC 7518, 3.2: a shorter one can be guessed from one token
 
-VARIABLES: Mapping[str, str] = {
+CODEAPI_VARIABLES: Mapping[str, str] = {
     "CODEAPI_JWT_JWKS_JSON": "librechat.jwt.jwks",
     "CODEAPI_JWT_PUBLIC_KEYS_DIR": "librechat.jwt.keys_dir",
     "CODEAPI_JWT_PUBLIC_KEY": "librechat.jwt.public_key",
@@ -32,18 +32,18 @@ VARIABLES: Mapping[str, str] = {
 }
 """What LibreChat's own server reads from its environment, and our keys for the same. A `CLOCHE_*` variable wins."""
 
-MAY_HOLD_SECRETS = frozenset({"librechat.jwt.hs256_secret", "librechat.jwt.jwks", "librechat.jwt.public_key"})
+JWT_SECRET_KEYS = frozenset({"librechat.jwt.hs256_secret", "librechat.jwt.jwks", "librechat.jwt.public_key"})
 """A public key is none, but a private one is pasted in its place too easily."""
 
-SECRET_VARIABLES = ("CODEAPI_JWT_HS256_SECRET", "CLOCHE_LIBRECHAT_JWT_HS256_SECRET")
+JWT_SECRET_VARIABLES = ("CODEAPI_JWT_HS256_SECRET", "CLOCHE_LIBRECHAT_JWT_HS256_SECRET")
 
 
-def variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(variable, key) of those of LibreChat's own server that are set; empty means unset, there as here."""
-    return ((name, key) for name, key in VARIABLES.items() if environ.get(name, "").strip())
+def find_codeapi_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(variable, key) of each set variable of LibreChat's own server; empty means unset, there as here."""
+    return ((name, key) for name, key in CODEAPI_VARIABLES.items() if environ.get(name, "").strip())
 
 
-_POSITIVE = (
+_POSITIVE_KEYS = (
     "timeout_seconds",
     "max_timeout_seconds",
     "file_bytes",
@@ -57,10 +57,10 @@ _POSITIVE = (
 
 
 def _check_algorithms(algorithms: tuple[str, ...]) -> None:
-    unknown = [name for name in algorithms if name not in ALGORITHMS]
+    unknown = [name for name in algorithms if name not in JWT_ALGORITHMS]
     if unknown or not algorithms:
         said = f"not {unknown[0][:40]!r}" if unknown else "at least one of them"
-        raise errors.InvalidRequest(f"librechat.jwt.algorithms: {', '.join(ALGORITHMS)} are possible, {said}")
+        raise errors.InvalidRequest(f"librechat.jwt.algorithms: {', '.join(JWT_ALGORITHMS)} are possible, {said}")
 
 
 def _check_name(key: str, text: str) -> None:
@@ -78,7 +78,7 @@ def _check_range(key: str, value: int, least: int, most: int) -> None:
         raise errors.InvalidRequest(f"{key} must be between {least} and {most}, not {value}")
 
 
-class Jwt(Struct):
+class JwtConfig(Struct):
     """Tokens that LibreChat mints for each of its users. They are accepted as soon as a key to check them is given."""
 
     jwks: str = ""  # a set of public keys: JSON, or the path of such a file
@@ -132,8 +132,8 @@ class Jwt(Struct):
         return bool(self.jwks or self.keys_dir or self.public_key or self.hs256_secret)
 
 
-class LibreChat(Struct):
-    """What one LibreChat, or each of its users, may have."""
+class LibreChatConfig(Struct):
+    """Limits for one LibreChat, or for each of its users."""
 
     template: str = "python"
     python_state: bool = False  # whether Python variables last in a session, as its files do
@@ -148,12 +148,12 @@ class LibreChat(Struct):
     max_tools: int = 100  # that a program can call
     max_tool_calls: int = 200  # of one program
     tool_wait_seconds: float = 600.0  # for a client to answer a program's calls
-    jwt: Jwt = Jwt()
+    jwt: JwtConfig = JwtConfig()
 
     def __post_init__(self) -> None:
         if not self.template:
             raise errors.InvalidRequest("librechat.template must name a template: `cloche template list` shows them")
-        for name in _POSITIVE:
+        for name in _POSITIVE_KEYS:
             _check_positive(f"librechat.{name}", getattr(self, name))
         if self.output_bytes < KIB:
             raise errors.InvalidRequest(f"librechat.output_bytes must be {KIB} or more, not {self.output_bytes}")

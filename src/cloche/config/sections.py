@@ -1,4 +1,4 @@
-"""What the configuration says about the log of who did what."""
+"""`[audit]`: configuration of the audit log."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, KIB, MIB
-from cloche.network_policy import Network as AddressRange
+from cloche.network_policy import IpNetwork as AddressRange
 from cloche.network_policy import NetworkPolicy, parse_pattern
 from cloche.structs import Struct
 
 
-class Audit(Struct):
+class AuditConfig(Struct):
     """The audit log of a server: see `cloche.engine.operations.audit`."""
 
     enabled: bool = True
@@ -30,11 +30,11 @@ class Audit(Struct):
             raise errors.InvalidRequest(f"audit.max_bytes must be 1 MiB or more, not {self.max_bytes}")
 
 
-# What the configuration says about how much a host takes on at once.
+# `[capacity]`: how much a host takes on at once.
 
 
-class Capacity(Struct):
-    """Beyond it requests wait, each owner's in a line of its own, and are refused after a time."""
+class CapacityConfig(Struct):
+    """Limits of a host. Beyond them requests wait, queued per owner, and are refused after a time."""
 
     sandboxes: int = 0  # at once, those that are paused with their memory counted; 0: as many as there is room for
     executions: int = 0  # that run at once, also those that wait for something; 0: 64 for each core, 256 or more
@@ -51,11 +51,11 @@ class Capacity(Struct):
             raise errors.InvalidRequest(f"capacity.queue_seconds must be 0 or more, not {self.queue_seconds}")
 
 
-# What the configuration says about how much of a disk is used, where nothing else bounds it.
+# `[disk]`: how much disk space templates and leftovers may use where nothing else bounds it.
 
 
-class Disk(Struct):
-    """What is collected: see `cloche.engine.operations.gc`."""
+class DiskConfig(Struct):
+    """Settings of garbage collection: see `cloche.engine.collection`."""
 
     template_versions: int = 5  # of one name that are kept, though nothing uses them
     template_days: float = 30.0  # for which a version that nothing uses is kept in any case
@@ -69,11 +69,11 @@ class Disk(Struct):
                 raise errors.InvalidRequest(f"disk.{name} must be a positive number, not {getattr(self, name)}")
 
 
-# What the configuration says about what of sandboxes is kept.
+# `[kept]` and `[history]`: how much of sandboxes is kept.
 
 
-class Kept(Struct):
-    """What of sandboxes outlasts them, for each owner."""
+class RetentionLimits(Struct):
+    """Limits, for each owner, on paused sandboxes and snapshots."""
 
     paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
     paused: int = 200  # sandboxes
@@ -89,8 +89,8 @@ class Kept(Struct):
                 raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
 
 
-class History(Struct):
-    """What is kept in memory of the cells that ran, with their outputs."""
+class HistoryLimits(Struct):
+    """Limits on the memory for executed cells with their outputs."""
 
     sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
     bytes: int = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
@@ -101,10 +101,10 @@ class History(Struct):
                 raise errors.InvalidRequest(f"history.{name} must be 0 or more, not {getattr(self, name)}")
 
 
-# How much clients of the Model Context Protocol may have of a server.
+# `[mcp]`: limits for clients of the Model Context Protocol.
 
 
-class Mcp(Struct):
+class McpConfig(Struct):
     """`/mcp`: see `cloche.mcp`."""
 
     idle_seconds: float = 1800.0  # without a request, after which a session and its sandboxes end
@@ -117,10 +117,10 @@ class Mcp(Struct):
                 raise errors.InvalidRequest(f"mcp.{name} must be a positive number, not {getattr(self, name)}")
 
 
-# How much one owner, and one key, may use where nobody said otherwise. None is as much as the host has.
+# `[quotas]`: default quotas of each owner and of each key. None is as much as the host has.
 
 
-def check_amount(name: str, amount: float | None) -> None:
+def check_quota_amount(name: str, amount: float | None) -> None:
     """Raises InvalidRequest unless it is None, or a number that can be a quota."""
     if amount is None:
         return
@@ -131,7 +131,7 @@ def check_amount(name: str, amount: float | None) -> None:
 
 
 class KeyQuota(Struct):
-    """What one key may use: at most as much as its owner."""
+    """The quota of one key: at most as much as its owner's."""
 
     sandboxes: int | None = None  # that have a cell: those that run, and those that are paused with their memory
     executions_per_minute: int | None = None  # of code, and starts of commands and terminals
@@ -141,11 +141,11 @@ class KeyQuota(Struct):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            check_amount(name, getattr(self, name))
+            check_quota_amount(name, getattr(self, name))
 
 
 class Quota(KeyQuota):
-    """What one owner may use, with all keys together."""
+    """The quota of one owner, for all keys together."""
 
     stored_bytes: int | None = None  # of all that outlasts sandboxes
 
@@ -155,12 +155,15 @@ class QuotaDefaults(Struct):
     key: KeyQuota = KeyQuota()
 
 
-NAMES = Quota.__struct_fields__
+QUOTA_NAMES = Quota.__struct_fields__
 """Of all quotas."""
 
 
-class Override(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """What an owner or a key may use instead: a number, or None for as much as the host has. Unset is the default."""
+class QuotaOverride(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A quota of its own for an owner or a key: a number, or None for no limit but the host.
+
+    Unset: the default.
+    """
 
     sandboxes: int | msgspec.UnsetType | None = msgspec.UNSET
     executions_per_minute: int | msgspec.UnsetType | None = msgspec.UNSET
@@ -171,27 +174,27 @@ class Override(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name, amount in self.given().items():
-            check_amount(name, amount)
+            check_quota_amount(name, amount)
 
     def given(self) -> dict[str, float | None]:
-        """Those that are set."""
-        found = {name: getattr(self, name) for name in NAMES}
+        """The amounts that are set."""
+        found = {name: getattr(self, name) for name in QUOTA_NAMES}
         return {name: amount for name, amount in found.items() if amount is not msgspec.UNSET}
 
     def __str__(self) -> str:
-        """As the logs say it."""
+        """The form used in the logs."""
         given = {name: "unlimited" if amount is None else f"{amount:.15g}" for name, amount in self.given().items()}
         return " ".join(f"{name}={amount}" for name, amount in given.items()) or "default"
 
-    def over(self, default: KeyQuota) -> Quota:
-        """What holds in the end."""
+    def apply_to(self, default: KeyQuota) -> Quota:
+        """The effective quota: `default` with these amounts in its place."""
         return Quota(**{**msgspec.structs.asdict(default), **self.given()})
 
 
-# How much is kept of runs that outlive their connections.
+# `[runs]`: limits on detached runs, which outlive their connections.
 
 
-class Runs(Struct):
+class RunsConfig(Struct):
     """Detached runs: see `cloche.engine.executions.runs`."""
 
     events_bytes: int = 8 * MIB  # of one run's events: the oldest make room
@@ -209,11 +212,11 @@ class Runs(Struct):
                 raise errors.InvalidRequest(f"runs.{name} must be 16384 or more, not {getattr(self, name)}")
 
 
-# What the configuration says about named volumes.
+# `[volumes]`: limits on named volumes.
 
 
 class VolumeLimits(Struct):
-    """Named volumes, which are in memory while a sandbox has them, and on the disk otherwise."""
+    """Limits on named volumes, which are in memory while a sandbox has them, and on the disk otherwise."""
 
     bytes: int = 1 * GIB  # that one can hold, of those that are made from now on
     per_owner: int = 20
@@ -223,15 +226,15 @@ class VolumeLimits(Struct):
             raise errors.InvalidRequest("volumes.bytes must be 1 MiB or more, and volumes.per_owner 0 or more")
 
 
-# `[[upstream]]`: where a server with models is, and how it is spoken to.
+# `[[upstream]]`: the address of a server with models, and the API that it speaks.
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 _OWN_HEADERS = frozenset({"connection", "content-length", "host", "transfer-encoding"})  # each request has its own
 
 
-def _check_url(url: str) -> None:
-    """Raises InvalidRequest. The URL itself is not said: it may hold a password."""
+def _check_base_url(url: str) -> None:
+    """Raises InvalidRequest without quoting the URL: it may hold a password."""
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -248,7 +251,7 @@ def _check_url(url: str) -> None:
         )
 
 
-class Upstream(Struct, forbid_unknown_fields=True):
+class UpstreamConfig(Struct, forbid_unknown_fields=True):
     """A server with models. Requests for a model go to the first upstream with a pattern that matches its name."""
 
     models: tuple[str, ...]
@@ -264,7 +267,7 @@ class Upstream(Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.models:
             raise errors.InvalidRequest('upstream.models must have a pattern, such as "gpt-5*"')
-        _check_url(self.base_url)
+        _check_base_url(self.base_url)
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 raise errors.InvalidRequest(f"upstream.headers has {name!r}, whose name or value no header can have")
@@ -278,11 +281,11 @@ class Upstream(Struct, forbid_unknown_fields=True):
             )
 
 
-# `[network]` and `[packages]`: what the operator of a host lets sandboxes reach, whatever their clients ask for.
+# `[network]` and `[packages]`: the operator's bound on network access, above every client's request.
 
 
-class Network(Struct):
-    """The most that a sandbox may be allowed, what one gets that asks for nothing, and limits."""
+class NetworkConfig(Struct):
+    """The upper bound of every sandbox's policy, the default policy, and limits."""
 
     allow: tuple[str, ...] = ()  # nothing: sandboxes have loopback only, whatever they ask for
     deny: tuple[str, ...] = ()  # comes before `allow`
@@ -303,7 +306,7 @@ class Network(Struct):
         for key in ("allow", "deny", "default"):
             _check_patterns(f"network.{key}", getattr(self, key))
         for pattern in self.internal:
-            _range("network.internal", pattern)
+            _parse_range("network.internal", pattern)
         for name, addresses in self.hosts.items():
             _check_host(name, addresses)
         for key in ("connections", "connections_total", "connect_seconds", "idle_seconds", "connection_seconds"):
@@ -313,15 +316,15 @@ class Network(Struct):
 
     @property
     def bound(self) -> NetworkPolicy:
-        """What no sandbox may go beyond."""
+        """The policy that no sandbox may exceed."""
         return NetworkPolicy(allow=self.allow, deny=self.deny)
 
     @property
     def internal_ranges(self) -> tuple[AddressRange, ...]:
-        return tuple(_range("network.internal", each) for each in self.internal)
+        return tuple(_parse_range("network.internal", each) for each in self.internal)
 
 
-class Packages(Struct):
+class PackagesConfig(Struct):
     """The package indexes that `pip`, `uv` and `npm` inside sandboxes can install from, with or without a network."""
 
     enabled: bool = False
@@ -341,13 +344,13 @@ class Packages(Struct):
         if not 0 <= self.index_seconds < float("inf"):
             raise errors.InvalidRequest(f"packages.index_seconds must be a number of seconds, not {self.index_seconds}")
         for url in (*self.pypi, *filter(None, (self.npm,))):
-            _check_index(url)
+            _check_index_url(url)
         for pattern in (*self.allow, *self.deny):
-            _check_package(pattern)
+            _check_package_pattern(pattern)
 
 
-def _check_index(url: str) -> None:
-    """The URL is not repeated: it can have a password in it."""
+def _check_index_url(url: str) -> None:
+    """Raises InvalidRequest without quoting the URL: it can contain a password."""
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("https", "http") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -360,7 +363,7 @@ def _check_index(url: str) -> None:
         )
 
 
-def _check_package(pattern: str) -> None:
+def _check_package_pattern(pattern: str) -> None:
     kind, colon, name = pattern.strip().rpartition(":")
     if not name or " " in name or (colon and kind.lower() not in ("pypi", "npm")):
         raise errors.InvalidRequest(
@@ -384,7 +387,7 @@ def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
             raise errors.InvalidRequest(f"{key}: {error}") from None
 
 
-def _range(key: str, text: str) -> AddressRange:
+def _parse_range(key: str, text: str) -> AddressRange:
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -395,10 +398,10 @@ def _check_host(name: str, addresses: str) -> None:
     pattern = parse_pattern(name)
     if pattern.name in (None, "*") or pattern.below or pattern.ports:
         raise errors.InvalidRequest(f"network.hosts: {name!r} must be the whole name of a host")
-    addresses_of(addresses)
+    parse_addresses(addresses)
 
 
-def addresses_of(text: str) -> list[str]:
+def parse_addresses(text: str) -> list[str]:
     """The addresses of a value of `network.hosts`. Raises InvalidRequest."""
     try:
         return [str(ipaddress.ip_address(each.strip())) for each in text.split(",")]

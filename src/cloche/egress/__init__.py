@@ -1,7 +1,9 @@
-"""The one door of a sandbox: a proxy on the host that lets through what its policy allows, and writes all of it down.
+"""The egress proxy: on the host, it lets through the connections that a sandbox's policy allows, and logs
+them all.
 
-A sandbox has a network namespace of its own with loopback only. Its init binds a listener there and hands it over; this
-package accepts on it, on the host. So there is nothing to forward inside, and no process of the sandbox in between.
+A sandbox has a network namespace of its own with loopback only. Its init binds a listener there and hands it
+over; this package accepts on it, on the host. So nothing forwards inside, and no process of the sandbox is in
+between.
 """
 
 from __future__ import annotations
@@ -13,56 +15,60 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloche.config.sections import Network, Packages
-from cloche.egress.connect import Dialler, Resolve, Resolver
-from cloche.egress.door import Crowd, Door, Visit
-from cloche.egress.http1 import Head
-from cloche.egress.journal import Journal, Tally
-from cloche.egress.proxy import Proxy
+from cloche.config.sections import NetworkConfig, PackagesConfig
+from cloche.egress.connect import Dialler, ResolveName, Resolver
+from cloche.egress.door import ConnectionLimiter, EgressConnection, SandboxEgress
+from cloche.egress.http1 import HttpHead
+from cloche.egress.journal import EgressCounters, NetworkJournal
+from cloche.egress.proxy import ProxyDispatcher
 from cloche.network_policy import NetworkPolicy
 
 if TYPE_CHECKING:
     from cloche.egress.packages.index import PackageIndex
 
-# The egress proxy of one host process: it opens doors, and closes them.
+# The egress proxy of one host process: it opens and closes the egress of each sandbox.
 
 
-class Egress:
-    """`directory` is where packages are kept. `resolve` is for tests, whose names change where they lead."""
+class EgressProxy:
+    """The proxy. `directory` is where packages are kept. `resolve` is for tests that change where names lead."""
 
     def __init__(
-        self, config: Network, packages: Packages, directory: Path | None = None, resolve: Resolve | None = None
+        self,
+        config: NetworkConfig,
+        packages: PackagesConfig,
+        directory: Path | None = None,
+        resolve: ResolveName | None = None,
     ):
-        self.tally = Tally()
+        self.tally = EgressCounters()
         self._config = config
         self._packages = packages
-        self._crowd = Crowd(min(config.connections_total, _room_for_connections()))
+        self._crowd = ConnectionLimiter(min(config.connections_total, _room_for_connections()))
         self._resolve = resolve or Resolver(config.hosts)
         self._dialler = Dialler(self._resolve)
         self._directory = directory
         self._index: PackageIndex | None = None
         serves_packages = packages.enabled and directory is not None
-        self._proxy = Proxy(self._dialler, self._serve_packages if serves_packages else None)
-        self._doors: weakref.WeakSet[Door] = weakref.WeakSet()
+        self._proxy = ProxyDispatcher(self._dialler, self._serve_packages if serves_packages else None)
+        self._doors: weakref.WeakSet[SandboxEgress] = weakref.WeakSet()
 
-    def open(self, listener: socket.socket, policy: NetworkPolicy, *, sandbox: str, owner: str) -> Door:
-        """A door at that listener, which it takes over."""
-        journal = Journal(sandbox, owner, self._config.log_entries, self.tally)
-        door = Door(listener, policy, self._config, journal, self._crowd, self._proxy.attend)
+    def open(self, listener: socket.socket, policy: NetworkPolicy, *, sandbox: str, owner: str) -> SandboxEgress:
+        """The egress of one sandbox at that listener, which it takes over."""
+        journal = NetworkJournal(sandbox, owner, self._config.log_entries, self.tally)
+        door = SandboxEgress(listener, policy, self._config, journal, self._crowd, self._proxy.attend)
         self._doors.add(door)
         return door
 
     @property
     def connections(self) -> int:
-        """How many there are now, through all doors."""
+        """The number of open connections of all sandboxes."""
         return self._crowd.count
 
     @property
     def package_files(self) -> dict[str, int]:
-        """Those that were asked for: `hit` and `miss` of the cache."""
+        """How many package files were requested: `hit` and `miss` of the cache."""
         return self._index.opened_files if self._index is not None else {}
 
-    async def _serve_packages(self, visit: Visit, head: Head) -> None:
+    async def _serve_packages(self, visit: EgressConnection, head: HttpHead) -> None:
         if self._index is None and self._directory is not None:
             from cloche.egress.packages.index import PackageIndex
 
@@ -71,7 +77,7 @@ class Egress:
             await self._index.serve(visit, head)
 
     async def aclose(self) -> None:
-        """Closes every door that is open."""
+        """Closes the egress of every sandbox."""
         await asyncio.gather(*(door.aclose() for door in list(self._doors)))
         if self._index is not None:
             await self._index.aclose()

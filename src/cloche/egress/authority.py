@@ -1,7 +1,8 @@
-"""A certificate authority of one sandbox's own, in whose name the proxy stands in for hosts that get secrets.
+"""A certificate authority of one sandbox, with which the proxy stands in for hosts that get secrets.
 
-Its key is in the memory of this process and nowhere else, and goes with the sandbox. It may sign for any name: a secret
-that is added later, for another host, must be served by the authority that programs inside trust already.
+Its key is in the memory of this process and nowhere else, and goes with the sandbox. It may sign for any
+name: a secret that is added later, for another host, must be served by the authority that programs inside
+trust already.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ _LEAF_RENEWAL = _DAY  # before its end
 Leaf = tuple[datetime.datetime, ssl.SSLContext]  # when to make a new one
 
 
-class Authority:
-    """To make one loads `cryptography`, which takes long: do it in a thread. Its methods may be called in any."""
+class CertificateAuthority:
+    """An authority. Making one loads `cryptography`, which takes long: do it in a thread. Its methods are
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._certificate = _sign_itself(self._key)
+        self._certificate = _self_signed(self._key)
         self._leaves: OrderedDict[str, Leaf] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def certificate_pem(self) -> bytes:
-        """What a program must trust."""
+        """The certificate that a program must trust."""
         from cryptography.hazmat.primitives.serialization import Encoding
 
         return self._certificate.public_bytes(Encoding.PEM)
 
     def known(self, host: str) -> ssl.SSLContext | None:
-        """As `context_for`, where it is at hand."""
+        """As `context_for`, but only if the certificate exists already."""
         with self._lock:
             renewal, context = self._leaves.get(host, (None, None))
             if renewal is None or datetime.datetime.now(datetime.UTC) >= renewal:
@@ -57,19 +60,19 @@ class Authority:
             return context
 
     def context_for(self, host: str) -> ssl.SSLContext:
-        """What a server needs to be taken for `host`, a name or an address."""
+        """The TLS context of a server that stands in for `host`, a name or an address."""
         context = self.known(host)
         if context is not None:
             return context
         now = datetime.datetime.now(datetime.UTC)
-        context = _server_context(host, self._leaf_pem(host, now))
+        context = _server_context(host, self._make_leaf_pem(host, now))
         with self._lock:
             self._leaves[host] = (now + _LEAF_LIFE - _LEAF_RENEWAL, context)
             if len(self._leaves) > MAX_LEAVES:
                 self._leaves.popitem(last=False)
         return context
 
-    def _leaf_pem(self, host: str, now: datetime.datetime) -> bytes:
+    def _make_leaf_pem(self, host: str, now: datetime.datetime) -> bytes:
         """A key and the certificate for it, of this host alone."""
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
@@ -77,28 +80,28 @@ class Authority:
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
         key = ec.generate_private_key(ec.SECP256R1())
-        leaf = _builder("Cloche", self._certificate.subject, key, now, _LEAF_LIFE)
+        leaf = _certificate_builder("Cloche", self._certificate.subject, key, now, _LEAF_LIFE)
         leaf = leaf.add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=True)
         leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        leaf = leaf.add_extension(_usage(digital_signature=True), critical=True)
+        leaf = leaf.add_extension(_key_usage(digital_signature=True), critical=True)
         return key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ) + _signed(leaf, self._key).public_bytes(serialization.Encoding.PEM)
+        ) + _sign_certificate(leaf, self._key).public_bytes(serialization.Encoding.PEM)
 
 
-def _sign_itself(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
     # Told apart by its name: two authorities of one name and different keys confuse clients that keep sessions.
     name = f"Cloche sandbox {os.urandom(8).hex()}"
-    authority = _builder(name, _name(name), key, now, _AUTHORITY_LIFE)
+    authority = _certificate_builder(name, _subject_name(name), key, now, _AUTHORITY_LIFE)
     authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    return _signed(authority.add_extension(_usage(key_cert_sign=True), critical=True), key)
+    return _sign_certificate(authority.add_extension(_key_usage(key_cert_sign=True), critical=True), key)
 
 
-def _builder(
+def _certificate_builder(
     subject: str,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
@@ -109,7 +112,7 @@ def _builder(
 
     return (
         x509.CertificateBuilder()
-        .subject_name(_name(subject))
+        .subject_name(_subject_name(subject))
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -119,8 +122,8 @@ def _builder(
     )
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """Whose key signed it is said in it: strict clients, Python 3.13 among them, insist."""
+def _sign_certificate(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """The signed certificate. It names the key that signed it: strict clients, Python 3.13 among them, insist."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -128,7 +131,7 @@ def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -
     return builder.add_extension(signer, critical=False).sign(key, hashes.SHA256())
 
 
-def _name(common_name: str) -> x509.Name:
+def _subject_name(common_name: str) -> x509.Name:
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -144,7 +147,7 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
+def _key_usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x509.KeyUsage:
     from cryptography import x509
 
     return x509.KeyUsage(
@@ -162,7 +165,7 @@ def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False) -> x
 
 def _server_context(host: str, pem: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.sni_callback = _only(host)
+    context.sni_callback = _refuse_other_names(host)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0  # nothing is resumed: every connection is asked for by itself
@@ -177,8 +180,8 @@ def _server_context(host: str, pem: bytes) -> ssl.SSLContext:
     return context
 
 
-def _only(host: str) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], int | None]:
-    """Whoever names another host than the one that was asked for is not served."""
+def _refuse_other_names(host: str) -> Callable[[ssl.SSLObject, str | None, ssl.SSLContext], int | None]:
+    """An SNI callback that refuses a client which names another host than the requested one."""
 
     def check(_: ssl.SSLObject, named: str | None, __: ssl.SSLContext) -> int | None:
         agrees = named is None or named.lower().removesuffix(".") == host

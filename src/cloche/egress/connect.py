@@ -1,4 +1,4 @@
-"""A connection to where a program wants to go, if it may."""
+"""Connections to the hosts that programs want to reach, if the policy allows it."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloche.config.sections import addresses_of
-from cloche.egress.door import Door, Visit
-from cloche.egress.rules import Address, Denied, Destination
-from cloche.egress.streams import OverLimit, Refusal, connected
+from cloche.config.sections import parse_addresses
+from cloche.egress.door import EgressConnection, SandboxEgress
+from cloche.egress.rules import Address, Destination, PolicyDenied
+from cloche.egress.streams import EgressRefusal, TransferOverLimit, connected_streams
 from cloche.egress.streams import Streams as Streams
 
-# Names become addresses on the host, once for each connection: what was checked is what is connected to.
+# Resolves names on the host, once for each connection: the checked address is the one connected to.
 
-Resolve = Callable[[str], Awaitable[list[Address]]]
+ResolveName = Callable[[str], Awaitable[list[Address]]]
 
-THREADS = 64  # at most, each for one lookup: one can take long, and cannot be ended
+RESOLVER_THREADS = 64  # at most, each for one lookup: one can take long, and cannot be ended
 HOSTS_FILE = "/etc/hosts"
 
 
-class Unresolved(Exception):
+class NameUnresolved(Exception):
     """No address is known for a name."""
 
 
 class Resolver:
-    """`hosts` come before what this host's own resolver says."""
+    """Resolves names. `hosts` take precedence over this host's own resolver."""
 
     def __init__(self, hosts: Mapping[str, str]):
         self._hosts = {
-            name.lower().removesuffix("."): [ipaddress.ip_address(each) for each in addresses_of(text)]
+            name.lower().removesuffix("."): [ipaddress.ip_address(each) for each in parse_addresses(text)]
             for name, text in hosts.items()
         }
-        self._room = asyncio.Semaphore(THREADS)
+        self._room = asyncio.Semaphore(RESOLVER_THREADS)
 
     async def __call__(self, name: str) -> list[Address]:
-        """Raises Unresolved."""
+        """Raises NameUnresolved."""
         known = self._hosts.get(name)
         if known is not None:
             return known
         async with self._room:
-            return await _in_thread(name)
+            return await _resolve_in_thread(name)
 
 
-async def _in_thread(name: str) -> list[Address]:
-    """The thread is nobody's concern any more when the process ends: a pool's would be waited for."""
+async def _resolve_in_thread(name: str) -> list[Address]:
+    """Uses a daemon thread: the process would wait for one of a pool at its end."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[list[Address]] = loop.create_future()
 
     def look_up() -> None:
         try:
-            addresses = _look_up(name)
-        except Unresolved as error:
+            addresses = _resolve_name(name)
+        except NameUnresolved as error:
             tell(found.set_exception, error)
         else:
             tell(found.set_result, addresses)
@@ -71,20 +71,20 @@ async def _in_thread(name: str) -> list[Address]:
     return await found
 
 
-def _look_up(name: str) -> list[Address]:
-    """The name as it is: what `search` in resolv.conf would make of it is another, which no rule was asked about."""
+def _resolve_name(name: str) -> list[Address]:
+    """Resolves exactly that name: `search` in resolv.conf would make another of it, which no rule has checked."""
     try:
         found = socket.getaddrinfo(f"{name}.", None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        if listed := _listed(name):
+        if listed := _hosts_file_addresses(name):
             return listed
-        raise Unresolved(f"{name} has no address: {getattr(error, 'strerror', None) or 'it is no name'}") from None
+        raise NameUnresolved(f"{name} has no address: {getattr(error, 'strerror', None) or 'it is no name'}") from None
     addresses = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
     return [ipaddress.ip_address(each) for each in addresses if "%" not in each]
 
 
-def _listed(name: str) -> list[Address]:
-    """From the host's own list, in which names have no dot at their end."""
+def _hosts_file_addresses(name: str) -> list[Address]:
+    """The addresses in /etc/hosts, in which names have no dot at their end."""
     try:
         lines = Path(HOSTS_FILE).read_text("utf-8", "replace").lower().splitlines()
     except OSError:
@@ -103,80 +103,84 @@ def _is_address(text: str) -> bool:
 
 
 MAX_ADDRESSES = 8  # of one name that are tried
-LOOKUPS_EACH = THREADS // 4  # of one owner's sandboxes at once: lookups that never end are nobody else's loss
+LOOKUPS_PER_OWNER = (
+    RESOLVER_THREADS // 4
+)  # of one owner's sandboxes at once: lookups that never end are nobody else's loss
 
 
-class Unreachable(Refusal):
-    """It is allowed, but nobody answers there."""
+class HostUnreachable(EgressRefusal):
+    """The host is allowed, but does not answer."""
 
     status, socks_code = 502, 4
     verdict = "failed"
     phrase = "Host cannot be reached"
 
 
-class NotFound(Unreachable):
+class HostNotFound(HostUnreachable):
     phrase = "Host not found"
 
 
-class NobodyThere(Unreachable):
+class HostRefuses(HostUnreachable):
     """The host is there, and refuses."""
 
     socks_code = 5
     phrase = "Host refuses connections"
 
 
-class TimedOut(Unreachable):
+class HostTimedOut(HostUnreachable):
     status = 504
     phrase = "Host does not answer"
 
 
-class NoTurn(TimedOut):
+class TooManyLookups(HostTimedOut):
     """Too many names are looked up already."""
 
     phrase = "Too many lookups at once"
 
 
 class Dialler:
-    def __init__(self, resolve: Resolve):
+    def __init__(self, resolve: ResolveName):
         self._resolve = resolve
         self._lookups: set[asyncio.Task[list[Address]]] = set()
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def connect(self, visit: Visit, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
+    async def connect(self, visit: EgressConnection, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
         """It ends with the visit. With `tls`, over TLS, and the server must prove to be that host.
 
-        Raises Denied, OverLimit, Unreachable.
+        Raises PolicyDenied, TransferOverLimit, HostUnreachable.
         """
         self.check(visit, asked)
         limit_seconds = visit.door.config.connect_seconds
         try:
             async with asyncio.timeout(limit_seconds):
-                addresses = [asked.address] if asked.address is not None else await self._addresses(visit.door, asked)
-                return await self._first(visit, addresses[:MAX_ADDRESSES], asked, tls)
+                addresses = (
+                    [asked.address] if asked.address is not None else await self._look_up_addresses(visit.door, asked)
+                )
+                return await self._connect_first(visit, addresses[:MAX_ADDRESSES], asked, tls)
         except TimeoutError:
-            raise TimedOut(f"{asked} did not answer within {limit_seconds:g} s") from None
+            raise HostTimedOut(f"{asked} did not answer within {limit_seconds:g} s") from None
 
-    def check(self, visit: Visit, asked: Destination) -> None:
-        """Whether it may be tried, before anything is looked up. Raises Denied, OverLimit."""
+    def check(self, visit: EgressConnection, asked: Destination) -> None:
+        """Whether it may be tried, before anything is looked up. Raises PolicyDenied, TransferOverLimit."""
         visit.attempt.asked = asked
         visit.door.rulebooks.check(asked)
-        visit.set_out(asked)
+        visit.set_destination(asked)
         most = visit.door.config.sandbox_bytes
         if visit.door.moved_bytes >= most:
-            raise OverLimit(f"the sandbox has moved {most} bytes, which is all that it may")
+            raise TransferOverLimit(f"the sandbox has moved {most} bytes, which is all that it may")
 
-    async def _addresses(self, door: Door, asked: Destination) -> list[Address]:
+    async def _look_up_addresses(self, door: SandboxEgress, asked: Destination) -> list[Address]:
         """A lookup cannot be ended, so that one which is not waited for any more still counts."""
-        share = self._shares.setdefault(door.owner, asyncio.Semaphore(LOOKUPS_EACH))
-        await _acquire(door, share)
+        share = self._shares.setdefault(door.owner, asyncio.Semaphore(LOOKUPS_PER_OWNER))
+        await _acquire_lookup(door, share)
         lookup = asyncio.ensure_future(self._resolve(asked.host))
         self._lookups.add(lookup)
         lookup.add_done_callback(lambda done: self._on_looked_up(done, door.lookups, share))
         try:
             found = await asyncio.shield(lookup)
-        except Unresolved as error:
-            raise NotFound(str(error)) from None
-        return door.rulebooks.reachable(asked, found)
+        except NameUnresolved as error:
+            raise HostNotFound(str(error)) from None
+        return door.rulebooks.allowed_addresses(asked, found)
 
     def _on_looked_up(self, lookup: asyncio.Task[list[Address]], *used: asyncio.Semaphore) -> None:
         for each in used:
@@ -185,22 +189,22 @@ class Dialler:
         if not lookup.cancelled():
             lookup.exception()  # somebody has seen it, even where nobody waits any more
 
-    async def _first(
-        self, visit: Visit, addresses: Sequence[Address], asked: Destination, tls: ssl.SSLContext | None
+    async def _connect_first(
+        self, visit: EgressConnection, addresses: Sequence[Address], asked: Destination, tls: ssl.SSLContext | None
     ) -> Streams:
         """The first that answers. Each has its share of the time, so that a dead one leaves some for the others."""
         share_seconds = visit.door.config.connect_seconds / len(addresses)
-        failed: Unreachable = Unreachable(f"{asked.host} has no address")
+        failed: HostUnreachable = HostUnreachable(f"{asked.host} has no address")
         for address in addresses:
             try:
                 async with asyncio.timeout(share_seconds):
-                    return await _open(visit, address, asked, tls)
+                    return await _open_connection(visit, address, asked, tls)
             except TimeoutError:
-                failed = TimedOut(f"{asked} did not answer within {share_seconds:g} s")
+                failed = HostTimedOut(f"{asked} did not answer within {share_seconds:g} s")
             except ConnectionRefusedError:
-                failed = NobodyThere(f"{asked} refuses connections")
+                failed = HostRefuses(f"{asked} refuses connections")
             except OSError as error:
-                failed = Unreachable(f"{asked} cannot be reached: {_shown(error)}")
+                failed = HostUnreachable(f"{asked} cannot be reached: {_show_os_error(error)}")
         raise failed
 
     async def aclose(self) -> None:
@@ -208,10 +212,11 @@ class Dialler:
             lookup.cancel()
 
 
-async def _acquire(door: Door, share: asyncio.Semaphore) -> None:
-    """What a lookup needs of the sandbox's and of its owner's, in half of the time, as it takes some itself.
+async def _acquire_lookup(door: SandboxEgress, share: asyncio.Semaphore) -> None:
+    """Takes a lookup slot of the sandbox and of its owner, in half of the time, as the lookup takes some
+    itself.
 
-    Raises NoTurn.
+    Raises TooManyLookups.
     """
     try:
         async with asyncio.timeout(door.config.connect_seconds / 2):
@@ -222,19 +227,22 @@ async def _acquire(door: Door, share: asyncio.Semaphore) -> None:
                 door.lookups.release()
                 raise
     except TimeoutError:
-        raise NoTurn(
-            f"{door.config.lookups} names are being looked up for the sandbox, or {LOOKUPS_EACH} for its owner, which "
+        raise TooManyLookups(
+            f"{door.config.lookups} names are being looked up for the sandbox, or {LOOKUPS_PER_OWNER} for its owner, "
+            "which "
             "is all at once, and none was found in time"
         ) from None
 
 
-async def _open(visit: Visit, address: Address, asked: Destination, tls: ssl.SSLContext | None) -> Streams:
+async def _open_connection(
+    visit: EgressConnection, address: Address, asked: Destination, tls: ssl.SSLContext | None
+) -> Streams:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    visit.head_for(address)
+    visit.set_address(address)
     try:
         await asyncio.get_running_loop().sock_connect(connection, (str(address), asked.port))
-        reader, writer = await connected(connection, tls, asked.host)
+        reader, writer = await connected_streams(connection, tls, asked.host)
     except BaseException:
         connection.close()
         raise
@@ -242,10 +250,10 @@ async def _open(visit: Visit, address: Address, asked: Destination, tls: ssl.SSL
     return reader, writer
 
 
-def _shown(error: OSError) -> str:
+def _show_os_error(error: OSError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not that host's: {error.verify_message}"
     return error.strerror or type(error).__name__
 
 
-__all__ = ["Denied", "Dialler", "Streams", "TimedOut", "Unreachable"]
+__all__ = ["Dialler", "HostTimedOut", "HostUnreachable", "PolicyDenied", "Streams"]

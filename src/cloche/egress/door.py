@@ -1,4 +1,4 @@
-"""The door of one sandbox: what connects to its listener, who is let through, and how many at once."""
+"""The egress of one sandbox: it accepts connections at its listener, and limits how many there are at once."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from cloche.config.sections import Network
+from cloche.config.sections import NetworkConfig
 from cloche.egress import streams
-from cloche.egress.journal import Attempt, Journal
-from cloche.egress.rules import Address, Denied, Destination, Rulebooks
-from cloche.egress.streams import BUFFER_BYTES, Pace, Refusal, TooSlow, accepted
+from cloche.egress.journal import ConnectionAttempt, NetworkJournal
+from cloche.egress.rules import Address, Destination, PolicyDenied, SandboxRules
+from cloche.egress.streams import BUFFER_BYTES, EgressRefusal, RequestTooSlow, TokenBucket, accepted_streams
 from cloche.network_policy import NetworkEntry, NetworkPolicy, Secret
 
 if TYPE_CHECKING:
-    from cloche.egress.authority import Authority
+    from cloche.egress.authority import CertificateAuthority
 
-# One connection of a program to the door, and those that were opened for it: whoever ends, nothing stays open.
+# One connection of a program to the proxy, and the connections opened for it: when one ends, none stays
+# open.
 
 LEAVE_SECONDS = 5.0  # for what was written last to be taken
 LINGER_SECONDS = 1.0
@@ -30,15 +31,15 @@ LINGER_BYTES = 1 << 20
 _RESET = struct.pack("ii", 1, 0)
 
 
-class Visit:
-    """What a program says and is told, and its line in the log."""
+class EgressConnection:
+    """The streams of a program's connection, and its line in the log."""
 
-    def __init__(self, door: Door, connection: socket.socket):
+    def __init__(self, door: SandboxEgress, connection: socket.socket):
         self.door = door
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
-        self.attempt = Attempt(door.journal)
-        self.say_no: streams.Say = streams.in_http  # how a refusal is said, where it can be
+        self.attempt = ConnectionAttempt(door.journal)
+        self.say_no: streams.RefusalEncoder = streams.http_refusal  # how a refusal is said, where it can be
         self._connection = connection
         self._transport: asyncio.Transport | None = None
         self._opened: list[tuple[socket.socket, asyncio.StreamWriter]] = []
@@ -47,17 +48,17 @@ class Visit:
         self._has_left = False
 
     async def enter(self) -> None:
-        self.reader, self.writer = await accepted(self._connection, self._entered)
+        self.reader, self.writer = await accepted_streams(self._connection, self._on_accepted)
 
-    def _entered(self, transport: asyncio.Transport) -> None:
+    def _on_accepted(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
-    def set_out(self, asked: Destination) -> None:
-        """From here on a new policy is asked whether that may still be done."""
+    def set_destination(self, asked: Destination) -> None:
+        """Records the destination: from here on a new policy is checked against it."""
         self.attempt.asked = self._bound_for = asked
 
-    def head_for(self, address: Address) -> None:
-        """And whether it may go there."""
+    def set_address(self, address: Address) -> None:
+        """Records the address that is connected to, for the same check."""
         self._reached = address
 
     def arrived(self, connection: socket.socket, writer: asyncio.StreamWriter) -> None:
@@ -67,12 +68,12 @@ class Visit:
         self.attempt.let_through = True
 
     def check_again(self) -> None:
-        """Raises Denied where the rules of today do not allow it."""
+        """Raises PolicyDenied where the rules of today do not allow it."""
         if self._bound_for is not None:
             self.door.rulebooks.check_again(self._bound_for, self._reached)
 
-    async def refuse(self, why: Refusal) -> None:
-        """Written down first, then said, and then waited for: unread bytes would make a reset of it, and lose it."""
+    async def refuse(self, why: EgressRefusal) -> None:
+        """Logs the refusal, sends it, and waits until it is read: unread bytes would cause a reset, and lose it."""
         self.attempt.end(why.verdict, str(why))
         if self.attempt.asked is not None:
             why.host = self.attempt.asked.host
@@ -80,10 +81,10 @@ class Visit:
         if not said:
             return self.reset()
         self.writer.write(said)
-        await self._linger()
+        await self._linger_for_reader()
         return None
 
-    async def _linger(self) -> None:
+    async def _linger_for_reader(self) -> None:
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await self.writer.drain()
@@ -93,8 +94,8 @@ class Visit:
                     left -= len(part)
 
     async def leave(self) -> None:
-        """What was written is given some time to be taken."""
-        await self._linger()
+        """Closes it, after some time for the last bytes to be read."""
+        await self._linger_for_reader()
         writers = [self.writer, *(writer for _, writer in self._opened)]
         for writer in writers:
             writer.close()
@@ -104,7 +105,7 @@ class Visit:
                 self._has_left = True
 
     def reset(self) -> None:
-        """The program, and whoever it speaks to, see that it broke off and did not end, unless it did."""
+        """Resets all its connections, so that both peers see a break and not an end, unless it has ended properly."""
         if self._has_left:
             return
         for connection in (self._connection, *(connection for connection, _ in self._opened)):
@@ -113,7 +114,7 @@ class Visit:
         self.abort()
 
     def abort(self) -> None:
-        """At once. It can be said again."""
+        """Closes everything at once. It can be called again."""
         if self._transport is None:
             self._connection.close()
         else:
@@ -122,7 +123,7 @@ class Visit:
             writer.transport.abort()
 
 
-# Who connects to a listener in a sandbox, at a pace that the host's loop can bear.
+# Accepts connections on a listener in a sandbox, at a pace that the host's loop can bear.
 
 ACCEPTED_AT_ONCE = 32
 PAUSE_SECONDS = 0.1
@@ -132,8 +133,8 @@ CONNECTS_PER_SECOND = 200.0
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-class Arrivals:
-    """Hands every connection that comes to `listener` to `admit(connection)`, who owns it, until `close`."""
+class ConnectionAcceptor:
+    """Hands every connection that comes to `listener` to `admit(connection)`, which owns it, until `close`."""
 
     def __init__(self, listener: socket.socket, admit: Callable[[socket.socket], None]):
         self.port: int = listener.getsockname()[1]
@@ -141,10 +142,10 @@ class Arrivals:
         self._admit = admit
         self._waiting = select.poll()
         self._waiting.register(listener, select.POLLIN)
-        self._pace = Pace(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
+        self._pace = TokenBucket(CONNECTS_AT_ONCE, CONNECTS_PER_SECOND)
         self._loop = asyncio.get_running_loop()
         self._is_open = True
-        self._listen()
+        self._start_listening()
 
     def close(self) -> None:
         if self._is_open:
@@ -152,47 +153,47 @@ class Arrivals:
             self._loop.remove_reader(self._listener)
             self._listener.close()
 
-    def _listen(self) -> None:
+    def _start_listening(self) -> None:
         if self._is_open:
-            self._loop.add_reader(self._listener, self._accept)
+            self._loop.add_reader(self._listener, self._accept_some)
 
-    def _accept(self) -> None:
+    def _accept_some(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                if not self._is_somebody_there():
+                if not self._has_connection():
                     return
                 connection, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:  # it would be called again at once, for ever
-                    self._pause()
+                    self._pause_listening()
                 return
             connection.setblocking(False)
             self._admit(connection)
             if not self._pace.take():
-                self._pause()
+                self._pause_listening()
                 return
 
-    def _is_somebody_there(self) -> bool:
-        """Whether `accept` has somebody for us, and does not wait in any case.
+    def _has_connection(self) -> bool:
+        """Whether `accept` has a connection for us; it never waits.
 
-        Who made the listener may have kept it, and could make it one that waits, with all of the loop, and take away
-        who came. Between this and `accept` that is still possible. It is left at that since the maker is a sandbox's
-        init, which runs our code alone: programs inside have no way to its descriptors.
+        The maker of the listener may have kept it, and could make it block, with all of the loop, and take away a
+        connection that came. Between this and `accept` that is still possible. It is left at that since the maker is
+        a sandbox's init, which runs our code alone: programs inside have no way to its descriptors.
         """
         self._listener.setblocking(False)
         return bool(self._waiting.poll(0))
 
-    def _pause(self) -> None:
-        """Who connects meanwhile waits in the kernel's queue."""
+    def _pause_listening(self) -> None:
+        """Stops accepting for a moment; new connections wait in the kernel's queue."""
         self._loop.remove_reader(self._listener)
-        self._loop.call_later(PAUSE_SECONDS, self._listen)
+        self._loop.call_later(PAUSE_SECONDS, self._start_listening)
 
 
-Attend = Callable[[Visit], Awaitable[None]]
+Attend = Callable[[EgressConnection], Awaitable[None]]
 
 
-class Crowd:
-    """How many connections there are through all doors. An owner's sandboxes have half at most."""
+class ConnectionLimiter:
+    """Counts the connections of all sandboxes. An owner's sandboxes have half at most."""
 
     def __init__(self, most: int):
         self._most = most
@@ -200,8 +201,8 @@ class Crowd:
         self.count = 0
         self._of: Counter[str] = Counter()
 
-    def why_full(self, owner: str) -> str | None:
-        """None where there is room for one more of that owner's."""
+    def full_reason(self, owner: str) -> str | None:
+        """The reason to refuse one more connection of that owner; None where there is room."""
         if self.count >= self._most:
             return "too many connections of all sandboxes at once"
         if self._of[owner] >= self._most_each:
@@ -219,41 +220,41 @@ class Crowd:
             del self._of[owner]
 
 
-class Door:
-    """Accepts on `listener`, which it owns, until `close`. `attend` sees to each connection."""
+class SandboxEgress:
+    """Accepts on `listener`, which it owns, until `close`. `attend` serves each connection."""
 
     def __init__(
         self,
         listener: socket.socket,
         policy: NetworkPolicy,
-        config: Network,
-        journal: Journal,
-        crowd: Crowd,
+        config: NetworkConfig,
+        journal: NetworkJournal,
+        crowd: ConnectionLimiter,
         attend: Attend,
     ):
         self.config = config
         self.journal = journal
         self.policy = policy
-        self.rulebooks = Rulebooks(policy, config.bound, config.internal_ranges)
+        self.rulebooks = SandboxRules(policy, config.bound, config.internal_ranges)
         self.owner = journal.owner
         self.lookups = asyncio.Semaphore(config.lookups)
         self.moved_bytes = 0
-        self.authority: Authority | None = None  # that vouches for the proxy, where the sandbox has secrets
+        self.authority: CertificateAuthority | None = None  # that vouches for the proxy, where the sandbox has secrets
         self._crowd = crowd
         self._attend = attend
-        self._visits: dict[asyncio.Task[None], Visit] = {}
+        self._visits: dict[asyncio.Task[None], EgressConnection] = {}
         self._loop = asyncio.get_running_loop()
         self._is_open = True
-        self._arrivals = Arrivals(listener, self._admit)
+        self._arrivals = ConnectionAcceptor(listener, self._admit_connection)
 
     def replace(self, policy: NetworkPolicy) -> None:
-        """From now on. What has been let through and is not allowed any more is ended."""
+        """Applies the policy from now on. Connections that it no longer allows are ended."""
         self.policy = policy
         self.rulebooks.replace(policy)
         for visit, task in [(visit, task) for task, visit in self._visits.items()]:
             try:
                 visit.check_again()
-            except Denied as denied:
+            except PolicyDenied as denied:
                 visit.attempt.end("denied", f"ended by a new policy: {denied}")
                 task.cancel()
 
@@ -264,8 +265,8 @@ class Door:
 
     @property
     def log(self) -> list[NetworkEntry]:
-        """What has ended, and then what goes on."""
-        going_on = (visit.attempt.still_open for visit in self._visits.values())
+        """The entries of ended connections, then those of open ones."""
+        going_on = (visit.attempt.open_entry for visit in self._visits.values())
         now = sorted((each for each in going_on if each is not None), key=lambda entry: entry.at)
         return [*self.journal.entries, *now]
 
@@ -274,7 +275,9 @@ class Door:
         return self.policy.secrets
 
     def secrets_for(self, host: str) -> tuple[Secret, ...]:
-        """Those for a host by that name. They are added over TLS only, where the host has proved who it is."""
+        """The secrets for a host by that name. They are added over TLS only, where the host has proved its
+        identity.
+        """
         return tuple(secret for secret in self.policy.secrets if secret.is_for(host))
 
     def close(self) -> None:
@@ -289,40 +292,40 @@ class Door:
         self.journal.close()
 
     async def aclose(self) -> None:
-        """As `close`, and nothing of it is left then."""
+        """As `close`, and waits until nothing of it is left."""
         self.close()
         if self._visits:
             await asyncio.wait(list(self._visits))
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit_connection(self, connection: socket.socket) -> None:
         if len(self._visits) >= self.config.connections:
             self._turn_away(connection, f"more than {self.config.connections} connections of the sandbox at once")
-        elif (full := self._crowd.why_full(self.owner)) is not None:
+        elif (full := self._crowd.full_reason(self.owner)) is not None:
             self._turn_away(connection, full)
         else:
-            self._let_in(Visit(self, connection))
+            self._start_serving(EgressConnection(self, connection))
 
     def _turn_away(self, connection: socket.socket, why: str) -> None:
         with connection, contextlib.suppress(OSError):
-            Attempt(self.journal).end("denied", why)
-            connection.send(streams.answer(503, why))
+            ConnectionAttempt(self.journal).end("denied", why)
+            connection.send(streams.error_answer(503, why))
 
-    def _let_in(self, visit: Visit) -> None:
-        task = self._loop.create_task(self._serve(visit))
+    def _start_serving(self, visit: EgressConnection) -> None:
+        task = self._loop.create_task(self._serve_connection(visit))
         self._visits[task] = visit
         self._crowd.enter(self.owner)
-        task.add_done_callback(self._on_left)
+        task.add_done_callback(self._on_served)
 
-    def _on_left(self, task: asyncio.Task[None]) -> None:
+    def _on_served(self, task: asyncio.Task[None]) -> None:
         visit = self._visits.pop(task)
         self._crowd.leave(self.owner)
         visit.reset()  # nothing happens where it has left
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.journal.say_broken(error)
+            self.journal.log_broken(error)
             visit.attempt.stop("the proxy itself has failed")
         visit.attempt.stop("the sandbox ended")
 
-    async def _serve(self, visit: Visit) -> None:
+    async def _serve_connection(self, visit: EgressConnection) -> None:
         try:
             await visit.enter()
             async with asyncio.timeout(self.config.connection_seconds):
@@ -332,19 +335,19 @@ class Door:
         except TimeoutError:
             visit.attempt.stop(f"it took longer than {self.config.connection_seconds:g} s")
         except (OSError, EOFError) as error:
-            visit.attempt.stop(_shown(error))
+            visit.attempt.stop(_show_error(error))
 
 
-def _shown(error: OSError | EOFError) -> str:
+def _show_error(error: OSError | EOFError) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
-# How long a program may take to say what it wants.
+# The time limit for a program to send its request.
 
 
 @contextlib.asynccontextmanager
-async def patience(visit: Visit) -> AsyncIterator[None]:
-    """Raises TooSlow."""
+async def request_deadline(visit: EgressConnection) -> AsyncIterator[None]:
+    """Raises RequestTooSlow."""
     seconds = visit.door.config.request_seconds
     try:
         async with asyncio.timeout(seconds) as limit:
@@ -352,4 +355,4 @@ async def patience(visit: Visit) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise TooSlow(f"it did not say within {seconds:g} s what it wants") from None
+        raise RequestTooSlow(f"it did not say within {seconds:g} s what it wants") from None

@@ -1,6 +1,7 @@
-"""HTTP/1 as a proxy must read it: strictly, since what two parsers understand differently can be smuggled between them.
+"""A strict HTTP/1 parser for a proxy: text that two parsers understand differently can be smuggled between
+them.
 
-Whatever is ambiguous is refused. What is sent on is written anew from what was understood, never copied.
+Ambiguous input is refused. Output is written anew from the parsed values, never copied.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from asyncio import IncompleteReadError, LimitOverrunError, StreamReader
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from cloche.egress.streams import Refusal, at_hand
+from cloche.egress.streams import EgressRefusal, buffered_bytes
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 200
@@ -20,8 +21,8 @@ MAX_TRAILERS = 100
 CHUNK_BYTES = 64 << 10
 CHUNKS_AT_ONCE = 256
 # Each chunk is work, however small it is: who sends so many at once, of fewer bytes on average, does nothing else.
-MAX_CRUMBS = 1000
-CRUMB_BYTES = 16
+MAX_SMALL_CHUNKS = 1000
+SMALL_CHUNK_BYTES = 16
 
 _TOKEN = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
@@ -33,20 +34,20 @@ HOP_BY_HOP = frozenset(
 )
 
 
-class BadRequest(Refusal):
-    """What came is not HTTP, or could be read in two ways."""
+class BadRequest(EgressRefusal):
+    """The input is not HTTP, or could be read in two ways."""
 
     status, socks_code = 400, 1
 
 
 class BadAnswer(BadRequest):
-    """A server answered with what is not HTTP, or could be read in two ways."""
+    """A server's answer is not HTTP, or could be read in two ways."""
 
     status, socks_code = 502, 1
     verdict = "failed"
 
 
-class Head(NamedTuple):
+class HttpHead(NamedTuple):
     """The first line and the headers, names in lower case, in their order."""
 
     start: tuple[str, str, str]  # method, target, version; or version, status, reason
@@ -55,7 +56,7 @@ class Head(NamedTuple):
     def all(self, name: str) -> list[str]:
         return [value for each, value in self.headers if each == name]
 
-    def one(self, name: str) -> str | None:
+    def single_value(self, name: str) -> str | None:
         """Raises BadRequest where it is there twice."""
         found = self.all(name)
         if len(found) > 1:
@@ -76,20 +77,20 @@ class Head(NamedTuple):
 
     @property
     def body_length(self) -> int | None:
-        """Of a request's body; None for one in chunks. Raises BadRequest where that can be read in two ways."""
-        length = _length(self, BadRequest)
+        """The length of a request's body; None for chunks. Raises BadRequest where it can be read in two ways."""
+        length = _declared_length(self, BadRequest)
         return 0 if length is UNTIL_CLOSED else length
 
     @property
     def answer_length(self) -> int | None:
-        """Of an answer's body, UNTIL_CLOSED where the connection's end is its end. Raises BadAnswer."""
-        return _length(self, BadAnswer)
+        """The length of an answer's body, UNTIL_CLOSED where the connection's end is its end. Raises BadAnswer."""
+        return _declared_length(self, BadAnswer)
 
 
 UNTIL_CLOSED = -1
 
 
-def _length(head: Head, bad: type[Refusal]) -> int | None:
+def _declared_length(head: HttpHead, bad: type[EgressRefusal]) -> int | None:
     codings, lengths = head.all("transfer-encoding"), head.all("content-length")
     if codings and (lengths or "HTTP/1.0" in head.start):
         raise bad("a body has either a length or chunks")
@@ -106,12 +107,13 @@ def _length(head: Head, bad: type[Refusal]) -> int | None:
     return int(lengths[0])
 
 
-async def read_head(reader: StreamReader, first: bytes = b"") -> Head | None:
-    """A request's head. `first` is what was read of its first line already. None where nothing came.
+async def read_head(reader: StreamReader, first: bytes = b"") -> HttpHead | None:
+    """A request's head. `first` are the bytes of its first line that were read already. None where nothing
+    came.
 
     Raises BadRequest.
     """
-    lines = await _lines(reader, first, BadRequest)
+    lines = await _read_lines(reader, first, BadRequest)
     if not lines:
         return None
     words = lines[0].split(b" ")
@@ -119,12 +121,12 @@ async def read_head(reader: StreamReader, first: bytes = b"") -> Head | None:
         raise BadRequest("the first line is not METHOD TARGET VERSION")
     if words[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise BadRequest("the version is not HTTP/1.1")
-    return Head((words[0].decode(), words[1].decode(), words[2].decode()), _headers(lines[1:], BadRequest))
+    return HttpHead((words[0].decode(), words[1].decode(), words[2].decode()), _parse_headers(lines[1:], BadRequest))
 
 
-async def read_answer(reader: StreamReader) -> Head:
+async def read_answer(reader: StreamReader) -> HttpHead:
     """An answer's head. Raises BadAnswer."""
-    lines = await _lines(reader, b"", BadAnswer)
+    lines = await _read_lines(reader, b"", BadAnswer)
     if not lines:
         raise BadAnswer("the server closed the connection before it answered")
     version, _, rest = lines[0].partition(b" ")
@@ -133,17 +135,17 @@ async def read_answer(reader: StreamReader) -> Head:
         raise BadAnswer("the server did not answer with HTTP/1")
     if not _VALUE.fullmatch(reason):
         raise BadAnswer("the server's answer has bytes in its first line that are none of a text")
-    return Head((version.decode(), status.decode(), reason.decode("latin-1")), _headers(lines[1:], BadAnswer))
+    return HttpHead((version.decode(), status.decode(), reason.decode("latin-1")), _parse_headers(lines[1:], BadAnswer))
 
 
-async def _lines(reader: StreamReader, first: bytes, bad: type[Refusal]) -> list[bytes]:
+async def _read_lines(reader: StreamReader, first: bytes, bad: type[EgressRefusal]) -> list[bytes]:
     """The lines of a head, without their ends, which must be CR LF: one that ends otherwise is refused as it comes.
 
     None where nothing came at all.
     """
     lines: list[bytes] = []
     left = MAX_HEAD_BYTES
-    while (line := await _line(reader, first, bad)) != b"\r\n":
+    while (line := await _read_line(reader, first, bad)) != b"\r\n":
         if not line and not lines:
             return []
         left, first = left - len(line), b""
@@ -157,7 +159,7 @@ async def _lines(reader: StreamReader, first: bytes, bad: type[Refusal]) -> list
     return lines
 
 
-async def _line(reader: StreamReader, first: bytes, bad: type[Refusal]) -> bytes:
+async def _read_line(reader: StreamReader, first: bytes, bad: type[EgressRefusal]) -> bytes:
     try:
         return first if first.endswith(b"\n") else first + await reader.readuntil(b"\n")
     except IncompleteReadError as error:
@@ -166,7 +168,7 @@ async def _line(reader: StreamReader, first: bytes, bad: type[Refusal]) -> bytes
         raise bad(f"a head can have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers") from None
 
 
-def _headers(lines: list[bytes], bad: type[Refusal]) -> tuple[tuple[str, str], ...]:
+def _parse_headers(lines: list[bytes], bad: type[EgressRefusal]) -> tuple[tuple[str, str], ...]:
     headers = []
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -177,7 +179,7 @@ def _headers(lines: list[bytes], bad: type[Refusal]) -> tuple[tuple[str, str], .
     return tuple(headers)
 
 
-def end_to_end(head: Head, without: Iterable[str] = ()) -> list[tuple[str, str]]:
+def end_to_end_headers(head: HttpHead, without: Iterable[str] = ()) -> list[tuple[str, str]]:
     """The headers that go on, without those between two hops and those that `Connection` names."""
     named = {each.strip().lower() for value in head.all("connection") for each in value.split(",")}
     dropped = HOP_BY_HOP | named | set(without)
@@ -189,17 +191,19 @@ def write_head(start: str, headers: Iterable[tuple[str, str]]) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-async def read_body(reader: StreamReader, length: int | None, bad: type[Refusal] = BadRequest) -> AsyncIterator[bytes]:
+async def read_body(
+    reader: StreamReader, length: int | None, bad: type[EgressRefusal] = BadRequest
+) -> AsyncIterator[bytes]:
     """A body of that length, or with None in chunks, which come without their frames.
 
     Raises `bad` where it breaks off, or its chunks can be read in two ways.
     """
     try:
         if length is None:
-            async for part in _chunks(reader, bad):
+            async for part in _read_chunks(reader, bad):
                 yield part
         else:
-            async for part in _exactly(reader, length, bad):
+            async for part in _read_exactly(reader, length, bad):
                 yield part
     except IncompleteReadError:
         raise bad("the body breaks off") from None
@@ -207,7 +211,7 @@ async def read_body(reader: StreamReader, length: int | None, bad: type[Refusal]
         raise bad("a line between the chunks of the body is too long") from None
 
 
-async def _exactly(reader: StreamReader, length: int, bad: type[Refusal]) -> AsyncIterator[bytes]:
+async def _read_exactly(reader: StreamReader, length: int, bad: type[EgressRefusal]) -> AsyncIterator[bytes]:
     while length:
         part = await reader.read(min(length, CHUNK_BYTES))
         if not part:
@@ -216,18 +220,18 @@ async def _exactly(reader: StreamReader, length: int, bad: type[Refusal]) -> Asy
         yield part
 
 
-async def _chunks(reader: StreamReader, bad: type[Refusal]) -> AsyncIterator[bytes]:
-    """Those that are there already come as one, and others have their turn before the next."""
-    crumbs = _Crumbs(bad)
+async def _read_chunks(reader: StreamReader, bad: type[EgressRefusal]) -> AsyncIterator[bytes]:
+    """The body of chunks. Buffered chunks come as one, and other tasks have their turn before the next."""
+    crumbs = _SmallChunkLimit(bad)
     while True:
-        portion = _whole_chunks(at_hand(reader))
+        portion = _whole_chunks(buffered_bytes(reader))
         if portion.chunks:
             crumbs.count(portion)
             await reader.readexactly(portion.framed_bytes)
             yield portion.body
             await asyncio.sleep(0)
         elif length := await _chunk_length(reader, bad):
-            async for part in _exactly(reader, length, bad):
+            async for part in _read_exactly(reader, length, bad):
                 yield part
             if await reader.readexactly(2) != b"\r\n":
                 raise bad("a chunk is longer than its length")
@@ -236,14 +240,14 @@ async def _chunks(reader: StreamReader, bad: type[Refusal]) -> AsyncIterator[byt
     await _skip_trailers(reader, bad)
 
 
-class _Portion(NamedTuple):
+class _ChunkBatch(NamedTuple):
     body: bytes
     chunks: int
     framed_bytes: int
 
 
-def _whole_chunks(raw: bytearray) -> _Portion:
-    """Those at the front that are whole and as they should be, but not the last of a body, which is empty."""
+def _whole_chunks(raw: bytearray) -> _ChunkBatch:
+    """The complete and valid chunks at the front of the buffer, without the last of a body, which is empty."""
     parts: list[bytes] = []
     at = 0
     while len(parts) < CHUNKS_AT_ONCE and at < CHUNK_BYTES and (match := _CHUNK.match(raw, at)):
@@ -253,25 +257,29 @@ def _whole_chunks(raw: bytearray) -> _Portion:
             break
         parts.append(bytes(raw[start:end]))
         at = end + 2
-    return _Portion(b"".join(parts), len(parts), at)
+    return _ChunkBatch(b"".join(parts), len(parts), at)
 
 
-class _Crumbs:
-    """Counts chunks that came together with others. One at a time, as words are said, they can be of any size."""
+class _SmallChunkLimit:
+    """Limits small chunks that arrive together. Chunks that arrive one at a time, as in a stream, can be of any
+    size.
+    """
 
-    def __init__(self, bad: type[Refusal]):
+    def __init__(self, bad: type[EgressRefusal]):
         self._bad = bad
         self._chunks = self._bytes = 0
 
-    def count(self, portion: _Portion) -> None:
+    def count(self, portion: _ChunkBatch) -> None:
         if portion.chunks > 1:
             self._chunks += portion.chunks
             self._bytes += len(portion.body)
-        if self._chunks > MAX_CRUMBS and self._bytes < CRUMB_BYTES * self._chunks:
-            raise self._bad(f"the body is in more than {MAX_CRUMBS} chunks of less than {CRUMB_BYTES} bytes each")
+        if self._chunks > MAX_SMALL_CHUNKS and self._bytes < SMALL_CHUNK_BYTES * self._chunks:
+            raise self._bad(
+                f"the body is in more than {MAX_SMALL_CHUNKS} chunks of less than {SMALL_CHUNK_BYTES} bytes each"
+            )
 
 
-async def _chunk_length(reader: StreamReader, bad: type[Refusal]) -> int:
+async def _chunk_length(reader: StreamReader, bad: type[EgressRefusal]) -> int:
     line = await reader.readuntil(b"\n")
     match = _CHUNK.fullmatch(line)
     if not match or len(line) > MAX_CHUNK_LINE:
@@ -279,8 +287,8 @@ async def _chunk_length(reader: StreamReader, bad: type[Refusal]) -> int:
     return int(match[1], 16)
 
 
-async def _skip_trailers(reader: StreamReader, bad: type[Refusal]) -> None:
-    """They are not passed on: what comes after a body was decided without them."""
+async def _skip_trailers(reader: StreamReader, bad: type[EgressRefusal]) -> None:
+    """Drops trailers: the body before them was already passed on without them."""
     lines = []
     left = MAX_HEAD_BYTES
     while (line := await reader.readuntil(b"\n")) != b"\r\n":
@@ -288,4 +296,4 @@ async def _skip_trailers(reader: StreamReader, bad: type[Refusal]) -> None:
         left -= len(line)
         if not line.endswith(b"\r\n") or len(lines) > MAX_TRAILERS or left < 0:
             raise bad("what follows on the last chunk are no trailers")
-    _headers(lines, bad)
+    _parse_headers(lines, bad)

@@ -1,4 +1,6 @@
-"""What policies say about a destination: the sandbox's own, the operator's, and addresses that nobody may reach."""
+"""Decides whether a destination is allowed: by the sandbox's policy, the operator's, and the forbidden
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,18 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import NamedTuple
 
-from cloche.egress.streams import Refusal
-from cloche.network_policy import ALL_PORTS, WEB_PORTS, Network, NetworkPolicy, NetworkRule, Pattern, parse_pattern
+from cloche.egress.streams import EgressRefusal
+from cloche.network_policy import (
+    ALL_PORTS,
+    WEB_PORTS,
+    HostPattern,
+    IpNetwork,
+    NetworkPolicy,
+    NetworkRule,
+    parse_pattern,
+)
 
-# The host that a program names, in any spelling, as one thing: a lower-case name, or an address.
+# The host that a program names, in any spelling, as one value: a lower-case name, or an address.
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -35,12 +45,12 @@ def is_showable(host: str) -> bool:
     return _SHOWABLE.fullmatch(host) is not None
 
 
-def shown(host: str) -> str:
+def show_host(host: str) -> str:
     return repr(host) if is_showable(host) else "what was named"
 
 
-class BadDestination(Refusal):
-    """What was named is no host and port."""
+class InvalidDestination(EgressRefusal):
+    """The text is no host and port."""
 
     status, socks_code = 400, 1
 
@@ -54,45 +64,47 @@ class Destination(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse(host: str, port: int) -> Destination:
-    """Raises BadDestination. Whatever a resolver could take for an address is an address here."""
+def parse_destination(host: str, port: int) -> Destination:
+    """The destination of a host and a port. Raises InvalidDestination. Any text that a resolver could take for
+    an address is an address here.
+    """
     if not 0 < port < 65536:
-        raise BadDestination(f"{port} is not a port")
+        raise InvalidDestination(f"{port} is not a port")
     if not host.isascii():  # some letters are others in lower case
-        raise BadDestination("the name of the host is not ASCII: names of other letters are written xn--...")
+        raise InvalidDestination("the name of the host is not ASCII: names of other letters are written xn--...")
     bare = host.lower().removesuffix(".")
-    address = _address(bare)
+    address = _parse_address(bare)
     if address is not None:
         return Destination(str(address), port, address)
     if len(bare) > 253 or not _NAME.fullmatch(bare):
-        raise BadDestination(f"{shown(host)} is not the name of a host")
+        raise InvalidDestination(f"{show_host(host)} is not the name of a host")
     return Destination(bare, port, None)
 
 
 def parse_authority(text: str, default_port: int | None) -> Destination:
-    """`host:port`, `[v6]:port` or, with a default, `host`. Raises BadDestination."""
+    """`host:port`, `[v6]:port` or, with a default, `host`. Raises InvalidDestination."""
     host, colon, port = text.rpartition(":")
     if text.startswith("[") and text.endswith("]"):
         host, colon = text, ""
     elif not colon:
         host = text
     if not colon and default_port is None:
-        raise BadDestination(f"{shown(text)} names no port")
+        raise InvalidDestination(f"{show_host(text)} names no port")
     if colon and not (port.isascii() and port.isdecimal() and len(port) <= 5):
-        raise BadDestination(f"{shown(text)} names no port that exists")
+        raise InvalidDestination(f"{show_host(text)} names no port that exists")
     number = int(port) if colon else default_port or 0
     if host.startswith("[") and host.endswith("]"):
-        address = _six(host[1:-1])
-        return parse(str(address), number)
+        address = _parse_ipv6(host[1:-1])
+        return parse_destination(str(address), number)
     if ":" in host:
-        raise BadDestination(f"{shown(text)} is not a host and a port: write [ADDRESS]:PORT for IPv6")
-    return parse(host, number)
+        raise InvalidDestination(f"{show_host(text)} is not a host and a port: write [ADDRESS]:PORT for IPv6")
+    return parse_destination(host, number)
 
 
-def _address(host: str) -> Address | None:
-    """None where it is a name. Numbers are addresses, as the C library would have it: decimal, octal, hex, short."""
+def _parse_address(host: str) -> Address | None:
+    """The address, or None for a name. Numbers are addresses, as in the C library: decimal, octal, hex, short."""
     if ":" in host:
-        return _six(host)
+        return _parse_ipv6(host)
     if not _NUMERIC.fullmatch(host.rpartition(".")[2]):
         return None
     try:
@@ -100,25 +112,25 @@ def _address(host: str) -> Address | None:
             return ipaddress.IPv4Address(socket.inet_aton(host))
     except OSError:
         pass
-    raise BadDestination(f"{shown(host)} is neither a name nor an address")
+    raise InvalidDestination(f"{show_host(host)} is neither a name nor an address")
 
 
-def _six(text: str) -> Address:
+def _parse_ipv6(text: str) -> Address:
     try:
         found = ipaddress.IPv6Address(text)
     except ValueError:
-        raise BadDestination(f"{shown(text)} is not an IPv6 address") from None
+        raise InvalidDestination(f"{show_host(text)} is not an IPv6 address") from None
     if found.scope_id is not None:
-        raise BadDestination(f"{shown(text)} is an address of one link only")
-    return plain(found)
+        raise InvalidDestination(f"{show_host(text)} is an address of one link only")
+    return unmapped_address(found)
 
 
-def plain(address: Address) -> Address:
+def unmapped_address(address: Address) -> Address:
     """An IPv4 address as such, also where it is written as one of IPv6."""
     return (address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
 
 
-# Which addresses are this host's own, public ones among them: its services listen there, too.
+# The host's own addresses, public ones among them: its services listen there, too.
 
 # Of <linux/rtnetlink.h>.
 _NETLINK_ROUTE = 0
@@ -132,21 +144,21 @@ _HEADER, _ROUTE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=8BI"), st
 _KIND_AT = _HEADER.size + 7
 
 
-def is_own(address: Address) -> bool:
-    """Asked of the kernel each time, as addresses come and go. Nothing is sent, and nothing waits.
+def is_own_address(address: Address) -> bool:
+    """Whether the kernel has that address now, as addresses come and go. Nothing is sent, and nothing waits.
 
-    An address that somebody else translates to one of this host is not known to it, and is not its own here.
+    An address that another device translates to one of this host is not known to it, and is not its own here.
     """
     try:
-        return _leads_back(address)
+        return _route_is_local(address)
     except OSError:  # some containers have no routing socket
-        return _speaks_from(address)
+        return _connects_from(address)
 
 
-def _leads_back(address: Address) -> bool:
+def _route_is_local(address: Address) -> bool:
     """Whether the way there ends in this host. Raises OSError."""
     target = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), _DESTINATION) + address.packed
-    asked = _ROUTE.pack(_family(address), address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
+    asked = _ROUTE.pack(_address_family(address), address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE) as kernel:
         kernel.send(_HEADER.pack(_HEADER.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
         reply = kernel.recv(4096)  # it is there as soon as the question was taken
@@ -159,33 +171,34 @@ def _leads_back(address: Address) -> bool:
     return kind == _NEW_ROUTE and reply[_KIND_AT] in (_LOCAL, _ANYCAST)
 
 
-def _speaks_from(address: Address) -> bool:
-    """Whether who connects there does so from there, as is so for most of a host's own. Where it cannot be found out,
-    as when there are no descriptors left, it counts as one."""
+def _connects_from(address: Address) -> bool:
+    """Whether a connection to that address comes from it, as with most of a host's own. Where that cannot be
+    found out, as when there are no descriptors left, it counts as one.
+    """
     try:
-        with socket.socket(_family(address), socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
+        with socket.socket(_address_family(address), socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as asking:
             asking.connect((str(address), 9))
             return bool(asking.getsockname()[0] == str(address))
     except OSError as error:
         return error.errno not in _NO_WAY
 
 
-def _family(address: Address) -> socket.AddressFamily:
+def _address_family(address: Address) -> socket.AddressFamily:
     return socket.AF_INET6 if address.version == 6 else socket.AF_INET
 
 
-class Denied(Refusal):
-    """A policy does not allow it, or nobody may go there."""
+class PolicyDenied(EgressRefusal):
+    """A policy does not allow the destination, or its address is forbidden for all sandboxes."""
 
     phrase = "Denied by network policy"
 
 
-class Rule(NamedTuple):
-    """A rule, taken apart."""
+class EgressRule(NamedTuple):
+    """A parsed rule."""
 
     allows: bool
     text: str
-    pattern: Pattern
+    pattern: HostPattern
     ports: tuple[tuple[int, int], ...]
 
     def has_port(self, port: int) -> bool:
@@ -199,101 +212,103 @@ class Rule(NamedTuple):
         return network is not None and network.version == address.version and address in network
 
 
-def _rule(rule: NetworkRule) -> Rule:
+def _parse_rule(rule: NetworkRule) -> EgressRule:
     pattern, allows = parse_pattern(rule.host), rule.action == "allow"
-    return Rule(allows, rule.host, pattern, pattern.ports or (WEB_PORTS if allows else ALL_PORTS))
+    return EgressRule(allows, rule.host, pattern, pattern.ports or (WEB_PORTS if allows else ALL_PORTS))
 
 
-class Rulebook:
+class PolicyRules:
     """One policy. The first rule that matches decides; where none does it is denied."""
 
     def __init__(self, policy: NetworkPolicy, whose: str):
-        self._rules = [_rule(rule) for rule in policy.ordered]
+        self._rules = [_parse_rule(rule) for rule in policy.ordered]
         self._whose = whose
 
     def check(self, asked: Destination) -> None:
-        """Whether it may be tried at all, before anything is looked up. Raises Denied."""
+        """Whether it may be tried at all, before anything is looked up. Raises PolicyDenied."""
         rule = self.rule_for(asked)
         if rule is None:
-            raise Denied(f"{asked} is not allowed by the {self._whose}")
+            raise PolicyDenied(f"{asked} is not allowed by the {self._whose}")
         if not rule.allows:
-            raise Denied(f"{asked} is denied by the {self._whose}: {rule.text}")
+            raise PolicyDenied(f"{asked} is denied by the {self._whose}: {rule.text}")
 
-    def rule_for(self, asked: Destination) -> Rule | None:
-        """The one that decides; None where there is none, which is a denial."""
-        matching = (each for each in self._rules if each.has_port(asked.port) and self._matches(each, asked))
+    def rule_for(self, asked: Destination) -> EgressRule | None:
+        """The rule that decides; None where there is none, which is a denial."""
+        matching = (each for each in self._rules if each.has_port(asked.port) and self._rule_matches(each, asked))
         return next(matching, None)
 
     def check_address(self, asked: Destination, address: Address) -> None:
-        """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises Denied."""
+        """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises
+        PolicyDenied.
+        """
         for rule in self._rules:
             if not rule.has_port(asked.port):
                 continue
-            if self._matches(rule, asked) or (rule.allows and rule.has_address(address)):
+            if self._rule_matches(rule, asked) or (rule.allows and rule.has_address(address)):
                 return
             if rule.has_address(address):
-                raise Denied(f"{asked.host} leads to what is denied by the {self._whose}: {rule.text}")
+                raise PolicyDenied(f"{asked.host} leads to what is denied by the {self._whose}: {rule.text}")
 
-    def _matches(self, rule: Rule, asked: Destination) -> bool:
+    def _rule_matches(self, rule: EgressRule, asked: Destination) -> bool:
         if asked.address is None:
             return rule.has_name(asked.host)
         return rule.pattern.name == "*" or rule.has_address(asked.address)
 
 
-class Rulebooks:
-    """Both that count for a sandbox. Its own can be replaced while it runs."""
+class SandboxRules:
+    """Both policies of a sandbox. Its own can be replaced while it runs."""
 
-    def __init__(self, own: NetworkPolicy, bound: NetworkPolicy, internal: Sequence[Network] = ()):
-        self._bound = Rulebook(bound, "operator's network policy")
+    def __init__(self, own: NetworkPolicy, bound: NetworkPolicy, internal: Sequence[IpNetwork] = ()):
+        self._bound = PolicyRules(bound, "operator's network policy")
         self._internal = tuple(internal)
         self.replace(own)
 
     def replace(self, own: NetworkPolicy) -> None:
-        self._own = Rulebook(own, "sandbox's network policy")
+        self._own = PolicyRules(own, "sandbox's network policy")
 
     def check(self, asked: Destination) -> None:
-        """Raises Denied."""
+        """Raises PolicyDenied."""
         self._own.check(asked)
         self._bound.check(asked)
         if asked.address is not None:
-            self._check_place(asked, asked.address)
+            self._check_forbidden(asked, asked.address)
 
-    def reachable(self, asked: Destination, found: Iterable[Address]) -> list[Address]:
-        """Those of a name's addresses that may be connected to. Raises Denied where none may be."""
+    def allowed_addresses(self, asked: Destination, found: Iterable[Address]) -> list[Address]:
+        """The addresses of a name that may be connected to. Raises PolicyDenied where none may be."""
         allowed, why = [], f"{asked.host} has no address"
-        for address in map(plain, found):
+        for address in map(unmapped_address, found):
             try:
                 self._own.check_address(asked, address)
                 self._bound.check_address(asked, address)
-                self._check_place(asked, address)
-            except Denied as denied:
+                self._check_forbidden(asked, address)
+            except PolicyDenied as denied:
                 why = str(denied)
             else:
                 allowed.append(address)
         if not allowed:
-            raise Denied(why)
+            raise PolicyDenied(why)
         return allowed
 
     def check_again(self, asked: Destination, reached: Address | None) -> None:
-        """As both, for what was let through before. Raises Denied."""
+        """Checks the destination and the address of an open connection. Raises PolicyDenied."""
         self.check(asked)
         if reached is not None and asked.address is None:
-            self.reachable(asked, [reached])
+            self.allowed_addresses(asked, [reached])
 
-    def _check_place(self, asked: Destination, address: Address) -> None:
+    def _check_forbidden(self, asked: Destination, address: Address) -> None:
         if any(address.version == each.version and address in each for each in self._internal):
             return
         leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
-        for network, reason in FORBIDDEN:
+        for network, reason in FORBIDDEN_NETWORKS:
             if address.version == network.version and address in network:
-                raise Denied(f"{asked.host} {leads} no public address: {reason}")
-        if is_own(address):
-            raise Denied(f"{asked.host} {leads} an address of this host itself")
+                raise PolicyDenied(f"{asked.host} {leads} no public address: {reason}")
+        if is_own_address(address):
+            raise PolicyDenied(f"{asked.host} {leads} an address of this host itself")
 
 
-def _forbidden() -> list[tuple[Network, str]]:
+def _load_forbidden() -> list[tuple[IpNetwork, str]]:
     text = resources.files("cloche.egress").joinpath("forbidden.toml").read_text("utf-8")
     return [(ipaddress.ip_network(network), reason) for network, reason in tomllib.loads(text)["networks"].items()]
 
 
-FORBIDDEN = _forbidden()
+FORBIDDEN_NETWORKS = _load_forbidden()

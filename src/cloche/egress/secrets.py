@@ -1,6 +1,7 @@
-"""Secrets into the headers of a request: headers of their own, or values where a program wrote a placeholder.
+"""Adds secrets to the headers of a request: as headers of their own, or in place of a program's
+placeholders.
 
-Nothing else of a request is looked at, neither its URL nor its body: those are what servers log and store.
+Nothing else of a request is changed, neither its URL nor its body: servers log and store those.
 """
 
 from __future__ import annotations
@@ -21,21 +22,16 @@ from cloche.egress.http1 import BadAnswer
 from cloche.egress.relay import CHUNK_BYTES, Count
 from cloche.network_policy import FRAMING_HEADERS, MAX_SECRETS_BYTES, NetworkPolicy, Secret
 
-# Secrets' values in what a server answers, covered with asterisks of the same length.
+# Masks secrets' values in servers' answers with asterisks of the same length.
 #
-# A server that echoes a request (many do, when they report an error) would hand a program the value that the proxy
-# added
-# for it. It is recognised as it is, in base64 at any offset, in hex, percent-encoded, and escaped as in HTML and
-# JSON.
-# That is a net under those who may hold the secret anyway, and not a wall: a server can always say it in another way,
-# and
-# wrapping base64 into lines is one.
+# A server that echoes a request (many do, when they report an error) would hand a program the value that the
+# proxy added for it. It is recognised as it is, in base64 at any offset, in hex, percent-encoded, and escaped
+# as in HTML and JSON. That is a safety net for hosts that may hold the secret anyway, and not a wall: a server
+# can always encode it in another way, and wrapping base64 into lines is one.
 #
-# What is held back until more has come depends on lengths and ends of lines, and never on what a value is: a program
-# can
-# have a server say whatever it likes, and would see a guess wait that is the beginning of a value. A whole value that
-# was
-# guessed right is covered, which tells no more than trying it with the server does.
+# Which bytes are held back until more have come depends on lengths and ends of lines, never on a value: a
+# program can have a server send any text, and would see that a guess waits which is the beginning of a value. A
+# whole value that was guessed right is covered, which reveals no more than trying it with the server does.
 
 MIN_PART = 4  # of a value: something shorter is in every text
 SLICE_SECONDS = 0.002  # of looking, before others have their turn
@@ -46,42 +42,42 @@ _OCCURRENCES_AT_ONCE = 100
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*[ \t]+(?P<rest>\S.*)")
 
 
-class Form(NamedTuple):
+class SecretForm(NamedTuple):
     """One way to write a value. None has an end of a line or a NUL in it."""
 
     content: bytes
     period: int  # after so many bytes it repeats itself throughout; 0: it does not, or hardly
 
 
-class Mask:
-    """What is looked for, for some secrets' values. Who looks for longer than a slice holds `turn`."""
+class SecretMask:
+    """The forms to look for, of some secrets' values. A search longer than a slice holds `turn`."""
 
-    def __init__(self, forms: Iterable[Form], turn: asyncio.Lock):
+    def __init__(self, forms: Iterable[SecretForm], turn: asyncio.Lock):
         self.turn = turn
         self.forms = sorted(set(forms))
         longest = max((len(form.content) for form in self.forms), default=1)
         self.held_bytes = 1 << (longest - 1).bit_length()  # a power of 2: how long a value is is nobody's business
 
     @classmethod
-    def of(cls, *values: str) -> Mask:
-        return cls((form for value in values for form in forms_of(value)), asyncio.Lock())
+    def of(cls, *values: str) -> SecretMask:
+        return cls((form for value in values for form in secret_forms(value)), asyncio.Lock())
 
     async def texts(self, texts: Sequence[str]) -> list[str]:
-        """Whole texts of one line each, such as headers, with what is found in them covered."""
+        """Whole texts of one line each, such as headers, with the values in them covered."""
         whole = MaskedStream(self)
         covered = (await whole.feed("\n".join(texts).encode("latin-1")) + whole.end()).decode("latin-1")
         return covered.split("\n") if texts else []
 
-    def covering(self, content: bytes, copy: bytearray, fresh: int) -> Iterator[None]:
-        """Covers in `copy`, a copy of `content`, what is found there; some more of it with each step.
+    def cover_steps(self, content: bytes, copy: bytearray, fresh: int) -> Iterator[None]:
+        """Covers the values found in `copy`, a copy of `content`, some more with each step.
 
-        What ends before `fresh` was covered before. Occurrences may overlap: all are covered.
+        Matches that end before `fresh` were covered before. Occurrences may overlap: all are covered.
         """
         padded = content + bytes(_SHORT_BYTES)
         for form in self.forms:
             start = max(fresh - len(form.content) + 1, 0)
             is_quick = len(form.content) < _LONG_BYTES or len(content) - start >= _SHORT_BYTES
-            for count, (at, end) in enumerate(_occurrences(form, content if is_quick else padded, start)):
+            for count, (at, end) in enumerate(_find_occurrences(form, content if is_quick else padded, start)):
                 copy[at:end] = b"*" * (end - at)
                 if count % _OCCURRENCES_AT_ONCE == 0:
                     yield
@@ -91,18 +87,18 @@ class Mask:
 class MaskedStream:
     """A body, part by part. Its last bytes wait for the next part, and whole lines do not."""
 
-    def __init__(self, mask: Mask):
+    def __init__(self, mask: SecretMask):
         self._mask = mask
         self._held = b""
         self._held_covered = bytearray()
 
     async def feed(self, part: bytes) -> bytes:
-        """What can be passed on by now."""
+        """The bytes that can be passed on by now."""
         content, covered = self._held + part, self._held_covered + part
-        steps = self._mask.covering(content, covered, len(self._held))
-        if not _ends_in_a_slice(steps):
+        steps = self._mask.cover_steps(content, covered, len(self._held))
+        if not _finish_in_slice(steps):
             async with self._mask.turn:
-                while not _ends_in_a_slice(steps):
+                while not _finish_in_slice(steps):
                     await asyncio.sleep(0)
         lines = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
         ready = max(lines, len(content) - self._mask.held_bytes, 0)
@@ -110,51 +106,53 @@ class MaskedStream:
         return bytes(covered[:ready])
 
     def end(self) -> bytes:
-        """What is left."""
+        """The remaining bytes."""
         return bytes(self._held_covered)
 
 
-def _ends_in_a_slice(steps: Iterator[None]) -> bool:
+def _finish_in_slice(steps: Iterator[None]) -> bool:
     until = time.monotonic() + SLICE_SECONDS
     return not any(time.monotonic() > until for _ in steps)
 
 
-class Masks:
-    """Of one sandbox. Each is made once, until the policy changes: that takes long where values are.
+class SecretMasks:
+    """The masks of one sandbox. Each is made once, until the policy changes: that takes long for long values.
 
-    `turn` is one for all sandboxes: however many have values that take long to look for, the loop has to wait for one
-    of them at a time.
+    `turn` is one for all sandboxes: however many have values that take long to look for, the loop has to wait for
+    one of them at a time.
     """
 
     def __init__(self, turn: asyncio.Lock) -> None:
         self._turn = turn
         self._policy: NetworkPolicy | None = None
-        self._forms: dict[str, frozenset[Form]] = {}
-        self._made: dict[tuple[str, ...], Mask] = {}
+        self._forms: dict[str, frozenset[SecretForm]] = {}
+        self._made: dict[tuple[str, ...], SecretMask] = {}
         self._making = asyncio.Lock()
 
-    async def of(self, policy: NetworkPolicy, secrets: Sequence[Secret]) -> Mask:
-        """For some of that policy's secrets."""
+    async def of(self, policy: NetworkPolicy, secrets: Sequence[Secret]) -> SecretMask:
+        """The mask for some of that policy's secrets."""
         async with self._making:
             if policy is not self._policy:
                 self._policy, self._forms, self._made = policy, {}, {}
             values = tuple(sorted({each.value for each in secrets}))
             if values not in self._made:
-                self._made[values] = await asyncio.to_thread(self._make, values, self._forms)
+                self._made[values] = await asyncio.to_thread(self._make_mask, values, self._forms)
             return self._made[values]
 
-    def _make(self, values: tuple[str, ...], known: dict[str, frozenset[Form]]) -> Mask:
+    def _make_mask(self, values: tuple[str, ...], known: dict[str, frozenset[SecretForm]]) -> SecretMask:
         for value in values:
             if value not in known:
-                known[value] = forms_of(value)
-        return Mask((form for value in values for form in known[value]), self._turn)
+                known[value] = secret_forms(value)
+        return SecretMask((form for value in values for form in known[value]), self._turn)
 
 
 # -- looking
 
 
-def _occurrences(form: Form, content: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """In time that grows with `content` alone: what repeats itself may be there at every byte, and is taken as one."""
+def _find_occurrences(form: SecretForm, content: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """Takes time in proportion to `content` alone: a repeating form may match at every byte, and counts as one
+    run.
+    """
     size, period = len(form.content), form.period
     at = content.find(form.content, start)
     while at >= 0:
@@ -170,7 +168,7 @@ def _occurrences(form: Form, content: bytes, start: int) -> Iterator[tuple[int, 
 
 
 def _end_of_run(content: bytes, end: int, period: int) -> int:
-    """How far what is before `end` goes on to repeat itself. In steps that double, and then halve."""
+    """The end of the repetition that goes on after `end`. Searched in steps that double, and then halve."""
     step, grows = period, True
     while step:
         fits = end + step <= len(content)
@@ -182,7 +180,7 @@ def _end_of_run(content: bytes, end: int, period: int) -> int:
     return end
 
 
-def _period(content: bytes) -> int:
+def _find_period(content: bytes) -> int:
     """The shortest, where it is not over a quarter; else 0: then two occurrences begin more than a quarter apart."""
     period = content.find(content[: (len(content) + 1) // 2], 1)
     is_one = 0 < period <= len(content) // 4 and content[period:] == content[:-period]
@@ -192,13 +190,15 @@ def _period(content: bytes) -> int:
 # -- what is looked for
 
 
-def forms_of(value: str) -> frozenset[Form]:
-    contents = {content for part in _secret_parts(value) for content in _contents(part)}
-    return frozenset(Form(content, _period(content)) for content in contents)
+def secret_forms(value: str) -> frozenset[SecretForm]:
+    contents = {content for part in _secret_parts(value) for content in _encoded_forms(part)}
+    return frozenset(SecretForm(content, _find_period(content)) for content in contents)
 
 
 def _secret_parts(value: str) -> Iterator[str]:
-    """The value, and what of it is secret by itself: `token` of `Bearer token`, the password of `Basic ...`."""
+    """The value and the parts that are secret by themselves: `token` of `Bearer token`, the password of `Basic
+    ...`.
+    """
     yield value
     match = _SCHEME.fullmatch(value)
     rest = match["rest"] if match else value
@@ -220,8 +220,8 @@ def basic_credentials(value: str) -> str | None:
         return None
 
 
-def _contents(part: str) -> Iterator[bytes]:
-    """All are ASCII, as values are; what is decoded of one may be not, and is UTF-8 then."""
+def _encoded_forms(part: str) -> Iterator[bytes]:
+    """The encodings of a part. All are ASCII, as values are; a decoded part may not be, and is UTF-8 then."""
     raw = part.encode()
     yield raw
     yield html.escape(part).encode()
@@ -261,22 +261,22 @@ Headers = Sequence[tuple[str, str]]
 _AUTHORIZATION = ("authorization", "proxy-authorization")
 
 
-def with_secrets(headers: Headers, secrets: Sequence[Secret]) -> list[tuple[str, str]]:
-    """The headers of a request, with what the secrets say. What a program sent under a secret's header is dropped.
+def add_secrets(headers: Headers, secrets: Sequence[Secret]) -> list[tuple[str, str]]:
+    """The headers of a request, with the secrets added. A program's own value for a secret's header is dropped.
 
-    Where two secrets would set the same, the one for the more particular domain does.
+    Where two secrets would set the same, the one for the more specific domain does.
 
-    Raises BadRequest where they would be longer than MAX_FILLED_BYTES, before they are.
+    Raises BadRequest before the headers would become longer than MAX_FILLED_BYTES.
     """
-    ordered = sorted(secrets, key=_particular)
+    ordered = sorted(secrets, key=_domain_order)
     own = {secret.header.lower(): secret.value for secret in ordered if secret.header is not None}
     values = {secret.name: secret.value for secret in ordered if secret.name is not None}
     kept = [(name, value) for name, value in headers if name not in own]
-    room = _Room(sum(len(name) + len(value) for name, value in (*kept, *own.items())))
-    return [*((name, _filled(name, value, values, room)) for name, value in kept), *own.items()]
+    room = _HeaderBudget(sum(len(name) + len(value) for name, value in (*kept, *own.items())))
+    return [*((name, _fill_header(name, value, values, room)) for name, value in kept), *own.items()]
 
 
-class _Room:
+class _HeaderBudget:
     """How much a request's headers can still grow."""
 
     def __init__(self, taken_bytes: int):
@@ -289,23 +289,23 @@ class _Room:
             raise http1.BadRequest(f"with its secrets the head of the request is over {MAX_FILLED_BYTES} bytes")
 
 
-def _particular(secret: Secret) -> tuple[bool, int]:
+def _domain_order(secret: Secret) -> tuple[bool, int]:
     """All are for one host, so that the longer domain is below the shorter one."""
     return not secret.domain.startswith("*"), len(secret.domain)
 
 
-def _filled(header: str, value: str, values: dict[str, str], room: _Room) -> str:
+def _fill_header(header: str, value: str, values: dict[str, str], room: _HeaderBudget) -> str:
     if not values or header in FRAMING_HEADERS:
         return value
     credentials = basic_credentials(value) if header in _AUTHORIZATION else None
     if credentials is not None:
-        filled = _fill(credentials, values, room)
+        filled = _fill_placeholders(credentials, values, room)
         return value if filled == credentials else f"Basic {base64.b64encode(filled.encode()).decode()}"
-    return _fill(value, values, room)
+    return _fill_placeholders(value, values, room)
 
 
-def _fill(text: str, values: dict[str, str], room: _Room) -> str:
-    """In one pass, so that a value that looks like a placeholder stays as it is."""
+def _fill_placeholders(text: str, values: dict[str, str], room: _HeaderBudget) -> str:
+    """Fills all placeholders in one pass, so that a value that looks like a placeholder stays as it is."""
 
     def value(match: re.Match[str]) -> str:
         found = values[match[1] or match[2]]
@@ -316,11 +316,11 @@ def _fill(text: str, values: dict[str, str], room: _Room) -> str:
     return re.sub(rf"\$(?:\{{({names})\}}|({names}))", value, text)
 
 
-# What a server says over a WebSocket, with secrets' values covered in it.
+# Masks secrets' values in the messages of a server over a WebSocket.
 #
-# Its frames are understood and written anew: a value may be cut by the header of a frame, and a message ends where
-# its
-# last frame does, so that nothing of it has to wait longer. Without extensions frames can be cut in any other way.
+# Its frames are parsed and written anew: a value may be cut by the header of a frame, and a message ends where
+# its last frame does, so that nothing of it has to wait longer. Without extensions frames can be cut in any
+# other way.
 #
 # Raises BadAnswer, IncompleteReadError.
 
@@ -328,45 +328,45 @@ MAX_CONTROL_BYTES = 125
 _LAST, _RESERVED, _CONTROL, _OPCODE, _MASKED = 0x80, 0x70, 0x08, 0x0F, 0x80
 
 
-class Frame(NamedTuple):
+class WebSocketFrame(NamedTuple):
     opcode: int
     is_last: bool  # of its message
     length: int
 
 
-async def frames(reader: StreamReader, mask: Mask, count: Count) -> AsyncIterator[bytes]:
-    """As they can go on, until the server ends. `count` is told how many bytes have come."""
+async def masked_frames(reader: StreamReader, mask: SecretMask, count: Count) -> AsyncIterator[bytes]:
+    """The masked frames, until the server ends. `count` is called with the number of received bytes."""
     message: MaskedStream | None = None
     opcode = 0
     while (frame := await _read_frame(reader, count)) is not None:
         await asyncio.sleep(0)  # thousands of small ones may be there already: others have their turn
         if frame.opcode & _CONTROL:
-            yield await _control(reader, frame, mask, count)
+            yield await _control_frame(reader, frame, mask, count)
             continue
         if (frame.opcode == 0) != (message is not None):
             raise BadAnswer("the server's WebSocket has frames of one message in another")
         message, opcode = message or MaskedStream(mask), frame.opcode or opcode
         ready, left = b"", frame.length
-        async for part in _payload_parts(reader, frame.length, count):
+        async for part in _read_parts(reader, frame.length, count):
             ready, left = await message.feed(part), left - len(part)
             if ready and (left or not frame.is_last):
-                yield _written(opcode, False, ready)
+                yield _write_frame(opcode, False, ready)
                 opcode = 0
         if frame.is_last:
-            yield _written(opcode, True, ready + message.end())
+            yield _write_frame(opcode, True, ready + message.end())
             message = None
     if message is not None:
         raise BadAnswer("the server's WebSocket broke off in the middle of a message")
 
 
-async def _control(reader: StreamReader, frame: Frame, mask: Mask, count: Count) -> bytes:
+async def _control_frame(reader: StreamReader, frame: WebSocketFrame, mask: SecretMask, count: Count) -> bytes:
     """They come between the frames of a message, and are whole."""
     whole = MaskedStream(mask)
-    content = [await whole.feed(part) async for part in _payload_parts(reader, frame.length, count)]
-    return _written(frame.opcode, True, b"".join(content) + whole.end())
+    content = [await whole.feed(part) async for part in _read_parts(reader, frame.length, count)]
+    return _write_frame(frame.opcode, True, b"".join(content) + whole.end())
 
 
-async def _read_frame(reader: StreamReader, count: Count) -> Frame | None:
+async def _read_frame(reader: StreamReader, count: Count) -> WebSocketFrame | None:
     try:
         first, second = await reader.readexactly(2)
     except IncompleteReadError as error:
@@ -378,13 +378,13 @@ async def _read_frame(reader: StreamReader, count: Count) -> Frame | None:
     more = {126: 2, 127: 8}.get(second, 0)
     length = int.from_bytes(await reader.readexactly(more), "big") if more else second
     count(2 + more)
-    frame = Frame(first & _OPCODE, bool(first & _LAST), length)
+    frame = WebSocketFrame(first & _OPCODE, bool(first & _LAST), length)
     if frame.opcode & _CONTROL and (not frame.is_last or frame.length > MAX_CONTROL_BYTES):
         raise BadAnswer("the server's WebSocket has a control frame that is not whole")
     return frame
 
 
-async def _payload_parts(reader: StreamReader, length: int, count: Count) -> AsyncIterator[bytes]:
+async def _read_parts(reader: StreamReader, length: int, count: Count) -> AsyncIterator[bytes]:
     while length:
         part = await reader.read(min(length, CHUNK_BYTES))
         if not part:
@@ -394,7 +394,7 @@ async def _payload_parts(reader: StreamReader, length: int, count: Count) -> Asy
         yield part
 
 
-def _written(opcode: int, is_last: bool, content: bytes) -> bytes:
+def _write_frame(opcode: int, is_last: bool, content: bytes) -> bytes:
     first, size = opcode | (_LAST if is_last else 0), len(content)
     if size < 126:
         return bytes((first, size)) + content

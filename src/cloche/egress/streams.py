@@ -1,5 +1,6 @@
-"""Both ends of what goes through a door, as streams whose buffers are small: a sandbox can fill those of all of its
-connections, and they are the host's memory and not its own."""
+"""Streams with small buffers for both ends of a connection: a sandbox can fill those of all its
+connections, and they are the host's memory.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +20,19 @@ BUFFER_BYTES = 32 << 10  # twice that is read ahead, and so much waits to be wri
 RECEIVE_BYTES = 32 << 10
 
 
-def at_hand(reader: asyncio.StreamReader) -> bytearray:
-    """What has come and was not read yet: to look at, until the next `await`.
+def buffered_bytes(reader: asyncio.StreamReader) -> bytearray:
+    """The received bytes that were not read yet: to look at, until the next `await`.
 
-    Who reads little by little what is there already pays for an `await` each time, and nobody else has a turn.
+    A reader that takes buffered bytes little by little pays for an `await` each time, and no other task has a
+    turn.
     """
     return reader._buffer  # type: ignore[attr-defined,no-any-return]  # there is no other way to look before one reads
 
 
-class Writer(asyncio.StreamWriter):
-    """What is written to who has gone is lost, and `drain` says so; what is written after the end is lost, too. By
-    themselves the loops' transports raise RuntimeError for either."""
+class LenientWriter(asyncio.StreamWriter):
+    """Drops writes after the peer has gone, which `drain` reports, and writes after the end. By themselves the
+    loops' transports raise RuntimeError for either.
+    """
 
     _has_ended = False
 
@@ -45,8 +48,10 @@ class Writer(asyncio.StreamWriter):
                     super().write_eof()
 
 
-class _Receiving(asyncio.BufferedProtocol):
-    """Feeds a reader in small portions: by themselves the loops receive 256 KiB at once, whatever its limit is."""
+class _BoundedReceiver(asyncio.BufferedProtocol):
+    """Feeds a reader in small portions: by themselves the loops receive 256 KiB at once, regardless of its
+    limit.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, made: Callable[[asyncio.Transport], None]):
         self.stream = asyncio.StreamReaderProtocol(reader)
@@ -78,29 +83,29 @@ class _Receiving(asyncio.BufferedProtocol):
         self.stream.resume_writing()
 
 
-async def accepted(connection: socket.socket, made: Callable[[asyncio.Transport], None]) -> Streams:
+async def accepted_streams(connection: socket.socket, made: Callable[[asyncio.Transport], None]) -> Streams:
     """Streams of a connection that was accepted. `made` has its transport even where this is interrupted."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(BUFFER_BYTES)
-    protocol = _Receiving(reader, made)
+    protocol = _BoundedReceiver(reader, made)
     transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection)
-    return reader, Writer(transport, protocol.stream, reader, loop)
+    return reader, LenientWriter(transport, protocol.stream, reader, loop)
 
 
-async def connected(connection: socket.socket, tls: ssl.SSLContext | None, host: str) -> Streams:
+async def connected_streams(connection: socket.socket, tls: ssl.SSLContext | None, host: str) -> Streams:
     """Streams of a connection to a server, over TLS if wanted: then it must be that host. Raises OSError."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(BUFFER_BYTES)
     if tls is not None:
         stream = asyncio.StreamReaderProtocol(reader)
         secured, _ = await loop.create_connection(lambda: stream, sock=connection, ssl=tls, server_hostname=host)
-        return reader, Writer(secured, stream, reader, loop)
-    protocol = _Receiving(reader, lambda _: None)
+        return reader, LenientWriter(secured, stream, reader, loop)
+    protocol = _BoundedReceiver(reader, lambda _: None)
     transport, _ = await loop.create_connection(lambda: protocol, sock=connection)
-    return reader, Writer(transport, protocol.stream, reader, loop)
+    return reader, LenientWriter(transport, protocol.stream, reader, loop)
 
 
-# Why a program does not get what it asks for at the door, and how that is said to it.
+# The reasons for which the proxy refuses a request, and their encodings in each protocol.
 
 Verdict = Literal["allowed", "denied", "failed"]
 
@@ -122,8 +127,10 @@ _PHRASES = {
 _HOST = re.compile(r"[a-z0-9._:-]{1,253}")
 
 
-class Refusal(Exception):
-    """Its text says why, for the program and for the log. It never repeats more than a host's name of what was said."""
+class EgressRefusal(Exception):
+    """Its text is the reason, for the program and for the log. Of the request it repeats at most the host's
+    name.
+    """
 
     status = 403
     verdict: Verdict = "denied"
@@ -132,29 +139,29 @@ class Refusal(Exception):
     host = ""  # that was asked for, as it was understood: added to the phrase
 
 
-class TooSlow(Refusal):
-    """It took too long to say what it wants."""
+class RequestTooSlow(EgressRefusal):
+    """The program took too long to send its request."""
 
     status, socks_code = 408, 1
     verdict = "failed"
 
 
-class OverLimit(Refusal):
-    """Its text says over which."""
+class TransferOverLimit(EgressRefusal):
+    """A limit was reached; the text says which."""
 
     status = 429
 
 
-Say = Callable[[Refusal], bytes]
+RefusalEncoder = Callable[[EgressRefusal], bytes]
 
 
-def in_http(refusal: Refusal) -> bytes:
+def http_refusal(refusal: EgressRefusal) -> bytes:
     names_host = refusal.phrase and _HOST.fullmatch(refusal.host)
-    return answer(refusal.status, str(refusal), refusal.phrase + (f": {refusal.host}" if names_host else ""))
+    return error_answer(refusal.status, str(refusal), refusal.phrase + (f": {refusal.host}" if names_host else ""))
 
 
-def answer(status: int, why: str, phrase: str = "") -> bytes:
-    """A whole answer. What was said by others is in its body only, and there as plain text."""
+def error_answer(status: int, why: str, phrase: str = "") -> bytes:
+    """A whole answer. Foreign text is in its body only, as plain text."""
     text = f"Cloche: {why}\n".encode("ascii", "backslashreplace")
     head = (
         f"HTTP/1.1 {status} {phrase or _PHRASES[status]}\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
@@ -163,7 +170,7 @@ def answer(status: int, why: str, phrase: str = "") -> bytes:
     return head.encode() + text
 
 
-def in_socks(refusal: Refusal) -> bytes:
+def socks_refusal(refusal: EgressRefusal) -> bytes:
     return socks_reply(refusal.socks_code)
 
 
@@ -171,24 +178,24 @@ def socks_reply(code: int) -> bytes:
     return struct.pack("!BBBB4sH", 5, code, 0, 1, bytes(4), 0)
 
 
-def in_old_socks(_: Refusal) -> bytes:
+def old_socks_refusal(_: EgressRefusal) -> bytes:
     return bytes((0, 91, *bytes(6)))
 
 
-def in_tls(_: Refusal) -> bytes:
-    """A fatal alert, `unrecognized_name`: what libraries show is better than a connection that ends."""
+def tls_refusal(_: EgressRefusal) -> bytes:
+    """A fatal alert, `unrecognized_name`: TLS libraries report it better than a closed connection."""
     return bytes((21, 3, 3, 0, 2, 2, 112))
 
 
-def in_silence(_: Refusal) -> bytes:
+def silent_refusal(_: EgressRefusal) -> bytes:
     return b""
 
 
-# How often something may happen.
+# A token bucket.
 
 
-class Pace:
-    """So often at once, and so often in a second after that."""
+class TokenBucket:
+    """Allows `most` events at once, and `per_second` after that."""
 
     def __init__(self, most: int, per_second: float):
         self._most, self._per_second = most, per_second

@@ -1,4 +1,4 @@
-"""What goes through after CONNECT and SOCKS: any protocol, but what names a host must name the one that was allowed."""
+"""A tunnel after CONNECT or SOCKS: any protocol, but a host named inside must be the one that was allowed."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from cloche.egress import forward, http1, streams
-from cloche.egress.client_hello import Hello, after_hello, looks_like_tls, read_hello
+from cloche.egress.client_hello import ClientHello, follow_handshake, looks_like_tls, read_hello
 from cloche.egress.connect import Dialler, Streams
-from cloche.egress.door import Visit, patience
-from cloche.egress.relay import relay
-from cloche.egress.rules import Denied, Destination
-from cloche.egress.streams import Refusal, at_hand
+from cloche.egress.door import EgressConnection, request_deadline
+from cloche.egress.relay import relay_streams
+from cloche.egress.rules import Destination, PolicyDenied
+from cloche.egress.streams import EgressRefusal, buffered_bytes
 
 TLS_PORT = 443
 MAX_LINE_BYTES = 16 << 10
-_BEFORE = re.compile(rb"[\r\n\t ]*")
+_LEADING_SPACE = re.compile(rb"[\r\n\t ]*")
 _WORD = re.compile(rb"[\x21-\x7e]*")
 _SPACES = b"\t\v\f\r \x1c\x1d\x1e\x1f\x85\xa0"  # what some language or other takes for white space
 
 
-Intercept = Callable[[Visit, Destination, bytes], Awaitable[None]]
+Intercept = Callable[[EgressConnection, Destination, bytes], Awaitable[None]]
 
 
-class _SpeaksHttp(Exception):
-    """It is not raised for an error, but to end what goes on beside."""
+class _HttpDetected(Exception):
+    """The program speaks HTTP. Not an error: it ends the relay that runs beside."""
 
     def __init__(self, line: bytes):
         self.line = line
 
 
-class _SpeaksTls(Exception):
-    """To a host that has secrets."""
+class _TlsDetected(Exception):
+    """The program speaks TLS to a host that has secrets."""
 
-    def __init__(self, hello: Hello):
+    def __init__(self, hello: ClientHello):
         self.hello = hello
 
 
-class Tunnel:
-    """`established` is what the program is told when it may speak. `intercept` is for hosts that get secrets."""
+class EgressTunnel:
+    """`established` is sent to the program when it may speak. `intercept` serves hosts that get secrets."""
 
-    def __init__(self, visit: Visit, asked: Destination, dialler: Dialler, intercept: Intercept, established: bytes):
+    def __init__(
+        self, visit: EgressConnection, asked: Destination, dialler: Dialler, intercept: Intercept, established: bytes
+    ):
         self._visit = visit
         self._asked = asked
         self._dialler = dialler
@@ -49,114 +51,116 @@ class Tunnel:
         self._has_secrets = bool(visit.door.secrets_for(asked.host))
 
     async def run(self) -> None:
-        """Raises Refusal."""
+        """Raises EgressRefusal."""
         if self._asked.port != TLS_PORT:
-            await self._any()
+            await self._tunnel_any()
         elif self._has_secrets:
             self._dialler.check(self._visit, self._asked)
-            await self._intercept(await self._hello_of_tls())
+            await self._intercept_hello(await self._await_hello())
         else:
             far = await self._dialler.connect(self._visit, self._asked)
-            hello = await self._hello_of_tls()
+            hello = await self._await_hello()
             if hello is not None:
-                await relay(self._visit, far, self._handshake(hello))
+                await relay_streams(self._visit, far, self._pass_handshake(hello))
 
-    def _welcome(self) -> None:
+    def _send_established(self) -> None:
         self._visit.writer.write(self._established)
-        self._visit.say_no = streams.in_silence
+        self._visit.say_no = streams.silent_refusal
 
-    async def _hello_of_tls(self) -> Hello | None:
-        """None where nothing was said."""
-        self._welcome()
-        async with patience(self._visit):
+    async def _await_hello(self) -> ClientHello | None:
+        """The checked ClientHello; None where the program sent nothing."""
+        self._send_established()
+        async with request_deadline(self._visit):
             first = await self._visit.reader.read(1)
-            return await self._hello(first) if first else None
+            return await self._read_checked_hello(first) if first else None
 
-    async def _hello(self, first: bytes) -> Hello:
-        self._visit.say_no = streams.in_tls
+    async def _read_checked_hello(self, first: bytes) -> ClientHello:
+        self._visit.say_no = streams.tls_refusal
         hello = await read_hello(self._visit.reader, first)
         self._check_name(hello)
         return hello
 
-    def _check_name(self, hello: Hello) -> None:
+    def _check_name(self, hello: ClientHello) -> None:
         wanted = self._asked.host if self._asked.address is None else None
         if hello.name != wanted:
             named = f"names {hello.name}" if hello.name is not None else "names no server"
-            raise Denied(f"the connection is for {self._asked.host}, and its TLS handshake {named}"[:400])
+            raise PolicyDenied(f"the connection is for {self._asked.host}, and its TLS handshake {named}"[:400])
 
-    async def _handshake(self, hello: Hello) -> AsyncIterator[bytes]:
+    async def _pass_handshake(self, hello: ClientHello) -> AsyncIterator[bytes]:
         yield hello.raw
-        async for part in after_hello(self._visit.reader, hello, self._check_name):
+        async for part in follow_handshake(self._visit.reader, hello, self._check_name):
             yield part
-        self._visit.say_no = streams.in_silence
+        self._visit.say_no = streams.silent_refusal
 
-    async def _intercept(self, hello: Hello | None) -> None:
+    async def _intercept_hello(self, hello: ClientHello | None) -> None:
         if hello is not None:
             await self._intercepted(self._visit, self._asked, hello.raw)
 
-    async def _any(self) -> None:
-        """What is said first decides; until then the server may speak, as those of SSH and SMTP do."""
+    async def _tunnel_any(self) -> None:
+        """The program's first bytes decide; until then the server may speak, as those of SSH and SMTP do."""
         far = await self._dialler.connect(self._visit, self._asked)
-        self._welcome()
+        self._send_established()
         try:
-            await relay(self._visit, far, self._opening())
-        except _SpeaksTls as spoken:
+            await relay_streams(self._visit, far, self._opening_bytes())
+        except _TlsDetected as spoken:
             far[1].transport.abort()  # it is spoken to over TLS of our own
-            await self._intercept(spoken.hello)
-        except _SpeaksHttp as spoken:
-            await self._http(far, spoken.line)
+            await self._intercept_hello(spoken.hello)
+        except _HttpDetected as spoken:
+            await self._forward_http(far, spoken.line)
 
-    async def _opening(self) -> AsyncIterator[bytes]:
-        """What was read of the program's first words, where they may go on as they are."""
+    async def _opening_bytes(self) -> AsyncIterator[bytes]:
+        """The program's first bytes, where they may go on unchanged."""
         first = await self._visit.reader.read(1)
-        said = await self._first_said(first) if first else first
+        said = await self._read_first(first) if first else first
         if isinstance(said, bytes):
             yield said
         elif self._has_secrets:
-            raise _SpeaksTls(said)
+            raise _TlsDetected(said)
         else:
-            async for part in self._handshake(said):
+            async for part in self._pass_handshake(said):
                 yield part
 
-    async def _first_said(self, first: bytes) -> bytes | Hello:
-        async with patience(self._visit):
+    async def _read_first(self, first: bytes) -> bytes | ClientHello:
+        async with request_deadline(self._visit):
             if first != b"\x16":
-                return await self._text(first)
+                return await self._read_text(first)
             first += await self._visit.reader.read(1)
-            return await self._hello(first) if looks_like_tls(first) else first
+            return await self._read_checked_hello(first) if looks_like_tls(first) else first
 
-    async def _text(self, first: bytes) -> bytes:
-        """What is said first, up to where it cannot be the first line of HTTP any more, or is one.
+    async def _read_text(self, first: bytes) -> bytes:
+        """The program's first bytes, up to where they are the first line of HTTP, or cannot be one any more.
 
         Of HTTP's first line not even a part may go on before it is known to be for the host that was allowed.
         """
-        line, reader = FirstLine(), self._visit.reader
+        line, reader = FirstLineDetector(), self._visit.reader
         line.take(first)
         while not line.is_over:
-            await reader.readexactly(line.take(bytes(at_hand(reader)[: MAX_LINE_BYTES + 1])))
+            await reader.readexactly(line.take(bytes(buffered_bytes(reader)[: MAX_LINE_BYTES + 1])))
             if line.is_over or not (more := await reader.read(1)):
                 break
             line.take(more)
         if line.is_http:
-            raise _SpeaksHttp(bytes(line.said))
+            raise _HttpDetected(bytes(line.said))
         return bytes(line.said)
 
-    async def _http(self, far: Streams, line: bytes) -> None:
+    async def _forward_http(self, far: Streams, line: bytes) -> None:
         visit, asked = self._visit, self._asked
-        visit.say_no = streams.in_http
-        async with patience(visit):
+        visit.say_no = streams.http_refusal
+        async with request_deadline(visit):
             head = await http1.read_head(visit.reader, line)
         if head is None or visit.attempt.received_bytes:
-            raise Refusal(f"{asked} spoke before it was asked, which no server of HTTP does")
+            raise EgressRefusal(f"{asked} spoke before it was asked, which no server of HTTP does")
         forward.check_host(head, asked)
         if not head.target.startswith("/"):
             raise http1.BadRequest("what is asked for inside of a tunnel begins with /")
-        await forward.Exchange(visit, head, asked, far, upgrades=True).run(head.target)
+        await forward.ForwardedRequest(visit, head, asked, far, upgrades=True).run(head.target)
 
 
-class FirstLine:
-    """What a program says first, in any portions, until it is clear whether it is HTTP, as a lenient server would read
-    it: empty lines may come before, any word can be a method, however long, and much can separate."""
+class FirstLineDetector:
+    """Collects a program's first bytes, in any portions, until it is clear whether they are HTTP to a lenient
+    server: empty lines may come before, any word can be a method, however long, and many characters can
+    separate.
+    """
 
     def __init__(self) -> None:
         self.said = bytearray()
@@ -167,7 +171,7 @@ class FirstLine:
 
     def take(self, part: bytes) -> int:
         """How many of these bytes it takes until it is over. Raises BadRequest where it is too long to ever be."""
-        at = self._past_word(part)
+        at = self._skip_word(part)
         if self._has_space:
             at = part.find(b"\n", at) + 1 or len(part)
             self.is_over = part[:at].endswith(b"\n")
@@ -179,13 +183,13 @@ class FirstLine:
             raise http1.BadRequest(f"the first line of what could be HTTP has more than {MAX_LINE_BYTES} bytes")
         return at
 
-    def _past_word(self, part: bytes) -> int:
-        """Where what may come before, and the first word, have ended: behind what ends the word."""
+    def _skip_word(self, part: bytes) -> int:
+        """The index after the leading space and the first word, behind the byte that ends the word."""
         if self._has_space:
             return 0
-        at = 0 if self._has_word else _length(_BEFORE, part, 0)
+        at = 0 if self._has_word else _match_length(_LEADING_SPACE, part, 0)
         self._has_word = self._has_word or at < len(part)
-        at += _length(_WORD, part, at)
+        at += _match_length(_WORD, part, at)
         if at == len(part):
             return at
         self._has_space = part[at] in _SPACES
@@ -198,6 +202,6 @@ class FirstLine:
         return has_line and b"HTTP/" in self.said.upper()
 
 
-def _length(pattern: re.Pattern[bytes], part: bytes, at: int) -> int:
+def _match_length(pattern: re.Pattern[bytes], part: bytes, at: int) -> int:
     match = pattern.match(part, at)
     return match.end() - at if match else 0

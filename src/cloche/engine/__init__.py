@@ -1,1 +1,1 @@
-"""What the product is: sandboxes, contexts, executions, files, processes and the pool. No HTTP, no CLI."""
+"""The product without HTTP and CLI: sandboxes, contexts, executions, files, processes and the pool."""

@@ -1,4 +1,4 @@
-"""`run/<instance>/`: the place of one live host process, held by a lock that dies with it."""
+"""`run/<instance>/`: the directory of one live host process, held by a lock that dies with it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cloche.model import new_id
 
 CONTROL_SOCKET = "control.sock"  # in the directory of an instance that is a server
 
-_LOCK = "lock"
-_FRESH_SECONDS = 3600.0
+_LOCK_NAME = "lock"
+_FRESH_DRAFT_SECONDS = 3600.0
 
 
 class Instance:
@@ -35,14 +35,14 @@ class Instance:
         draft = self._run_dir / f".{self.name}"
         try:
             draft.mkdir(parents=True, mode=0o700)
-            self._lock = os.open(draft / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(draft / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             draft.rename(self.directory)
         except OSError as error:
             raise errors.Unavailable(f"cannot make {self.directory}: {error}; set CLOCHE_DATA_DIR") from None
 
     def close(self, *, keep: bool = False) -> None:
-        """`keep`: leaves the directory, with what it tells of things that are left, to the next `clean`."""
+        """`keep`: leaves the directory, with its record of leftovers, to the next `clean`."""
         if self._lock is not None:
             if not keep:
                 remove_tree(self.directory)
@@ -63,7 +63,7 @@ class Instance:
             return not free
 
     def clean(self) -> list[str]:
-        """Removes the directories of instances that are dead; their names."""
+        """Removes the directories of dead instances; returns their names."""
         dead = []
         for directory in self._run_dir.iterdir():
             if directory.name.startswith("."):
@@ -77,7 +77,7 @@ class Instance:
 
     def _clean_draft(self, directory: Path) -> None:
         try:
-            old = time.time() - directory.stat().st_mtime > _FRESH_SECONDS
+            old = time.time() - directory.stat().st_mtime > _FRESH_DRAFT_SECONDS
         except FileNotFoundError:
             return
         if old:
@@ -85,13 +85,13 @@ class Instance:
 
 
 def dead_instances(run_dir: Path) -> list[str]:
-    """The names of host processes that died and whose directories are still there. Only looks."""
+    """The names of dead host processes whose directories are still there. Changes nothing."""
     there = run_dir.iterdir() if run_dir.is_dir() else ()
     return sorted(each.name for each in there if not each.name.startswith(".") and not _is_locked(each))
 
 
-def any_live(run_dir: Path) -> bool:
-    """Whether any host process has that directory now. Only looks."""
+def has_live_instance(run_dir: Path) -> bool:
+    """Whether any host process has that directory now. Changes nothing."""
     there = run_dir.iterdir() if run_dir.is_dir() else ()
     return any(_is_locked(each) for each in there if not each.name.startswith("."))
 
@@ -99,20 +99,20 @@ def any_live(run_dir: Path) -> bool:
 def live_control_sockets(run_dir: Path) -> list[Path]:
     """The control sockets of the servers that live in that directory, the newest first.
 
-    Raises Unavailable where we may not look: that is not the same as that none is there.
+    Raises Unavailable where the directory cannot be read: that does not mean that there are none.
     """
     try:
-        _look_into(run_dir)
+        _check_readable(run_dir)
     except OSError as error:
-        raise unreadable(run_dir.parent, error) from None
+        raise unreadable_error(run_dir.parent, error) from None
     found = [path for path in run_dir.glob(f"[!.]*/{CONTROL_SOCKET}") if _is_locked(path.parent)]
-    return sorted(found, key=_made_at, reverse=True)
+    return sorted(found, key=_modified_at, reverse=True)
 
 
-def pid_of(run_dir: Path, name: str) -> int | None:
-    """Of the host process of that name, as far as this host's kernel tells."""
+def find_instance_pid(run_dir: Path, name: str) -> int | None:
+    """The pid of the host process of that name; None where the kernel does not tell."""
     try:
-        found = (run_dir / name / _LOCK).stat()
+        found = (run_dir / name / _LOCK_NAME).stat()
         held = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
@@ -121,16 +121,16 @@ def pid_of(run_dir: Path, name: str) -> int | None:
     return next((int(line[4]) for line in lines if line[1] == "FLOCK" and line[5] == place and int(line[4]) > 0), None)
 
 
-def unreadable(data_dir: Path, error: OSError) -> errors.Unavailable:
-    """For a data directory that is there, and not ours to look into."""
+def unreadable_error(data_dir: Path, error: OSError) -> errors.Unavailable:
+    """The error for a data directory that this user cannot read."""
     return errors.Unavailable(
         f"the data directory {data_dir} cannot be read: {error.strerror}; do this as the user whose it is, or name "
         "another with --data-dir"
     )
 
 
-def _look_into(run_dir: Path) -> None:
-    """Raises OSError where a process may have a place that we cannot see."""
+def _check_readable(run_dir: Path) -> None:
+    """Raises OSError where a process may have a directory that this user cannot see."""
     try:
         there = [each.path for each in os.scandir(run_dir) if not each.name.startswith(".")]
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def _is_locked(directory: Path) -> bool:
         return not free
 
 
-def _made_at(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except FileNotFoundError:  # it ended just now
@@ -156,7 +156,7 @@ def _made_at(path: Path) -> float:
 def _try_lock(directory: Path) -> Iterator[bool]:
     """Holds the lock of an instance; False if its process holds it. True also where there is no such instance."""
     try:
-        fd = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(directory / _LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         yield True
         return

@@ -1,7 +1,8 @@
-"""On whose behalf something is done: set where a request is admitted, read where it is counted or written down.
+"""The principal that the current task acts for: set where a request is admitted, read where it is counted.
 
-Tasks inherit it from the one that made them, so it is there however deep in the engine something happens. Where nobody
-asked by a key (a library's own engine, a sandbox's own token, the engine itself) there is none.
+Tasks inherit it from the task that made them, so it is known however deep in the engine something happens.
+There is none for work that no key asked for: a library's own engine, a sandbox's own token, the engine
+itself.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from contextvars import ContextVar
 
 from cloche.model import Principal
 
-_ACTING: ContextVar[Principal | None] = ContextVar("acting", default=None)
+_CURRENT_PRINCIPAL: ContextVar[Principal | None] = ContextVar("acting", default=None)
 
 
-def act_for(principal: Principal | None) -> None:
-    """From here on, this task and those that it makes act for them; with None for nobody who asked by a key."""
-    _ACTING.set(principal)
+def set_current_principal(principal: Principal | None) -> None:
+    """From here on this task, and those that it makes, act for that principal; with None for no key."""
+    _CURRENT_PRINCIPAL.set(principal)
 
 
-def acting() -> Principal | None:
-    """Who that is; None where nobody asked by a key."""
-    return _ACTING.get()
+def current_principal() -> Principal | None:
+    """The principal that this task acts for; None where no key asked."""
+    return _CURRENT_PRINCIPAL.get()

@@ -1,4 +1,4 @@
-"""Files that come with a request: by id, or in the messages themselves. They are for the container."""
+"""Files that come with a request, by id or inside of messages. They are put into the container."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloche import errors
-from cloche.gateway.containers import BadWish, plain_name
+from cloche.gateway.containers import InvalidContainerOption, sanitize_file_name
 from cloche.gateway.items import Item
 from cloche.model import MIB, Struct
-from cloche.store.files import StoredFile, StoredFiles, made_here
+from cloche.store.files import StoredFile, StoredFiles, is_own_file_id
 
 MAX_ATTACHMENTS = 100
 MAX_INLINE_BYTES = 64 * MIB  # of all stored files that go to an upstream in one request, as often as they do
 MAX_INLINE_PARTS = 100
-AT_ONCE_CHARACTERS = 1 * MIB  # of an inline file; longer ones are decoded in a thread
+MAX_UNTHREADED_CHARACTERS = 1 * MIB  # of an inline file; longer ones are decoded in a thread
 SLICE_CHARACTERS = 1 * MIB  # of base64: while one is decoded no other thread runs; a multiple of 4
 
-Place = tuple[int, int]  # of a part: the number of its item, and its own
+PartPosition = tuple[int, int]  # of a part: the number of its item, and its own
 
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,", re.ASCII)
 
 
-class Attachment(Struct):
+class AttachedFile(Struct):
     """`origin` is a file's id or a digest: the same one is put into a container once."""
 
     name: str
@@ -38,10 +38,10 @@ class Attachment(Struct):
     content: bytes = b""  # where it is not stored
 
 
-class Part(NamedTuple):
-    """A part of a message with a file or a picture. `where` is None in what went before the request."""
+class AttachmentPart(NamedTuple):
+    """A part of a message with a file or a picture. `where` is None for parts of the history."""
 
-    place: Place  # the number of its item, the history's first, and its own
+    place: PartPosition  # the number of its item, the history's first, and its own
     content: Item
     where: str | None
 
@@ -52,20 +52,20 @@ class Part(NamedTuple):
 
 
 class Attachments:
-    """By their origins: `found` are those of the request, `earlier` those that only the history has, the oldest first.
+    """The attached files by origin: `found` of the request, `earlier` of the history alone, oldest first.
 
-    A request is refused for a file that it cannot have. What went before is not: it was right then.
+    A request is refused for a file that it cannot have. The history is not: it was valid when it was sent.
     """
 
     def __init__(self) -> None:
-        self.found: dict[str, Attachment] = {}
-        self.earlier: dict[str, Attachment] = {}
-        self._places: dict[Place, str] = {}  # the parts of messages that they came in
-        self._pictures: dict[Place, str] = {}
-        self._gone: set[Place] = set()
+        self.found: dict[str, AttachedFile] = {}
+        self.earlier: dict[str, AttachedFile] = {}
+        self._places: dict[PartPosition, str] = {}  # the parts of messages that they came in
+        self._pictures: dict[PartPosition, str] = {}
+        self._gone: set[PartPosition] = set()
 
     @property
-    def all(self) -> dict[str, Attachment]:
+    def all(self) -> dict[str, AttachedFile]:
         return {**self.earlier, **self.found}
 
     async def take(
@@ -76,13 +76,16 @@ class Attachments:
         items: Sequence[Item] = (),
         history: Sequence[Item] = (),
     ) -> None:
-        """Raises FileNotFound for ids that are nobody's or somebody else's, InvalidRequest for what cannot be read."""
-        contents = InlineContents(files, owner)
+        """Loads all attached files.
+
+        Raises FileNotFound for unknown or foreign ids, InvalidRequest for unreadable files.
+        """
+        contents = InlineFileContents(files, owner)
         for id in file_ids:
-            self._add(_stored(await contents.find(id)))
-        for part in parts_of(history, items):
+            self._add_file(_from_stored_file(await contents.find(id)))
+        for part in list_file_parts(history, items):
             try:
-                await self._take(part, contents)
+                await self._take_part(part, contents)
             except (errors.FileNotFound, errors.InvalidRequest) as error:
                 if part.where is not None:
                     raise
@@ -91,44 +94,48 @@ class Attachments:
         self.earlier = dict(reversed(self.earlier.items()))
 
     def shown(self, items: list[Item], paths: Mapping[str, str]) -> list[Item]:
-        """The history and the new items as a model gets them: instead of a file, where it is; pictures as they came."""
+        """Returns history and new items for the model: a file becomes a note with its path; pictures stay as sent."""
         changes = {
-            place: self._as_shown(place, items[place[0]][_key(items[place[0]])][place[1]], paths.get(origin))
+            place: self._show_part(place, items[place[0]][_parts_key(items[place[0]])][place[1]], paths.get(origin))
             for place, origin in self._places.items()
         }
-        return with_parts(items, {**changes, **dict.fromkeys(self._gone, GONE)})
+        return replace_parts(items, {**changes, **dict.fromkeys(self._gone, FILE_GONE_PART)})
 
-    def _as_shown(self, place: Place, part: Item, path: str | None) -> Item:
+    def _show_part(self, place: PartPosition, part: Item, path: str | None) -> Item:
         if part["type"] == "input_file":
-            return GONE if path is None else _note(f"The user's file {path.rpartition('/')[2]} is at {path}.")
-        return part if place not in self._pictures else _with_content(part, "", self._pictures[place])
+            return (
+                FILE_GONE_PART
+                if path is None
+                else _text_part(f"The user's file {path.rpartition('/')[2]} is at {path}.")
+            )
+        return part if place not in self._pictures else _fill_part(part, "", self._pictures[place])
 
-    async def _take(self, part: Part, contents: InlineContents) -> None:
-        if _is_long(part.content):
-            attachment = await asyncio.to_thread(_of_part, part.content, part.where or "")
+    async def _take_part(self, part: AttachmentPart, contents: InlineFileContents) -> None:
+        if _is_long_inline(part.content):
+            attachment = await asyncio.to_thread(_from_inline_part, part.content, part.where or "")
         else:
-            attachment = _of_part(part.content, part.where or "")
+            attachment = _from_inline_part(part.content, part.where or "")
         if attachment is None and part.file_id is not None:
             file = await contents.find(part.file_id)
-            attachment = _stored(file)
+            attachment = _from_stored_file(file)
             if part.content["type"] == "input_image":
                 self._pictures[part.place] = await contents.url(file, part.where or "")
         if attachment is not None:
-            self._add(attachment, part)
+            self._add_file(attachment, part)
 
-    def _add(self, attachment: Attachment, part: Part | None = None) -> None:
+    def _add_file(self, attachment: AttachedFile, part: AttachmentPart | None = None) -> None:
         known = self.found if part is None or part.where is not None else self.earlier
         if attachment.origin not in self.found and attachment.origin not in self.earlier:
             if len(self.found) + len(self.earlier) >= MAX_ATTACHMENTS:
                 message = f"A request can bring {MAX_ATTACHMENTS} files at most."
-                raise BadWish(message, "input", "array_above_max_length")
+                raise InvalidContainerOption(message, "input", "array_above_max_length")
             known[attachment.origin] = attachment
         if part is not None:
             self._places[part.place] = attachment.origin
 
 
-class InlineContents:
-    """Contents of stored files, for an upstream, which knows no ids of ours: bounded, and each is encoded once."""
+class InlineFileContents:
+    """Contents of stored files for an upstream, which knows no ids of ours. Bounded; each file is encoded once."""
 
     def __init__(self, files: StoredFiles, owner: str):
         self._files = files
@@ -145,62 +152,64 @@ class InlineContents:
         return self._found[id]
 
     async def url(self, file: StoredFile, where: str) -> str:
-        """A data URL. Raises BadWish if that is too much, FileNotFound."""
+        """Returns a data URL. Raises InvalidContainerOption if the files are too large in all, FileNotFound."""
         if file.bytes > self._left_bytes or not self._left_parts:
-            raise BadWish(
+            raise InvalidContainerOption(
                 f"Invalid '{where}.file_id': the files that a model is shown can have {MAX_INLINE_BYTES} bytes in all, "
                 f"in {MAX_INLINE_PARTS} parts.",
                 f"{where}.file_id",
             )
         if file.id not in self._urls:
-            self._urls[file.id] = await self._encoded(file)
+            self._urls[file.id] = await self._encode_data_url(file)
         self._left_bytes -= file.bytes
         self._left_parts -= 1
         return self._urls[file.id]
 
-    async def _encoded(self, file: StoredFile) -> str:
+    async def _encode_data_url(self, file: StoredFile) -> str:
         content = b"".join([chunk async for chunk in await self._files.chunks(file)])
-        mime = mimetypes.guess_type(plain_name(file.filename))[0] or "application/octet-stream"
+        mime = mimetypes.guess_type(sanitize_file_name(file.filename))[0] or "application/octet-stream"
         return f"data:{mime};base64,{base64.b64encode(content).decode()}"
 
 
-async def inlined(files: StoredFiles, owner: str, history: Sequence[Item], items: Sequence[Item]) -> list[Item]:
-    """The history and the items for an upstream without our container: stored files in themselves.
+async def inline_stored_files(
+    files: StoredFiles, owner: str, history: Sequence[Item], items: Sequence[Item]
+) -> list[Item]:
+    """Returns history and items for an upstream without our container, with stored files inlined.
 
     Ids that are not ours may be the upstream's own, and stay. Raises InvalidRequest for files that are too large.
     """
-    contents = InlineContents(files, owner)
-    changes: dict[Place, Item] = {}
-    for part in parts_of(history, items):
+    contents = InlineFileContents(files, owner)
+    changes: dict[PartPosition, Item] = {}
+    for part in list_file_parts(history, items):
         if part.file_id is None:
             continue
         try:
             file = await contents.find(part.file_id)
             url = await contents.url(file, part.where or "")
-            changes[part.place] = _with_content(part.content, plain_name(file.filename), url)
+            changes[part.place] = _fill_part(part.content, sanitize_file_name(file.filename), url)
         except (errors.FileNotFound, errors.InvalidRequest) as error:
             if part.where is not None and isinstance(error, errors.InvalidRequest):
                 raise
             if part.where is None and _cannot_be_shown(part, error):
-                changes[part.place] = GONE
-    return with_parts([*history, *items], changes)
+                changes[part.place] = FILE_GONE_PART
+    return replace_parts([*history, *items], changes)
 
 
-def parts_of(history: Sequence[Item], items: Sequence[Item]) -> list[Part]:
-    """Those of the request, then those of the history, the newest first: where not all fit, the oldest do not."""
+def list_file_parts(history: Sequence[Item], items: Sequence[Item]) -> list[AttachmentPart]:
+    """Lists the file parts of the request, then of the history, newest first: the oldest may not fit."""
     new = [
-        Part((len(history) + at, number), part, f"input[{at}].{_key(items[at])}[{number}]")
-        for (at, number), part in _parts(items)
+        AttachmentPart((len(history) + at, number), part, f"input[{at}].{_parts_key(items[at])}[{number}]")
+        for (at, number), part in _iter_file_parts(items)
     ]
-    return [*new, *(Part(place, part, None) for place, part in reversed(list(_parts(history))))]
+    return [*new, *(AttachmentPart(place, part, None) for place, part in reversed(list(_iter_file_parts(history))))]
 
 
-def with_parts(items: list[Item], changes: Mapping[Place, Item]) -> list[Item]:
-    """The items with those parts in their places."""
+def replace_parts(items: list[Item], changes: Mapping[PartPosition, Item]) -> list[Item]:
+    """Returns the items with these parts replaced."""
     changed = list(items)
     contents: dict[int, list[Any]] = {}
     for (at, number), part in changes.items():
-        key = _key(items[at])
+        key = _parts_key(items[at])
         if at not in contents:
             contents[at] = list(items[at][key])
             changed[at] = {**items[at], key: contents[at]}
@@ -208,9 +217,9 @@ def with_parts(items: list[Item], changes: Mapping[Place, Item]) -> list[Item]:
     return changed
 
 
-def _parts(items: Sequence[Item]) -> Iterator[tuple[Place, Item]]:
+def _iter_file_parts(items: Sequence[Item]) -> Iterator[tuple[PartPosition, Item]]:
     for at, item in enumerate(items):
-        content, by_id_only = item.get(_key(item)), _key(item) == "output"
+        content, by_id_only = item.get(_parts_key(item)), _parts_key(item) == "output"
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if not isinstance(part, dict) or part.get("type") not in ("input_file", "input_image"):
                 continue
@@ -218,92 +227,95 @@ def _parts(items: Sequence[Item]) -> Iterator[tuple[Place, Item]]:
                 yield (at, number), part
 
 
-def _key(item: Item) -> str:
-    """Where an item has its parts. What a client's function gave is for the model: of it only our ids matter."""
+def _parts_key(item: Item) -> str:
+    """Returns the field that holds an item's parts.
+
+    Output of a client's function is for the model: only our ids count in it.
+    """
     kind = item.get("type", "message")
     return "output" if kind in ("function_call_output", "custom_tool_call_output") else "content"
 
 
-def _cannot_be_shown(part: Part, error: errors.ClocheError) -> bool:
-    """Whether an upstream could make nothing of it: a file of ours that is gone or too large for it."""
+def _cannot_be_shown(part: AttachmentPart, error: errors.ClocheError) -> bool:
+    """Whether an upstream could not use the part: a file of ours that is gone, or too large for it."""
     if part.file_id is None:
         return "file_data" in part.content
-    return not isinstance(error, errors.FileNotFound) or made_here(part.file_id)
+    return not isinstance(error, errors.FileNotFound) or is_own_file_id(part.file_id)
 
 
-def _note(text: str) -> Item:
+def _text_part(text: str) -> Item:
     return {"type": "input_text", "text": text}
 
 
-GONE = _note("(A file that the user attached here is no longer there.)")
+FILE_GONE_PART = _text_part("(A file that the user attached here is no longer there.)")
 
 
-def _stored(file: StoredFile) -> Attachment:
-    return Attachment(name=plain_name(file.filename), origin=file.id, size_bytes=file.bytes, stored=file)
+def _from_stored_file(file: StoredFile) -> AttachedFile:
+    return AttachedFile(name=sanitize_file_name(file.filename), origin=file.id, size_bytes=file.bytes, stored=file)
 
 
-def _is_long(part: Item) -> bool:
+def _is_long_inline(part: Item) -> bool:
     data = part.get("image_url" if part["type"] == "input_image" else "file_data")
-    return isinstance(data, str) and len(data) > AT_ONCE_CHARACTERS
+    return isinstance(data, str) and len(data) > MAX_UNTHREADED_CHARACTERS
 
 
-def _of_part(part: Item, where: str) -> Attachment | None:
-    """What a part holds itself; None if that is elsewhere."""
+def _from_inline_part(part: Item, where: str) -> AttachedFile | None:
+    """Returns the file that a part holds inline; None if it is stored elsewhere."""
     if part["type"] == "input_image":
         url = part.get("image_url")
-        return _picture(url) if isinstance(url, str) and url.startswith("data:") else None
+        return _decode_picture(url) if isinstance(url, str) and url.startswith("data:") else None
     if part.get("file_url"):
-        raise BadWish(
+        raise InvalidContainerOption(
             "This server does not fetch files: send the file as 'file_data', or upload it and send its 'file_id'.",
             f"{where}.file_url",
         )
     if part.get("file_data") is not None:
-        return _file(part, where)
+        return _decode_file_part(part, where)
     if not part.get("file_id"):
-        raise BadWish(
+        raise InvalidContainerOption(
             f"Missing required parameter: '{where}.file_id'.", f"{where}.file_id", "missing_required_parameter"
         )
     return None
 
 
-def _file(part: Item, where: str) -> Attachment:
-    mime, content = _decoded(part["file_data"], f"{where}.file_data")
+def _decode_file_part(part: Item, where: str) -> AttachedFile:
+    mime, content = _decode_base64(part["file_data"], f"{where}.file_data")
     name = part.get("filename")
     if not isinstance(name, str) or not name:
         name = "file" + (mimetypes.guess_extension(mime) or "")
-    return _inline(plain_name(name), content)
+    return _from_content(sanitize_file_name(name), content)
 
 
-def _picture(url: str) -> Attachment | None:
-    """None for one that cannot be read: that is for the upstream to say."""
+def _decode_picture(url: str) -> AttachedFile | None:
+    """Decodes a picture. Returns None for an unreadable one: the upstream reports that."""
     try:
-        mime, content = _decoded(url, "image_url")
+        mime, content = _decode_base64(url, "image_url")
     except errors.InvalidRequest:
         return None
     extension = {"image/jpeg": ".jpg"}.get(mime) or mimetypes.guess_extension(mime) or ".png"
-    return _inline(f"image{extension}", content)
+    return _from_content(f"image{extension}", content)
 
 
-def _inline(name: str, content: bytes) -> Attachment:
+def _from_content(name: str, content: bytes) -> AttachedFile:
     digest = hashlib.sha256(name.encode() + b"\0")
     digest.update(content)
-    return Attachment(name=name, origin=f"sha256:{digest.hexdigest()}", size_bytes=len(content), content=content)
+    return AttachedFile(name=name, origin=f"sha256:{digest.hexdigest()}", size_bytes=len(content), content=content)
 
 
-def _decoded(data: Any, param: str) -> tuple[str, bytes]:
+def _decode_base64(data: Any, param: str) -> tuple[str, bytes]:
     """The type and the content. Raises InvalidRequest."""
     if not isinstance(data, str):
-        raise BadWish(f"Invalid type for '{param}': expected a string.", param, "invalid_type")
+        raise InvalidContainerOption(f"Invalid type for '{param}': expected a string.", param, "invalid_type")
     header = _DATA_URL.match(data)
     try:
-        content = b"".join(_slices(data, header.end() if header else 0))
+        content = b"".join(_decode_slices(data, header.end() if header else 0))
     except (binascii.Error, ValueError):
-        raise BadWish(f"Invalid '{param}': expected base64, or a data URL with base64.", param) from None
+        raise InvalidContainerOption(f"Invalid '{param}': expected base64, or a data URL with base64.", param) from None
     return (header[1] or "" if header else ""), content
 
 
-def _slices(data: str, start: int) -> Iterator[bytes]:
-    """What base64 says from there on. Raises ValueError."""
+def _decode_slices(data: str, start: int) -> Iterator[bytes]:
+    """Decodes base64 from `start` on, slice by slice. Raises ValueError."""
     for at in range(start, len(data), SLICE_CHARACTERS):
         content = base64.b64decode(data[at : at + SLICE_CHARACTERS], validate=True)
         if at + SLICE_CHARACTERS < len(data) and len(content) != SLICE_CHARACTERS // 4 * 3:
@@ -311,7 +323,7 @@ def _slices(data: str, start: int) -> Iterator[bytes]:
         yield content
 
 
-def _with_content(part: Item, name: str, url: str) -> Item:
+def _fill_part(part: Item, name: str, url: str) -> Item:
     if part["type"] == "input_image":
         return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
     return {"type": "input_file", "filename": name, "file_data": url}

@@ -1,4 +1,4 @@
-"""Containers: sandboxes as OpenAI's clients see them. They expire when nobody has used them for a while."""
+"""Containers: sandboxes as OpenAI's clients see them. They expire after a while without use."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.request import MemoryTier
 from cloche.model import GIB, KIB, Limits, SandboxInfo, SandboxSpec, Struct
 from cloche.network_policy import NetworkPolicy, parse_pattern
-from cloche.store.base import SHUT_DOWN
+from cloche.store.base import SHUT_DOWN_REASON
 
-# A container's network: what a model is told of it, and how it is remembered when the container has expired.
+# A container's network policy: its description for the model, and its label that outlives the container.
 
-NETWORK = "openai.network"  # in a sandbox's metadata: the hosts that were asked for, never a secret
-MAX_LABEL = 8 * KIB  # the metadata of a sandbox may have twice that
-MAX_TOLD = 30  # hosts that a model is told of
+NETWORK_LABEL = "openai.network"  # in a sandbox's metadata: the hosts that were asked for, never a secret
+MAX_LABEL_LENGTH = 8 * KIB  # the metadata of a sandbox may have twice that
+MAX_DESCRIBED_HOSTS = 30  # hosts that a model is told of
 
 
-def hosts_of(policy: NetworkPolicy) -> tuple[str, ...]:
-    """The patterns of the hosts that it allows."""
+def allowed_hosts(policy: NetworkPolicy) -> tuple[str, ...]:
+    """Returns the patterns of the allowed hosts."""
     return tuple(dict.fromkeys(rule.host for rule in policy.ordered if rule.action == "allow"))
 
 
-def label_of(policy: NetworkPolicy) -> str:
-    """What is remembered. What is too long for that is not."""
-    label = ",".join(hosts_of(policy))
-    return label if len(label) <= MAX_LABEL else ""
+def network_label(policy: NetworkPolicy) -> str:
+    """Returns the label that is stored; empty if it would be too long."""
+    label = ",".join(allowed_hosts(policy))
+    return label if len(label) <= MAX_LABEL_LENGTH else ""
 
 
-def remembered(info: SandboxInfo) -> NetworkPolicy | None:
-    """What was asked for, but for the secrets: those are nowhere kept. None where nothing was.
+def network_from_label(info: SandboxInfo) -> NetworkPolicy | None:
+    """Returns the requested policy without secrets, which are stored nowhere. None if none was requested.
 
-    Another dialect may have written anything there: what makes no sense allows nothing.
+    Another dialect may have written anything there: an invalid label allows nothing.
     """
-    label = info.metadata.get(NETWORK)
+    label = info.metadata.get(NETWORK_LABEL)
     if label is None:
         return None
     try:
@@ -54,23 +54,25 @@ def remembered(info: SandboxInfo) -> NetworkPolicy | None:
         return NetworkPolicy()
 
 
-def told(policy: NetworkPolicy, *, packages: bool) -> str:
-    """What a model should know before it writes code that fails."""
-    hosts = hosts_of(policy)
+def describe_network(policy: NetworkPolicy, *, packages: bool) -> str:
+    """Describes the network to a model, before it writes code that fails."""
+    hosts = allowed_hosts(policy)
     installs = "pip can install packages."
     if not hosts:
         return f"There is no internet access, but {installs}" if packages else "There is no internet access."
-    return " ".join([_reach(hosts), *([installs] if packages else []), *_secrets_told(policy)])
+    return " ".join([_describe_hosts(hosts), *([installs] if packages else []), *_describe_secrets(policy)])
 
 
-def _reach(hosts: tuple[str, ...]) -> str:
+def _describe_hosts(hosts: tuple[str, ...]) -> str:
     if any(parse_pattern(host).name == "*" for host in hosts):
         return "The internet can be reached by the proxy in HTTP_PROXY, as far as the operator of this host allows."
-    shown = ", ".join(hosts[:MAX_TOLD]) + (f" and {len(hosts) - MAX_TOLD} more" if len(hosts) > MAX_TOLD else "")
+    shown = ", ".join(hosts[:MAX_DESCRIBED_HOSTS]) + (
+        f" and {len(hosts) - MAX_DESCRIBED_HOSTS} more" if len(hosts) > MAX_DESCRIBED_HOSTS else ""
+    )
     return f"Of the internet only these hosts can be reached, by the proxy in HTTP_PROXY: {shown}."
 
 
-def _secrets_told(policy: NetworkPolicy) -> list[str]:
+def _describe_secrets(policy: NetworkPolicy) -> list[str]:
     named = [f"{secret.name} for {secret.domain}" for secret in policy.secrets if secret.name is not None]
     if not named:
         return []
@@ -80,35 +82,34 @@ def _secrets_told(policy: NetworkPolicy) -> list[str]:
     ]
 
 
-# Ids of containers that went through LiteLLM's proxy.
+# Unwraps container ids that went through LiteLLM's proxy.
 #
-# It gives its clients `cntr_` + base64 of "litellm:custom_llm_provider:..;model_id:..;container_id:ORIGINAL", to know
-# by
-# itself where a container is; but when a client names one in a tool, it hands that on as it is. So it comes here.
+# It gives its clients `cntr_` + base64 of "litellm:custom_llm_provider:..;model_id:..;container_id:ORIGINAL",
+# to find the container itself; but an id that a client names in a tool is passed on as it is, and arrives here.
 
-PREFIX = "cntr_"
-MAX_CHARACTERS = 4096
+CONTAINER_ID_PREFIX = "cntr_"
+MAX_WRAPPED_LENGTH = 4096
 _MARK, _NAME = "litellm:", ";container_id:"
 
 
-def unwrapped(id: str) -> str:
-    """The id inside; the same where none is. Whose container it is, is asked later, as of any other id."""
+def unwrap_container_id(id: str) -> str:
+    """Returns the id inside, or the id itself. Its owner is checked later, as for any other id."""
     try:
-        text = base64.b64decode(id[len(PREFIX) : MAX_CHARACTERS], validate=True).decode()
+        text = base64.b64decode(id[len(CONTAINER_ID_PREFIX) : MAX_WRAPPED_LENGTH], validate=True).decode()
     except (binascii.Error, ValueError):
         return id
     before, _, original = text.rpartition(_NAME)
-    return original if before.startswith(_MARK) and original.startswith(PREFIX) else id
+    return original if before.startswith(_MARK) and original.startswith(CONTAINER_ID_PREFIX) else id
 
 
-DELETED = "its container was deleted"
+DELETED_REASON = "its container was deleted"
 NAME, MINUTES, SESSION = "openai.name", "openai.minutes", "openai.session"  # in a sandbox's metadata
-USUAL_MINUTES = 20  # of a sandbox that was not made as a container
-TIERS: dict[MemoryTier, int] = {"1g": GIB, "4g": 4 * GIB, "16g": 16 * GIB, "64g": 64 * GIB}
+DEFAULT_MINUTES = 20  # of a sandbox that was not made as a container
+MEMORY_TIERS: dict[MemoryTier, int] = {"1g": GIB, "4g": 4 * GIB, "16g": 16 * GIB, "64g": 64 * GIB}
 
 
-class BadWish(errors.InvalidRequest):
-    """Something about a container that cannot be had. `param` and `reason` are OpenAI's words for what and how."""
+class InvalidContainerOption(errors.InvalidRequest):
+    """An option of a container that is not available. `param` and `reason` are OpenAI's field and code."""
 
     status = 400
 
@@ -118,8 +119,8 @@ class BadWish(errors.InvalidRequest):
         self.reason = reason
 
 
-class Wishes(Struct):
-    """What a new container should be."""
+class ContainerOptions(Struct):
+    """The options of a new container."""
 
     name: str = "auto"
     minutes: int | None = None
@@ -129,11 +130,11 @@ class Wishes(Struct):
 
 
 class Container:
-    """A live one."""
+    """A live container."""
 
     def __init__(self, sandbox: Sandbox):
         self.sandbox = sandbox
-        self.id = PREFIX + sandbox.id
+        self.id = CONTAINER_ID_PREFIX + sandbox.id
 
     @property
     def owner(self) -> str:
@@ -149,12 +150,12 @@ class Container:
 
     @property
     def paused(self) -> bool:
-        """By somebody who speaks another dialect."""
+        """Whether a client of another dialect paused it."""
         return self.sandbox.record.state == "paused"
 
     def touch(self, seconds: float = 0.0) -> None:
-        """It was used now, or will be for so long: it expires later, never earlier than it would have."""
-        self.sandbox.extend(minutes_of(self.info) * 60.0 + seconds)
+        """Records a use now, or for the next `seconds`: it expires later, never earlier than before."""
+        self.sandbox.extend(idle_minutes(self.info) * 60.0 + seconds)
 
 
 class Containers:
@@ -164,15 +165,15 @@ class Containers:
         self._sessions: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._policies: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by sandbox
 
-    async def create(self, owner: str, wishes: Wishes) -> Container:
-        """Raises BadWish, and what `Engine.create` does."""
+    async def create(self, owner: str, wishes: ContainerOptions) -> Container:
+        """Raises InvalidContainerOption, and the errors of `Engine.create`."""
         minutes = wishes.minutes or self._config.gateway.container_minutes
         metadata = {NAME: wishes.name, MINUTES: str(minutes)}
         if wishes.session is not None:
             metadata[SESSION] = wishes.session
         if wishes.network is not None:
             self.check_network(wishes.network)
-            metadata[NETWORK] = label_of(wishes.network)
+            metadata[NETWORK_LABEL] = network_label(wishes.network)
         spec = SandboxSpec(
             owner=owner,
             metadata=metadata,
@@ -183,116 +184,117 @@ class Containers:
         return Container(await self._engine.create(spec))
 
     async def get(self, owner: str, id: str) -> Container:
-        """A live one, which is in use from now on. One that is paused is resumed: this dialect has no other way to.
+        """Returns a live container and counts as a use. A paused one is resumed: this dialect has no other way to.
 
         Raises SandboxNotFound, and Gone for one that has expired.
         """
         try:
-            return await self._running(owner, id)
+            return await self._find_running(owner, id)
         except errors.SandboxPaused:
-            await self._engine.resume(sandbox_id(id), owner)
-            return await self._running(owner, id)
+            await self._engine.resume(to_sandbox_id(id), owner)
+            return await self._find_running(owner, id)
 
-    async def _running(self, owner: str, id: str) -> Container:
-        """As `get`, but raises SandboxPaused for one that is paused."""
+    async def _find_running(self, owner: str, id: str) -> Container:
+        """As `get`, but raises SandboxPaused for a paused container."""
         try:
-            container = Container(await self._engine.get(sandbox_id(id), owner))
+            container = Container(await self._engine.get(to_sandbox_id(id), owner))
             container.touch()
         except errors.SandboxNotFound:
-            raise _not_found(id) from None
+            raise _container_not_found(id) from None
         except errors.SandboxKilled:
-            raise await self._ended(owner, id) from None
+            raise await self._ended_error(owner, id) from None
         return container
 
     async def describe(self, owner: str, id: str) -> SandboxInfo:
-        """Also of one that has expired, or is paused and stays so. It counts as use. Raises SandboxNotFound."""
+        """Describes a container, also an expired or paused one. It counts as a use. Raises SandboxNotFound."""
         try:
-            return (await self._running(owner, id)).info
+            return (await self._find_running(owner, id)).info
         except (errors.Gone, errors.SandboxPaused):
-            return await self._engine.describe(sandbox_id(id), owner)
+            return await self._engine.describe(to_sandbox_id(id), owner)
 
     async def created_at(self, owner: str, id: str) -> float:
-        """Of any, also of one that was deleted. Raises SandboxNotFound."""
-        return (await self._engine.describe(sandbox_id(id), owner)).created_at
+        """Returns the time of creation, also of a deleted container. Raises SandboxNotFound."""
+        return (await self._engine.describe(to_sandbox_id(id), owner)).created_at
 
     async def list(self, owner: str, name: str | None = None) -> Sequence[SandboxInfo]:
-        """The newest first: all sandboxes that run or are paused, and those made as containers that have expired."""
+        """Lists running and paused sandboxes, and expired ones that were made as containers; the newest first."""
         ended = await self._engine.history(owner, NAME, name)
-        running = [info for info in self._engine.list(owner) if name in (None, name_of(info))]
+        running = [info for info in self._engine.list(owner) if name in (None, container_name(info))]
         found = {info.id: info for info in (*ended, *running)}  # one that ended meanwhile is there once
-        return sorted(found.values(), key=age, reverse=True)
+        return sorted(found.values(), key=age_key, reverse=True)
 
     async def delete(self, owner: str, id: str) -> None:
-        """Also one that has expired, or is paused. Raises SandboxNotFound."""
+        """Deletes a container, also an expired or paused one. Raises SandboxNotFound."""
         try:
-            container = await self._running(owner, id)
+            container = await self._find_running(owner, id)
         except errors.SandboxPaused:
-            await self._engine.kill(sandbox_id(id), owner, DELETED)
+            await self._engine.kill(to_sandbox_id(id), owner, DELETED_REASON)
         except errors.Gone:
-            await self._engine.disclaim(sandbox_id(id), owner, DELETED)
+            await self._engine.mark_killed_by_owner(to_sandbox_id(id), owner, DELETED_REASON)
         else:
-            await container.sandbox.kill(DELETED)
+            await container.sandbox.kill(DELETED_REASON)
 
-    async def of_session(self, owner: str, wishes: Wishes) -> tuple[Container, bool]:
-        """The one of that session, and whether it was made now. Two at a time get the same."""
+    async def of_session(self, owner: str, wishes: ContainerOptions) -> tuple[Container, bool]:
+        """Returns the session's container, and whether it was made now. Concurrent callers get the same one."""
         assert wishes.session is not None
         lock = self._sessions.setdefault((owner, wishes.session), asyncio.Lock())  # there while somebody holds it
         async with lock:
-            alive = await self.alive_of_session(owner, wishes.session)
+            alive = await self.find_live_in_session(owner, wishes.session)
             return (alive, False) if alive is not None else (await self.create(owner, wishes), True)
 
-    async def alive_of_session(self, owner: str, session: str) -> Container | None:
+    async def find_live_in_session(self, owner: str, session: str) -> Container | None:
         for info in self._engine.list(owner):
             if info.metadata.get(SESSION) == session:
                 with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
-                    return await self.get(owner, PREFIX + info.id)
+                    return await self.get(owner, CONTAINER_ID_PREFIX + info.id)
         return None
 
-    async def last_of_session(self, owner: str, session: str) -> str | None:
-        """The id of the one that the session had, which has expired."""
+    async def find_expired_in_session(self, owner: str, session: str) -> str | None:
+        """Returns the id of the session's container that has expired."""
         ended = await self._engine.history(owner, SESSION, session, limit=1)
-        return PREFIX + ended[0].id if ended else None
+        return CONTAINER_ID_PREFIX + ended[0].id if ended else None
 
     # -- what they may reach
 
     def check_network(self, policy: NetworkPolicy) -> None:
-        """Raises BadWish for what the operator of this host allows to nobody."""
+        """Raises InvalidContainerOption for a policy that the operator of this host allows to no owner."""
         try:
             self._engine.networks.check(policy)
         except errors.InvalidRequest as error:
-            raise BadWish(str(error), "network_policy") from None
+            raise InvalidContainerOption(str(error), "network_policy") from None
 
     async def network_of(self, info: SandboxInfo) -> NetworkPolicy:
-        """What a container may reach, or what was asked for one that has expired."""
+        """Returns the policy of a container, or the one that was requested for an expired container."""
         if info.state == "running":
             with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
                 return (await self._engine.find(info.id)).network.policy
-        return remembered(info) or NetworkPolicy()
+        return network_from_label(info) or NetworkPolicy()
 
-    async def usual_network(self) -> NetworkPolicy:
-        """What a container may reach for which nothing is asked."""
+    async def default_network(self) -> NetworkPolicy:
+        """Returns the policy of a container without a requested policy."""
         networks, usual = self._engine.networks, SandboxSpec()
         if not networks.bound.allow:
             return NetworkPolicy()
         return networks.policy_for(usual, await self._engine.template(usual.template))
 
     async def remembered_network(self, owner: str, sandbox: str) -> NetworkPolicy | None:
-        """What was asked for one that has expired, without its secrets. Nothing, if that is allowed no more."""
+        """Returns the policy requested for an expired container, without secrets; empty if it is no longer allowed."""
         try:
-            policy = remembered(await self._engine.describe(sandbox, owner))
+            policy = network_from_label(await self._engine.describe(sandbox, owner))
             if policy is not None:
                 self.check_network(policy)
         except errors.SandboxNotFound:
             return None
-        except BadWish:
+        except InvalidContainerOption:
             return NetworkPolicy()
         return policy
 
     @contextlib.asynccontextmanager
-    async def under(self, container: Container, policy: NetworkPolicy | None) -> AsyncGenerator[None, None]:
-        """In the block the container may reach what `policy` says, whoever else asks for another; None asks for none.
+    async def with_network(self, container: Container, policy: NetworkPolicy | None) -> AsyncGenerator[None, None]:
+        """Applies `policy` to the container; no other request replaces it within the block. None changes nothing.
 
-        It stays so afterwards. Raises Gone, BadWish, and InvalidRequest where a program inside is in the way.
+        It stays so afterwards. Raises Gone, InvalidContainerOption, and InvalidRequest where a program inside is in
+        the way.
         """
         if policy is None:
             yield
@@ -307,94 +309,107 @@ class Containers:
             return
         self.check_network(policy)
         await self._engine.networks.replace(sandbox, policy)
-        sandbox.label(NETWORK, label_of(policy))
+        sandbox.label(NETWORK_LABEL, network_label(policy))
 
     async def limits_of(self, memory: MemoryTier | None) -> Limits | None:
-        """None for the usual ones. Raises BadWish for a tier that this host does not have."""
+        """Returns the limits of a tier; None for the default.
+
+        Raises InvalidContainerOption for an unavailable tier.
+        """
         if memory is None:
             return None
-        limits = _with_memory(await self._engine.limits_of(SandboxSpec().template), TIERS[memory])
+        limits = _replace_memory(await self._engine.limits_of(SandboxSpec().template), MEMORY_TIERS[memory])
         try:
             self._config.limits.check(limits)
         except errors.InvalidRequest:
-            most = [tier for tier in TIERS if TIERS[tier] <= self._config.limits.maximum.memory_bytes]
+            most = [tier for tier in MEMORY_TIERS if MEMORY_TIERS[tier] <= self._config.limits.maximum.memory_bytes]
             offered = ", ".join(f"'{tier}'" for tier in most) or "none: leave memory_limit out"
             message = f"This server does not have containers of '{memory}'. Supported values are: {offered}."
-            raise BadWish(message, "memory_limit") from None
+            raise InvalidContainerOption(message, "memory_limit") from None
         return limits
 
-    async def _ended(self, owner: str, id: str) -> errors.ClocheError:
-        """A server that stops kills its sandboxes, and their owners see them expire; what they killed is no more."""
-        info = await self._engine.describe(sandbox_id(id), owner)
-        return errors.SandboxExpired("Container is expired.") if info.end_reason == SHUT_DOWN else _not_found(id)
+    async def _ended_error(self, owner: str, id: str) -> errors.ClocheError:
+        """Returns the error for a killed container: expired if the server's stop killed it, else not found."""
+        info = await self._engine.describe(to_sandbox_id(id), owner)
+        return (
+            errors.SandboxExpired("Container is expired.")
+            if info.end_reason == SHUT_DOWN_REASON
+            else _container_not_found(id)
+        )
 
 
-def _with_memory(limits: Limits, memory_bytes: int) -> Limits:
+def _replace_memory(limits: Limits, memory_bytes: int) -> Limits:
     fields = {name: getattr(limits, name) for name in Limits.__struct_fields__}
     return Limits(**{**fields, "memory_bytes": memory_bytes})
 
 
-def sandbox_id(id: str) -> str:
-    """Raises SandboxNotFound for what is no container's id."""
-    if not id.startswith(PREFIX):
-        raise _not_found(id)
-    return unwrapped(id).removeprefix(PREFIX)
+def to_sandbox_id(id: str) -> str:
+    """Raises SandboxNotFound if the id is no container's."""
+    if not id.startswith(CONTAINER_ID_PREFIX):
+        raise _container_not_found(id)
+    return unwrap_container_id(id).removeprefix(CONTAINER_ID_PREFIX)
 
 
-def _not_found(id: str) -> errors.SandboxNotFound:
+def _container_not_found(id: str) -> errors.SandboxNotFound:
     return errors.SandboxNotFound(f"Container with id '{id[:100]}' not found.")
 
 
-def age(info: SandboxInfo) -> tuple[float, str]:
-    """By which containers are sorted."""
+def age_key(info: SandboxInfo) -> tuple[float, str]:
+    """Returns the sort key of containers."""
     return info.created_at, info.id
 
 
-def name_of(info: SandboxInfo) -> str:
-    """A sandbox that another dialect made is called by its id."""
-    return info.metadata.get(NAME) or PREFIX + info.id
+def container_name(info: SandboxInfo) -> str:
+    """Returns the container's name. A sandbox that another dialect made is named by its id."""
+    return info.metadata.get(NAME) or CONTAINER_ID_PREFIX + info.id
 
 
 def last_active_at(info: SandboxInfo) -> float:
-    """When it was used last. That is not written down: every use moves the deadline to so many minutes later.
+    """Returns the time of the last use.
+
+    It is not stored: every use moves the deadline to so many minutes later.
 
     A deadline that code in progress has moved further ahead makes it now, for as long as that code may take.
     """
     latest = info.ended_at if info.ended_at is not None else time.time()
     if info.deadline_at is None:
         return latest
-    return max(min(info.deadline_at - minutes_of(info) * 60.0, latest), info.created_at)
+    return max(min(info.deadline_at - idle_minutes(info) * 60.0, latest), info.created_at)
 
 
-def minutes_of(info: SandboxInfo) -> int:
-    """After how many idle minutes it expires."""
+def idle_minutes(info: SandboxInfo) -> int:
+    """Returns the idle minutes after which it expires."""
     minutes = info.metadata.get(MINUTES, "")
     # another dialect may have written anything there
     is_number = minutes.isascii() and minutes.isdigit() and len(minutes) < 6
-    return max(int(minutes), 1) if is_number else USUAL_MINUTES
+    return max(int(minutes), 1) if is_number else DEFAULT_MINUTES
 
 
-def tier_of(info: SandboxInfo) -> MemoryTier:
-    """The largest tier that its memory holds."""
-    return max((tier for tier in TIERS if TIERS[tier] <= info.limits.memory_bytes), key=TIERS.__getitem__, default="1g")
+def memory_tier_of(info: SandboxInfo) -> MemoryTier:
+    """Returns the largest tier that fits in its memory."""
+    return max(
+        (tier for tier in MEMORY_TIERS if MEMORY_TIERS[tier] <= info.limits.memory_bytes),
+        key=MEMORY_TIERS.__getitem__,
+        default="1g",
+    )
 
 
-# Names of files in a container: plain ones, as a model can type them.
+# File names in a container: plain ones that a model can type.
 
 MAX_NAME_BYTES = 200
-NAMELESS = "file"
+DEFAULT_NAME = "file"
 
 
-def plain_name(name: str) -> str:
-    """What a file is called in /mnt/data: never a path, never hidden, never longer than a file system takes."""
+def sanitize_file_name(name: str) -> str:
+    """Returns the name for /mnt/data: never a path, never hidden, never longer than a file system takes."""
     last = name.replace("\\", "/").rpartition("/")[2]
     # Cc: control characters, NUL among them; Cf: what turns text around; Cs: halves of surrogates
     visible = "".join(each for each in last if unicodedata.category(each) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
-    return _shortened(visible.strip().lstrip(".").strip() or NAMELESS)
+    return _shorten_name(visible.strip().lstrip(".").strip() or DEFAULT_NAME)
 
 
-def free_name(name: str, taken: Names[str]) -> str:
-    """That name, or `name-2.ext`, `name-3.ext`, .. if it is taken."""
+def find_free_name(name: str, taken: Names[str]) -> str:
+    """Returns the name, or `name-2.ext`, `name-3.ext`, .. if it is taken."""
     stem, extension = posixpath.splitext(name)
     number = 1
     while name in taken:
@@ -403,7 +418,7 @@ def free_name(name: str, taken: Names[str]) -> str:
     return name
 
 
-def _shortened(name: str) -> str:
+def _shorten_name(name: str) -> str:
     stem, extension = posixpath.splitext(name)
     extension = extension if len(extension.encode()) <= 20 else ""
     room = MAX_NAME_BYTES - len(extension.encode())

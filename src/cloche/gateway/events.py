@@ -1,11 +1,13 @@
-"""What happens while a model answers. A leg (one call of an upstream) says these of its items, by their place in the
-leg; a turn (the whole answer) says them of its own, by their place in the response.
+"""Turn events: the events of a model's answer.
 
-    Opened · Delta* · [Interpreting · Printed* ] · Cited* · Closed       one item after the other
-    Passed                                                               what only a client understands
-    Finished                                                             the last word of a leg or turn
+A model call (one request to an upstream) numbers its items by their place in the call; a turn (the whole
+answer) by their place in the response.
 
-Whoever fails raises instead: `errors.UpstreamFailed` and whatever the engine raises.
+    ItemOpened · ItemDelta* · [CodeStarted · ProgramEvent* ] · CitationAdded* · ItemClosed     item by item
+    PassedThrough                                           an event that only the client understands
+    AnswerFinished                                          the last event of a model call or turn
+
+Failures are raised instead: `errors.UpstreamFailed` and the errors of the engine.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from cloche.model import Struct
 DeltaKind = Literal["text", "refusal", "summary", "reasoning", "arguments", "code", "custom"]
 """`summary` and `reasoning` are the two texts of a reasoning item; `custom` is a custom tool's input."""
 
-Status = Literal["completed", "incomplete"]
+AnswerStatus = Literal["completed", "incomplete"]
 
 
-class Tokens(Struct):
-    """What a model read and wrote."""
+class TokenUsage(Struct):
+    """The tokens that a model read and wrote."""
 
     input: int = 0
     cached: int = 0
@@ -33,8 +35,8 @@ class Tokens(Struct):
     output: int = 0
     reasoning: int = 0
 
-    def __add__(self, other: Tokens) -> Tokens:
-        return Tokens(
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
             input=self.input + other.input,
             cached=self.cached + other.cached,
             cache_written=self.cache_written + other.cache_written,
@@ -47,14 +49,14 @@ class Tokens(Struct):
         return self.input + self.output
 
 
-class Opened(Struct):
-    """An item begins. What it will have is still empty."""
+class ItemOpened(Struct):
+    """An item begins. Its contents are still empty."""
 
     index: int
     item: Item
 
 
-class Delta(Struct):
+class ItemDelta(Struct):
     """More of an item's text. `part` is the number of its content or summary part."""
 
     index: int
@@ -64,21 +66,21 @@ class Delta(Struct):
     logprobs: list[Any] = []
 
 
-class Interpreting(Struct):
-    """A code call's code is whole, and starts to run now."""
+class CodeStarted(Struct):
+    """The code of a code call is complete, and starts to run now."""
 
     index: int
     code: str
 
 
-class Printed(Struct):
+class ProgramEvent(Struct):
     """An event of the program that a code call runs."""
 
     index: int
     event: AnyEvent
 
 
-class Cited(Struct):
+class CitationAdded(Struct):
     """An annotation of a message's text."""
 
     index: int
@@ -86,76 +88,80 @@ class Cited(Struct):
     part: int = 0
 
 
-class Closed(Struct):
-    """An item is whole."""
+class ItemClosed(Struct):
+    """An item is complete."""
 
     index: int
     item: Item
 
 
-class Passed(Struct):
+class PassedThrough(Struct):
     """An event of a Responses upstream about an item that only its client understands, as it came."""
 
     index: int
     event: dict[str, Any]
 
 
-class Finished(Struct):
-    """The end. `reason` says why it is incomplete: `max_output_tokens`, `content_filter`, .."""
+class AnswerFinished(Struct):
+    """The end. `reason` is why it is incomplete: `max_output_tokens`, `content_filter`, .."""
 
-    status: Status = "completed"
+    status: AnswerStatus = "completed"
     reason: str | None = None
-    tokens: Tokens = Tokens()
+    tokens: TokenUsage = TokenUsage()
     model: str = ""  # as the upstream calls it
     service_tier: str | None = None
 
 
-Happening = Opened | Delta | Interpreting | Printed | Cited | Closed | Passed | Finished
+TurnEvent = (
+    ItemOpened | ItemDelta | CodeStarted | ProgramEvent | CitationAdded | ItemClosed | PassedThrough | AnswerFinished
+)
 
 
-# Ids of calls, each of which names one call. Some models count from 0 in every answer, or say the same id twice;
-# clients and upstreams that match outputs to calls then fail, or mix them up.
+# Unique ids of tool calls.
+#
+# Some models count from 0 in every answer, or send the same id twice; clients and upstreams that match outputs
+# to calls then fail, or mix them up.
 
-MAX_LENGTH = 64  # OpenAI takes no more
+MAX_CALL_ID_LENGTH = 64  # OpenAI takes no more
 
 
 class CallIds:
-    """Those that are taken."""
+    """The call ids that are taken."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._seen = Counter(taken)
 
-    def unique(self, id: str) -> str:
-        """The id itself where it can be, else one like it: the same at every call after the same history."""
-        id = (id or "call")[:MAX_LENGTH]
+    def make_unique(self, id: str) -> str:
+        """Returns the id itself if it is free, else a similar one: the same one for the same history."""
+        id = (id or "call")[:MAX_CALL_ID_LENGTH]
         self._seen[id] += 1
         while self._seen[id] > 1:
             suffix = f"_{self._seen[id]}"
-            id = id[: MAX_LENGTH - len(suffix)] + suffix
+            id = id[: MAX_CALL_ID_LENGTH - len(suffix)] + suffix
             self._seen[id] += 1
         return id
 
 
-class OwnCallIds:
-    """Gives the calls of a leg ids that nothing else in the transcript has."""
+class CallIdRewriter:
+    """Gives the calls of one model call ids that are unique in the transcript."""
 
     def __init__(self, transcript: Iterable[Item]):
-        self._ids = CallIds(each for item in transcript for each in _call_ids(item))
+        self._ids = CallIds(each for item in transcript for each in _taken_call_ids(item))
         self._given: dict[int, str] = {}  # by the place of the call in its leg
 
-    def of(self, happening: Happening) -> Happening:
-        """The same, with that id."""
+    def of(self, happening: TurnEvent) -> TurnEvent:
+        """Returns the same event with the unique id."""
         match happening:
-            case Opened(index=index, item={"call_id": str(id)}):
-                self._given[index] = self._ids.unique(id)
-                return Opened(index=index, item={**happening.item, "call_id": self._given[index]})
-            case Closed(index=index) if index in self._given:
-                return Closed(index=index, item={**happening.item, "call_id": self._given[index]})
+            case ItemOpened(index=index, item={"call_id": str(id)}):
+                self._given[index] = self._ids.make_unique(id)
+                return ItemOpened(index=index, item={**happening.item, "call_id": self._given[index]})
+            case ItemClosed(index=index) if index in self._given:
+                return ItemClosed(index=index, item={**happening.item, "call_id": self._given[index]})
             case _:
                 return happening
 
 
-def _call_ids(item: Item) -> list[str]:
-    """An output has the id of its call, which counts once."""
+def _taken_call_ids(item: Item) -> list[str]:
+    """Returns the item's call id. An output has the id of its call, which counts once."""
     known = item.get("call_id")
     return [known] if isinstance(known, str) and not str(item.get("type")).endswith("_output") else []

@@ -1,6 +1,6 @@
 """One connection of `lean_http`: a request, its answer, and then perhaps another request.
 
-What comes while nothing was asked is nobody's answer, and ends the connection: it must never become somebody else's.
+Data that arrives without a request ends the connection: it must never become the answer to another request.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WAITING_BYTES = 256 * 1024  # of a body that nobody has read yet; then the serve
 MAX_HEAD_BYTES = 64 * 1024  # of a head, of trailers, and of whatever else brings nothing of a body
 
 
-class Patience(Struct):
-    """For how many seconds what is waited for."""
+class HttpTimeouts(Struct):
+    """Timeouts in seconds."""
 
     connect: float
     read: float  # without a byte
@@ -31,13 +31,13 @@ class Patience(Struct):
     queue: float  # for a free connection
 
 
-class Connection(asyncio.Protocol):
-    """`ask`, then `piece` until it is None; `can_go_on` says whether that can be done again.
+class LeanConnection(asyncio.Protocol):
+    """A connection: `ask`, then `piece` until it returns None; `can_go_on` tells whether it can be reused.
 
-    The transport calls it, and the parser: what comes is parsed at once, and waits here in pieces.
+    The transport and the parser call it: data is parsed at once, and waits here in pieces.
     """
 
-    def __init__(self, patience: Patience):
+    def __init__(self, patience: HttpTimeouts):
         self._patience = patience
         self._transport: asyncio.Transport  # from the moment that it is connected
         self._waiter: asyncio.Future[None] | None = None  # of whoever waits for something to come, or to be taken
@@ -46,9 +46,9 @@ class Connection(asyncio.Protocol):
         self._is_held = False  # the server has to wait
         self._broken: httpx2.HTTPError | None = None
         self.rested_at = 0.0
-        self._begin()
+        self._begin_answer()
 
-    def _begin(self) -> None:
+    def _begin_answer(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_asked or self._over:
-            self._end(httpx2.RemoteProtocolError("the server spoke without being asked"))
+            self._end_connection(httpx2.RemoteProtocolError("the server spoke without being asked"))
             return
         self.heard = True
         self._barren += len(data)
@@ -75,29 +75,29 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._lasts = False
             if not self._over:  # what follows an answer takes nothing from it
-                self._end(httpx2.RemoteProtocolError(f"no HTTP: {type(error).__name__}"))
+                self._end_connection(httpx2.RemoteProtocolError(f"no HTTP: {type(error).__name__}"))
         if max(self._barren, self._head_size) > MAX_HEAD_BYTES:
-            self._end(httpx2.RemoteProtocolError("the head of the answer is too long"))
+            self._end_connection(httpx2.RemoteProtocolError("the head of the answer is too long"))
         elif self._waiting > WAITING_BYTES:
-            self._hold()
-        self._wake()
+            self._pause_server()
+        self._wake_waiter()
 
     def eof_received(self) -> None:
         if self._is_asked and self._has_head and not self._has_end:
             self._over = True  # an answer without a length ends so
-        self._end(httpx2.RemoteProtocolError("the server broke off"))
+        self._end_connection(httpx2.RemoteProtocolError("the server broke off"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         error = httpx2.ReadError(type(exc).__name__) if exc else httpx2.RemoteProtocolError("the server broke off")
         error.__cause__ = exc
-        self._end(error)
+        self._end_connection(error)
 
     def pause_writing(self) -> None:
         self._is_full = True
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._wake()
+        self._wake_waiter()
 
     # -- what the parser calls
 
@@ -161,38 +161,38 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> None:
         """Returns when the head of the answer is there. Raises httpx2.HTTPError."""
-        self._begin()
+        self._begin_answer()
         self._is_asked = True
-        await self._send(request)
+        await self._send_request(request)
         while not self._has_head:
-            self._check()
-            await self._news(self._patience.read, httpx2.ReadTimeout)
+            self._check_broken()
+            await self._wait_for_news(self._patience.read, httpx2.ReadTimeout)
 
     async def piece(self) -> bytes | None:
         """More of the body; None at its end. Raises httpx2.HTTPError."""
         while not self._pieces:
             if self._over:
                 return None
-            self._check()
-            await self._news(self._patience.read, httpx2.ReadTimeout)
+            self._check_broken()
+            await self._wait_for_news(self._patience.read, httpx2.ReadTimeout)
         whole = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces.clear()
         self._waiting = 0
-        self._let_go()
+        self._resume_server()
         return whole
 
     def close(self) -> None:
-        self._end(httpx2.RemoteProtocolError("the connection was closed"))
+        self._end_connection(httpx2.RemoteProtocolError("the connection was closed"))
 
     # -- inside
 
-    async def _send(self, request: bytes) -> None:
+    async def _send_request(self, request: bytes) -> None:
         for at in range(0, len(request), WRITTEN_BYTES):
             while self._is_full and self._broken is None and not self._is_refused:
-                await self._news(self._patience.write, httpx2.WriteTimeout)
+                await self._wait_for_news(self._patience.write, httpx2.WriteTimeout)
             if self._is_refused:
                 return  # a server that says no may not read on
-            self._check()
+            self._check_broken()
             self._transport.write(request[at : at + WRITTEN_BYTES])
         self._is_sent = True
 
@@ -200,11 +200,11 @@ class Connection(asyncio.Protocol):
     def _is_refused(self) -> bool:
         return self._has_head and self.status >= 400
 
-    def _check(self) -> None:
+    def _check_broken(self) -> None:
         if self._broken is not None:
             raise self._broken
 
-    async def _news(self, seconds: float, late: type[httpx2.TimeoutException]) -> None:
+    async def _wait_for_news(self, seconds: float, late: type[httpx2.TimeoutException]) -> None:
         """Until something came, was taken or broke."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -215,32 +215,34 @@ class Connection(asyncio.Protocol):
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
+    def _wake_waiter(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _hold(self) -> None:
+    def _pause_server(self) -> None:
         if not self._is_held and not self._transport.is_closing():
             self._transport.pause_reading()
             self._is_held = True
 
-    def _let_go(self) -> None:
+    def _resume_server(self) -> None:
         if self._is_held and not self._transport.is_closing():
             self._transport.resume_reading()
             self._is_held = False
 
-    def _end(self, error: httpx2.HTTPError) -> None:
-        """The first reason counts. What has come can still be read."""
+    def _end_connection(self, error: httpx2.HTTPError) -> None:
+        """Ends the connection. The first reason counts. Data that has arrived can still be read."""
         if self._broken is not None:
             return
         self._broken = error
         self._transport.abort()
-        self._wake()
+        self._wake_waiter()
 
 
 @contextlib.contextmanager
-def raising(late: type[httpx2.HTTPError], broken: type[httpx2.HTTPError] = httpx2.NetworkError) -> Iterator[None]:
-    """Says what happened in httpx2's words. Some addresses cannot even be tried: those are no OSError."""
+def translate_errors(
+    late: type[httpx2.HTTPError], broken: type[httpx2.HTTPError] = httpx2.NetworkError
+) -> Iterator[None]:
+    """Translates errors to httpx2's. Some addresses cannot even be tried: their errors are no OSError."""
     try:
         yield
     except TimeoutError as error:

@@ -1,4 +1,4 @@
-"""What a client asks of a turn, decoded and checked."""
+"""The request for a turn, decoded and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MemoryTier = Literal["1g", "4g", "16g", "64g"]
 
 
 class CodeTool(Struct):
-    """`{"type": "code_interpreter", ..}`: where code runs. A container's id, or the wishes for a new one."""
+    """The tool `code_interpreter`: where code runs. A container's id, or the options for a new container."""
 
     container: str | None = None  # explicit: "cntr_.."
     file_ids: tuple[str, ...] = ()
@@ -21,8 +21,8 @@ class CodeTool(Struct):
     session: str | None = None  # of chats: the container of that session, made at its first use
 
 
-class Asked(Struct):
-    """One turn. `tools` are the client's own and those that an upstream has; the code interpreter is `code`."""
+class TurnRequest(Struct):
+    """One turn. `tools` are the client's own and the upstream's own; the code interpreter is `code`."""
 
     model: str
     items: list[Item]  # the new input; `history` comes before it

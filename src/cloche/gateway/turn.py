@@ -1,8 +1,8 @@
-"""One answer: calls of a model, the code that it asks for between them, until it is done.
+"""A turn: one answer, made of model calls and of the code that they request, until the model is done.
 
-    leg ─► items ─► is there code? ──no──► done
-     ▲                    │ yes
-     └── its results ◄── run it
+    model call ─► items ─► is there code? ──no──► done
+        ▲                        │ yes
+        └──── its results ◄── run it
 
 Code never goes to the upstream's own interpreter: an upstream is shown a function, `python`.
 """
@@ -19,78 +19,80 @@ from typing import Any
 from msgspec.structs import replace
 
 from cloche import errors
-from cloche.config import Gateway as Settings
+from cloche.config import GatewayConfig as Settings
 from cloche.events import AnyEvent, Ended, Raised
 from cloche.gateway import tools as tooling
-from cloche.gateway.code_runner import Citations, Workplace
+from cloche.gateway.code_runner import Citations, TurnContainer
 from cloche.gateway.events import (
-    Cited,
-    Closed,
-    Delta,
-    Finished,
-    Happening,
-    Interpreting,
-    Opened,
-    OwnCallIds,
-    Passed,
-    Printed,
-    Tokens,
+    AnswerFinished,
+    CallIdRewriter,
+    CitationAdded,
+    CodeStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    PassedThrough,
+    ProgramEvent,
+    TokenUsage,
+    TurnEvent,
 )
-from cloche.gateway.items import CodeInArguments, Item, new_item_id
-from cloche.gateway.outputs import SeenPictures, Sight, said_by
-from cloche.gateway.request import Asked
-from cloche.gateway.trace import Trace
-from cloche.gateway.upstream import Call, Upstream
+from cloche.gateway.items import CodeArgumentParser, Item, new_item_id
+from cloche.gateway.outputs import ExecutionOutputs, PictureLimit, event_text
+from cloche.gateway.request import TurnRequest
+from cloche.gateway.trace import RequestTrace
+from cloche.gateway.upstream import ModelCall, ModelUpstream
 
-# A leg's happenings, one item after the other: upstreams may send several at once, and clients read them in a row.
+# Orders the events of a model call item by item.
+#
+# Upstreams may interleave items; clients read one at a time.
 
 
-class InOrder:
-    """An iterator over a leg that can be drained: what code is asked for is known to be whole before any of it runs."""
+class ItemSequencer:
+    """Iterator over a model call that can be drained: all of its code calls are complete before any code runs."""
 
-    def __init__(self, leg: AsyncGenerator[Happening, None]):
+    def __init__(self, leg: AsyncGenerator[TurnEvent, None]):
         self._leg = leg
-        self._ready: deque[Happening] = deque()
-        self._waiting: dict[int, list[Happening]] = {}  # by item, in the order in which they opened
+        self._ready: deque[TurnEvent] = deque()
+        self._waiting: dict[int, list[TurnEvent]] = {}  # by item, in the order in which they opened
         self._current: int | None = None
-        self.finished: Finished | None = None
+        self.finished: AnswerFinished | None = None
 
-    def __aiter__(self) -> InOrder:
+    def __aiter__(self) -> ItemSequencer:
         return self
 
-    async def __anext__(self) -> Happening:
+    async def __anext__(self) -> TurnEvent:
         while not self._ready:
             if self.finished is not None:
                 raise StopAsyncIteration
-            self._take(await self._next())
+            self._take_event(await self._next_event())
         return self._ready.popleft()
 
-    async def drain(self) -> Finished:
-        """Reads the leg to its end, for later. Raises what the leg raises."""
+    async def drain(self) -> AnswerFinished:
+        """Reads the model call to its end and buffers its events. Raises the errors of the model call."""
         while self.finished is None:
-            self._take(await self._next())
+            self._take_event(await self._next_event())
         return self.finished
 
-    async def _next(self) -> Happening:
+    async def _next_event(self) -> TurnEvent:
         happening = await anext(self._leg, None)
         if happening is None:
             raise errors.UpstreamFailed("the model's answer broke off")
         return happening
 
-    def _take(self, happening: Happening) -> None:
+    def _take_event(self, happening: TurnEvent) -> None:
         coming = deque((happening,))
         while coming:
-            coming.extendleft(reversed(self._place(coming.popleft())))
+            coming.extendleft(reversed(self._place_event(coming.popleft())))
 
-    def _place(self, happening: Happening) -> list[Happening]:
-        """Those that waited for this one, if it was the last of its item."""
-        if isinstance(happening, Finished):
+    def _place_event(self, happening: TurnEvent) -> list[TurnEvent]:
+        """Places one event. Returns the events that waited for it, if it was the last of its item."""
+        if isinstance(happening, AnswerFinished):
             self.finished = happening
             for queued in self._waiting.values():
                 self._ready.extend(queued)
             self._ready.append(happening)
         elif self._current in (None, happening.index):
-            self._current = None if isinstance(happening, Closed) else happening.index
+            self._current = None if isinstance(happening, ItemClosed) else happening.index
             self._ready.append(happening)
             if self._current is None and self._waiting:
                 return self._waiting.pop(next(iter(self._waiting)))
@@ -99,18 +101,18 @@ class InOrder:
         return []
 
 
-# Calls in a call. Some models now and then ask for several functions by one that nobody offered them: `parallel`,
-# with
-# `{"tool_uses": [{"recipient_name": "functions.python", "parameters": {..}}, ..]}`. It is taken apart here, before
-# anyone
-# is shown it.
+# Splits wrapped parallel calls.
+#
+# Some models now and then call several functions through one that was never offered: `parallel`, with
+# `{"tool_uses": [{"recipient_name": "functions.python", "parameters": {..}}, ..]}`. It is split here, before
+# any client sees it.
 
-WRAPPERS = frozenset({"parallel", "multi_tool_use.parallel"})
-MAX_CALLS = 100
+WRAPPER_NAMES = frozenset({"parallel", "multi_tool_use.parallel"})
+MAX_WRAPPED_CALLS = 100
 
 
-class Unwrapped:
-    """Feed it what a leg says; it says the same, with several calls in the place of one."""
+class ParallelCallSplitter:
+    """Converts the events of a model call: one wrapped call becomes several calls."""
 
     def __init__(self, tools: Iterable[Item]):
         self._offered = {tool.get("name") for tool in tools}
@@ -118,76 +120,78 @@ class Unwrapped:
         self._count = 0
         self._held: set[int] = set()
 
-    def of(self, happening: Happening) -> Iterator[Happening]:
+    def of(self, happening: TurnEvent) -> Iterator[TurnEvent]:
         match happening:
-            case Finished():
+            case AnswerFinished():
                 yield happening
-            case Opened() if self._is_wrapper(happening.item):
+            case ItemOpened() if self._is_wrapper(happening.item):
                 self._held.add(happening.index)
-            case Closed() if happening.index in self._held:
+            case ItemClosed() if happening.index in self._held:
                 self._held.discard(happening.index)
-                yield from self._unwrap(happening.item)
-            case Opened():
-                self._numbers[happening.index] = self._new()
-                yield self._renumbered(happening)
+                yield from self._split_calls(happening.item)
+            case ItemOpened():
+                self._numbers[happening.index] = self._next_index()
+                yield self._renumber_event(happening)
             case _ if happening.index not in self._held:
-                yield self._renumbered(happening)
+                yield self._renumber_event(happening)
 
     def _is_wrapper(self, item: Item) -> bool:
         name = item.get("name")
-        return item.get("type") == "function_call" and name in WRAPPERS and name not in self._offered
+        return item.get("type") == "function_call" and name in WRAPPER_NAMES and name not in self._offered
 
-    def _unwrap(self, item: Item) -> Iterator[Happening]:
-        calls = _calls_in(item.get("arguments"), self._offered)
+    def _split_calls(self, item: Item) -> Iterator[TurnEvent]:
+        calls = _parse_wrapped_calls(item.get("arguments"), self._offered)
         for name, arguments in calls:
             # The ids are the upstream's for a call that is not there any more.
-            yield from self._call({**item, "id": new_item_id("function_call"), "name": name, "arguments": arguments})
+            yield from self._call_events(
+                {**item, "id": new_item_id("function_call"), "name": name, "arguments": arguments}
+            )
         if not calls:
-            yield from self._call(item)
+            yield from self._call_events(item)
 
-    def _call(self, item: Item) -> Iterator[Happening]:
-        index = self._new()
-        yield Opened(index=index, item={**item, "arguments": "", "status": "in_progress"})
-        yield Delta(index=index, kind="arguments", text=item["arguments"])
-        yield Closed(index=index, item=item)
+    def _call_events(self, item: Item) -> Iterator[TurnEvent]:
+        index = self._next_index()
+        yield ItemOpened(index=index, item={**item, "arguments": "", "status": "in_progress"})
+        yield ItemDelta(index=index, kind="arguments", text=item["arguments"])
+        yield ItemClosed(index=index, item=item)
 
-    def _renumbered(self, happening: Any) -> Happening:
+    def _renumber_event(self, happening: Any) -> TurnEvent:
         number = self._numbers[happening.index]
-        same: Happening = happening if number == happening.index else replace(happening, index=number)
+        same: TurnEvent = happening if number == happening.index else replace(happening, index=number)
         return same
 
-    def _new(self) -> int:
+    def _next_index(self) -> int:
         self._count += 1
         return self._count - 1
 
 
-def _calls_in(arguments: Any, offered: set[Any]) -> list[tuple[str, str]]:
-    """Names and arguments of the calls; none unless all of them are of functions that were offered."""
+def _parse_wrapped_calls(arguments: Any, offered: set[Any]) -> list[tuple[str, str]]:
+    """Returns names and arguments of the calls; none unless all are of offered functions."""
     try:
         uses = json.loads(arguments)["tool_uses"]
         calls = [(str(use["recipient_name"]).removeprefix("functions."), use["parameters"]) for use in uses]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
-    if len(calls) > MAX_CALLS or not all(name in offered for name, _ in calls):
+    if len(calls) > MAX_WRAPPED_CALLS or not all(name in offered for name, _ in calls):
         return []
     return [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in calls]
 
 
-NOT_RUN = "Not run: this response has used all of its code calls. Answer with what you have."
-LEAST_OUTPUT_TOKENS = 16  # with fewer, a model is not asked again
-STUBBORN_LEGS = 2  # in which a model may still call code that may not run, before it is asked no more
+NOT_RUN_OUTPUT = "Not run: this response has used all of its code calls. Answer with what you have."
+MIN_CALL_TOKENS = 16  # with fewer, a model is not asked again
+MAX_STUBBORN_CALLS = 2  # in which a model may still call code that may not run, before it is asked no more
 
 
 class Turn:
-    """Use `prepare`, then `happenings`, once. `transcript` is what this turn adds to the conversation."""
+    """One turn: call `prepare`, then `stream_events`, once. `transcript` is its addition to the conversation."""
 
     def __init__(
         self,
-        upstream: Upstream,
-        asked: Asked,
-        workplace: Workplace | None,
+        upstream: ModelUpstream,
+        asked: TurnRequest,
+        workplace: TurnContainer | None,
         settings: Settings,
-        trace: Trace,
+        trace: RequestTrace,
         inlined: Callable[[list[Item], list[Item]], Awaitable[list[Item]]],
     ):
         self._upstream = upstream
@@ -196,38 +200,41 @@ class Turn:
         self._workplace = workplace
         self._settings = settings
         self._trace = trace
-        self._python = tooling.python_name(asked.tools)
+        self._python = tooling.choose_python_name(asked.tools)
         self._citations = Citations(workplace, every_file=asked.cite_new_files or settings.cite_new_files)
         self._code_calls_left = settings.code_calls
         self._outputs_left = self._telling_left = settings.outputs_bytes
-        self._seen_pictures = SeenPictures() if upstream.vision else None
+        self._seen_pictures = PictureLimit() if upstream.vision else None
         self._tool_calls_left = asked.max_tool_calls  # code, and tools that the upstream has itself
         self._stubborn_legs = 0
         self._next_index = 0
         self._legs = 0
         self._given: list[Item] = [*asked.history, *asked.items]  # as the model is shown it, without files
         self.transcript: list[Item] = list(asked.items)
-        self.tokens = Tokens()
+        self.tokens = TokenUsage()
         self.ran_code = False  # whether it would be wrong to simply try again
 
     async def prepare(self) -> None:
-        """Raises what can be known before the model is asked: a container that is gone, say."""
+        """Finds the container and the files.
+
+        Raises errors that are known before the model call, such as a container that is gone.
+        """
         if self._workplace is not None:
             await self._workplace.prepare()
             self._given = self._workplace.shown(self._given)
         else:
             self._given = await self._inlined(self._asked.history, self._asked.items)
 
-    async def happenings(self) -> AsyncGenerator[Happening, None]:
-        """Raises UpstreamFailed, and what the engine raises where no sandbox can be had."""
+    async def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
+        """Yields the events. Raises UpstreamFailed, and the engine's errors where no sandbox is available."""
         while True:
-            leg = _Leg(self)
-            async with contextlib.aclosing(leg.happenings()) as happenings:
+            leg = _ModelCallStream(self)
+            async with contextlib.aclosing(leg.stream_events()) as happenings:
                 async for happening in happenings:
                     yield happening
             assert leg.finished is not None
             self._stubborn_legs += not leg.ran_code
-            if not leg.goes_on or self._stubborn_legs > STUBBORN_LEGS:
+            if not leg.goes_on or self._stubborn_legs > MAX_STUBBORN_CALLS:
                 yield replace(leg.finished, tokens=self.tokens)
                 return
             if self._is_out_of_tokens:
@@ -237,24 +244,24 @@ class Turn:
     @property
     def _is_out_of_tokens(self) -> bool:
         most = self._asked.max_output_tokens
-        return most is not None and most - self.tokens.output < LEAST_OUTPUT_TOKENS
+        return most is not None and most - self.tokens.output < MIN_CALL_TOKENS
 
     # -- what a leg needs
 
-    def call(self) -> Call:
-        """The next call of the model."""
+    def call(self) -> ModelCall:
+        """Returns the next model call."""
         asked = self._asked
-        tools, choice = tooling.tools_for(
+        tools, choice = tooling.select_tools(
             asked,
             self._python,
             has_code=self._workplace is not None,
             first=self._legs == 0,
-            may_run=self._may_run,
+            may_run=self._may_run_code,
             may_host=self._tool_calls_left is None or self._tool_calls_left > 0,
             notes=self._workplace.notes() if self._workplace is not None else [],
         )
         self._legs += 1
-        return Call(
+        return ModelCall(
             model=asked.model,
             items=[*self._given, *self.transcript[len(asked.items) :]],
             instructions=asked.instructions,
@@ -266,22 +273,22 @@ class Turn:
             request_id=self._trace.request,
         )
 
-    async def leg(self, call: Call) -> AsyncGenerator[Happening, None]:
-        """The model's answer, recorded."""
-        finished: Finished | None = None
-        call_ids, unwrapped = OwnCallIds(call.items), Unwrapped(call.tools)
+    async def call_model(self, call: ModelCall) -> AsyncGenerator[TurnEvent, None]:
+        """Yields the model's answer, and records it."""
+        finished: AnswerFinished | None = None
+        call_ids, unwrapped = CallIdRewriter(call.items), ParallelCallSplitter(call.tools)
         with self._trace.step("model_call", model=call.model, leg=self._legs) as step:
             self._trace.capture_prompt(step, self._asked.items if self._legs == 1 else [])
-            async with contextlib.aclosing(self._upstream.leg(call)) as happenings:
+            async with contextlib.aclosing(self._upstream.call_model(call)) as happenings:
                 async for happening in happenings:
                     step.first()
-                    if isinstance(happening, Finished):
+                    if isinstance(happening, AnswerFinished):
                         finished = happening
                         break
                     said_at = time.monotonic()
                     for each in unwrapped.of(happening):
                         yield call_ids.of(each)
-                    step.others_took(time.monotonic() - said_at)
+                    step.exclude_seconds(time.monotonic() - said_at)
             if finished is None:
                 raise errors.UpstreamFailed("the model's answer broke off")
             self.tokens += finished.tokens
@@ -292,30 +299,30 @@ class Turn:
         self._next_index += 1
         return self._next_index - 1
 
-    def is_code(self, item: Item) -> bool:
-        """Whether a call is one of ours. Small models do not always use the name that they were shown."""
+    def is_code_call(self, item: Item) -> bool:
+        """Whether a call is one of our function. Small models do not always use the name that they were shown."""
         if self._workplace is None or item.get("type") != "function_call" or item.get("namespace"):
             return False
-        return item.get("name") == self._python or tooling.means_python(item.get("name"), self._asked.tools)
+        return item.get("name") == self._python or tooling.is_mistaken_python_name(item.get("name"), self._asked.tools)
 
     def take_code_call(self) -> bool:
-        """Whether one more may run."""
-        may_run = self._may_run
+        """Counts a code call. Whether it may run."""
+        may_run = self._may_run_code
         self._code_calls_left -= 1
         self.count_call()
         return may_run
 
     def count_call(self) -> None:
-        """A tool was called that is not the client's."""
+        """Counts a call of a tool that is not the client's."""
         if self._tool_calls_left is not None:
             self._tool_calls_left = max(self._tool_calls_left - 1, 0)
 
     @property
-    def _may_run(self) -> bool:
+    def _may_run_code(self) -> bool:
         return self._code_calls_left > 0 and self._tool_calls_left != 0
 
     @property
-    def workplace(self) -> Workplace:
+    def turn_container(self) -> TurnContainer:
         assert self._workplace is not None
         return self._workplace
 
@@ -324,111 +331,111 @@ class Turn:
         return self._citations
 
     @property
-    def trace(self) -> Trace:
+    def trace(self) -> RequestTrace:
         return self._trace
 
-    def new_sight(self) -> Sight:
-        """Of an execution that begins. What the model is shown of it is always kept."""
-        return Sight(max(self._outputs_left, self._settings.model_output_bytes))
+    def new_execution_outputs(self) -> ExecutionOutputs:
+        """Returns the outputs of a new execution. The part that the model is shown is always kept."""
+        return ExecutionOutputs(max(self._outputs_left, self._settings.model_output_bytes))
 
-    def may_tell(self, event: AnyEvent) -> bool:
-        """Whether who watches is told of it: of no more text than a response keeps. How a program ends is always."""
-        said = said_by(event)
+    def may_report(self, event: AnyEvent) -> bool:
+        """Whether a watching client gets the event: text up to the limit of a response, and always a program's end."""
+        said = event_text(event)
         if said is None or isinstance(event, (Raised, Ended)):
             return True
         self._telling_left -= len(said[0])
         return self._telling_left >= 0
 
-    def saw(self, sight: Sight) -> str | list[Item]:
-        """What the model is told of an execution that has ended."""
+    def saw(self, sight: ExecutionOutputs) -> str | list[Item]:
+        """Counts the outputs of an ended execution, and returns its result for the model."""
         self._outputs_left -= sight.kept_bytes
         self._citations.saw(sight)
-        return self.workplace.prefaced(sight.result(self._settings.model_output_bytes, self._seen_pictures))
+        return self.turn_container.preface_output(sight.result(self._settings.model_output_bytes, self._seen_pictures))
 
     def _output_tokens_left(self) -> int | None:
         most = self._asked.max_output_tokens
         return None if most is None else most - self.tokens.output
 
 
-class _Leg:
-    """One call of the model, with the code that it asked for."""
+class _ModelCallStream:
+    """One model call, with the code that it requested."""
 
     def __init__(self, turn: Turn):
         self._turn = turn
-        self._leg = turn.leg(turn.call())
-        self._source = InOrder(self._leg)
+        self._leg = turn.call_model(turn.call())
+        self._source = ItemSequencer(self._leg)
         self._item: Item = {}  # the open one, as the client sees it
         self._index = 0
-        self._reading: CodeInArguments | None = None  # of the code call that is open
+        self._reading: CodeArgumentParser | None = None  # of the code call that is open
         self._held: Item | None = None  # a message that is whole; whether it is the last is seen by what follows
         self._ignoring = False
         self._results: list[Item] = []
         self._has_calls_for_client = False
         self.ran_code = False
-        self.finished: Finished | None = None
+        self.finished: AnswerFinished | None = None
 
     @property
     def goes_on(self) -> bool:
-        """Whether the model must be asked again."""
-        return bool(self._results) and not self._has_calls_for_client and self._completed
+        """Whether another model call must follow."""
+        return bool(self._results) and not self._has_calls_for_client and self._is_completed
 
     @property
-    def _completed(self) -> bool:
+    def _is_completed(self) -> bool:
         return self.finished is not None and self.finished.status == "completed"
 
-    async def happenings(self) -> AsyncGenerator[Happening, None]:
-        async with contextlib.aclosing(self._leg), contextlib.aclosing(self._as_clients_see()) as seen:
+    async def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
+        async with contextlib.aclosing(self._leg), contextlib.aclosing(self._stream_for_client()) as seen:
             async for each in seen:
                 yield each
 
-    async def _as_clients_see(self) -> AsyncGenerator[Happening, None]:
+    async def _stream_for_client(self) -> AsyncGenerator[TurnEvent, None]:
         async for happening in self._source:
             if self._held is not None:
-                final = isinstance(happening, Finished) and not self._results
+                final = isinstance(happening, AnswerFinished) and not self._results
                 async with contextlib.aclosing(self._close_message(final=final)) as closing:
                     async for each in closing:
                         yield each
-            if isinstance(happening, Finished):
+            if isinstance(happening, AnswerFinished):
                 self.finished = happening
                 continue
-            async with contextlib.aclosing(self._client_sees(happening)) as seen:
+            async with contextlib.aclosing(self._convert_event(happening)) as seen:
                 async for each in seen:
                     yield each
         self._turn.transcript += self._results
 
-    async def _client_sees(self, happening: Happening) -> AsyncGenerator[Happening, None]:
+    async def _convert_event(self, happening: TurnEvent) -> AsyncGenerator[TurnEvent, None]:
         match happening:
-            case Opened():
-                opened = await self._open(happening.item)
+            case ItemOpened():
+                opened = await self._open_item(happening.item)
                 if opened is not None:
                     yield opened
-            case Closed():
-                async with contextlib.aclosing(self._close(happening.item)) as seen:
+            case ItemClosed():
+                async with contextlib.aclosing(self._close_item(happening.item)) as seen:
                     async for each in seen:
                         yield each
-            case Delta() if self._reading is not None:
+            case ItemDelta() if self._reading is not None:
                 code = self._reading.feed(happening.text)
                 if code:
-                    yield Delta(index=self._index, kind="code", text=code)
-            case Delta() | Cited() | Passed() if not self._ignoring:
-                yield _moved(happening, self._index)
+                    yield ItemDelta(index=self._index, kind="code", text=code)
+            case ItemDelta() | CitationAdded() | PassedThrough() if not self._ignoring:
+                yield _with_index(happening, self._index)
 
     # -- opening
 
-    async def _open(self, item: Item) -> Opened | None:
+    async def _open_item(self, item: Item) -> ItemOpened | None:
         self._reading, self._ignoring = None, False
-        if self._turn.is_code(item):
+        if self._turn.is_code_call(item):
             return await self._open_code()
         self._index = self._turn.new_index()
         self._item = {**item, "id": item["id"] if _is_answered_by_id(item) else new_item_id(str(item.get("type")))}
-        return Opened(index=self._index, item=self._item)
+        return ItemOpened(index=self._index, item=self._item)
 
-    async def _open_code(self) -> Opened | None:
+    async def _open_code(self) -> ItemOpened | None:
         self._ignoring = not self._turn.take_code_call()
         if self._ignoring:
             return None
-        self._reading = CodeInArguments()
-        container = await self._turn.workplace.enter()
+        self._reading = CodeArgumentParser()
+        container = await self._turn.turn_container.enter()
         self._index = self._turn.new_index()
         self._item = {
             "id": new_item_id("code_interpreter_call"),
@@ -438,14 +445,14 @@ class _Leg:
             "container_id": container,
             "outputs": [],
         }
-        return Opened(index=self._index, item=self._item)
+        return ItemOpened(index=self._index, item=self._item)
 
     # -- closing
 
-    async def _close(self, item: Item) -> AsyncGenerator[Happening, None]:
+    async def _close_item(self, item: Item) -> AsyncGenerator[TurnEvent, None]:
         self._turn.transcript.append(item)
         if self._ignoring:
-            self._answer(item, NOT_RUN)
+            self._add_result(item, NOT_RUN_OUTPUT)
         elif self._reading is not None:
             async with contextlib.aclosing(self._close_code(item)) as seen:
                 async for each in seen:
@@ -456,60 +463,60 @@ class _Leg:
             self._has_calls_for_client |= tooling.waits_for_client(item)
             if tooling.is_hosted(item):
                 self._turn.count_call()
-            yield Closed(index=self._index, item={**item, "id": self._item["id"]})
+            yield ItemClosed(index=self._index, item={**item, "id": self._item["id"]})
 
-    async def _close_code(self, call: Item) -> AsyncGenerator[Happening, None]:
+    async def _close_code(self, call: Item) -> AsyncGenerator[TurnEvent, None]:
         assert self._reading is not None
         code, rest = self._reading.whole(), self._reading.rest()
         if rest:
-            yield Delta(index=self._index, kind="code", text=rest)
+            yield ItemDelta(index=self._index, kind="code", text=rest)
         finished = await self._source.drain()
         if finished.status != "completed" and call.get("status") == "incomplete":
-            yield Closed(index=self._index, item={**self._item, "code": code, "status": "incomplete"})
-            self._answer(call, "Not run: the call was cut off.")
+            yield ItemClosed(index=self._index, item={**self._item, "code": code, "status": "incomplete"})
+            self._add_result(call, "Not run: the call was cut off.")
             return
-        sight = self._turn.new_sight()
-        async with contextlib.aclosing(self._run(code, sight)) as running:
+        sight = self._turn.new_execution_outputs()
+        async with contextlib.aclosing(self._run_code(code, sight)) as running:
             async for each in running:
                 yield each
         item = {**self._item, "code": code, "status": "completed", "outputs": sight.outputs()}
-        self._answer(call, self._turn.saw(sight))
-        yield Closed(index=self._index, item=item)
+        self._add_result(call, self._turn.saw(sight))
+        yield ItemClosed(index=self._index, item=item)
 
-    async def _run(self, code: str, sight: Sight) -> AsyncGenerator[Happening, None]:
+    async def _run_code(self, code: str, sight: ExecutionOutputs) -> AsyncGenerator[TurnEvent, None]:
         turn, index = self._turn, self._index
-        yield Interpreting(index=index, code=code)
+        yield CodeStarted(index=index, code=code)
         turn.ran_code = self.ran_code = True
         with turn.trace.step("execution", container=self._item["container_id"]) as step:
-            async with contextlib.aclosing(turn.workplace.run(code)) as events:
+            async with contextlib.aclosing(turn.turn_container.run(code)) as events:
                 async for event in events:
                     sight.feed(event)
                     if isinstance(event, Ended):
                         step.ended(event)
-                    if turn.may_tell(event):
-                        yield Printed(index=index, event=event)
+                    if turn.may_report(event):
+                        yield ProgramEvent(index=index, event=event)
             turn.trace.capture_run(step, code, sight)
 
-    def _answer(self, call: Item, output: str | list[Item]) -> None:
+    def _add_result(self, call: Item, output: str | list[Item]) -> None:
         self._results.append({"type": "function_call_output", "call_id": call.get("call_id"), "output": output})
 
-    async def _close_message(self, *, final: bool) -> AsyncGenerator[Happening, None]:
+    async def _close_message(self, *, final: bool) -> AsyncGenerator[TurnEvent, None]:
         assert self._held is not None
         item, self._held = {**self._held, "id": self._item["id"]}, None
         content: list[Any] = []
         for part, each in enumerate(item.get("content") or []):
             added = await self._turn.citations.of(each, final=final)
             for annotation in added:
-                yield Cited(index=self._index, annotation=annotation, part=part)
+                yield CitationAdded(index=self._index, annotation=annotation, part=part)
             content.append({**each, "annotations": [*each.get("annotations", []), *added]} if added else each)
-        yield Closed(index=self._index, item={**item, "content": content})
+        yield ItemClosed(index=self._index, item={**item, "content": content})
 
 
 def _is_answered_by_id(item: Item) -> bool:
-    """Whether a client answers it by its id, which the upstream must know again: as with the ids of calls."""
+    """Whether a client answers the item by its id, so that the upstream's id must stay, as with call ids."""
     return item.get("type") == "mcp_approval_request" and isinstance(item.get("id"), str)
 
 
-def _moved(happening: Delta | Cited | Passed, index: int) -> Happening:
+def _with_index(happening: ItemDelta | CitationAdded | PassedThrough, index: int) -> TurnEvent:
     fields = {name: getattr(happening, name) for name in happening.__struct_fields__}
     return type(happening)(**{**fields, "index": index})

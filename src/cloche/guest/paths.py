@@ -1,4 +1,4 @@
-"""Where things are in a sandbox, for both sides: the host puts them there, and programs inside look for them."""
+"""Paths and ports inside a sandbox, for the host, which sets them up, and for programs inside."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The walls: backends that make cells."""
+"""Isolation: the backends that make cells."""

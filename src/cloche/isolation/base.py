@@ -1,7 +1,8 @@
-"""The seam between the engine and the walls: what a backend promises.
+"""The interface between the engine and isolation: the contract of a backend.
 
-A *backend* starts *nurseries*; a nursery makes *cells*; a cell is one confined process tree whose pid 1 is the guest's
-init. What is said to init over `Cell.socket` is the same for every backend (see `cloche.guest.wire`).
+A *backend* starts *nurseries*; a nursery makes *cells*; a cell is one confined process tree with the guest's
+init as pid 1. The protocol with init over `SandboxCell.socket` is the same for every backend (see
+`cloche.guest.wire`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Socket = socket.socket  # a cell has one by the module's name
 
 
 class CellSpec(Struct):
-    """What a cell is built with and cannot change later. Two equal specs may share a pool."""
+    """The properties that a cell is built with and cannot change later. Two equal specs may share a pool."""
 
     user: User = "user"  # who the first kernel runs as
     space_bytes: int = Limits().space_bytes
@@ -32,33 +33,33 @@ class CellStats(Struct):
 
 
 class FirstKernel(Struct):
-    """Our ends of the kernel that every cell starts by itself, under the name "0". Whoever takes it closes them."""
+    """Our ends of the kernel that every cell starts by itself, under the name "0". The taker closes them."""
 
     token: str
     fds: tuple[int, int, int]  # channel, stdout, stderr
 
 
-class Cell(Protocol):
+class SandboxCell(Protocol):
     name: str
     first_kernel: FirstKernel
     socket: socket.socket  # our end of init's channel; what is asked early waits until the walls stand
 
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
-        """Hears of what others than init see, as init would tell it: that the first kernel has ended."""
+        """Calls `on_event` for events that init does not see, in init's format: that the first kernel has ended."""
 
     def set_limits(self, limits: Limits) -> None:
         """Applies memory, CPU and process limits. Cheap; may be called again."""
 
     def limits_for_init(self, limits: Limits) -> dict[str, int]:
-        """What init must see to itself because the host cannot enforce it: fields of its `configure`, often none."""
+        """The limits that init must enforce because the host cannot: fields of its `configure`, often none."""
 
     def stats(self) -> CellStats: ...
 
     def oom_kills(self) -> int:
-        """That number of `stats` alone: cheap enough to be asked after every execution."""
+        """The number of OOM kills alone: cheap enough to be read after every execution."""
 
     def cpu_seconds(self) -> float | None:
-        """The same of that number: what it has used so far; None where this host does not know."""
+        """The CPU time used so far, as cheap; None where this host does not know."""
 
     def memory_peak_bytes(self) -> int | None:
         """The most that it ever used, with its files; None where this host does not know."""
@@ -73,8 +74,9 @@ class Cell(Protocol):
     def thaw(self) -> None:
         """Lets them go on. Cheap. Nothing if they were not stopped, or the cell has ended."""
 
-    def make_seed(self) -> Socket | None:
-        """What init is to be given: a process with everything imported will be at its other end, or it is closed.
+    def make_fork_server(self) -> Socket | None:
+        """A socket for init, with a fork server that has everything imported at its other end; closed if there is
+        none.
 
         None where init needs none, or the cell has ended.
         """
@@ -86,7 +88,7 @@ class Cell(Protocol):
         """Kills everything in the cell. Afterwards no process, mount, cgroup or file of it remains."""
 
 
-class Volume(Protocol):
+class CellVolume(Protocol):
     """A directory with a size, which lives as long as it is not dropped, or a cell has it."""
 
     bytes: int
@@ -95,17 +97,17 @@ class Volume(Protocol):
     def alive(self) -> bool:
         """Whether `tree` can work. Cells that have it keep it."""
 
-    async def tree(self, share: dict[str, Any]) -> int:
+    async def open_tree(self, share: dict[str, Any]) -> int:
         """A mount of it for one cell, with those ids, as a descriptor. Raises NurseryFailed, Unavailable."""
 
     def drop(self) -> None:
         """Cells that have it keep it. Never waits; harmless when its nursery has ended."""
 
 
-class Mounts(NamedTuple):
+class CellMounts(NamedTuple):
     """The volumes that a cell has from its beginning on, and where."""
 
-    volumes: dict[str, Volume]  # by path
+    volumes: dict[str, CellVolume]  # by path
     let_go: Callable[[], None]  # called when the cell is gone; may be called again
     leave: Callable[[], None]  # called when its end has begun; may be called again, also when it is gone
 
@@ -121,24 +123,24 @@ class Nursery(Protocol):
     def alive(self) -> bool:
         """Whether `spawn` can work. A dead nursery's live cells stay alive."""
 
-    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
-        """A new cell. Should its walls not go up, its init says so on the channel and ends.
+    async def spawn(self, spec: CellSpec, mounts: CellMounts | None = None) -> SandboxCell:
+        """A new cell. If its walls cannot go up, its init reports that on the channel and ends.
 
         Raises NurseryFailed, and Unavailable where this host cannot mount volumes.
         """
 
-    async def make_volume(self, size_bytes: int) -> Volume:
+    async def make_volume(self, size_bytes: int) -> CellVolume:
         """An empty one. Raises NurseryFailed, and Unavailable where this host has none."""
 
     async def raw_cost_seconds(self) -> float:
-        """What a bare fork with all its namespaces and one byte back costs now: what no `spawn` can beat."""
+        """The present cost of a bare fork with all its namespaces and one byte back: no `spawn` can beat it."""
 
     async def aclose(self) -> None:
         """Ends the zygote; and, once its last cell is gone, everything that held them."""
 
 
-class Check(Struct):
-    """One line of `cloche doctor`: what was probed, what was found, what to do about it."""
+class HostCheck(Struct):
+    """One line of `cloche doctor`: the thing probed, the finding, and the advice."""
 
     name: str
     state: str  # "enforced" | "best effort" | "missing"
@@ -146,7 +148,7 @@ class Check(Struct):
     advice: str = ""
 
 
-class Backend(Protocol):
+class IsolationBackend(Protocol):
     name: str
     weighs_cells: bool  # whether a cell's CPU time is shared out apart from the host's
     seals_network: bool  # whether a cell reaches nothing but its own loopback, unless it is let through a door
@@ -154,11 +156,11 @@ class Backend(Protocol):
     async def start(self, template: Template) -> Nursery:
         """A nursery for that template, imports done. Raises NurseryFailed or IsolationUnavailable."""
 
-    def probe(self) -> list[Check]:
-        """What this host can isolate and limit, and how."""
+    def probe(self) -> list[HostCheck]:
+        """The checks of this host's isolation and limits."""
 
     def disown(self) -> None:
-        """In a forked child: lets go of locks that must end with the parent."""
+        """In a forked child: releases locks that must end with the parent."""
 
     async def aclose(self) -> bool:
         """Ends all nurseries. False if something of ours is left: the instance's directory must stay to tell of it."""

@@ -1,4 +1,4 @@
-"""A cell as the host sees it: a pid 1, its cgroup, and what connects us with it. The same for every backend."""
+"""A cell as the host sees it: a pid 1, its cgroup, and its sockets. The same for every backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
-from cloche.isolation.channel import Channel, Header, close_all
+from cloche.isolation.channel import Header, HostChannel, close_all
 from cloche.linux.cgroups import Group
 from cloche.linux.cgroups.files import FileBytes
 from cloche.model import Limits
@@ -22,17 +22,17 @@ FILES_SECONDS = 60.0  # after which what is in memory is looked at again, though
 STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may do it at once
 
 
-class Wires:
-    """What connects a new cell with us: init's channel and its first kernel's."""
+class CellSockets:
+    """The sockets between a new cell and the host: init's channel and its first kernel's."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
         self.init, self._init_end = socket.socketpair()
         self.kernel, self._kernel_end = socket.socketpair()
 
-    def hand_over(self, channel: Channel, order: Header, group: Group | None, trees: Sequence[int] = ()) -> None:
+    def hand_over(self, channel: HostChannel, order: Header, group: Group | None, trees: Sequence[int] = ()) -> None:
         """Sends the order with their ends of it all, the entrances of its cgroup, and the mounts of its volumes."""
-        entrances = group.entrances() if group is not None else []
+        entrances = group.open_entrances() if group is not None else []
         channel.send(order, fds=(self._init_end.fileno(), self._kernel_end.fileno(), *entrances, *trees))
         close_all(entrances)
         self._init_end.close()
@@ -61,9 +61,9 @@ class ProcessCell:
         follow_death: Callable[[], Callable[[], None]] | None = None,
         sow: Callable[[Group | None], socket.socket] | None = None,
     ):
-        """`volume_bytes`: of its volumes. What it writes there is its memory, as what it writes to its own space is.
+        """`volume_bytes`: the size of its volumes. Data written there counts as its memory, as in its own space.
 
-        `follow_death` is called when it is killed, and what it gives if it is not dead long after that.
+        `follow_death` is called when it is killed; the callback that it returns, if it is not dead long after that.
         """
         self._follow_death = follow_death
         self._sow = sow
@@ -90,10 +90,10 @@ class ProcessCell:
             on_event(early)
 
     def tell(self, event: Header) -> None:
-        """What the nursery has heard about this cell."""
+        """Passes on an event of the nursery about this cell."""
         self._on_event(event)
 
-    def make_seed(self) -> socket.socket | None:
+    def make_fork_server(self) -> socket.socket | None:
         return None if self._sow is None or self._closed else self._sow(self._group)
 
     @property
@@ -154,22 +154,22 @@ class ProcessCell:
             raise errors.Unavailable("the sandbox has ended: nothing is left to be stopped")
         self._frozen = True  # whatever becomes of it, it may have to be undone
         try:
-            self._frozen = await self._in_thread(group.freeze_programs, pid_of(self._pidfd))
+            self._frozen = await self._freeze_in_thread(group.freeze_programs, pid_of(self._pidfd))
         except OSError as error:
             self._frozen = False
             raise errors.Unavailable(f"the programs of the sandbox could not be stopped: {error.strerror}") from None
         return self._frozen
 
-    async def _in_thread(self, freeze: Callable[[int], bool], init: int) -> bool:
-        """A thread cannot be called off: what it does after all is undone when it is done."""
+    async def _freeze_in_thread(self, freeze: Callable[[int], bool], init: int) -> bool:
+        """Freezes in a thread, which cannot be cancelled: a freeze that comes too late is undone when it is done."""
         self._freezing = asyncio.ensure_future(asyncio.to_thread(freeze, init))
         try:
             return await asyncio.shield(self._freezing)
         except asyncio.CancelledError:
-            self._freezing.add_done_callback(self._undo)
+            self._freezing.add_done_callback(self._undo_freeze)
             raise
 
-    def _undo(self, freezing: asyncio.Future[bool]) -> None:
+    def _undo_freeze(self, freezing: asyncio.Future[bool]) -> None:
         if not freezing.cancelled():
             freezing.exception()  # nobody is left to hear of it
         self.thaw()
@@ -180,13 +180,13 @@ class ProcessCell:
             self._frozen = False
 
     async def aclose(self) -> None:
-        """Goes on to its end also when whoever waits for it is cancelled: half of it would leave the rest for ever."""
+        """Goes on to its end also when the waiting caller is cancelled: half of it would leave the rest for ever."""
         if self._closing is None:
             self._closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close())
+            self._closing = asyncio.get_running_loop().create_task(self._kill_and_close())
         await asyncio.shield(self._closing)
 
-    async def _close(self) -> None:
+    async def _kill_and_close(self) -> None:
         if self._freezing is not None:
             await asyncio.wait([self._freezing])
         try:
@@ -195,26 +195,26 @@ class ProcessCell:
             pass
         if self._group is not None and self._frozen:
             self._group.kill()  # the frozen, who would not die with init, and must not run on when they are let go
-        await self._dead()
+        await self._wait_dead()
         os.close(self._pidfd)
         self.socket.close()
         if self._group is not None:
             await self._remove_group(self._group)
         self._on_closed()
 
-    async def _dead(self) -> None:
+    async def _wait_dead(self) -> None:
         """A pid 1 is dead when its whole namespace is, and of that, the zygote has to collect the first kernel."""
         on_stuck = self._follow_death() if self._follow_death is not None else None
         try:
             async with asyncio.timeout(STUCK_SECONDS if on_stuck is not None else None):
-                await ended(self._pidfd)
+                await wait_ended(self._pidfd)
         except TimeoutError:
             if on_stuck is not None:
                 on_stuck()
-            await ended(self._pidfd)
+            await wait_ended(self._pidfd)
 
     async def _remove_group(self, group: Group) -> None:
-        """A cgroup is busy for a moment after its last process; what stays busy is left to the parent's sweep."""
+        """A cgroup is busy for a moment after its last process; one that stays busy is left to the parent's sweep."""
         for _ in range(50):
             if group.remove():
                 return
@@ -222,7 +222,7 @@ class ProcessCell:
 
 
 def pid_of(pidfd: int) -> int:
-    """In our pid namespace; -1 if it has ended, which is nobody's."""
+    """The pid in our pid namespace; -1, no process's pid, if it has ended."""
     with open(f"/proc/self/fdinfo/{pidfd}") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
@@ -233,7 +233,7 @@ def has_ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
-async def ended(pidfd: int) -> None:
+async def wait_ended(pidfd: int) -> None:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
     loop.add_reader(pidfd, done.cancel)

@@ -31,17 +31,18 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def _refuse_descriptors(sock: socket.socket) -> None:
-    """Lets the sender fail, where the kernel can; else what is sent is closed as it comes."""
+    """Lets the sender fail, where the kernel can; else descriptors are closed as they come."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
 
 
-class Channel:
-    """One end of a channel. `on_frame(header, body, fds)` owns the fds; `on_closed(why)` is called once, at the end.
+class HostChannel:
+    """One end of a channel. `on_frame(header, body, fds)` owns the fds; `on_closed(why)` is called once, at the
+    end.
 
-    `on_frame` may raise `wire.WireError`: like any malformed frame that closes the channel. So does a descriptor where
-    `max_fds` allows none: to close what another made can take long, and a program chooses how long.
-    Must be made on the running event loop. Owns `sock`.
+    `on_frame` may raise `wire.WireError`: like any malformed frame that closes the channel. So does a descriptor
+    where `max_fds` allows none: closing a foreign descriptor can take long, and a program chooses how long. Must
+    be made on the running event loop. Owns `sock`.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._on_frame = on_frame
         self._on_closed = on_closed
-        self._decoder = wire.Decoder(max_body, wire.MAX_VALUES_FROM_GUEST)
+        self._decoder = wire.FrameDecoder(max_body, wire.MAX_VALUES_FROM_GUEST)
         self._fds: list[int] = []
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -77,7 +78,7 @@ class Channel:
         if not self.closed and not self._reading:
             self._reading = True
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
-            self._see_to_the_rest()
+            self._schedule_turn()
 
     def pause(self) -> None:
         """Leaves frames where they are until `resume` or `pump`."""
@@ -87,10 +88,10 @@ class Channel:
 
     def pump(self) -> bool:
         """One turn now: some of the frames that are there, without waiting. False once there are none."""
-        return not self.closed and self._turn()
+        return not self.closed and self._take_turn()
 
     def send(self, header: Header, body: bytes = b"", fds: Sequence[int] = ()) -> None:
-        """Sends a frame, now or as soon as the other side reads. Silently nothing if closed: `on_closed` told.
+        """Sends a frame, now or as soon as the other side reads. Does nothing if closed: `on_closed` was called.
 
         The caller may close `fds` at once. Raises InvalidRequest, with nothing sent, if the header is too large.
         """
@@ -99,7 +100,7 @@ class Channel:
         if fds:
             header = {**header, "fds": len(fds)}
         try:
-            data = memoryview(wire.encode(header, body))
+            data = memoryview(wire.encode_frame(header, body))
         except wire.WireError as error:
             raise errors.InvalidRequest(str(error)) from None
         if not self._unsent:
@@ -109,24 +110,24 @@ class Channel:
             data, fds = data[sent:], fds if sent == 0 else ()
             if self.closed:
                 return
-            self._loop.add_writer(self._sock.fileno(), self._writable)
+            self._loop.add_writer(self._sock.fileno(), self._on_writable)
         self._unsent.append((data, [os.dup(fd) for fd in fds]))
         self._unsent_bytes += len(data)
 
     @property
-    def behind(self) -> bool:
-        """Whether the other side has not read for long what was sent."""
+    def is_behind(self) -> bool:
+        """Whether the other side has left much of the sent data unread."""
         return self._unsent_bytes > WRITE_HIGH_BYTES
 
     async def drain(self) -> None:
-        """Waits while more than a few MiB are unsent, so that a stalled guest stalls its callers and nobody else."""
-        while self.behind and not self.closed:
+        """Waits while more than a few MiB are unsent, so that a stalled guest stalls its own callers only."""
+        while self.is_behind and not self.closed:
             future = self._loop.create_future()
             self._drained.append(future)
             await future
 
     def close(self, why: str = "closed by us") -> None:
-        """Ends the channel; `on_closed` hears of it. Harmless when closed."""
+        """Ends the channel and calls `on_closed`. Harmless when closed."""
         if self.closed:
             return
         self.pause()
@@ -144,20 +145,20 @@ class Channel:
 
     def _on_readable(self) -> None:
         if not self._behind:
-            self._turn()
+            self._take_turn()
 
-    def _turn(self) -> bool:
+    def _take_turn(self) -> bool:
         """Handles frames that have come, or reads if there are none. False if nothing was there."""
         try:
             if self._behind:
                 self._handle_some()
                 return True
-            return self._receive()
+            return self._receive_some()
         except wire.WireError as error:
             self.close(f"protocol violation: {error}")
             return False
 
-    def _receive(self) -> bool:
+    def _receive_some(self) -> bool:
         try:
             data, fds = wire.receive_some(self._sock, READ_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -180,15 +181,15 @@ class Channel:
         until = self._loop.time() + TURN_SECONDS
         self._behind = False
         for count, (header, body) in enumerate(self._decoder.frames(), 1):
-            self._on_frame(header, body, self._claim(header.pop("fds", 0)))
+            self._on_frame(header, body, self._claim_descriptors(header.pop("fds", 0)))
             if self.closed:
                 return
             if count == FRAMES_PER_TURN or self._loop.time() > until:
                 self._behind = True
-                self._see_to_the_rest()
+                self._schedule_turn()
                 return
 
-    def _see_to_the_rest(self) -> None:
+    def _schedule_turn(self) -> None:
         if self._behind and not self._turn_is_due:
             self._turn_is_due = True
             self._loop.call_soon(self._on_turn)
@@ -196,9 +197,9 @@ class Channel:
     def _on_turn(self) -> None:
         self._turn_is_due = False
         if self._reading and self._behind:
-            self._turn()
+            self._take_turn()
 
-    def _claim(self, count: object) -> list[int]:
+    def _claim_descriptors(self, count: object) -> list[int]:
         if type(count) is not int or not 0 <= count <= min(self._max_fds, len(self._fds)):
             raise wire.WireError(f"a frame announces {count!r} descriptors, {len(self._fds)} came")
         claimed, self._fds = self._fds[:count], self._fds[count:]
@@ -216,7 +217,7 @@ class Channel:
             # Not closed here: what the other side said before it went is still to be read.
             return len(data)
 
-    def _writable(self) -> None:
+    def _on_writable(self) -> None:
         data, fds = self._unsent.popleft()
         sent = self._send_some(data, fds)
         self._unsent_bytes -= sent

@@ -1,6 +1,6 @@
-"""Which user and group ids sandboxes get on this host.
+"""The user and group ids of sandboxes on this host.
 
-root          the server is root: each sandbox has 4096 ids of its own, taken from a region that nothing else uses
+root          the server is root: each sandbox has 4096 ids of its own, from a region that nothing else uses
 subordinate   an ordinary user with /etc/subuid, /etc/subgid and newuidmap: two ids of its own per sandbox
 single        an ordinary user without: `user` and `root` inside are both that one user outside
 """
@@ -16,23 +16,23 @@ from typing import Any, Literal
 from cloche.model import Struct
 
 REGION_START, REGION_COUNT = 0x70000000, 0x10000000  # above what systemd gives to containers, below 2**31
-SLICE = 4096
+IDS_PER_CELL = 4096
 _SYS_ADMIN = 21
 
-Mode = Literal["root", "subordinate", "single"]
+IdMode = Literal["root", "subordinate", "single"]
 
 
-class Ids(Struct):
-    """How ids are mapped for nurseries and cells of this process."""
+class IdMapping(Struct):
+    """The mapping of ids for nurseries and cells of this process."""
 
-    mode: Mode
+    mode: IdMode
     start: int = 0  # of the region or of the subordinate ids
     count: int = 0
     gid_start: int = 0
     gid_count: int = 0
 
     def order(self) -> dict[str, Any]:
-        """What `launch` needs to know."""
+        """The fields for `launch`."""
         maps = {
             "root": [(0, self.start, self.count)],
             "subordinate": [(0, 0, 1), (1, 1, min(self.count, self.gid_count))],  # an extent must lie within one above
@@ -51,35 +51,35 @@ class Ids(Struct):
         return self.mode == "single"
 
 
-class Slices:
+class IdRanges:
     """Hands out ids for cells; no two live cells of this process share any."""
 
-    def __init__(self, ids: Ids):
+    def __init__(self, ids: IdMapping):
         self._ids = ids
         self._taken: set[int] = set()
-        self._size = SLICE if ids.mode == "root" and ids.count == REGION_COUNT else 2
+        self._size = IDS_PER_CELL if ids.mode == "root" and ids.count == REGION_COUNT else 2
         usable = min(ids.count, ids.gid_count or ids.count)
         self._number = max(usable // self._size - 1, 0)
 
     def take(self) -> dict[str, Any]:
         """The id part of a cell's spawn order."""
         if self._ids.single:
-            return {"single": True, "sparse": False, "base_id": 0, **_both([(1000, 0, 1)])}
+            return {"single": True, "sparse": False, "base_id": 0, **_same_maps([(1000, 0, 1)])}
         index = self._free_index()
         self._taken.add(index)
         base = (index + 1) * self._size  # the first slice is the nursery's own
         sparse = self._size == 2
-        dense = [(0, base, SLICE - 1), (65534, base + SLICE - 1, 1)]
+        dense = [(0, base, IDS_PER_CELL - 1), (65534, base + IDS_PER_CELL - 1, 1)]
         return {
             "single": False,
             "sparse": sparse,
             "base_id": base,
-            **_both([(0, base, 1), (1000, base + 1, 1)] if sparse else dense),
+            **_same_maps([(0, base, 1), (1000, base + 1, 1)] if sparse else dense),
         }
 
     @property
     def volume_owner(self) -> int:
-        """Whose a volume is when it is new: the id in it that `user` has, see `volume_maps`."""
+        """The owner of a new volume: the id in it that `user` has, see `volume_maps`."""
         return 0 if self._ids.single else (1 if self._size == 2 else 1000)
 
     def give_back(self, spec: dict[str, Any]) -> None:
@@ -100,30 +100,34 @@ def volume_maps(share: dict[str, Any]) -> dict[str, Any]:
     if share["single"]:
         return {}
     base = share["base_id"]
-    return _both([(0, base, 2)]) if share["sparse"] else {"uids": share["uids"], "gids": share["gids"]}
+    return _same_maps([(0, base, 2)]) if share["sparse"] else {"uids": share["uids"], "gids": share["gids"]}
 
 
-def _both(extents: list[tuple[int, int, int]]) -> dict[str, Any]:
+def _same_maps(extents: list[tuple[int, int, int]]) -> dict[str, Any]:
     return {"uids": extents, "gids": extents}
 
 
-def find() -> Ids:
+def find_mapping() -> IdMapping:
     """The best mode that this process has the rights for."""
     if os.geteuid() == 0 and _has_capability(_SYS_ADMIN):
-        return _of_root()
-    return _subordinate() or Ids(mode="single")
+        return _root_mapping()
+    return _subordinate_mapping() or IdMapping(mode="single")
 
 
-def _of_root() -> Ids:
-    """All of our region; or, in a container that maps fewer ids, what lies above its system users."""
+def _root_mapping() -> IdMapping:
+    """All of our region; or, in a container that maps fewer ids, the ids above its system users."""
     start, count = REGION_START, REGION_COUNT
     with open("/proc/self/uid_map") as file:
         mapped = [tuple(map(int, line.split())) for line in file]
     if any(inside <= start and start + count <= inside + size for inside, _, size in mapped):
-        return Ids(mode="root", start=start, count=count)
+        return IdMapping(mode="root", start=start, count=count)
     inside, _, size = max(mapped, key=lambda extent: extent[2])
     low = max(inside, 2000)
-    return Ids(mode="root", start=low, count=inside + size - low) if inside + size - low >= 64 else Ids(mode="single")
+    return (
+        IdMapping(mode="root", start=low, count=inside + size - low)
+        if inside + size - low >= 64
+        else IdMapping(mode="single")
+    )
 
 
 def _has_capability(number: int) -> bool:
@@ -132,16 +136,16 @@ def _has_capability(number: int) -> bool:
     return bool(int(effective, 16) >> number & 1)
 
 
-def _subordinate() -> Ids | None:
+def _subordinate_mapping() -> IdMapping | None:
     if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
         return None
-    uids, gids = _range("/etc/subuid", os.geteuid()), _range("/etc/subgid", os.geteuid())
+    uids, gids = _largest_range("/etc/subuid", os.geteuid()), _largest_range("/etc/subgid", os.geteuid())
     if not uids or not gids or min(uids[1], gids[1]) < 64:
         return None
-    return Ids(mode="subordinate", start=uids[0], count=uids[1], gid_start=gids[0], gid_count=gids[1])
+    return IdMapping(mode="subordinate", start=uids[0], count=uids[1], gid_start=gids[0], gid_count=gids[1])
 
 
-def _range(path: str, uid: int) -> tuple[int, int] | None:
+def _largest_range(path: str, uid: int) -> tuple[int, int] | None:
     """The largest range that a subordinate id file gives to a user, by name or number."""
     names = {str(uid)}
     try:

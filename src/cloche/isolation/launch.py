@@ -1,13 +1,14 @@
-"""Builds a nursery around a zygote. Runs as a process of its own: `python -I -m cloche.isolation.launch FD`.
+"""Builds a nursery around a zygote. Runs as its own process: `python -I -m cloche.isolation.launch FD`.
 
 Three processes, each the parent of the next, each of which dies with its parent:
 
   outer   stays in the host's mount namespace and writes id maps
-  middle  pid 1 of a pid namespace that holds nothing else. It builds the root. Its /proc is all that code in the
-          nursery could ever uncover, should it unmount its own
-  reaper  pid 1 of the nursery's pid namespace. It adopts sandboxes whose zygote died, so that these live on
+  middle  pid 1 of a pid namespace that holds nothing else. It builds the root. Its /proc is all that code in
+          the nursery could ever uncover, should it unmount its own
+  reaper  pid 1 of the nursery's pid namespace. It adopts sandboxes when their zygote dies: these live on
 
-and then the zygote, which is exec'ed with its rights already cut: importing a template's packages runs their code.
+and then the zygote, which is exec'ed with its rights already cut: importing a template's packages runs their
+code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, NoReturn
 from cloche.linux import capabilities, mounts, namespaces, seccomp, syscalls
 
 ZYGOTE_FD = 3
-WARM = "/opt/cloche/warm"  # see guest/zygote/uv_warmup.py
+WARM_DIRECTORY = "/opt/cloche/warm"  # see guest/zygote/uv_warmup.py
 _BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.zygote.main import main; main(3)"
 
 
@@ -41,15 +42,15 @@ def main() -> NoReturn:
     middle = os.fork()
     if middle == 0:
         ours.close()
-        _guarded(lambda: _middle(order, channel, theirs))
+        _run_stage(lambda: _run_middle(order, channel, theirs))
     os.close(channel)
     theirs.close()
-    _die_with(order["host_pid"])
+    _die_with_parent(order["host_pid"])
     _map_when_asked(ours, middle, order["ids"])
     os._exit(_exit_code(middle))
 
 
-def _guarded(work: Any) -> NoReturn:
+def _run_stage(work: Any) -> NoReturn:
     """A forked stage must never run on into its parent's code."""
     try:
         work()
@@ -58,7 +59,7 @@ def _guarded(work: Any) -> NoReturn:
     os._exit(1)
 
 
-def _die_with(parent: int) -> None:
+def _die_with_parent(parent: int) -> None:
     """SIGKILL for us when our parent ends. Set after the last change of credentials, which would clear it."""
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -66,7 +67,7 @@ def _die_with(parent: int) -> None:
 
 
 def _exit_code(child: int) -> int:
-    """Waits for `child` (and reaps whatever else is ours) until it ends."""
+    """Waits for `child` (and reaps all other children) until it ends."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -87,7 +88,7 @@ def _enter_user_namespace(ids: dict[str, Any]) -> None:
     mapper = os.fork()
     if mapper == 0:
         os.close(ready_write)
-        _guarded(lambda: _map_with_setuid_tools(ready_read, os.getppid(), ids, uid, gid))
+        _run_stage(lambda: _map_with_setuid_tools(ready_read, os.getppid(), ids, uid, gid))
     syscalls.unshare(namespaces.NEWUSER | namespaces.NEWPID)
     os.close(ready_write)
     _, status = os.waitpid(mapper, 0)
@@ -111,7 +112,7 @@ def _map_when_asked(sync: socket.socket, middle: int, ids: dict[str, Any]) -> No
 # --- middle --------------------------------------------------------------------------------------------------------
 
 
-def _middle(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
+def _run_middle(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
     syscalls.unshare(namespaces.NEWNS)
     mounts.make_private()
     _build_root(order["root"], order["plan"])
@@ -131,9 +132,9 @@ def _middle(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
     )
     reaper = os.fork()
     if reaper == 0:
-        _guarded(lambda: _reaper(order, channel))
+        _run_stage(lambda: _run_reaper(order, channel))
     os.close(channel)
-    _die_with(0)  # our parent lies outside our pid namespace, so its pid reads 0
+    _die_with_parent(0)  # our parent lies outside our pid namespace, so its pid reads 0
     _check_outer_lives(sync)
     os._exit(_exit_code(reaper))
 
@@ -165,16 +166,16 @@ def _build_root(root: str, plan: dict[str, Any]) -> None:
         _write_file(f"{root}/{name}", text)
         os.chmod(f"{root}/{name}", 0o755)
     for source, name in plan["binds"]:
-        _place(source, f"{root}/{name}", mounts.SEALED)
+        _bind_path(source, f"{root}/{name}", mounts.SEALED_ATTRIBUTES)
     for device in plan["devices"]:
-        _place(device, root + device, mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC)
+        _bind_path(device, root + device, mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC)
     for name, target in plan["links"].items():
         os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
         os.symlink(target, f"{root}/{name}")
     for name, source in plan["covers"].items():
-        mounts.bind(f"{root}/{source}", f"{root}/{name}")
+        mounts.bind_mount(f"{root}/{source}", f"{root}/{name}")
     syscalls.mount("proc", f"{root}/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    mounts.seal(root)
+    mounts.seal_mount(root)
 
 
 def _write_file(path: str, text: str) -> None:
@@ -183,32 +184,34 @@ def _write_file(path: str, text: str) -> None:
         file.write(text)
 
 
-def _place(source: str, target: str, attributes: int) -> None:
+def _bind_path(source: str, target: str, attributes: int) -> None:
     """A bind of a directory or file, with a mount point of the same kind."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     elif not os.path.exists(target):
         _write_file(target, "")
-    mounts.bind(source, target, attributes)
+    mounts.bind_mount(source, target, attributes)
 
 
 # --- reaper and zygote ---------------------------------------------------------------------------------------------
 
 
-def _reaper(order: dict[str, Any], channel: int) -> None:
+def _run_reaper(order: dict[str, Any], channel: int) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
     syscalls.mount("nursery", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=64m,nr_inodes=4096,mode=1777")
-    if os.path.isdir(WARM):
-        syscalls.mount("warm", WARM, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=1m,nr_inodes=256,mode=755")
+    if os.path.isdir(WARM_DIRECTORY):
+        syscalls.mount(
+            "warm", WARM_DIRECTORY, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=1m,nr_inodes=256,mode=755"
+        )
     syscalls.set_hostname("nursery")
     # A zygote with the pid that kernels have in their own namespace would look to libraries as if no fork had happened.
     Path("/proc/sys/kernel/ns_last_pid").write_text("30000")
     if os.fork() == 0:
-        _guarded(lambda: _zygote(order, channel))
+        _run_stage(lambda: _exec_zygote(order, channel))
     os.close(channel)
     os.close(2)
-    _die_with(0)
+    _die_with_parent(0)
     _reap_forever()
 
 
@@ -221,7 +224,7 @@ def _reap_forever() -> NoReturn:
             os._exit(0)
 
 
-def _zygote(order: dict[str, Any], channel: int) -> None:
+def _exec_zygote(order: dict[str, Any], channel: int) -> None:
     """Cuts rights, then execs the template's interpreter. From here on foreign code may run."""
     os.setsid()
     os.dup2(channel, ZYGOTE_FD)
@@ -236,7 +239,7 @@ def _zygote(order: dict[str, Any], channel: int) -> None:
     files = min(order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install(bytes.fromhex(order["seccomp"]))
+    seccomp.install_program(bytes.fromhex(order["seccomp"]))
     os.chdir("/")
     os.execve(order["python"], [order["python"], "-I", "-c", _BOOT], order["env"])
 

@@ -18,30 +18,32 @@ import msgspec
 
 from cloche import errors
 from cloche.isolation import ids, rootfs
-from cloche.isolation.base import Cell, CellSpec, Check, Mounts
+from cloche.isolation.base import CellMounts, CellSpec, HostCheck, SandboxCell
 from cloche.isolation.channel import close_all
 from cloche.isolation.ids import volume_maps
-from cloche.isolation.nursery import Order, Trees, ZygoteNursery, bound_imports, start_process
-from cloche.isolation.probe import checks, refuse_unless_possible
+from cloche.isolation.nursery import VolumeTrees, ZygoteNursery, ZygoteOrder, limit_imports, start_process
+from cloche.isolation.probe import host_checks, refuse_unless_possible
 from cloche.linux import cgroups, seccomp
-from cloche.linux.cgroups import Parent
+from cloche.linux.cgroups import InstanceGroups
 from cloche.model import KIB, Limits, Template
 
-# Cgroups that were still busy when they were to be removed, removed a moment later.
+# Removes cgroups that were still busy when they were to be removed, a moment later.
 
-FIRST_SECONDS = 0.5
-MAX_SECONDS = 30.0  # somebody who waits for the kernel itself (a disk that does not answer) dies when that is over
+FIRST_SWEEP_SECONDS = 0.5
+MAX_SWEEP_SECONDS = (
+    30.0  # somebody who waits for the kernel itself (a disk that does not answer) dies when that is over
+)
 
 
-class Sweeper:
+class CgroupSweeper:
     """Looks again while there is something left, less and less often. Without it they would last as long as we do.
 
     A cell that was forked just when its zygote was killed, or its maker cancelled, takes a moment to die.
     """
 
-    def __init__(self, parent: Parent):
+    def __init__(self, parent: InstanceGroups):
         self._parent = parent
-        self._pause_seconds = FIRST_SECONDS
+        self._pause_seconds = FIRST_SWEEP_SECONDS
         self._next: asyncio.TimerHandle | None = None
         parent.on_busy = self._sweep_later
 
@@ -52,22 +54,22 @@ class Sweeper:
 
     def _sweep_later(self) -> None:
         if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(self._pause_seconds, self._sweep)
+            self._next = asyncio.get_running_loop().call_later(self._pause_seconds, self._sweep_once)
 
-    def _sweep(self) -> None:
+    def _sweep_once(self) -> None:
         self._next = None
-        if self._parent.sweep():
-            self._pause_seconds = FIRST_SECONDS
+        if self._parent.sweep_busy():
+            self._pause_seconds = FIRST_SWEEP_SECONDS
         else:
-            self._pause_seconds = min(2 * self._pause_seconds, MAX_SECONDS)
+            self._pause_seconds = min(2 * self._pause_seconds, MAX_SWEEP_SECONDS)
             self._sweep_later()
 
 
-# Volumes as the host sees them: a name that a zygote knows, and descriptors of mounts that go from it into cells.
+# Volumes as the host sees them: a name known to a zygote, and descriptors of mounts that go from it into
+# cells.
 #
-# The host never opens a path in one. A mount comes from the zygote that made the volume, and goes with the order for
-# a
-# cell to that cell's own zygote, which may be another one.
+# The host never opens a path in one. A mount comes from the zygote that made the volume, and goes with the
+# order for a cell to that cell's own zygote, which may be another one.
 
 _BYTES_PER_INODE = 4 * KIB
 
@@ -82,7 +84,7 @@ class ZygoteVolume:
 
     @classmethod
     async def make(cls, zygote: ZygoteNursery, size_bytes: int, owner: int) -> ZygoteVolume:
-        """`owner`: the id in it whose it is. Raises NurseryFailed, Unavailable."""
+        """A new volume. `owner`: the owner's id inside it. Raises NurseryFailed, Unavailable."""
         volume = cls(zygote, secrets.token_hex(8), size_bytes)
         inodes = max(size_bytes // _BYTES_PER_INODE, 1024)
         try:
@@ -97,7 +99,7 @@ class ZygoteVolume:
     def alive(self) -> bool:
         return self._zygote.alive
 
-    async def tree(self, share: dict[str, Any]) -> int:
+    async def open_tree(self, share: dict[str, Any]) -> int:
         fds = await self._zygote.ask_volume("tree", volume=self._name, **volume_maps(share))
         if len(fds) != 1:
             close_all(fds)
@@ -109,18 +111,18 @@ class ZygoteVolume:
 
 
 @asynccontextmanager
-async def trees_for(mounts: Mounts, share: dict[str, Any]) -> AsyncIterator[Trees]:
+async def volume_trees(mounts: CellMounts, share: dict[str, Any]) -> AsyncIterator[VolumeTrees]:
     """Mounts for a cell with those ids, until its zygote has them. Raises as `Volume.tree` does."""
     fds: list[int] = []
     try:
         for volume in mounts.volumes.values():
-            fds.append(await volume.tree(share))
-        yield Trees(list(mounts.volumes), fds, mounts.bytes)
+            fds.append(await volume.open_tree(share))
+        yield VolumeTrees(list(mounts.volumes), fds, mounts.bytes)
     finally:
         close_all(fds)
 
 
-_ENV = {
+_PROGRAM_ENV = {
     "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -133,7 +135,7 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 _DEFAULTS = Limits()
 _SPARE_SECONDS = 0.02
 _SWEEPS, _SWEEP_SECONDS = 200, 0.01
-_RECORD = "cgroups"  # in an instance's directory: where its cgroups are
+_CGROUPS_RECORD = "cgroups"  # in an instance's directory: where its cgroups are
 _ONE_THREAD = dict.fromkeys(_THREAD_VARIABLES, "1")
 
 
@@ -160,17 +162,17 @@ class NamespacesBackend:
         self._packages = packages
         self._root = run_dir / "root"
         self._root.mkdir(parents=True, exist_ok=True)
-        self._ids = ids.find()
-        self._slices = ids.Slices(self._ids)
-        found = cgroups.probe()
-        found.leftovers(is_live)
+        self._ids = ids.find_mapping()
+        self._slices = ids.IdRanges(self._ids)
+        found = cgroups.probe_cgroups()
+        found.remove_leftovers(is_live)
         _remove_recorded(run_dir.parent, is_live)
         self._parent = found.parent(instance) if {"memory", "pids"} - found.missing else None
         self.weighs_cells = self._parent is not None and "cpu" not in self._parent.missing
-        self._sweeper = Sweeper(self._parent) if self._parent is not None else None
+        self._sweeper = CgroupSweeper(self._parent) if self._parent is not None else None
         if self._parent is not None:
-            (run_dir / _RECORD).write_text("\n".join(self._parent.directories))
-        self._programs = {name: _compiled(name) for name in ("nursery", "cell")}
+            (run_dir / _CGROUPS_RECORD).write_text("\n".join(self._parent.directories))
+        self._programs = {name: _compiled_policy(name) for name in ("nursery", "cell")}
         self._nurseries: list[NamespaceNursery] = []
         self._started = 0
 
@@ -178,28 +180,28 @@ class NamespacesBackend:
         self._started += 1
         group = self._parent.create(f"nursery-{self._started}") if self._parent else None
         if group is not None:
-            bound_imports(group)
+            limit_imports(group)
         ours, theirs = socket.socketpair()
-        order = self._order(template)
+        order = self._make_order(template)
         with theirs:
             process = start_process(order, theirs, group, [str(theirs.fileno())])
         zygote = ZygoteNursery(template, process, self._parent, group, pid_namespaces=PID_NAMESPACES)
         await zygote.begin(ours, order)
         nursery = NamespaceNursery(template, zygote, self._slices, self._parent, self._started)
-        self._nurseries = [*(each for each in self._nurseries if not each.gone), nursery]
+        self._nurseries = [*(each for each in self._nurseries if not each.is_gone), nursery]
         return nursery
 
-    def _order(self, template: Template) -> Order:
+    def _make_order(self, template: Template) -> ZygoteOrder:
         rootfs.compile_programs(template)
-        env = {**_ENV, **rootfs.environment(template)}
+        env = {**_PROGRAM_ENV, **rootfs.program_environment(template)}
         stdin: dict[str, Any] = {
             "host_pid": os.getpid(),
             "ids": self._ids.order(),
             "root": str(self._root),
-            "plan": msgspec.to_builtins(rootfs.plan(template, packages=self._packages)),
+            "plan": msgspec.to_builtins(rootfs.plan_root(template, packages=self._packages)),
             "open_files": 80 << 10,  # more than any sandbox may have
             "seccomp": self._programs["nursery"].hex(),
-            "python": f"{rootfs.ENV}/bin/python3",
+            "python": f"{rootfs.ENV_DIRECTORY}/bin/python3",
             "env": {**env, **_ONE_THREAD, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"},
         }
         first = {
@@ -210,10 +212,10 @@ class NamespacesBackend:
             "single": self._ids.single,
         }
         command = [sys.executable, "-I", "-m", "cloche.isolation.launch"]
-        return Order(command, json.dumps(stdin).encode(), first, self._programs["cell"])
+        return ZygoteOrder(command, json.dumps(stdin).encode(), first, self._programs["cell"])
 
-    def probe(self) -> list[Check]:
-        return checks()
+    def probe(self) -> list[HostCheck]:
+        return host_checks()
 
     def disown(self) -> None:
         if self._parent is not None:
@@ -221,18 +223,23 @@ class NamespacesBackend:
 
     async def aclose(self) -> bool:
         for nursery in self._nurseries:
-            await nursery.deserted()
+            await nursery.wait_for_cells()
             await nursery.aclose()
         if self._parent is None or self._sweeper is None:
             return True
         self._sweeper.close()
-        await _sweep(self._parent)
+        await _sweep_cgroups(self._parent)
         return self._parent.remove()
 
 
 class NamespaceNursery:
     def __init__(
-        self, template: Template, zygote: ZygoteNursery, slices: ids.Slices, parent: cgroups.Parent | None, number: int
+        self,
+        template: Template,
+        zygote: ZygoteNursery,
+        slices: ids.IdRanges,
+        parent: cgroups.InstanceGroups | None,
+        number: int,
     ):
         self.template = template
         self._zygote = zygote
@@ -247,24 +254,24 @@ class NamespaceNursery:
         return self._zygote.alive
 
     @property
-    def gone(self) -> bool:
-        return self._zygote.gone
+    def is_gone(self) -> bool:
+        return self._zygote.is_gone
 
-    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
+    async def spawn(self, spec: CellSpec, mounts: CellMounts | None = None) -> SandboxCell:
         try:
             share = self._slices.take()
         except LookupError as error:
             raise errors.NurseryFailed(str(error)) from None
         if mounts is not None:
-            return await self._spawn_with(spec, share, mounts)
-        group = self._group(spec)
+            return await self._spawn_with_volumes(spec, share, mounts)
+        group = self._take_group(spec)
         try:
             return await self._zygote.spawn(spec, share, group, lambda: self._slices.give_back(share))
         except BaseException:
             self._give_up(share, group)
             raise
 
-    async def _spawn_with(self, spec: CellSpec, share: dict[str, Any], mounts: Mounts) -> Cell:
+    async def _spawn_with_volumes(self, spec: CellSpec, share: dict[str, Any], mounts: CellMounts) -> SandboxCell:
         """As `spawn`, with volumes."""
 
         def on_closed() -> None:
@@ -273,15 +280,17 @@ class NamespaceNursery:
 
         group: cgroups.Group | None = None
         try:
-            async with trees_for(mounts, share) as trees:
-                group = self._group(spec)
+            async with volume_trees(mounts, share) as trees:
+                group = self._take_group(spec)
                 return await self._zygote.spawn(spec, share, group, on_closed, trees)
         except BaseException:
             self._give_up(share, group)
             raise
 
     def _give_up(self, share: dict[str, Any], group: cgroups.Group | None) -> None:
-        """A cell that may have been forked before its zygote died or its maker was cancelled, and is nobody's."""
+        """Kills a cell that may have been forked before its zygote died or its maker was cancelled, and has no
+        owner.
+        """
         if group is not None:
             group.kill()
             group.remove()
@@ -290,7 +299,7 @@ class NamespaceNursery:
     async def make_volume(self, size_bytes: int) -> ZygoteVolume:
         return await ZygoteVolume.make(self._zygote, size_bytes, self._slices.volume_owner)
 
-    def _group(self, spec: CellSpec) -> cgroups.Group | None:
+    def _take_group(self, spec: CellSpec) -> cgroups.Group | None:
         """The cell's cgroup, with limits from the start: until it is taken, a cell must not be able to grow either."""
         if self._parent is None:
             return None
@@ -300,22 +309,22 @@ class NamespaceNursery:
         asyncio.get_running_loop().call_later(_SPARE_SECONDS, self._prepare_spare, self._parent)
         return group
 
-    def _new_group(self, parent: cgroups.Parent) -> cgroups.Group:
+    def _new_group(self, parent: cgroups.InstanceGroups) -> cgroups.Group:
         self._made += 1
         group = parent.create(f"cell-{self._number}-{self._made}")
         group.set_memory(_DEFAULTS.memory_bytes + _DEFAULTS.space_bytes)
         group.set_processes(_DEFAULTS.processes)
         return group
 
-    def _prepare_spare(self, parent: cgroups.Parent) -> None:
+    def _prepare_spare(self, parent: cgroups.InstanceGroups) -> None:
         if self._spare is None and self.alive:
             self._spare = self._new_group(parent)
 
     async def raw_cost_seconds(self) -> float:
         return await self._zygote.raw_cost_seconds()
 
-    async def deserted(self) -> None:
-        """Waits a while for cells that are being closed: whoever had them made is told just now that it is too late."""
+    async def wait_for_cells(self) -> None:
+        """Waits a while for cells that are being closed: their makers are just being refused."""
         for _ in range(_SWEEPS):
             if not self._zygote.cells:
                 return
@@ -328,21 +337,21 @@ class NamespaceNursery:
             self._spare = None
 
 
-async def _sweep(parent: cgroups.Parent) -> None:
+async def _sweep_cgroups(parent: cgroups.InstanceGroups) -> None:
     """Waits a while for the last of the dead to be gone: on a busy machine that takes long."""
     for _ in range(_SWEEPS):
-        if parent.sweep():
+        if parent.sweep_busy():
             return
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
 def _remove_recorded(instances: Path, is_live: Callable[[str], bool]) -> None:
     """Cgroups of dead instances that started in another cgroup than ours, so that they lie where we would not look."""
-    for record in instances.glob(f"*/{_RECORD}"):
+    for record in instances.glob(f"*/{_CGROUPS_RECORD}"):
         if not is_live(record.parent.name):
             cgroups.remove_dead(record.read_text().splitlines())
 
 
-def _compiled(name: str) -> bytes:
+def _compiled_policy(name: str) -> bytes:
     policy = files("cloche.isolation") / "policy" / f"{name}.toml"
     return seccomp.compile_policy(seccomp.load_policy(Path(str(policy))))

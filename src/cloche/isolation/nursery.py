@@ -1,6 +1,6 @@
 """A nursery as the host sees it: a zygote behind a channel, and the cells that it made.
 
-The same for every backend; what differs is how the process was started and what holds its cells.
+The same for every backend; only the start of the process and the container of its cells differ.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 from cloche import errors
 from cloche.isolation.base import CellSpec
-from cloche.isolation.cell import ProcessCell, Wires, ended
-from cloche.isolation.channel import Channel, Header, close_all
-from cloche.linux.cgroups import Group, Parent
+from cloche.isolation.cell import CellSockets, ProcessCell, wait_ended
+from cloche.isolation.channel import Header, HostChannel, close_all
+from cloche.linux.cgroups import Group, InstanceGroups
 from cloche.model import GIB, KIB, MIB, Template
 
-# What a nursery says before it ends.
+# The end of a nursery's stderr, for error messages.
 
 
-class LastWords:
+class StderrTail:
     """The last few KiB that a nursery wrote to its stderr."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
@@ -37,9 +37,9 @@ class LastWords:
         self._pipe = process.stderr
         self._tail = b""
         os.set_blocking(self._pipe.fileno(), False)
-        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
+        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read_stderr)
 
-    def _read(self) -> None:
+    def _read_stderr(self) -> None:
         try:
             piece = os.read(self._pipe.fileno(), 64 * KIB)
         except BlockingIOError:
@@ -50,7 +50,7 @@ class LastWords:
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
 
     def text(self) -> str:
-        self._read()
+        self._read_stderr()
         return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:
@@ -58,28 +58,28 @@ class LastWords:
         self._pipe.close()
 
 
-# The end of a zygote, or of its cradle, that does not answer any more.
+# Kills a zygote, or its init factory, that does not answer any more.
 #
-# It cannot be left there: it is the parent of the first kernels of its cells, and no pid 1 is dead before all of its
-# namespace have been collected. When it is gone, what holds the nursery collects them.
+# It cannot be left there: it is the parent of the first kernels of its cells, and no pid 1 is dead before all
+# of its namespace have been reaped. When it is gone, the nursery's reaper collects them.
 
 
 def kill_zygote(inits: Iterable[int]) -> None:
-    """Kills the cradle, which is the parent of these pids 1, and its parent, the zygote.
+    """Kills the init factory, which is the parent of these pids 1, and its parent, the zygote.
 
-    Not what holds the nursery, a pid 1 itself, to which they may have been left.
+    Not the nursery's reaper, a pid 1 itself, to which they may have been left.
     """
     for init in inits:
         with suppress(OSError, ValueError, StopIteration):
-            ancestors = [cradle := int(_field(init, "PPid")), int(_field(cradle, "PPid"))]
-            living = [pid for pid in ancestors if pid > 1 and _field(pid, "NSpid").split()[-1] != "1"]
+            ancestors = [cradle := int(_status_field(init, "PPid")), int(_status_field(cradle, "PPid"))]
+            living = [pid for pid in ancestors if pid > 1 and _status_field(pid, "NSpid").split()[-1] != "1"]
             for pid in reversed(living):
                 os.kill(pid, signal.SIGKILL)
             if living:
                 return
 
 
-def _field(pid: int, name: str) -> str:
+def _status_field(pid: int, name: str) -> str:
     with open(f"/proc/{pid}/status") as file:
         return next(line.partition(":")[2] for line in file if line.startswith(f"{name}:"))
 
@@ -92,8 +92,8 @@ _PROCESSES = 512  # of the zygote's own: cells have a limit each
 _BYTES_PER_CELL = 3 * MIB  # page tables of a cell are charged to the zygote that forked it
 
 
-class Order:
-    """How a zygote is started: the command, what goes to its stdin, and its first frame."""
+class ZygoteOrder:
+    """The start of a zygote: its command, its stdin, and its first frame."""
 
     def __init__(self, command: list[str], stdin: bytes, first: Header, program: bytes):
         self.command = command
@@ -102,7 +102,7 @@ class Order:
         self.program = program
 
 
-class Trees(NamedTuple):
+class VolumeTrees(NamedTuple):
     """Mounts of volumes on their way into a new cell."""
 
     paths: list[str]
@@ -115,7 +115,7 @@ class ZygoteNursery:
         self,
         template: Template,
         process: subprocess.Popen[bytes],
-        parent: Parent | None,
+        parent: InstanceGroups | None,
         group: Group | None,
         *,
         pid_namespaces: int,
@@ -138,14 +138,14 @@ class ZygoteNursery:
         self._heard_at = time.monotonic()  # the zygote's last frame
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
-        self._channel: Channel | None = None
-        self._last_words = LastWords(process)
+        self._channel: HostChannel | None = None
+        self._last_words = StderrTail(process)
 
     # --- start and end
 
-    async def begin(self, sock: socket.socket, order: Order) -> None:
+    async def begin(self, sock: socket.socket, order: ZygoteOrder) -> None:
         """Waits until the zygote has imported everything. Raises NurseryFailed with its last words."""
-        self._channel = Channel(sock, self._on_frame, self._on_channel_closed)
+        self._channel = HostChannel(sock, self._on_frame, self._on_channel_closed)
         self._channel.send(order.first, order.program)
         try:
             async with asyncio.timeout(IMPORT_SECONDS):  # `wait_for` of Python 3.11 may swallow a cancellation
@@ -163,7 +163,7 @@ class ZygoteNursery:
         return self._channel is not None and not self._channel.closed and not self._closing
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether nothing is left of it, nor of its cells."""
         return self._ending is not None and self._ending.done()
 
@@ -173,7 +173,7 @@ class ZygoteNursery:
         return self._cells
 
     async def aclose(self) -> None:
-        """Ends the zygote. What holds its cells ends with the last of them: called after that, this waits for it."""
+        """Ends the zygote. Its process tree ends with its last cell: called after that, this waits for it."""
         self._closing = True
         if self._channel is not None:
             self._channel.close()
@@ -187,7 +187,7 @@ class ZygoteNursery:
 
     async def _end_process(self) -> None:
         self._process.kill()  # and with it, by death signals and pid namespaces, all that it holds
-        await ended(self._pidfd)
+        await wait_ended(self._pidfd)
         self._process.wait()
         os.close(self._pidfd)
         self._last_words.close()
@@ -205,21 +205,21 @@ class ZygoteNursery:
         extra: dict[str, Any],
         group: Group | None,
         on_closed: Callable[[], None],
-        trees: Trees | None = None,
+        trees: VolumeTrees | None = None,
     ) -> ProcessCell:
-        """Forks a cell. Its walls go up while we return; what is asked of its init waits for them."""
+        """Forks a cell. Its walls go up while we return; requests to its init wait for them."""
         if not self.alive or self._channel is None:
             raise errors.NurseryFailed(f"the nursery of {self.template.ref} has ended")
         self._made += 1
         name = str(self._made)
-        wires = Wires()
+        wires = CellSockets()
         forked: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         self._waiting[name] = forked
-        self._grow()
+        self._grow_limit()
         self._cells += 1
         try:
             volumes = {} if trees is None else {"volumes": trees.paths}
-            inside = {**_inside(spec), **extra, **volumes, "token": wires.token}
+            inside = {**_spec_fields(spec), **extra, **volumes, "token": wires.token}
             order = {"do": "spawn", "cell": name, "spec": inside}
             wires.hand_over(self._channel, order, group, () if trees is None else trees.fds)
             async with asyncio.timeout(SPAWN_SECONDS):
@@ -230,7 +230,7 @@ class ZygoteNursery:
             self._end_if_empty()
             if isinstance(error, TimeoutError):
                 self._give_up_if_hung()
-                raise self._failure(f"no cell was forked in {SPAWN_SECONDS:.0f} s") from None
+                raise self._make_failure(f"no cell was forked in {SPAWN_SECONDS:.0f} s") from None
             raise
         finally:
             self._waiting.pop(name, None)
@@ -245,15 +245,15 @@ class ZygoteNursery:
             closed,
             volume_bytes,
             self._follow_death,
-            functools.partial(self._sow, name, inside),
+            functools.partial(self._start_fork_server, name, inside),
         )
         self._live[name] = cell
         return cell
 
-    def _sow(self, name: str, inside: dict[str, Any], group: Group | None) -> socket.socket:
-        """Has a seed forked for a cell. If that cannot be, what init is given is at its end."""
+    def _start_fork_server(self, name: str, inside: dict[str, Any], group: Group | None) -> socket.socket:
+        """Has a fork server forked for a cell. If that fails, init's socket is at its end."""
         ours, theirs = socket.socketpair()
-        entrances = group.entrances() if group is not None else []
+        entrances = group.open_entrances() if group is not None else []
         if self._channel is not None:
             spec = {field: value for field, value in inside.items() if field != "token"}  # which is the first kernel's
             order = {"do": "seed", "cell": name, "spec": spec}
@@ -263,11 +263,13 @@ class ZygoteNursery:
         return ours
 
     def _give_up_if_hung(self) -> None:
-        """After SPAWN_SECONDS without what was asked for. What it did first may have been what others asked for."""
+        """Called after SPAWN_SECONDS without an answer. The zygote may have been busy with other requests first."""
         self._give_up_if_silent(time.monotonic() - SPAWN_SECONDS / 2)
 
     def _give_up_if_silent(self, since: float) -> None:
-        """A zygote that has said nothing since is replaced by whoever needs one next. Its cells live on."""
+        """Closes the channel of a zygote that has sent nothing since; the next caller starts another. Its cells
+        live on.
+        """
         if self._channel is None or self._heard_at > since:
             return
         self._channel.close("it does not answer")
@@ -283,14 +285,16 @@ class ZygoteNursery:
         on_closed()
         self._end_if_empty()
 
-    def _grow(self) -> None:
+    def _grow_limit(self) -> None:
         steps = self._cells // _CELLS_PER_STEP + 1
         if self._group is not None and steps > self._steps:
             self._steps = steps
             self._group.set_memory(_BASE_BYTES + steps * _CELLS_PER_STEP * _BYTES_PER_CELL)
 
     async def ask_volume(self, act: str, **fields: Any) -> list[int]:
-        """What the zygote passes for it. Raises NurseryFailed, and Unavailable with what it says went wrong."""
+        """The descriptors that the zygote passes for it. Raises NurseryFailed, and Unavailable with the zygote's
+        message.
+        """
         if not self.alive or self._channel is None:
             raise errors.NurseryFailed(f"the nursery of {self.template.ref} has ended, and its volumes with it")
         self._asked += 1
@@ -303,12 +307,12 @@ class ZygoteNursery:
                 return await asked
         except TimeoutError:
             self._give_up_if_hung()
-            raise self._failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
+            raise self._make_failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
         finally:
             self._waiting.pop(name, None)
 
     def tell_volume(self, act: str, **fields: Any) -> None:
-        """Nobody waits for it, and where the nursery has ended it is done."""
+        """Sends the request without waiting. Nothing is left to do where the nursery has ended."""
         if self.alive and self._channel is not None:
             self._channel.send({"do": "volume", "act": act, "ask": "", **fields})
 
@@ -318,12 +322,12 @@ class ZygoteNursery:
             close_all(fds)
         elif "message" in header:
             close_all(fds)
-            asked.set_exception(errors.Unavailable(f"the volume cannot be had: {_message(header)}"))
+            asked.set_exception(errors.Unavailable(f"the volume cannot be had: {_error_message(header)}"))
         else:
             asked.set_result(fds)
 
     async def raw_cost_seconds(self) -> float:
-        """What the bare fork into namespaces costs right now, measured by the zygote itself."""
+        """The present cost of the bare fork into namespaces, measured by the zygote itself."""
         if self._channel is None:
             raise errors.NurseryFailed("not started")
         self._raw = asyncio.get_running_loop().create_future()
@@ -344,14 +348,14 @@ class ZygoteNursery:
             if not waiting.done() and self._is_cell(fds):
                 waiting.set_result(fds)
                 return
-            self._fail(waiting, "it announced something that is no new cell")
+            self._fail_waiting(waiting, "it announced something that is no new cell")
         close_all(fds)
         if event == "ready" and not self._ready.done():
             self._ready.set_result(None)
         elif event == "failed" and not self._ready.done():
-            self._ready.set_exception(self._failure(_message(header)))
+            self._ready.set_exception(self._make_failure(_error_message(header)))
         elif event == "spawn_failed" and isinstance(cell, str) and cell in self._waiting:
-            self._fail(self._waiting[cell], _message(header))
+            self._fail_waiting(self._waiting[cell], _error_message(header))
         elif event == "kernel_exited" and isinstance(cell, str) and cell in self._live:
             self._live[cell].tell({**header, "kernel": "0"})
         elif event == "raw" and self._raw is not None and not self._raw.done():
@@ -364,16 +368,16 @@ class ZygoteNursery:
 
     def _on_channel_closed(self, why: str) -> None:
         if not self._ready.done():
-            self._ready.set_exception(self._failure(why))
+            self._ready.set_exception(self._make_failure(why))
             self._ready.exception()  # it is also raised to whoever waits
         for waiting in self._waiting.values():
-            self._fail(waiting, why)
+            self._fail_waiting(waiting, why)
 
-    def _fail(self, waiting: asyncio.Future[list[int]], why: str) -> None:
+    def _fail_waiting(self, waiting: asyncio.Future[list[int]], why: str) -> None:
         if not waiting.done():
-            waiting.set_exception(self._failure(why))
+            waiting.set_exception(self._make_failure(why))
 
-    def _failure(self, why: str) -> errors.NurseryFailed:
+    def _make_failure(self, why: str) -> errors.NurseryFailed:
         words = self._last_words.text()
         return errors.NurseryFailed(
             f"the nursery of {self.template.ref} failed: {why}" + (f"\n{words}" if words else "")
@@ -381,7 +385,7 @@ class ZygoteNursery:
 
 
 def start_process(
-    order: Order, theirs: socket.socket, group: Group | None, command_tail: list[str]
+    order: ZygoteOrder, theirs: socket.socket, group: Group | None, command_tail: list[str]
 ) -> subprocess.Popen[bytes]:
     """Starts a nursery's process; it waits for its stdin until it is in its cgroup."""
     process = subprocess.Popen(
@@ -402,37 +406,38 @@ def start_process(
     return process
 
 
-def _inside(spec: CellSpec) -> dict[str, Any]:
+def _spec_fields(spec: CellSpec) -> dict[str, Any]:
     inodes = max(spec.space_bytes // (4 * KIB), 1024)
     return {"user": spec.user, "space_bytes": spec.space_bytes, "inodes": inodes, "open_files": spec.open_files}
 
 
-def _message(header: Header) -> str:
+def _error_message(header: Header) -> str:
     message = header.get("message")
     return message[:2000] if isinstance(message, str) else "it did not say why"
 
 
-def bound_imports(group: Group) -> None:
-    """What a nursery may use before it has made its first cell: importing a package runs its code."""
+def limit_imports(group: Group) -> None:
+    """Limits a nursery before it has made its first cell: importing a package runs its code."""
     group.set_memory(_BASE_BYTES + _CELLS_PER_STEP * _BYTES_PER_CELL)
     group.set_processes(_PROCESSES)
 
 
 def is_init(fd: int, pid_namespaces: int) -> bool:
-    """Whether a descriptor from a zygote is the pidfd of a pid 1 that many namespaces below ours, or of one that ended.
+    """Whether a descriptor from a zygote is the pidfd of a pid 1 that many namespaces below ours, or of one
+    that ended.
 
-    We kill what it stands for. A zygote can have our own pidfd: a socket tells who is at its other end.
+    We kill its process. A zygote can have our own pidfd: a socket reveals the process at its other end.
     """
     with open(f"/proc/self/fdinfo/{fd}") as file:
         fields = dict(line.partition(":")[::2] for line in file)
     if "Pid" not in fields or not pid_namespaces:
         return "Pid" in fields
     pids = fields.get("NSpid", "").split()
-    return fields["Pid"].strip() == "-1" or (pids[-1:] == ["1"] and len(pids) == _depth() + pid_namespaces)
+    return fields["Pid"].strip() == "-1" or (pids[-1:] == ["1"] and len(pids) == _namespace_depth() + pid_namespaces)
 
 
 @cache
-def _depth() -> int:
-    """In how many nested pid namespaces we are."""
+def _namespace_depth() -> int:
+    """The number of nested pid namespaces that we are in."""
     with open("/proc/self/status") as file:
         return next(len(line.split()) - 1 for line in file if line.startswith("NSpid:"))

@@ -1,7 +1,8 @@
-"""The backend without walls, for the other side of the seam. It refuses unless asked for by its name, `plain-unsafe`.
+"""The backend without walls, to test the interface of backends. It must be requested by its name,
+`plain-unsafe`.
 
-Programs run as the user who runs Cloche, see the host's files and network, and have no limits but the host's. Nothing
-is private but the working directory. Never give it code that you would not run yourself.
+Programs run as Cloche's own user, see the host's files and network, and have no limits but the host's.
+Nothing is private but the working directory. Never give it code that you would not run yourself.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloche import errors
-from cloche.isolation.base import Cell, CellSpec, CellStats, Check, Mounts, Volume
+from cloche.isolation.base import CellMounts, CellSpec, CellStats, CellVolume, HostCheck, SandboxCell
 from cloche.isolation.cell import ProcessCell
 from cloche.isolation.channel import Header
-from cloche.isolation.nursery import Order, ZygoteNursery, start_process
+from cloche.isolation.nursery import ZygoteNursery, ZygoteOrder, start_process
 from cloche.linux.remove_tree import remove_tree
 from cloche.model import Limits, Template
 
-NAME = "plain-unsafe"
+BACKEND_NAME = "plain-unsafe"
 _BOOT = """
 import sys, types
 sys.path.insert(0, sys.argv[2])
@@ -32,19 +33,21 @@ main(int(sys.argv[3]))
 
 
 class PlainBackend:
-    name = NAME
+    name = BACKEND_NAME
     weighs_cells = False
     seals_network = False
 
     def __init__(self, run_dir: Path, *, asked_for: str):
-        if asked_for != NAME:
-            raise errors.IsolationUnavailable(f"the backend without isolation must be asked for by its name, {NAME!r}")
+        if asked_for != BACKEND_NAME:
+            raise errors.IsolationUnavailable(
+                f"the backend without isolation must be asked for by its name, {BACKEND_NAME!r}"
+            )
         self._cells = run_dir / "cells"
         self._nurseries: list[PlainNursery] = []
 
     async def start(self, template: Template) -> PlainNursery:
         ours, theirs = socket.socketpair()
-        order = self._order(template)
+        order = self._make_order(template)
         with theirs:
             process = start_process(order, theirs, None, [str(theirs.fileno())])
         zygote = ZygoteNursery(template, process, None, None, pid_namespaces=0)
@@ -52,21 +55,23 @@ class PlainBackend:
         self._nurseries.append(PlainNursery(template, zygote, self._cells / str(process.pid)))
         return self._nurseries[-1]
 
-    def _order(self, template: Template) -> Order:
+    def _make_order(self, template: Template) -> ZygoteOrder:
         minor = ".".join(template.python_version.split(".")[:2])
         site = f"{template.root}/env/lib/python{minor}/site-packages"
         package = str(Path(__file__).parent.parent)
         env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8", "MPLBACKEND": "Agg", **template.env}
         first = {"do": "start", "imports": list(template.imports), "env": env, "walls": False, "single": True}
-        return Order([template.python, "-I", "-S", "-c", _BOOT, package, site], b"", first, b"")
+        return ZygoteOrder([template.python, "-I", "-S", "-c", _BOOT, package, site], b"", first, b"")
 
-    def probe(self) -> list[Check]:
+    def probe(self) -> list[HostCheck]:
         return [
-            Check(name="isolation", state="missing", detail="this backend has no walls at all", advice="use namespaces")
+            HostCheck(
+                name="isolation", state="missing", detail="this backend has no walls at all", advice="use namespaces"
+            )
         ]
 
     def disown(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
     async def aclose(self) -> bool:
         for nursery in self._nurseries:
@@ -86,12 +91,12 @@ class PlainNursery:
     def alive(self) -> bool:
         return self._zygote.alive
 
-    async def make_volume(self, size_bytes: int) -> Volume:
-        raise errors.Unavailable(f"there are no volumes without walls, as the backend {NAME} is")
+    async def make_volume(self, size_bytes: int) -> CellVolume:
+        raise errors.Unavailable(f"there are no volumes without walls, as the backend {BACKEND_NAME} is")
 
-    async def spawn(self, spec: CellSpec, mounts: Mounts | None = None) -> Cell:
+    async def spawn(self, spec: CellSpec, mounts: CellMounts | None = None) -> SandboxCell:
         if mounts is not None:
-            raise errors.Unavailable(f"there are no volumes without walls, as the backend {NAME} is")
+            raise errors.Unavailable(f"there are no volumes without walls, as the backend {BACKEND_NAME} is")
         self._made += 1
         home = self._cells / str(self._made)
         (home / "data").mkdir(parents=True)
@@ -123,7 +128,7 @@ class PlainCell:
     def listen(self, on_event: Callable[[Header], None]) -> None:
         """Init sees everything here."""
 
-    def make_seed(self) -> None:
+    def make_fork_server(self) -> None:
         """Init has everything imported itself."""
 
     def set_limits(self, limits: Limits) -> None:
@@ -148,7 +153,7 @@ class PlainCell:
         return False  # this backend makes no cgroups
 
     def thaw(self) -> None:
-        """There is nobody whom we have stopped."""
+        """There is nothing to thaw: `freeze` does nothing."""
 
     async def aclose(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What this host can isolate and limit, and how: the facts behind `cloche doctor`."""
+"""The checks behind `cloche doctor`: this host's isolation and limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cloche import errors
 from cloche.isolation import ids
-from cloche.isolation.base import Check
+from cloche.isolation.base import HostCheck
 from cloche.linux import cgroups, landlock
 
 MINIMUM_KERNEL = (5, 12)  # mount_setattr
@@ -17,32 +17,34 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def refuse_unless_possible() -> None:
-    """Raises IsolationUnavailable where these walls can never stand, and says which way there is."""
+    """Raises IsolationUnavailable, with the alternative, where these walls can never stand."""
     if sys.platform != "linux":
         raise errors.IsolationUnavailable(
             "Cloche's sandboxes need Linux: on macOS and Windows run it in a Linux VM or in its container image"
         )
     if platform.machine() not in _ARCHITECTURES:
         raise errors.IsolationUnavailable(f"Cloche runs on {' and '.join(_ARCHITECTURES)}, not on {platform.machine()}")
-    if kernel() < MINIMUM_KERNEL:
+    if kernel_version() < MINIMUM_KERNEL:
         raise errors.IsolationUnavailable(
             f"Linux {platform.release()} is too old: 5.12 or newer is needed (mount_setattr)"
         )
 
 
-def kernel() -> tuple[int, int]:
+def kernel_version() -> tuple[int, int]:
     major, minor = platform.release().split(".")[:2]
     return int(major), int("".join(filter(str.isdigit, minor)) or 0)
 
 
-def checks() -> list[Check]:
-    """Each line says what is enforced, what is best effort, and what to do where something is missing."""
-    return [_kernel(), _namespaces(), _ids(), *_cgroups(), _landlock(), _seccomp()]
+def host_checks() -> list[HostCheck]:
+    """The checks of this host: each is enforced, best effort or missing, and has advice where something is
+    missing.
+    """
+    return [_check_kernel(), _check_namespaces(), _check_ids(), *_check_cgroups(), _check_landlock(), _check_seccomp()]
 
 
-def _kernel() -> Check:
-    state = "enforced" if kernel() >= MINIMUM_KERNEL else "missing"
-    return Check(
+def _check_kernel() -> HostCheck:
+    state = "enforced" if kernel_version() >= MINIMUM_KERNEL else "missing"
+    return HostCheck(
         name="kernel",
         state=state,
         detail=f"Linux {platform.release()}",
@@ -50,20 +52,20 @@ def _kernel() -> Check:
     )
 
 
-def _namespaces() -> Check:
-    """User namespaces are what an ordinary user's rights come from; root needs them for the cells."""
+def _check_namespaces() -> HostCheck:
+    """An ordinary user's rights come from user namespaces; root needs them for the cells."""
     blocked = _why_no_user_namespaces()
     if blocked:
-        return Check(name="namespaces", state="missing", detail=blocked[0], advice=blocked[1])
-    return Check(name="namespaces", state="enforced", detail="user, pid, mount, network, IPC, UTS, cgroup")
+        return HostCheck(name="namespaces", state="missing", detail=blocked[0], advice=blocked[1])
+    return HostCheck(name="namespaces", state="enforced", detail="user, pid, mount, network, IPC, UTS, cgroup")
 
 
 def _why_no_user_namespaces() -> tuple[str, str] | None:
-    if _number("/proc/sys/user/max_user_namespaces") == 0:
+    if _read_number("/proc/sys/user/max_user_namespaces") == 0:
         return "user.max_user_namespaces is 0", "sysctl user.max_user_namespaces=15000"
-    if os.geteuid() != 0 and _number("/proc/sys/kernel/unprivileged_userns_clone") == 0:
+    if os.geteuid() != 0 and _read_number("/proc/sys/kernel/unprivileged_userns_clone") == 0:
         return "kernel.unprivileged_userns_clone is 0", "sysctl kernel.unprivileged_userns_clone=1, or run as root"
-    if os.geteuid() != 0 and _number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"):
+    if os.geteuid() != 0 and _read_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"):
         return (
             "AppArmor restricts unprivileged user namespaces (Ubuntu 23.10 and newer)",
             "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or a profile with `userns,`, or run as root",
@@ -71,13 +73,15 @@ def _why_no_user_namespaces() -> tuple[str, str] | None:
     return None
 
 
-def _ids() -> Check:
-    found = ids.find()
+def _check_ids() -> HostCheck:
+    found = ids.find_mapping()
     if found.mode == "root":
-        return Check(name="user ids", state="enforced", detail="each sandbox has ids of its own (server is root)")
+        return HostCheck(name="user ids", state="enforced", detail="each sandbox has ids of its own (server is root)")
     if found.mode == "subordinate":
-        return Check(name="user ids", state="enforced", detail=f"each sandbox has 2 of {found.count} subordinate ids")
-    return Check(
+        return HostCheck(
+            name="user ids", state="enforced", detail=f"each sandbox has 2 of {found.count} subordinate ids"
+        )
+    return HostCheck(
         name="user ids",
         state="best effort",
         detail="best effort: one id, `user` and `root` inside are one identity; nothing is promised between them",
@@ -93,28 +97,28 @@ _WITHOUT_CGROUPS = {
 }
 
 
-def _cgroups() -> list[Check]:
+def _check_cgroups() -> list[HostCheck]:
     rows = []
-    for each in cgroups.probe().report:
+    for each in cgroups.probe_cgroups().report:
         state = "enforced" if each.version else "best effort"
         detail = f"cgroup {each.version}" if each.version else _WITHOUT_CGROUPS[each.name]
-        rows.append(Check(name=f"limit on {each.name}", state=state, detail=detail, advice=each.advice))
+        rows.append(HostCheck(name=f"limit on {each.name}", state=state, detail=detail, advice=each.advice))
     return rows
 
 
-def _landlock() -> Check:
-    abi = landlock.abi()
+def _check_landlock() -> HostCheck:
+    abi = landlock.abi_version()
     if abi:
-        return Check(name="landlock", state="enforced", detail=f"second wall around files, ABI {abi}")
-    return Check(
+        return HostCheck(name="landlock", state="enforced", detail=f"second wall around files, ABI {abi}")
+    return HostCheck(
         name="landlock", state="missing", detail="not in this kernel", advice="optional: a kernel with lsm=landlock"
     )
 
 
-def _seccomp() -> Check:
+def _check_seccomp() -> HostCheck:
     there = Path("/proc/sys/kernel/seccomp/actions_avail").exists()
     state = "enforced" if there else "missing"
-    return Check(
+    return HostCheck(
         name="seccomp",
         state=state,
         detail="allow-list of system calls",
@@ -122,7 +126,7 @@ def _seccomp() -> Check:
     )
 
 
-def _number(path: str) -> int | None:
+def _read_number(path: str) -> int | None:
     try:
         return int(Path(path).read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""What a sandbox sees of the file system: a plan, made by the host, carried out by `launch`.
+"""The file system of a sandbox: a plan, made by the host, carried out by `launch`.
 
-The host's /usr is shared read-only, /etc is our own, and beside the template's environment and its Python's prefix
-nothing else of the host is visible.
+The host's /usr is shared read-only, /etc is our own, and beside the template's environment and its Python's
+prefix nothing else of the host is visible.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from cloche import errors
 from cloche.guest.paths import DOOR_PORT, USER_BASE
 from cloche.model import Struct, Template
 
-# What pip, uv and npm find in a sandbox: where they install to, and where packages come from.
+# The settings of pip, uv and npm in a sandbox: where they install to, and where packages come from.
 #
-# The template is read-only. What is installed goes to one directory of the sandbox's own, `USER_BASE`, for `user` and
-# for root, and comes before what the template has. Settings are in the files of least weight: a program's own win.
+# The template is read-only. Packages are installed to one directory of the sandbox's own, `USER_BASE`, for
+# `user` and for root, which comes before the template's. Settings are in the files of least weight, so that a
+# program's own win.
 
-DOOR = f"http://127.0.0.1:{DOOR_PORT}"
-SITE = "opt/cloche/site"  # what stands in the place of the host's own site-packages
-UV = "opt/cloche/uv"
+DOOR_URL = f"http://127.0.0.1:{DOOR_PORT}"
+SITE_PATH = "opt/cloche/site"  # what stands in the place of the host's own site-packages
+UV_PATH = "opt/cloche/uv"
 
 _GUEST = Path(__file__).parent.parent / "guest"
-_FRONT_PROGRAMS = ("bin/uv.py", "python/installers.py", "python/client.py")
+_COMPILED_PROGRAMS = ("bin/uv.py", "python/installers.py", "python/client.py")
 _OWN_UV = 'import sys; sys.path.insert(0, "/opt/cloche/lib"); from cloche.guest.bin.uv import main; main()'
 _RUN_OWN_UV = f"exec /opt/cloche/env/bin/python -ISc '{_OWN_UV}'"
-_RUN_UV = f"exec /{UV}"
-ENVIRONMENT = {
+_RUN_UV = f"exec /{UV_PATH}"
+INSTALLER_ENVIRONMENT = {
     "PYTHONUSERBASE": USER_BASE,
     "NPM_CONFIG_GLOBALCONFIG": "/etc/npmrc",
     "NODE_USE_SYSTEM_CA": "1",  # certificates are the host's, as for all other programs
@@ -43,9 +44,9 @@ ENVIRONMENT = {
 }
 # An interpreter that is called by its bare name (an embedded one is) takes the first `python3` on the PATH for itself,
 # and looks for its packages from there. That one is ours: around it is an environment, whose `lib` is the template's.
-FRONT_RELATIVE = "opt/cloche/front"
+FRONT_PATH = "opt/cloche/front"
 # In the template's own environment only: others are made inside, and work as anywhere.
-_PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT_RELATIVE}") and __import__("cloche_usersite")\n'
+_PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT_PATH}") and __import__("cloche_usersite")\n'
 _PIP = {
     "global": {"disable-pip-version-check": "true", "no-cache-dir": "true", "root-user-action": "ignore"},
     "install": {"compile": "false"},  # it takes a third of the time; what is imported is compiled then
@@ -60,16 +61,16 @@ _NPM = {"prefix": USER_BASE, "audit": "false", "fund": "false", "update-notifier
 
 
 def installer_files(template: Template, *, packages: bool) -> dict[str, str]:
-    """Paths in the root, and what they hold. `packages`: whether the host's index is behind the door."""
+    """Files of the root by path. `packages`: whether the host's package index is served to the sandbox."""
     return {
-        f"{SITE}/cloche.pth": _PTH,
-        f"{SITE}/cloche_usersite.py": (_GUEST / "python" / "usersite.py").read_text("utf-8"),
-        f"{SITE}/cloche_show.py": (_GUEST / "kernel" / "pyplot_files_backend.py").read_text("utf-8"),
-        f"{SITE}.cfg": _environment_settings(template),
-        f"{FRONT_RELATIVE}/pyvenv.cfg": _environment_settings(template),
-        "etc/pip.conf": _pip(packages),
-        "etc/uv/uv.toml": _uv(packages),
-        "etc/npmrc": _npm(packages),
+        f"{SITE_PATH}/cloche.pth": _PTH,
+        f"{SITE_PATH}/cloche_usersite.py": (_GUEST / "python" / "usersite.py").read_text("utf-8"),
+        f"{SITE_PATH}/cloche_show.py": (_GUEST / "kernel" / "pyplot_files_backend.py").read_text("utf-8"),
+        f"{SITE_PATH}.cfg": _environment_settings(template),
+        f"{FRONT_PATH}/pyvenv.cfg": _environment_settings(template),
+        "etc/pip.conf": _pip_config(packages),
+        "etc/uv/uv.toml": _uv_config(packages),
+        "etc/npmrc": _npm_config(packages),
         "etc/cloche-wgetrc": _WGET,
     }
 
@@ -78,7 +79,7 @@ def compile_programs(template: Template) -> None:
     """Programs of ours start in every sandbox, where their bytecode cannot be kept. Where we have the same Python and
     may write to the package, it is kept beside them, as Python does for all that it imports."""
     if template.python_version.split(".")[:2] == [str(number) for number in sys.version_info[:2]]:
-        for source in (_GUEST / name for name in _FRONT_PROGRAMS):
+        for source in (_GUEST / name for name in _COMPILED_PROGRAMS):
             with contextlib.suppress(OSError):
                 if not _is_compiled(source):
                     py_compile.compile(str(source), quiet=2)
@@ -89,32 +90,35 @@ def _is_compiled(source: Path) -> bool:
     return kept.exists() and kept.stat().st_mtime >= source.stat().st_mtime
 
 
-def programs(packages: bool) -> dict[str, str]:
-    """uv by its names. Its `pip` has nowhere to install to, and without an index it has to say why: guest/bin/uv.py."""
+def installer_programs(packages: bool) -> dict[str, str]:
+    """The uv programs by name. uv's own `pip` has nowhere to install to, and without an index it must explain
+    why: guest/uv.py does both.
+    """
     if not packages:
-        return {"uv": _script(f'{_RUN_OWN_UV} "$@"'), "uvx": _script(f'{_RUN_OWN_UV} tool run "$@"')}
+        return {"uv": _shell_script(f'{_RUN_OWN_UV} "$@"'), "uvx": _shell_script(f'{_RUN_OWN_UV} tool run "$@"')}
     pip = f'case " $* " in *" pip "*) {_RUN_OWN_UV} "$@" ;; esac'
-    return {"uv": _script(pip, f'{_RUN_UV} "$@"'), "uvx": _script(f'{_RUN_UV} tool run "$@"')}
+    return {"uv": _shell_script(pip, f'{_RUN_UV} "$@"'), "uvx": _shell_script(f'{_RUN_UV} tool run "$@"')}
 
 
-def _script(*lines: str) -> str:
+def _shell_script(*lines: str) -> str:
     return "\n".join(["#!/bin/sh", *lines, ""])
 
 
-def covers() -> dict[str, str]:
+def covered_files() -> dict[str, str]:
     """Files of the template that others of the root lie over."""
-    return {"opt/cloche/env/pyvenv.cfg": f"{SITE}.cfg"}
+    return {"opt/cloche/env/pyvenv.cfg": f"{SITE_PATH}.cfg"}
 
 
 def installer_binds() -> list[tuple[str, str]]:
     try:
-        return [(find_uv_bin(), UV)]
+        return [(find_uv_bin(), UV_PATH)]
     except FileNotFoundError:
         return []  # templates cannot be built then, but sandboxes run
 
 
 def _environment_settings(template: Template) -> str:
-    """As if the environment showed the system's packages: only then is the user's site-packages looked at.
+    """Settings as if the environment showed the system's packages: only then is the user's site-packages
+    searched.
 
     Raises NurseryFailed.
     """
@@ -126,31 +130,31 @@ def _environment_settings(template: Template) -> str:
     return "\n".join([*kept, "include-system-site-packages = true", ""])
 
 
-def _pip(packages: bool) -> str:
-    index = {"index-url": f"{DOOR}/pypi/simple/"} if packages else {}
+def _pip_config(packages: bool) -> str:
+    index = {"index-url": f"{DOOR_URL}/pypi/simple/"} if packages else {}
     tables = {**_PIP, "global": {**_PIP["global"], **index}}
-    return "\n".join(f"[{name}]\n{_assignments(table)}" for name, table in tables.items())
+    return "\n".join(f"[{name}]\n{_assignment_lines(table)}" for name, table in tables.items())
 
 
-def _uv(packages: bool) -> str:
-    index = f'[[index]]\nname = "host"\nurl = "{DOOR}/pypi/simple/"\ndefault = true\n' if packages else ""
-    return _assignments(_UV) + index
+def _uv_config(packages: bool) -> str:
+    index = f'[[index]]\nname = "host"\nurl = "{DOOR_URL}/pypi/simple/"\ndefault = true\n' if packages else ""
+    return _assignment_lines(_UV) + index
 
 
-def _npm(packages: bool) -> str:
-    return _assignments({**_NPM, **({"registry": f"{DOOR}/npm/"} if packages else {})})
+def _npm_config(packages: bool) -> str:
+    return _assignment_lines({**_NPM, **({"registry": f"{DOOR_URL}/npm/"} if packages else {})})
 
 
-def _assignments(table: dict[str, str]) -> str:
+def _assignment_lines(table: dict[str, str]) -> str:
     return "".join(f"{key} = {value}\n" for key, value in table.items())
 
 
-PYTHON = "/opt/cloche/python"
-ENV = "/opt/cloche/env"
-LIB = "/opt/cloche/lib"
-SHARED = "/opt/cloche/shared"
-PROGRAMS = "/opt/cloche/programs"
-FRONT = "/opt/cloche/front"  # programs of ours that come before those of the template; see `installer_files`
+PYTHON_DIRECTORY = "/opt/cloche/python"
+ENV_DIRECTORY = "/opt/cloche/env"
+LIB_DIRECTORY = "/opt/cloche/lib"
+SHARED_DIRECTORY = "/opt/cloche/shared"
+PROGRAMS_DIRECTORY = "/opt/cloche/programs"
+FRONT_DIRECTORY = "/opt/cloche/front"  # programs of ours that come before those of the template; see `installer_files`
 
 # Places of the host's /etc that programs below /usr need, and that hold nothing of the host's own.
 _ETC_SHARED = (
@@ -180,12 +184,12 @@ _ETC_OWN = {
     "bash.bashrc": "PS1='\\u@\\h:\\w\\$ '\n",
 }
 # Programs of ours, before the host's on the PATH: its own sudo can only fail here. See guest/init/sudo_server.py.
-_SUDO = f'import sys; sys.path.insert(0, "{LIB}"); from cloche.guest.bin.sudo import main; main()'
-_LAUNCHERS = {"sudo": f"#!/bin/sh\nexec {ENV}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
+_SUDO = f'import sys; sys.path.insert(0, "{LIB_DIRECTORY}"); from cloche.guest.bin.sudo import main; main()'
+_OWN_PROGRAMS = {"sudo": f"#!/bin/sh\nexec {ENV_DIRECTORY}/bin/python -ISc '{_SUDO}' \"$@\"\n"}
 # See guest/init/warm_python.py. No shell in between, and no package: it is in the way of every start of Python.
-_WARM_PYTHON = f"""#!{ENV}/bin/python3 -IS
+_WARM_PYTHON = f"""#!{ENV_DIRECTORY}/bin/python3 -IS
 import sys
-sys.path.insert(0, "{LIB}/cloche/guest/python")
+sys.path.insert(0, "{LIB_DIRECTORY}/cloche/guest/python")
 from client import main
 main()
 """
@@ -209,7 +213,7 @@ _DIRECTORIES = (
 _PREFIX_PARTS = ("bin", "lib", "lib64", "include", "share")  # of a Python's prefix; beside them may lie anything
 
 
-class Plan(Struct):
+class RootPlan(Struct):
     """Directories, files, links and read-only binds that make a nursery's root. Paths inside are relative to it."""
 
     directories: list[str]
@@ -221,30 +225,33 @@ class Plan(Struct):
     devices: list[str]
 
 
-def plan(template: Template, *, packages: bool = False) -> Plan:
+def plan_root(template: Template, *, packages: bool = False) -> RootPlan:
     """The root for nurseries of `template` on this host. `packages`: whether sandboxes have a package index."""
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
     links |= {"dev/stderr": "/proc/self/fd/2", "dev/ptmx": "pts/ptmx", "etc/mtab": "/proc/self/mounts"}
     links |= {"etc/os-release": "../usr/lib/os-release", "etc/localtime": "/usr/share/zoneinfo/Etc/UTC"}
-    links[f"{FRONT[1:]}/lib"] = f"{ENV}/lib"
+    links[f"{FRONT_DIRECTORY[1:]}/lib"] = f"{ENV_DIRECTORY}/lib"
     binds = [("/usr", "usr"), *_system_directories(links), *_etc_binds()]
-    binds += [(f"{template.root}/env", ENV[1:]), *_guest_code(), *installer_binds()]
-    binds += _prefix(template, links)
-    return Plan(
+    binds += [(f"{template.root}/env", ENV_DIRECTORY[1:]), *_guest_code(), *installer_binds()]
+    binds += _prefix_binds(template, links)
+    return RootPlan(
         directories=[*_DIRECTORIES, *(["opt/cloche/warm"] if packages else [])],
         files={f"etc/{name}": text for name, text in _ETC_OWN.items()} | installer_files(template, packages=packages),
-        programs=_programs(template, packages),
+        programs=_plan_programs(template, packages),
         links=links,
         binds=binds,
-        covers=dict.fromkeys(_site_packages(template), SITE) | covers(),
+        covers=dict.fromkeys(_site_packages(template), SITE_PATH) | covered_files(),
         devices=[f"/dev/{name}" for name in _DEVICES],
     )
 
 
-def _programs(template: Template, packages: bool) -> dict[str, str]:
+def _plan_programs(template: Template, packages: bool) -> dict[str, str]:
     minor = ".".join(template.python_version.split(".")[:2])
-    pythons = {f"{FRONT[1:]}/bin/{name}": _WARM_PYTHON for name in ("python", "python3", f"python{minor}")}
-    return pythons | {f"{PROGRAMS[1:]}/{name}": text for name, text in (_LAUNCHERS | programs(packages)).items()}
+    pythons = {f"{FRONT_DIRECTORY[1:]}/bin/{name}": _WARM_PYTHON for name in ("python", "python3", f"python{minor}")}
+    return pythons | {
+        f"{PROGRAMS_DIRECTORY[1:]}/{name}": text
+        for name, text in (_OWN_PROGRAMS | installer_programs(packages)).items()
+    }
 
 
 def _system_directories(links: dict[str, str]) -> list[tuple[str, str]]:
@@ -266,26 +273,26 @@ def _etc_binds() -> list[tuple[str, str]]:
 
 def _guest_code() -> list[tuple[str, str]]:
     package = Path(__file__).parent.parent
-    return [(str(package / name), f"{LIB[1:]}/cloche/{name}") for name in ("guest", "linux")]
+    return [(str(package / name), f"{LIB_DIRECTORY[1:]}/cloche/{name}") for name in ("guest", "linux")]
 
 
 def _below_usr(prefix: str) -> bool:
     return prefix == "/usr" or prefix.startswith("/usr/")
 
 
-def _prefix(template: Template, links: dict[str, str]) -> list[tuple[str, str]]:
+def _prefix_binds(template: Template, links: dict[str, str]) -> list[tuple[str, str]]:
     prefix = os.path.realpath(template.python_prefix)
     if _below_usr(prefix):
-        links[PYTHON[1:]] = prefix
+        links[PYTHON_DIRECTORY[1:]] = prefix
         return []
     parts = [name for name in _PREFIX_PARTS if os.path.isdir(f"{prefix}/{name}")]
-    return [*((f"{prefix}/{name}", f"{PYTHON[1:]}/{name}") for name in parts), *_shared_libraries(prefix)]
+    return [*((f"{prefix}/{name}", f"{PYTHON_DIRECTORY[1:]}/{name}") for name in parts), *_shared_libraries(prefix)]
 
 
-def environment(template: Template) -> dict[str, str]:
-    """What programs need in their environment to find this root's parts."""
+def program_environment(template: Template) -> dict[str, str]:
+    """The variables that programs need to find this root's parts."""
     shared = _shared_libraries(os.path.realpath(template.python_prefix))
-    return {**ENVIRONMENT, **({"LD_LIBRARY_PATH": SHARED} if shared else {})}
+    return {**INSTALLER_ENVIRONMENT, **({"LD_LIBRARY_PATH": SHARED_DIRECTORY} if shared else {})}
 
 
 def _shared_libraries(prefix: str) -> list[tuple[str, str]]:
@@ -298,7 +305,7 @@ def _shared_libraries(prefix: str) -> list[tuple[str, str]]:
     if _below_usr(prefix):
         return []
     names = glob.glob("libpython3*.so.1.0", root_dir=f"{prefix}/lib")
-    return [(f"{prefix}/lib/{name}", f"{SHARED[1:]}/{name}") for name in names]
+    return [(f"{prefix}/lib/{name}", f"{SHARED_DIRECTORY[1:]}/{name}") for name in names]
 
 
 def _site_packages(template: Template) -> list[str]:
@@ -309,5 +316,5 @@ def _site_packages(template: Template) -> list[str]:
     prefix = os.path.realpath(template.python_prefix)
     if not _below_usr(prefix):
         inside = glob.glob("lib*/python3*/site-packages", root_dir=prefix)
-        found += [f"{PYTHON[1:]}/{path}" for path in inside]
+        found += [f"{PYTHON_DIRECTORY[1:]}/{path}" for path in inside]
     return sorted(set(found))

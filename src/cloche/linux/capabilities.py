@@ -1,4 +1,4 @@
-"""Capabilities by number, and the two sets that we ever keep."""
+"""Capabilities by number, and the two sets that are ever kept."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_ADMIN = 6, 7, 8, 10, 12
 SYS_CHROOT, SYS_ADMIN, SYS_RESOURCE, SETFCAP = 18, 21, 24, 31
 
 
-def mask(*numbers: int) -> int:
+def capability_mask(*numbers: int) -> int:
     return sum(1 << number for number in numbers)
 
 
 # What root of a sandbox needs to be root of its own users and files; nothing over the machine.
-CELL = mask(CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE)
+CELL = capability_mask(CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE)
 
 # What the zygote needs to build cells. All of it counts only inside the nursery's own user namespace.
-NURSERY = CELL | mask(
+NURSERY = CELL | capability_mask(
     SYS_ADMIN,  # unshare, setns, mount
     SYS_CHROOT,  # to enter a mount namespace
     NET_ADMIN,  # loopback up, ip_unprivileged_port_start in each cell's own network namespace

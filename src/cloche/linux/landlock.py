@@ -1,13 +1,14 @@
 """Landlock: rules about paths that a process lays on itself, a second wall behind the mount namespace.
 
-A ruleset names what it handles; handled and not allowed somewhere is denied. Paths are resolved when a rule is added,
-so a ruleset has to be built in the mount namespace where it is to hold, after the last mount (a process behind Landlock
-can mount nothing any more). `restrict` applies it to the calling thread, which needs
-no_new_privs or CAP_SYS_ADMIN, and to whatever that thread starts later. Open descriptors keep the rights they had.
+A ruleset names the rights it handles; a right that is handled and not allowed somewhere is denied. Paths are
+resolved when a rule is added, so a ruleset has to be built in the mount namespace where it is to hold, after
+the last mount (a process behind Landlock can mount nothing any more). `restrict_thread` applies it to the
+calling thread, which needs no_new_privs or CAP_SYS_ADMIN, and to its later children. Open descriptors keep
+the rights they had.
 
-Scopes (ABI 6: signals and abstract sockets only within a domain) are left out. A sandbox's first kernel is in another
-domain than its init and what init starts, and these must reach each other; the pid and network namespaces draw that
-line already.
+Scopes (ABI 6: signals and abstract sockets only within a domain) are left out. A sandbox's first kernel is in
+another domain than its init and init's children, and these must reach each other; the pid and network
+namespaces draw that line already.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _NEWEST_BIT = {1: MAKE_SYM, 2: REFER, 3: TRUNCATE, 4: TRUNCATE}  # from 5 on: IO
 
 
 @functools.cache
-def abi() -> int:
+def abi_version() -> int:
     """The version of Landlock that this kernel has; 0 if it has none or it is switched off."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION, name="landlock_create_ruleset")
@@ -75,13 +76,13 @@ def abi() -> int:
         raise
 
 
-def handled() -> int:
+def handled_rights() -> int:
     """All the access rights to files that this kernel's Landlock can handle."""
-    return (_NEWEST_BIT.get(abi(), IOCTL_DEV) << 1) - 1
+    return (_NEWEST_BIT.get(abi_version(), IOCTL_DEV) << 1) - 1
 
 
-def restrict(ruleset_fd: int) -> None:
-    """Puts the calling thread, and what it starts, behind a ruleset, of its own making or another process's."""
+def restrict_thread(ruleset_fd: int) -> None:
+    """Puts the calling thread, and its later children, behind a ruleset, its own or another process's."""
     syscall(_RESTRICT_SELF, ruleset_fd, 0, name="landlock_restrict_self")
 
 
@@ -90,7 +91,7 @@ class Ruleset:
 
     def __init__(self) -> None:
         """Handles every right over files that the running kernel knows."""
-        attributes = struct.pack("=Q", handled())
+        attributes = struct.pack("=Q", handled_rights())
         self.fd = syscall(_CREATE_RULESET, attributes, len(attributes), 0, name="landlock_create_ruleset")
 
     def allow(self, path: str, access: int) -> None:
@@ -100,18 +101,18 @@ class Ruleset:
         """
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            self._allow(fd, access)
+            self._add_rule(fd, access)
         finally:
             os.close(fd)
 
-    def _allow(self, fd: int, access: int) -> None:
-        access &= handled() if stat.S_ISDIR(os.fstat(fd).st_mode) else handled() & _ON_FILES
+    def _add_rule(self, fd: int, access: int) -> None:
+        access &= handled_rights() if stat.S_ISDIR(os.fstat(fd).st_mode) else handled_rights() & _ON_FILES
         rule = struct.pack("=Qi", access, fd)
         syscall(_ADD_RULE, self.fd, _RULE_PATH_BENEATH, rule, 0, name="landlock_add_rule")
 
     def restrict(self) -> None:
-        """Puts the calling thread, and what it starts, behind it."""
-        restrict(self.fd)
+        """Puts the calling thread, and its later children, behind it."""
+        restrict_thread(self.fd)
 
     def close(self) -> None:
         os.close(self.fd)
@@ -125,7 +126,7 @@ class Ruleset:
         self.close()
 
 
-class Wall:
+class LandlockWall:
     """The second wall, prepared: rights by path, to be raised in any mount namespace that has these paths."""
 
     def __init__(self, writable: Iterable[str], read_only: Iterable[str] = ("/",)):
@@ -136,7 +137,7 @@ class Wall:
         self._paths = [(path, READ) for path in read_only] + [(path, READ | WRITE) for path in writable]
 
     def build(self) -> Ruleset:
-        """The rules. The paths are resolved now; whoever holds the descriptor can go behind them later."""
+        """Returns the ruleset. The paths are resolved now; a holder of the descriptor can go behind them later."""
         ruleset = Ruleset()
         try:
             for path, access in self._paths:
@@ -146,7 +147,7 @@ class Wall:
             raise
         return ruleset
 
-    def raise_(self) -> None:
-        """Puts the calling thread, and what it starts, behind it. The paths are resolved now."""
+    def raise_wall(self) -> None:
+        """Puts the calling thread, and its later children, behind it. The paths are resolved now."""
         with self.build() as ruleset:
             ruleset.restrict()

@@ -25,7 +25,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 _ATTR_IDMAP = 0x100000
-SEALED = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
+SEALED_ATTRIBUTES = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV
 
 
 class _MountAttr(ctypes.Structure):
@@ -37,7 +37,7 @@ class _MountAttr(ctypes.Structure):
     ]
 
 
-def clone(path: str, attributes: int, *, recursive: bool = True) -> int:
+def clone_tree(path: str, attributes: int, *, recursive: bool = True) -> int:
     """A detached copy of the mount tree at `path` with `attributes` set on all of it; returns its descriptor."""
     deep = _AT_RECURSIVE if recursive else 0
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | deep
@@ -47,7 +47,7 @@ def clone(path: str, attributes: int, *, recursive: bool = True) -> int:
 
 
 def set_attributes(fd: int, path: str, attributes: int, *, recursive: bool) -> None:
-    _set(fd, path, _MountAttr(set=attributes), recursive=recursive)
+    _set_mount_attr(fd, path, _MountAttr(set=attributes), recursive=recursive)
 
 
 def map_ids(tree: int, user_namespace: int) -> None:
@@ -55,25 +55,25 @@ def map_ids(tree: int, user_namespace: int) -> None:
 
     Raises OSError with EINVAL where the file system cannot: tmpfs from Linux 6.3 on.
     """
-    _set(tree, "", _MountAttr(set=_ATTR_IDMAP, userns_fd=user_namespace), recursive=False)
+    _set_mount_attr(tree, "", _MountAttr(set=_ATTR_IDMAP, userns_fd=user_namespace), recursive=False)
 
 
-def _set(fd: int, path: str, attr: _MountAttr, *, recursive: bool) -> None:
+def _set_mount_attr(fd: int, path: str, attr: _MountAttr, *, recursive: bool) -> None:
     flags = (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
     raw = ctypes.string_at(ctypes.addressof(attr), ctypes.sizeof(attr))
     syscalls.syscall(syscalls.MOUNT_SETATTR, fd, path.encode(), flags, raw, len(raw), name="mount_setattr")
 
 
-def attach(tree: int, target: str) -> None:
+def attach_tree(tree: int, target: str) -> None:
     """Attaches a detached tree at `target` and closes its descriptor."""
     name = f"move_mount {target}"
     syscalls.syscall(syscalls.MOVE_MOUNT, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH, name=name)
     os.close(tree)
 
 
-def bind(source: str, target: str, attributes: int = SEALED, *, recursive: bool = True) -> None:
+def bind_mount(source: str, target: str, attributes: int = SEALED_ATTRIBUTES, *, recursive: bool = True) -> None:
     """A bind of `source` at `target` that never is writable, not even for a moment, when `attributes` say so."""
-    attach(clone(source, attributes, recursive=recursive), target)
+    attach_tree(clone_tree(source, attributes, recursive=recursive), target)
 
 
 def make_private() -> None:
@@ -81,9 +81,9 @@ def make_private() -> None:
     syscalls.mount("none", "/", "", MS_REC | MS_PRIVATE)
 
 
-def seal(path: str) -> None:
+def seal_mount(path: str) -> None:
     """Makes the one mount at `path` read-only."""
-    set_attributes(_AT_FDCWD, path, SEALED, recursive=False)
+    set_attributes(_AT_FDCWD, path, SEALED_ATTRIBUTES, recursive=False)
 
 
 def enter_root(root: str) -> None:

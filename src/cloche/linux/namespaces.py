@@ -1,4 +1,4 @@
-"""Namespaces: flags, id maps, and what a new network namespace needs to be usable."""
+"""Namespaces: flags, id maps, and the setup of a new network namespace."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Extents = "list[tuple[int, int, int]]"  # (inside, outside, count)
 def write_maps(pid: int | str, uids: list, gids: list, *, deny_setgroups: bool = False) -> None:
     """Writes the id maps of `pid`'s user namespace; each extent is (inside, outside, count)."""
     if deny_setgroups:
-        _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", _lines(uids))
-    _write(f"/proc/{pid}/gid_map", _lines(gids))
+        _write_file(f"/proc/{pid}/setgroups", "deny")
+    _write_file(f"/proc/{pid}/uid_map", _format_extents(uids))
+    _write_file(f"/proc/{pid}/gid_map", _format_extents(gids))
 
 
-def _lines(extents: list) -> str:
+def _format_extents(extents: list) -> str:
     return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in extents)
 
 
-def _write(path: str, text: str) -> None:
+def _write_file(path: str, text: str) -> None:
     with open(path, "wb", buffering=0) as file:
         file.write(text.encode())
 
@@ -37,7 +37,7 @@ def make_network() -> None:
     """Puts the caller into a new network namespace that has loopback, and in which every user may bind every port."""
     syscalls.unshare(NEWNET)
     raise_loopback()
-    _write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
+    _write_file("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
 
 
 def raise_loopback() -> None:

@@ -1,8 +1,9 @@
-"""System call filters: a policy (TOML, one reason per line) becomes a BPF program, and a program becomes a wall.
+"""System call filters: a policy (TOML, one reason per line) is compiled to a BPF program and installed.
 
-Compiling happens on the host; what runs inside a sandbox gets the bytes and calls `install`. A policy looks so:
+Compiling happens on the host; code inside a sandbox gets the bytes and calls `install_program`. A policy
+looks so:
 
-    extends = "other.toml"              # what is said here replaces what is said there, call by call
+    extends = "other.toml"              # entries here replace entries there, call by call
     default = "EPERM"                   # for the calls that are known and not mentioned
 
     [constants]
@@ -16,14 +17,15 @@ Compiling happens on the host; what runs inside a sandbox gets the bytes and cal
 
     [rule.socket]
     allow = [["arg0 in AF_UNIX"], ["arg0 & 0xf in 2 10", "arg2 in 0"]]      # any of these lists, all tests of it
-    errno = "EAFNOSUPPORT"              # otherwise; the default if absent. With `deny` instead of `allow`: if any holds
+    errno = "EAFNOSUPPORT"              # otherwise; the default if absent. With `deny`: if any list holds
     reason = "the reason"
 
-Only the low 32 bits of an argument are compared. Every argument that a rule can sensibly look at is an `int` to the
-kernel, which ignores the upper half too; comparing all 64 bits would let a caller slip past a `deny` by setting them.
+Only the low 32 bits of an argument are compared. Every argument that a rule can sensibly look at is an `int`
+to the kernel, which ignores the upper half too; comparing all 64 bits would let a caller slip past a `deny`
+by setting them.
 
-Numbers that the table does not know get ENOSYS, the answer of a kernel that does not have them, so that a C library
-newer than this table falls back as it would there. The x32 numbers (bit 30) are among them.
+Numbers that the table does not know get ENOSYS, the answer of a kernel that does not have them, so that a C
+library newer than this table falls back as it would there. The x32 numbers (bit 30) are among them.
 """
 
 from __future__ import annotations
@@ -37,21 +39,18 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloche.linux.syscalls import NUMBERS, syscall
+from cloche.linux.syscalls import SYSCALL_NUMBERS, syscall
 
 # An assembler for classic BPF, as far as seccomp filters need it.
 #
-# Code is a list of instructions built from the inside out: every block either ends in a `ret` or is meant to fall
-# through
-# to what follows it, and jumps only go forward. There are no labels; a jump's offset is the length of the block
-# skipped.
+# Code is a list of instructions built from the inside out: every block either ends in a `ret` or is meant to
+# fall through to the next block, and jumps only go forward. There are no labels; a jump's offset is the length
+# of the block skipped.
 #
 # The kernel runs a filter symbolically once per system call number and remembers the numbers that are allowed
-# whatever
-# their arguments (since 5.11). That works only as long as nothing but `nr` and `arch` is loaded on the way to the
-# verdict, so arguments are loaded in the leaf of the one call that needs them: a plain allowed call then costs next
-# to
-# nothing.
+# for all arguments (since 5.11). That works only as long as nothing but `nr` and `arch` is loaded on the way to
+# the verdict, so arguments are loaded in the leaf of the one call that needs them: a plain allowed call then
+# costs next to nothing.
 
 
 class Instruction(NamedTuple):
@@ -86,66 +85,66 @@ _LONGEST = 4096  # BPF_MAXINSNS
 _SOCK_FILTER = struct.Struct("=HBBI")
 
 
-class Test(NamedTuple):
-    """True if `(argument & mask)` is one of `values`; only the argument's low 32 bits are looked at."""
+class ArgumentTest(NamedTuple):
+    """True if `(argument & mask)` is one of `values`; only the argument's low 32 bits are compared."""
 
     argument: int
     mask: int
     values: tuple[int, ...]
 
 
-def allow() -> Code:
-    return ret(RET_ALLOW)
+def return_allow() -> Code:
+    return return_verdict(RET_ALLOW)
 
 
 def return_errno(number: int) -> Code:
     """Fails the call with that errno; 0 makes it a call that succeeds and does nothing."""
-    return ret(RET_ERRNO | number)
+    return return_verdict(RET_ERRNO | number)
 
 
-def kill_process() -> Code:
-    return ret(RET_KILL_PROCESS)
+def return_kill() -> Code:
+    return return_verdict(RET_KILL_PROCESS)
 
 
-def ret(verdict: int) -> Code:
+def return_verdict(verdict: int) -> Code:
     return [Instruction(_RETURN, 0, 0, verdict)]
 
 
-def only_arch(audit_arch: int, then: Code) -> Code:
+def require_arch(audit_arch: int, then: Code) -> Code:
     """Kills the process on a call made for any other machine (such as int 0x80 on x86-64), else goes on with `then`."""
-    kill = kill_process()
-    return [_load(_ARCH_AT), Instruction(_JUMP_EQUAL, len(kill), 0, audit_arch), *kill, *then]
+    kill = return_kill()
+    return [_load_word(_ARCH_AT), Instruction(_JUMP_EQUAL, len(kill), 0, audit_arch), *kill, *then]
 
 
-def dispatch(blocks: list[tuple[int, Code]]) -> Code:
-    """Runs the block of the last entry whose number is not above the call's; they are sorted, the first at 0."""
-    return [_load(_NUMBER_AT), *_search(blocks)]
+def dispatch_numbers(blocks: list[tuple[int, Code]]) -> Code:
+    """Runs the block of the last entry with a number not above the call's; they are sorted, the first at 0."""
+    return [_load_word(_NUMBER_AT), *_search_number(blocks)]
 
 
-def clause(tests: tuple[Test, ...], verdict: Code) -> Code:
-    """Gives that verdict if all tests hold, else falls through to what follows."""
+def verdict_if_all(tests: tuple[ArgumentTest, ...], verdict: Code) -> Code:
+    """Returns that verdict if all tests hold, else falls through to the next block."""
     code = list(verdict)
     for test in reversed(tests):
-        code = _one_of(test, otherwise=len(code)) + code
+        code = _test_argument(test, otherwise=len(code)) + code
     return code
 
 
-def assemble(code: Code) -> bytes:
+def assemble_filter(code: Code) -> bytes:
     """The array of `struct sock_filter` that the kernel takes."""
     if len(code) > _LONGEST:
         raise ValueError(f"a filter of {len(code)} instructions: the kernel takes {_LONGEST}")
     return b"".join(_SOCK_FILTER.pack(*instruction) for instruction in code)
 
 
-def _load(offset: int) -> Instruction:
+def _load_word(offset: int) -> Instruction:
     return Instruction(_LOAD_WORD, 0, 0, offset)
 
 
-def _search(blocks: list[tuple[int, Code]]) -> Code:
+def _search_number(blocks: list[tuple[int, Code]]) -> Code:
     if len(blocks) == 1:
         return blocks[0][1]
     middle = len(blocks) // 2
-    below, above = _search(blocks[:middle]), _search(blocks[middle:])
+    below, above = _search_number(blocks[:middle]), _search_number(blocks[middle:])
     return [*_unless_at_least(blocks[middle][0], len(below)), *below, *above]
 
 
@@ -155,11 +154,11 @@ def _unless_at_least(bound: int, skipped: int) -> Code:
     return [Instruction(_JUMP_AT_LEAST, 0, 1, bound), Instruction(_JUMP, 0, 0, skipped)]
 
 
-def _one_of(test: Test, otherwise: int) -> Code:
+def _test_argument(test: ArgumentTest, otherwise: int) -> Code:
     """Falls through if the test holds, else skips `otherwise` instructions."""
     if otherwise > _FARTHEST or not 0 < len(test.values) <= _FARTHEST:
         raise ValueError("a rule too long for one conditional jump")
-    code = [_load(_ARGUMENTS_AT + 8 * test.argument)]
+    code = [_load_word(_ARGUMENTS_AT + 8 * test.argument)]
     if test.mask != 0xFFFFFFFF:
         code.append(Instruction(_AND, 0, 0, test.mask))
     *first, last = test.values
@@ -174,16 +173,16 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECTIONS = {"extends", "default", "constants", "allow", "answer", "rule"}
 _TEST = re.compile(r"arg([0-5])(?: & (\S+))? in (.+)")
 _SECCOMP_SET_MODE_FILTER = 1
-_KNOWN = {name for numbers in NUMBERS.values() for name in numbers}
+_KNOWN_CALLS = {name for numbers in SYSCALL_NUMBERS.values() for name in numbers}
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be compiled; the message names the line's subject and what is wrong with it."""
+    """A policy that cannot be compiled; the message names the line's subject and its mistake."""
 
 
 def load_policy(path: Path) -> Policy:
     """Reads a policy file and those it extends, which lie in the same directory."""
-    policy = _parse(path.read_text(encoding="utf-8"))
+    policy = _parse_policy(path.read_text(encoding="utf-8"))
     if "extends" in policy:
         policy["extends"] = load_policy(path.parent / policy["extends"])
     return policy
@@ -192,52 +191,53 @@ def load_policy(path: Path) -> Policy:
 def compile_policy(policy: Policy | str, arch: str | None = None) -> bytes:
     """The program (an array of `struct sock_filter`) of a policy for that machine, this one if not said.
 
-    `policy` is what `load_policy` gave, or the text of a policy that extends nothing. Raises PolicyError.
+    `policy` is a result of `load_policy`, or the text of a policy that extends nothing. Raises PolicyError.
     """
     arch = arch or platform.machine()
-    if arch not in NUMBERS:
-        raise PolicyError(f"no system call numbers for {arch!r}: Cloche runs on {' and '.join(NUMBERS)}")
-    verdicts = _verdicts(_parse(policy) if isinstance(policy, str) else policy)
-    blocks = _blocks(verdicts, NUMBERS[arch])
-    return assemble(only_arch(_AUDIT_ARCH[arch], dispatch(blocks)))
+    if arch not in SYSCALL_NUMBERS:
+        raise PolicyError(f"no system call numbers for {arch!r}: Cloche runs on {' and '.join(SYSCALL_NUMBERS)}")
+    verdicts = _call_verdicts(_parse_policy(policy) if isinstance(policy, str) else policy)
+    blocks = _number_ranges(verdicts, SYSCALL_NUMBERS[arch])
+    return assemble_filter(require_arch(_AUDIT_ARCH[arch], dispatch_numbers(blocks)))
 
 
-class _Program(ctypes.Structure):
+class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-class Filter:
+class SeccompFilter:
     """A program, ready to be installed any number of times."""
 
     def __init__(self, program: bytes):
-        self._program = _Program(len(program) // 8, program)
+        self._program = _FilterProgram(len(program) // 8, program)
         self._address = ctypes.addressof(self._program)
-        self._number = NUMBERS[platform.machine()]["seccomp"]
+        self._number = SYSCALL_NUMBERS[platform.machine()]["seccomp"]
 
     def install(self) -> None:
-        """Puts the calling thread, and whatever it starts, behind the filter; there is no way back. Filters add up.
+        """Puts the calling thread, and its later children, behind the filter; there is no way back. Filters add up.
 
         Needs no_new_privs or CAP_SYS_ADMIN in the caller's user namespace, else raises PermissionError.
 
         No flags. SPEC_ALLOW in particular stays off: before Linux 5.16, and where the operator boots with
         `spectre_v2_user=seccomp`, a filter also keeps the process from steering other processes' branch prediction.
-        The code in here is hostile, so that is wanted; by a newer kernel's defaults a filter changes nothing about it.
+        The code in here is hostile, so that is wanted; by a newer kernel's defaults a filter changes nothing about
+        it.
         """
         syscall(self._number, _SECCOMP_SET_MODE_FILTER, 0, self._address, name="seccomp")
 
 
-def install(program: bytes) -> None:
-    """Installs a program once: see `Filter`."""
-    Filter(program).install()
+def install_program(program: bytes) -> None:
+    """Installs a program once: see `SeccompFilter`."""
+    SeccompFilter(program).install()
 
 
-def _parse(text: str) -> Policy:
+def _parse_policy(text: str) -> Policy:
     import tomllib  # only on the host, which has 3.11
 
     return tomllib.loads(text)
 
 
-def _blocks(verdicts: dict[str, Code], numbers: dict[str, int]) -> list[tuple[int, Code]]:
+def _number_ranges(verdicts: dict[str, Code], numbers: dict[str, int]) -> list[tuple[int, Code]]:
     """Ranges of numbers with the same verdict, so that the search is over as few as can be."""
     unknown = return_errno(errno.ENOSYS)
     by_number = {number: verdicts[name] for name, number in numbers.items()}
@@ -246,28 +246,28 @@ def _blocks(verdicts: dict[str, Code], numbers: dict[str, int]) -> list[tuple[in
     return [(next(entries)[0], verdict) for verdict, entries in groups]
 
 
-def _verdicts(policy: Policy) -> dict[str, Code]:
-    """What each known system call leads to."""
-    stated = _stated(policy)
-    return {**dict.fromkeys(_KNOWN, return_errno(_errno(_default(policy)))), **stated}
+def _call_verdicts(policy: Policy) -> dict[str, Code]:
+    """The verdict of each known system call."""
+    stated = _stated_verdicts(policy)
+    return {**dict.fromkeys(_KNOWN_CALLS, return_errno(_errno_number(_default_errno(policy)))), **stated}
 
 
-def _default(policy: Policy) -> str:
-    inherited = _default(policy["extends"]) if "extends" in policy else "EPERM"
+def _default_errno(policy: Policy) -> str:
+    inherited = _default_errno(policy["extends"]) if "extends" in policy else "EPERM"
     return str(policy.get("default", inherited))
 
 
-def _stated(policy: Policy) -> dict[str, Code]:
-    """What this policy says of each call that it mentions, over what the one it extends says."""
+def _stated_verdicts(policy: Policy) -> dict[str, Code]:
+    """The verdict of each call that this policy mentions, over those of the policy it extends."""
     _check_sections(policy)
     own: dict[str, Code] = {}
-    for name, verdict in _lines(policy):
-        if name not in _KNOWN:
+    for name, verdict in _policy_lines(policy):
+        if name not in _KNOWN_CALLS:
             raise PolicyError(f"{name!r} is no system call")
         if name in own:
             raise PolicyError(f"{name!r} is mentioned twice")
         own[name] = verdict
-    return {**_stated(policy["extends"]), **own} if "extends" in policy else own
+    return {**_stated_verdicts(policy["extends"]), **own} if "extends" in policy else own
 
 
 def _check_sections(policy: Policy) -> None:
@@ -277,53 +277,53 @@ def _check_sections(policy: Policy) -> None:
         raise PolicyError("a policy that extends another must come from load_policy")
 
 
-def _lines(policy: Policy) -> list[tuple[str, Code]]:
-    allowed = [(name, allow()) for name in _names(policy.get("allow", {}))]
+def _policy_lines(policy: Policy) -> list[tuple[str, Code]]:
+    allowed = [(name, return_allow()) for name in _call_names(policy.get("allow", {}))]
     answered = [
-        (name, return_errno(_errno(answer)))
+        (name, return_errno(_errno_number(answer)))
         for answer, table in policy.get("answer", {}).items()
-        for name in _names(table)
+        for name in _call_names(table)
     ]
-    constants = _constants(policy)
-    default = _default(policy)
-    ruled = [(name, _rule(name, rule, constants, default)) for name, rule in policy.get("rule", {}).items()]
+    constants = _merged_constants(policy)
+    default = _default_errno(policy)
+    ruled = [(name, _compile_rule(name, rule, constants, default)) for name, rule in policy.get("rule", {}).items()]
     return allowed + answered + ruled
 
 
-def _names(table: dict[str, str]) -> list[str]:
+def _call_names(table: dict[str, str]) -> list[str]:
     for names, reason in table.items():
         if not isinstance(reason, str) or not reason.strip():
             raise PolicyError(f"{names!r} has no reason")
     return [name for names in table for name in names.split()]
 
 
-def _constants(policy: Policy) -> dict[str, int]:
-    inherited = _constants(policy["extends"]) if "extends" in policy else {}
+def _merged_constants(policy: Policy) -> dict[str, int]:
+    inherited = _merged_constants(policy["extends"]) if "extends" in policy else {}
     return {**inherited, **policy.get("constants", {})}
 
 
-def _rule(name: str, rule: Policy, constants: dict[str, int], default: str) -> Code:
+def _compile_rule(name: str, rule: Policy, constants: dict[str, int], default: str) -> Code:
     if (
         not rule.get("reason")
         or ("allow" in rule) == ("deny" in rule)
         or rule.keys() - {"allow", "deny", "errno", "reason"}
     ):
         raise PolicyError(f"rule {name!r} needs a reason, and either allow or deny")
-    refused = return_errno(_errno(rule.get("errno", default)))
-    hit, miss = (allow(), refused) if "allow" in rule else (refused, allow())
-    clauses = [[_test(text, constants) for text in tests] for tests in rule.get("allow") or rule["deny"]]
-    return [instruction for tests in clauses for instruction in clause(tuple(tests), hit)] + miss
+    refused = return_errno(_errno_number(rule.get("errno", default)))
+    hit, miss = (return_allow(), refused) if "allow" in rule else (refused, return_allow())
+    clauses = [[_parse_test(text, constants) for text in tests] for tests in rule.get("allow") or rule["deny"]]
+    return [instruction for tests in clauses for instruction in verdict_if_all(tuple(tests), hit)] + miss
 
 
-def _test(text: str, constants: dict[str, int]) -> Test:
+def _parse_test(text: str, constants: dict[str, int]) -> ArgumentTest:
     match = _TEST.fullmatch(text)
     if not match:
         raise PolicyError(f"{text!r} is no test: write 'arg0 in A B' or 'arg0 & MASK in A B'")
-    mask = _integer(match[2], constants) if match[2] else 0xFFFFFFFF
-    return Test(int(match[1]), mask, tuple(_integer(word, constants) for word in match[3].split()))
+    mask = _parse_integer(match[2], constants) if match[2] else 0xFFFFFFFF
+    return ArgumentTest(int(match[1]), mask, tuple(_parse_integer(word, constants) for word in match[3].split()))
 
 
-def _integer(word: str, constants: dict[str, int]) -> int:
+def _parse_integer(word: str, constants: dict[str, int]) -> int:
     try:
         value = constants[word] if word in constants else int(word, 0)
     except ValueError:
@@ -333,7 +333,7 @@ def _integer(word: str, constants: dict[str, int]) -> int:
     return value
 
 
-def _errno(name: str) -> int:
+def _errno_number(name: str) -> int:
     number = 0 if name == "OK" else getattr(errno, name, None)
     if not isinstance(number, int):
         raise PolicyError(f"{name!r} is no errno")

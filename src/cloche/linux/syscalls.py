@@ -1,4 +1,4 @@
-"""The system calls that Python lacks, each a function that raises OSError with the call's name."""
+"""System calls that Python lacks, each a function that raises OSError with the call's name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PROC_SUPER_MAGIC = 0x9FA0
 TMPFS_MAGIC = 0x01021994
 
 
-def checked(result: int, what: str) -> int:
+def check_result(result: int, what: str) -> int:
     """`result`, or OSError from errno if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
@@ -52,7 +52,7 @@ def checked(result: int, what: str) -> int:
 def syscall(number: int, *args: int | bytes | None, name: str = "") -> int:
     """A raw system call. Integers are passed as 64-bit values."""
     raw = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    return checked(_syscall(ctypes.c_long(number), *raw), name or f"syscall {number}")
+    return check_result(_syscall(ctypes.c_long(number), *raw), name or f"syscall {number}")
 
 
 _mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
@@ -60,36 +60,36 @@ _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong,
 
 
 def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
-    return checked(_prctl(option, arg2, arg3, arg4, arg5), "prctl")
+    return check_result(_prctl(option, arg2, arg3, arg4, arg5), "prctl")
 
 
 _bare_fork = ctypes.PyDLL(None, use_errno=True).fork
 
 
 def fork_bare() -> int:
-    """fork() without Python's own hooks before and after it, which touch some 250 pages: a third of a fork's cost.
+    """fork() without Python's own hooks before and after it, which touch 250 pages: a third of a fork's cost.
 
-    Only for a process with one thread that holds no lock. What hooks would do for the child's sake (reseeding `random`)
-    is the child's to do.
+    Only for a process with one thread that holds no lock. The work of hooks for the child's sake (reseeding
+    `random`) is the child's to do.
     """
-    return checked(_bare_fork(), "fork")
+    return check_result(_bare_fork(), "fork")
 
 
 def unshare(flags: int) -> None:
-    checked(_unshare(flags), f"unshare {flags:#x}")
+    check_result(_unshare(flags), f"unshare {flags:#x}")
 
 
 def setns(fd: int, kind: int) -> None:
-    checked(_setns(fd, kind), f"setns {kind:#x}")
+    check_result(_setns(fd, kind), f"setns {kind:#x}")
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     result = _mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None)
-    checked(result, f"mount {kind or source} on {target}")
+    check_result(result, f"mount {kind or source} on {target}")
 
 
 def umount(target: str, flags: int = 0) -> None:
-    checked(_umount2(target.encode(), flags), f"umount {target}")
+    check_result(_umount2(target.encode(), flags), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -98,7 +98,7 @@ def pivot_root(new: str, old: str) -> None:
 
 def set_hostname(name: str) -> None:
     raw = name.encode()
-    checked(_sethostname(raw, len(raw)), "sethostname")
+    check_result(_sethostname(raw, len(raw)), "sethostname")
 
 
 def close_range(lowest: int, highest: int) -> None:
@@ -124,7 +124,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 def set_capabilities(keep: int) -> None:
     """Makes the bit set `keep` the effective and permitted capabilities, with nothing inheritable or ambient."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    checked(_capset(*_capability_sets(keep)), "capset")
+    check_result(_capset(*_capability_sets(keep)), "capset")
 
 
 def _capability_sets(keep: int) -> tuple:
@@ -133,8 +133,8 @@ def _capability_sets(keep: int) -> tuple:
     return struct.pack("Ii", _CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
 
 
-class Prepared:
-    """System calls whose arguments are encoded once and that are made many times, in order, as cheaply as can be."""
+class PreparedCalls:
+    """System calls with arguments encoded once, made many times, in order, as cheaply as possible."""
 
     def __init__(self) -> None:
         self._calls: list = []
@@ -144,7 +144,7 @@ class Prepared:
         self._calls.append((_mount, args, f"mount {kind or source} on {target}"))
 
     def make_directory(self, path: str, mode: int) -> None:
-        """With exactly that mode, whatever the umask."""
+        """With exactly that mode, regardless of the umask."""
         self._calls.append((_mkdir, (path.encode(), mode), f"mkdir {path}"))
         self._calls.append((_chmod, (path.encode(), mode), f"chmod {path}"))
 
@@ -163,7 +163,7 @@ class Prepared:
         """Makes them all. Raises OSError at the first that fails."""
         for function, args, what in self._calls:
             if function(*args) < 0:
-                checked(-1, what)
+                check_result(-1, what)
 
 
 def drop_bounding(keep: int, last: int) -> None:
@@ -185,7 +185,7 @@ class _StatFs(ctypes.Structure):
 def filesystem_type(fd: int) -> int:
     """The magic number of the file system that an open file lies on."""
     buffer = _StatFs()
-    checked(_fstatfs(fd, ctypes.byref(buffer)), "fstatfs")
+    check_result(_fstatfs(fd, ctypes.byref(buffer)), "fstatfs")
     return int(buffer.type)
 
 
@@ -276,12 +276,12 @@ _COMMON: dict[int, str] = {
 }
 
 
-def _numbers(*tables: dict[int, str]) -> dict[str, int]:
+def _expand_numbers(*tables: dict[int, str]) -> dict[str, int]:
     runs = (run for table in tables for run in table.items())
     return {name: first + index for first, names in runs for index, name in enumerate(names.split())}
 
 
-NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": _numbers(_X86_64, _COMMON),
-    "aarch64": _numbers(_AARCH64, _COMMON),
+SYSCALL_NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": _expand_numbers(_X86_64, _COMMON),
+    "aarch64": _expand_numbers(_AARCH64, _COMMON),
 }

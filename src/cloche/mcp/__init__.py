@@ -1,7 +1,8 @@
 """The Model Context Protocol: a code interpreter for agents, over stdio and over HTTP.
 
-The tools are written once, over the library's seam (`cloche.sdk.backend`): a sandbox of the engine in this process, or
-one on a server. The package `mcp` is an extra, which is imported when the first client comes.
+The tools are written once, over the library's backend interface (`cloche.sdk.seam`): a sandbox of the engine
+in this process, or one on a server. The package `mcp` is an extra, which is imported when the first client
+comes.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import importlib.util
 
 from cloche import errors
 
-# The official package `mcp`, which not everybody installs.
+# The optional package `mcp`: checks for its installation.
 
-ADVICE = 'MCP needs one more package: pip install "cloche[mcp]"'
+INSTALL_ADVICE = 'MCP needs one more package: pip install "cloche[mcp]"'
 
 
 def is_installed() -> bool:
-    """Imports nothing."""
+    """Whether the package is installed. Imports nothing."""
     return importlib.util.find_spec("mcp") is not None
 
 
 def check_installed() -> None:
-    """Raises Unavailable, which says what to install."""
+    """Raises Unavailable, which names the package to install."""
     if not is_installed():
-        raise errors.Unavailable(ADVICE)
+        raise errors.Unavailable(INSTALL_ADVICE)

@@ -1,4 +1,4 @@
-"""One call of a tool: who asked, what they see while it runs, and what they get."""
+"""One call of a tool: its context, its progress reports, and its result."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
-from cloche.mcp.content import Content, sayable
-from cloche.mcp.schemas import Arguments, Given, structured
-from cloche.mcp.workspace import Workspace
+from cloche.mcp.content import ContentBlock, escape_surrogates
+from cloche.mcp.schemas import StructuredOutput, ToolArguments, to_json_values
+from cloche.mcp.workspace import McpWorkspace
 
-BREATH_SECONDS = 0.1  # between two notifications of progress
-MESSAGE_CHARS = 2_000  # of one
-MOST_BYTES = 16 << 20  # of one answer, half of it for pictures and documents
+PROGRESS_INTERVAL_SECONDS = 0.1  # between two notifications of progress
+MAX_MESSAGE_CHARS = 2_000  # of one
+MAX_ANSWER_BYTES = 16 << 20  # of one answer, half of it for pictures and documents
 
 
-class Told(Protocol):
-    """How a client hears of things while its call is answered."""
+class ClientChannel(Protocol):
+    """The channel to the client while its call is answered."""
 
     @property
     def wants_progress(self) -> bool: ...
     @property
     def knows_links(self) -> bool:
-        """Whether its protocol has links to resources."""
+        """Whether the client's protocol version has links to resources."""
 
     @property
     def most_bytes(self) -> int:
-        """That an answer can have, by the way it goes now."""
+        """The maximum size of a response over the current transport."""
 
     async def progress(self, count: int, message: str) -> None: ...
     async def resources_changed(self) -> None: ...
 
 
-class Answer:
-    """What a tool gives."""
+class McpToolResult:
+    """The result of a tool."""
 
-    def __init__(self, *content: Content, given: Given | None = None, failed: bool = False):
+    def __init__(self, *content: ContentBlock, given: StructuredOutput | None = None, failed: bool = False):
         self.content = [*content]
         self.given = given
         self.failed = failed
@@ -44,20 +44,20 @@ class Answer:
     def encode(self) -> dict[str, Any]:
         found: dict[str, Any] = {"content": self.content}
         if self.given is not None:
-            found["structuredContent"] = structured(self.given)
+            found["structuredContent"] = to_json_values(self.given)
         if self.failed:
             found["isError"] = True
         return found
 
 
-class Call(NamedTuple):
-    workspace: Workspace
-    told: Told
+class McpToolCall(NamedTuple):
+    workspace: McpWorkspace
+    told: ClientChannel
 
     @contextlib.asynccontextmanager
-    async def reporting(self) -> AsyncIterator[Report]:
-        """What is put into the report is shown to the client, in pieces, before this ends."""
-        report = Report(self.told)
+    async def progress_report(self) -> AsyncIterator[ProgressReport]:
+        """A report; its text is sent to the client in pieces, all of it before this ends."""
+        report = ProgressReport(self.told)
         try:
             yield report
             await report.finish()
@@ -65,10 +65,10 @@ class Call(NamedTuple):
             report.close()
 
 
-class Report:
-    """Output on its way to the client. What comes faster than it is sent is told in fewer pieces, and cut."""
+class ProgressReport:
+    """Output on its way to the client. Output faster than the interval is sent in fewer pieces, and cut."""
 
-    def __init__(self, told: Told):
+    def __init__(self, told: ClientChannel):
         self._told = told
         self._wanted = told.wants_progress
         self._waiting = ""
@@ -79,16 +79,16 @@ class Report:
     def put(self, text: str) -> None:
         if not self._wanted:
             return
-        self._waiting = (self._waiting + sayable(text[-MESSAGE_CHARS:]))[-MESSAGE_CHARS:]
+        self._waiting = (self._waiting + escape_surrogates(text[-MAX_MESSAGE_CHARS:]))[-MAX_MESSAGE_CHARS:]
         self._news.set()
 
     async def _send_all(self) -> None:
         while True:
             await self._news.wait()
-            await self._send()
-            await asyncio.sleep(BREATH_SECONDS)
+            await self._send_pending()
+            await asyncio.sleep(PROGRESS_INTERVAL_SECONDS)
 
-    async def _send(self) -> None:
+    async def _send_pending(self) -> None:
         self._news.clear()
         text, self._waiting = self._waiting, ""
         if text:
@@ -96,22 +96,22 @@ class Report:
             await self._told.progress(self._count, text)
 
     async def finish(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining text."""
         self.close()
         await asyncio.gather(self._sending, return_exceptions=True)
-        await self._send()
+        await self._send_pending()
 
     def close(self) -> None:
         self._sending.cancel()
 
 
-class Tool(NamedTuple):
+class McpTool(NamedTuple):
     name: str
     title: str
     description: str  # for a model
-    takes: type[Arguments]
-    call: Callable[[Call, Any], Awaitable[Answer]]
-    gives: type[Given] | None = None
+    takes: type[ToolArguments]
+    call: Callable[[McpToolCall, Any], Awaitable[McpToolResult]]
+    gives: type[StructuredOutput] | None = None
     reads_only: bool = False
     destroys: bool = False
     repeats: bool = False  # whether doing it twice is the same as once

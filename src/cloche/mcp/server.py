@@ -1,4 +1,7 @@
-"""The official package's server, with our tools in it. This module imports `mcp`: import it only where it is used."""
+"""The official package's server, with our tools in it.
+
+This module imports `mcp`: import it only where it is used.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ from mcp_types.version import is_version_at_least
 
 from cloche import errors
 from cloche.mcp import tools
-from cloche.mcp.call import MOST_BYTES
-from cloche.mcp.content import contents, mime_of, resource, sayable
-from cloche.mcp.tools_files import decoded
-from cloche.mcp.uris import TEMPLATE, path_of, uri_of
-from cloche.mcp.workspace import Workspace
+from cloche.mcp.call import MAX_ANSWER_BYTES
+from cloche.mcp.content import escape_surrogates, guess_mime, read_file_bytes, resource_contents
+from cloche.mcp.tools_files import decode_text
+from cloche.mcp.uris import URI_TEMPLATE, path_to_uri, uri_to_path
+from cloche.mcp.workspace import McpWorkspace
 from cloche.model import FileInfo
 from cloche.sdk import backend
 
-# Two beginnings of a conversation that clients offer to people.
+# The two prompts that clients offer to their users.
 
-LISTED: list[dict[str, Any]] = [
+PROMPTS: list[dict[str, Any]] = [
     {
         "name": "analyse_file",
         "title": "Analyse a file",
@@ -52,7 +55,7 @@ LISTED: list[dict[str, Any]] = [
         "arguments": [{"name": "task", "description": "What is to be done.", "required": True}],
     },
 ]
-WORDS = {
+PROMPT_TEXTS = {
     "analyse_file": "Analyse the file {path} in the sandbox with run_code. Look at its kind and its first rows before "
     "anything else, check for missing and odd values, then draw what is worth seeing, and say what you found. "
     "{question}",
@@ -61,31 +64,31 @@ WORDS = {
 }
 
 
-def filled(name: str, given: dict[str, str] | None) -> dict[str, Any]:
-    """Raises InvalidRequest that says what is missing."""
-    known = {each["name"]: each for each in LISTED}
+def fill_prompt(name: str, given: dict[str, str] | None) -> dict[str, Any]:
+    """The prompt with its arguments filled in. Raises InvalidRequest that names the missing argument."""
+    known = {each["name"]: each for each in PROMPTS}
     if name not in known:
         raise errors.InvalidRequest(f"there is no prompt {name[:100]!r}; there are: {', '.join(known)}")
     values = {each["name"]: (given or {}).get(each["name"], "") for each in known[name]["arguments"]}
     for each in known[name]["arguments"]:
         if each["required"] and not values[each["name"]]:
             raise errors.InvalidRequest(f"the prompt {name} needs {each['name']}: {each['description']}")
-    words = WORDS[name].format(**values).strip()
+    words = PROMPT_TEXTS[name].format(**values).strip()
     return {
         "description": known[name]["description"],
         "messages": [{"role": "user", "content": {"type": "text", "text": words}}],
     }
 
 
-# The sandbox's files as resources: listed and read.
+# The sandbox's files as MCP resources: list and read.
 
-HOME = "/mnt/data"
-DEPTH = 4
-PAGE = 200
-MOST = 5000
-TEMPLATES = [
+DATA_DIRECTORY = "/mnt/data"
+LIST_DEPTH = 4
+PAGE_SIZE = 200
+MAX_RESOURCES = 5000
+RESOURCE_TEMPLATES = [
     {
-        "uriTemplate": TEMPLATE,
+        "uriTemplate": URI_TEMPLATE,
         "name": "file",
         "title": "A file of the sandbox",
         "description": "By its absolute path: sandbox:///mnt/data/plot.png",
@@ -93,26 +96,26 @@ TEMPLATES = [
 ]
 
 
-async def listed(workspace: Workspace, cursor: str | None) -> dict[str, Any]:
+async def list_resources(workspace: McpWorkspace, cursor: str | None) -> dict[str, Any]:
     """A page of the files below /mnt/data; none where no sandbox is in use yet. Raises InvalidRequest."""
-    start = _start(cursor)
-    box = workspace.current
+    start = _parse_cursor(cursor)
+    box = workspace.current_sandbox
     if box is None:
         return {"resources": []}
-    found = [each for each in await _files(box) if each.kind == "file"][:MOST]
-    page = found[start : start + PAGE]
-    more = {"nextCursor": str(start + PAGE)} if len(found) > start + PAGE else {}
-    return {"resources": [_described(each) for each in page], **more}
+    found = [each for each in await _list_files(box) if each.kind == "file"][:MAX_RESOURCES]
+    page = found[start : start + PAGE_SIZE]
+    more = {"nextCursor": str(start + PAGE_SIZE)} if len(found) > start + PAGE_SIZE else {}
+    return {"resources": [_describe_resource(each) for each in page], **more}
 
 
-async def _files(box: backend.Sandbox) -> list[FileInfo]:
+async def _list_files(box: backend.BackendSandbox) -> list[FileInfo]:
     try:
-        return await box.files.list(HOME, depth=DEPTH)
+        return await box.files.list(DATA_DIRECTORY, depth=LIST_DEPTH)
     except (errors.Gone, errors.NotFound, errors.FileError):
         return []
 
 
-def _start(cursor: str | None) -> int:
+def _parse_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
@@ -120,26 +123,29 @@ def _start(cursor: str | None) -> int:
     return int(cursor)
 
 
-def _described(info: FileInfo) -> dict[str, Any]:
-    found: dict[str, Any] = {"uri": uri_of(info.path), "name": sayable(info.path.removeprefix(f"{HOME}/"))}
-    mime = mime_of(info.path)
+def _describe_resource(info: FileInfo) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "uri": path_to_uri(info.path),
+        "name": escape_surrogates(info.path.removeprefix(f"{DATA_DIRECTORY}/")),
+    }
+    mime = guess_mime(info.path)
     return {**found, "size": info.size_bytes, **({"mimeType": mime} if mime else {})}
 
 
-async def read(workspace: Workspace, uri: str) -> dict[str, Any]:
-    """Raises FileNotFound, TooLarge and what reading does."""
-    path = path_of(uri)
-    if workspace.current is None:
+async def read_resource(workspace: McpWorkspace, uri: str) -> dict[str, Any]:
+    """Reads a resource. Raises FileNotFound, TooLarge and the errors of reading."""
+    path = uri_to_path(uri)
+    if workspace.current_sandbox is None:
         raise errors.FileNotFound("there are no files yet: this session has not used its sandbox")
-    data = await contents(workspace.current.files, path)
-    words = decoded(data)
-    return {"contents": [resource(uri, mime_of(path), data if words is None else words)]}
+    data = await read_file_bytes(workspace.current_sandbox.files, path)
+    words = decode_text(data)
+    return {"contents": [resource_contents(uri, guess_mime(path), data if words is None else words)]}
 
 
 T = TypeVar("T")
-Context = ServerRequestContext[Workspace, Any]
+McpContext = ServerRequestContext[McpWorkspace, Any]
 
-LINKS_SINCE = "2025-06-18"
+LINKS_SINCE_VERSION = "2025-06-18"
 RESOURCE_NOT_FOUND = -32002
 INSTRUCTIONS = (
     "A code interpreter: a sealed Linux sandbox of your own, made at the first call, which keeps variables and files "
@@ -158,16 +164,16 @@ CACHE_HINTS: dict[CacheableMethod, CacheHint] = {
 }
 
 
-class Heard:
-    """How the client of a request hears of things, by the package's own ways."""
+class PackageClientChannel:
+    """The channel to the client of a request, through the package's own session."""
 
-    most_bytes = MOST_BYTES
+    most_bytes = MAX_ANSWER_BYTES
 
-    def __init__(self, context: Context, bus: InMemorySubscriptionBus):
+    def __init__(self, context: McpContext, bus: InMemorySubscriptionBus):
         self._context = context
         self._bus = bus
         self.wants_progress = bool(context.meta) and "progress_token" in (context.meta or {})
-        self.knows_links = is_version_at_least(context.protocol_version, LINKS_SINCE)
+        self.knows_links = is_version_at_least(context.protocol_version, LINKS_SINCE_VERSION)
 
     async def progress(self, count: int, message: str) -> None:
         await self._context.session.report_progress(count, None, message)
@@ -177,83 +183,85 @@ class Heard:
         await self._bus.publish(ResourcesListChanged())
 
 
-class Handlers:
-    """What is answered to each method. The session's workspace is the context's `lifespan_context`."""
+class McpHandlers:
+    """The handlers of the protocol's methods. The session's workspace is the context's `lifespan_context`."""
 
     def __init__(self) -> None:
         self._bus = InMemorySubscriptionBus()
         self._listening = ListenHandler(self._bus)
         self._described: dict[str, dict[str, Any]] = {}
 
-    async def list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
+    async def list_tools(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
         if not self._described:
-            self._described = {each.name: tools.described(each) for each in tools.TOOLS}
+            self._described = {each.name: tools.describe_tool(each) for each in tools.TOOLS}
         allowed = context.lifespan_context.tools
-        return _whole({"tools": [each for name, each in self._described.items() if name in allowed]})
+        return _complete_result({"tools": [each for name, each in self._described.items() if name in allowed]})
 
-    async def call_tool(self, context: Context, asked: types.CallToolRequestParams) -> Any:
-        told = Heard(context, self._bus)
+    async def call_tool(self, context: McpContext, asked: types.CallToolRequestParams) -> Any:
+        told = PackageClientChannel(context, self._bus)
         calling = tools.call_tool(context.lifespan_context, told, asked.name, asked.arguments)
-        return _whole((await said(unhurried(calling))).encode())
+        return _complete_result((await map_errors(cancel_once(calling))).encode())
 
-    async def list_resources(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
+    async def list_resources(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
         cursor = asked.cursor if asked is not None else None
-        return _whole(await said(listed(context.lifespan_context, cursor)))
+        return _complete_result(await map_errors(list_resources(context.lifespan_context, cursor)))
 
-    async def list_templates(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
-        return _whole({"resourceTemplates": TEMPLATES})
+    async def list_templates(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
+        return _complete_result({"resourceTemplates": RESOURCE_TEMPLATES})
 
-    async def read_resource(self, context: Context, asked: types.ReadResourceRequestParams) -> Any:
-        return _whole(await said(read(context.lifespan_context, str(asked.uri))))
+    async def read_resource(self, context: McpContext, asked: types.ReadResourceRequestParams) -> Any:
+        return _complete_result(await map_errors(read_resource(context.lifespan_context, str(asked.uri))))
 
-    async def subscribe(self, context: Context, asked: types.SubscribeRequestParams) -> types.EmptyResult:
+    async def subscribe(self, context: McpContext, asked: types.SubscribeRequestParams) -> types.EmptyResult:
         workspace, session = context.lifespan_context, context.session
-        await said(unhurried(workspace.watch(str(asked.uri), session.send_resource_updated)))
+        await map_errors(cancel_once(workspace.watch(str(asked.uri), session.send_resource_updated)))
         return types.EmptyResult()
 
-    async def unsubscribe(self, context: Context, asked: types.UnsubscribeRequestParams) -> types.EmptyResult:
+    async def unsubscribe(self, context: McpContext, asked: types.UnsubscribeRequestParams) -> types.EmptyResult:
         context.lifespan_context.watches.remove(str(asked.uri))
         return types.EmptyResult()
 
-    async def listen(self, context: Context, asked: types.SubscriptionsListenRequestParams) -> Any:
-        """The same as `subscribe`, as the protocol has it since 2026-07-28."""
+    async def listen(self, context: McpContext, asked: types.SubscriptionsListenRequestParams) -> Any:
+        """The same as `subscribe`, in the form of the protocol since 2026-07-28."""
         workspace, uris = context.lifespan_context, asked.notifications.resource_subscriptions or []
         for uri in uris:
-            await said(unhurried(workspace.watch(str(uri), self._updated)))
+            await map_errors(cancel_once(workspace.watch(str(uri), self._publish_update)))
         try:
             return await self._listening(context, asked)
         finally:
             for uri in uris:
                 workspace.watches.remove(str(uri))
 
-    async def _updated(self, uri: str) -> None:
+    async def _publish_update(self, uri: str) -> None:
         await self._bus.publish(ResourceUpdated(uri))
 
-    async def list_prompts(self, context: Context, asked: types.PaginatedRequestParams | None) -> Any:
-        return _whole({"prompts": LISTED})
+    async def list_prompts(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
+        return _complete_result({"prompts": PROMPTS})
 
-    async def get_prompt(self, context: Context, asked: types.GetPromptRequestParams) -> Any:
+    async def get_prompt(self, context: McpContext, asked: types.GetPromptRequestParams) -> Any:
         async def fill() -> dict[str, Any]:
-            return filled(asked.name, asked.arguments)
+            return fill_prompt(asked.name, asked.arguments)
 
-        return _whole(await said(fill()))
+        return _complete_result(await map_errors(fill()))
 
 
-def _whole(result: dict[str, Any]) -> dict[str, Any]:
-    """As versions since 2026-07-28 want it; for older ones, the package leaves that out again."""
+def _complete_result(result: dict[str, Any]) -> dict[str, Any]:
+    """Adds the field that versions since 2026-07-28 require; for older ones, the package removes it again."""
     return {**result, "resultType": "complete"}
 
 
-def server_of(lifespan: Callable[[Any], AbstractAsyncContextManager[Workspace]] | None = None) -> Server[Workspace]:
-    """`lifespan` makes the workspace of the one client of a server on stdio."""
-    handlers = Handlers()
-    server: Server[Workspace] = Server(
+def create_server(
+    lifespan: Callable[[Any], AbstractAsyncContextManager[McpWorkspace]] | None = None,
+) -> Server[McpWorkspace]:
+    """Creates the server. `lifespan` makes the workspace of the one client of a server on stdio."""
+    handlers = McpHandlers()
+    server: Server[McpWorkspace] = Server(
         "cloche",
         version=version("cloche"),
         title="Cloche",
         instructions=INSTRUCTIONS,
         cache_hints=CACHE_HINTS,
-        lifespan=lifespan or _none,
+        lifespan=lifespan or _no_lifespan,
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
         on_list_resources=handlers.list_resources,
@@ -270,17 +278,17 @@ def server_of(lifespan: Callable[[Any], AbstractAsyncContextManager[Workspace]] 
 
 
 @contextlib.asynccontextmanager
-async def _none(server: Server[Workspace]) -> AsyncIterator[Workspace]:
+async def _no_lifespan(server: Server[McpWorkspace]) -> AsyncIterator[McpWorkspace]:
     raise AssertionError("each session has a workspace of its own here")
     yield
 
 
-def options_of(server: Server[Workspace]) -> InitializationOptions:
+def server_options(server: Server[McpWorkspace]) -> InitializationOptions:
     return server.create_initialization_options(NotificationOptions(resources_changed=True))
 
 
-async def said(work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives. An error of ours is one of the protocol's, in our words."""
+async def map_errors(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits the work and returns its result. An error of ours becomes one of the protocol, with our message."""
     try:
         return await work
     except errors.NotFound as error:
@@ -291,8 +299,8 @@ async def said(work: Coroutine[Any, Any, T]) -> T:
         raise MCPError(types.INTERNAL_ERROR, str(error), {"code": error.code}) from None
 
 
-async def unhurried(work: Coroutine[Any, Any, T]) -> T:
-    """The same in a task of its own, which is cancelled once.
+async def cancel_once(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits the work in a task of its own, which is cancelled only once.
 
     The package cancels again and again, also while a program is being interrupted and its process waited for.
     """
@@ -302,9 +310,9 @@ async def unhurried(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         if not task.done():
             task.cancel()
-            _ENDING.add(task)
-            task.add_done_callback(_ENDING.discard)
+            _CANCELLED_CALLS.add(task)
+            task.add_done_callback(_CANCELLED_CALLS.discard)
         raise
 
 
-_ENDING: set[asyncio.Task[Any]] = set()  # calls that were cancelled, and clean up
+_CANCELLED_CALLS: set[asyncio.Task[Any]] = set()  # calls that were cancelled, and clean up

@@ -1,4 +1,4 @@
-"""The sessions of `/mcp`: each belongs to an owner, has a workspace, and ends when nobody uses it any more.
+"""The sessions of `/mcp`: each belongs to an owner, has a workspace, and ends after a time without use.
 
 This module imports `mcp`.
 """
@@ -22,29 +22,29 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cloche import errors
-from cloche.api.http import Stream
+from cloche.api.http import StreamResponse
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.mcp import http
 from cloche.mcp import tools as toolbox
-from cloche.mcp.backend import NearPlace
-from cloche.mcp.exchange import Exchange, Notice, answer_of
-from cloche.mcp.http import SESSION, Id, Message
-from cloche.mcp.server import options_of, server_of
-from cloche.mcp.workspace import Workspace
+from cloche.mcp.backend import LocalSandboxBackend
+from cloche.mcp.exchange import McpExchange, NotificationContext, answer_by_package
+from cloche.mcp.http import SESSION_HEADER, RpcId, RpcMessage
+from cloche.mcp.server import create_server, server_options
+from cloche.mcp.workspace import McpWorkspace
 from cloche.model import Principal, SandboxSpec
 from cloche.telemetry import log
 
-MOST_CALLS = 64  # of one session at once
-MOST_NEWS = 100  # that wait for a client which lost its stream
+MAX_CALLS = 64  # of one session at once
+MAX_WAITING_NOTIFICATIONS = 100  # that wait for a client which lost its stream
 PING_SECONDS = 15.0
-PING = b": ping\n\n"
-VERSION = "mcp-protocol-version"
-MADE_BY = {"made_by": "mcp"}
+PING_EVENT = b": ping\n\n"
+VERSION_HEADER = "mcp-protocol-version"
+SANDBOX_METADATA = {"made_by": "mcp"}
 
 
-class News:
-    """What a session's client is told beside answers, over the stream that it holds open. The same is said once."""
+class NotificationStream:
+    """Notifications to a session's client outside of responses, over its open stream. Duplicates are sent once."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, None] = {}
@@ -58,8 +58,8 @@ class News:
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None) -> None:
-        if self._listener and len(self._waiting) < MOST_NEWS:
-            self._waiting[http.notification(method, None if params is None else dict(params))] = None
+        if self._listener and len(self._waiting) < MAX_WAITING_NOTIFICATIONS:
+            self._waiting[http.encode_notification(method, None if params is None else dict(params))] = None
             self._came.set()
 
     def end(self) -> None:
@@ -67,27 +67,29 @@ class News:
         self._came.set()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Until the session ends, or somebody else listens: a client that lost its connection comes back."""
+        """Yields events until the session ends, or another stream replaces this one: a client may reconnect."""
         self._listener = own = self._listener + 1
         self._came.set()
         while True:
             self._came.clear()
             for message in list(self._waiting):
                 del self._waiting[message]
-                yield http.event(message)
+                yield http.encode_event(message)
             if self.ended.is_set() or self._listener != own:
                 return
             await self._came.wait()
 
 
-class Session:
-    def __init__(self, id: str, owner: str, workspace: Workspace, runner: ServerRunner[Workspace], news: News):
+class McpSession:
+    def __init__(
+        self, id: str, owner: str, workspace: McpWorkspace, runner: ServerRunner[McpWorkspace], news: NotificationStream
+    ):
         self.id = id
         self.owner = owner
         self.workspace = workspace
         self.runner = runner
         self.news = news
-        self.calls: dict[Id, asyncio.Task[bytes]] = {}
+        self.calls: dict[RpcId, asyncio.Task[bytes]] = {}
         self.used_at = time.monotonic()
         self.listeners = 0
 
@@ -102,25 +104,25 @@ class Session:
     def used(self) -> None:
         self.used_at = time.monotonic()
 
-    async def take(self, request: Request, message: Message) -> ASGIApp:
-        """Answers. Raises InvalidRequest, QuotaExceeded."""
+    async def take(self, request: Request, message: RpcMessage) -> ASGIApp:
+        """Returns the response to a message. Raises InvalidRequest, QuotaExceeded."""
         self.used()
         if message.method is None:
             return Response(status_code=202)
         if message.id is None:
-            await self._hear(message)
+            await self._on_notification(message)
             return Response(status_code=202)
         if message.id in self.calls:
             raise errors.InvalidRequest(f"a request with the id {message.id!r} is being answered: ids are used once")
-        if len(self.calls) >= MOST_CALLS:
-            raise errors.QuotaExceeded(f"this session waits for {MOST_CALLS} answers already", retry_after_seconds=1.0)
-        return Exchange(self, request, message)
+        if len(self.calls) >= MAX_CALLS:
+            raise errors.QuotaExceeded(f"this session waits for {MAX_CALLS} answers already", retry_after_seconds=1.0)
+        return McpExchange(self, request, message)
 
-    async def _hear(self, message: Message) -> None:
+    async def _on_notification(self, message: RpcMessage) -> None:
         if message.method == "notifications/cancelled":
             self.cancel((message.params or {}).get("requestId"))
         else:
-            await self.runner.on_notify(Notice(), str(message.method), message.params)
+            await self.runner.on_notify(NotificationContext(), str(message.method), message.params)
 
     def cancel(self, id: object) -> None:
         task = self.calls.get(id) if isinstance(id, int | str) else None
@@ -129,20 +131,20 @@ class Session:
 
     def listen(self) -> ASGIApp:
         self.used()
-        return Stream(
-            self._events(),
+        return StreamResponse(
+            self._stream_events(),
             media_type="text/event-stream",
-            headers={"cache-control": "no-cache, no-transform", "x-accel-buffering": "no", SESSION: self.id},
+            headers={"cache-control": "no-cache, no-transform", "x-accel-buffering": "no", SESSION_HEADER: self.id},
             at_once=True,
             quiet_seconds=PING_SECONDS,
-            keepalive=PING,
-            until=self._ended,
+            keepalive=PING_EVENT,
+            until=self._wait_until_ended,
         )
 
-    async def _ended(self) -> None:
+    async def _wait_until_ended(self) -> None:
         await self.news.ended.wait()
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _stream_events(self) -> AsyncGenerator[bytes, None]:
         self.listeners += 1
         try:
             async for event in self.news.events():
@@ -152,7 +154,7 @@ class Session:
             self.used()
 
     async def aclose(self) -> None:
-        """What is being answered is cancelled, and its sandboxes end. Harmless when closed."""
+        """Cancels the calls in progress, and ends the sandboxes. Harmless when closed."""
         self.news.end()
         calls = list(self.calls.values())
         for task in calls:
@@ -162,37 +164,41 @@ class Session:
         await aclose_shielded(self.runner.connection)
 
 
-class Sessions:
-    """All of a server."""
+class McpSessions:
+    """All sessions of a server."""
 
     def __init__(self, engine: Engine, config: Config):
         self._engine = engine
         self._config = config
-        self._server = server_of()
-        self._options = options_of(self._server)
-        self._all: dict[str, Session] = {}
+        self._server = create_server()
+        self._options = server_options(self._server)
+        self._all: dict[str, McpSession] = {}
         self._counts: Counter[str] = Counter()  # by owner
         self._watching: dict[str, asyncio.Task[None]] = {}  # until they are idle
 
-    def get(self, id: str, owner: str) -> Session:
-        """Raises NotFound, for another owner's in the same words."""
+    def get(self, id: str, owner: str) -> McpSession:
+        """Returns the session. Raises NotFound, with the same message for another owner's."""
         found = self._all.get(id)
         if found is None or found.owner != owner:
             raise errors.NotFound("there is no such session, or it has ended: begin a new one with initialize")
         return found
 
-    def refusal(self, request: Request, message: Message) -> Response | None:
-        """For a version of the protocol that has no sessions, in which no state could be kept. Clients go back to one
-        that has."""
-        asked = request.headers.get(VERSION)
+    def refusal(self, request: Request, message: RpcMessage) -> Response | None:
+        """The response to a protocol version without sessions, in which no state could be kept; None for others.
+
+        Clients then fall back to a version with sessions.
+        """
+        asked = request.headers.get(VERSION_HEADER)
         if message.method != "server/discover" and (asked is None or asked in HANDSHAKE_PROTOCOL_VERSIONS):
             return None
         data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": (asked or "")[:100]}
         words = "state is kept in sessions here: use initialize, of a version that has sessions"
-        return Response(http.failure(message.id, http.UNSUPPORTED_VERSION, words, data), 400, media_type=http.JSON)
+        return Response(
+            http.encode_error(message.id, http.UNSUPPORTED_VERSION, words, data), 400, media_type=http.JSON_TYPE
+        )
 
-    async def begin(self, request: Request, principal: Principal, message: Message) -> Response:
-        """Raises QuotaExceeded, InvalidRequest."""
+    async def begin(self, request: Request, principal: Principal, message: RpcMessage) -> Response:
+        """Begins a session. Raises QuotaExceeded, InvalidRequest."""
         if message.id is None:
             raise errors.InvalidRequest("initialize needs an id")
         if self._counts[principal.owner] >= self._config.mcp.sessions_per_owner:
@@ -201,40 +207,46 @@ class Sessions:
                 "one, or wait until one is idle for long enough",
                 retry_after_seconds=60.0,
             )
-        session = self._new(principal, _query(request))
-        begun, body = await answer_of(session.runner, Notice(), message)  # at once: it waits for nothing
+        session = self._create_session(principal, _parse_query(request))
+        begun, body = await answer_by_package(
+            session.runner, NotificationContext(), message
+        )  # at once: it waits for nothing
         if begun:
-            self._keep(session)
-        return Response(body, headers={SESSION: session.id} if begun else None, media_type=http.JSON)
+            self._register_session(session)
+        return Response(body, headers={SESSION_HEADER: session.id} if begun else None, media_type=http.JSON_TYPE)
 
-    def _new(self, principal: Principal, asked: Mapping[str, str]) -> Session:
+    def _create_session(self, principal: Principal, asked: Mapping[str, str]) -> McpSession:
         spec = SandboxSpec(
             template=asked.get("template", "python"),
             owner=principal.owner,
-            metadata=MADE_BY,
+            metadata=SANDBOX_METADATA,
             lifetime_seconds=self._config.lifetime.max_seconds,
         )
-        tools = toolbox.checked(frozenset(asked["tools"].split(","))) if "tools" in asked else toolbox.ALL
-        place = NearPlace(self._engine, spec)
-        workspace = Workspace(place, spec.template, attached=asked.get("sandbox", ""), tools=tools)
-        id, news = f"mcp_{secrets.token_hex(16)}", News()
+        tools = (
+            toolbox.check_tool_names(frozenset(asked["tools"].split(",")))
+            if "tools" in asked
+            else toolbox.ALL_TOOL_NAMES
+        )
+        place = LocalSandboxBackend(self._engine, spec)
+        workspace = McpWorkspace(place, spec.template, attached=asked.get("sandbox", ""), tools=tools)
+        id, news = f"mcp_{secrets.token_hex(16)}", NotificationStream()
         connection = Connection.for_loop(news, session_id=id)
         runner = ServerRunner(self._server, connection, workspace, init_options=self._options)
-        return Session(id, principal.owner, workspace, runner, news)
+        return McpSession(id, principal.owner, workspace, runner, news)
 
-    def _keep(self, session: Session) -> None:
+    def _register_session(self, session: McpSession) -> None:
         self._all[session.id] = session
         self._counts[session.owner] += 1
         self._watching[session.id] = asyncio.create_task(self._end_when_idle(session))
         log.info("mcp.began", owner=session.owner, sessions=len(self._all))
 
-    async def _end_when_idle(self, session: Session) -> None:
+    async def _end_when_idle(self, session: McpSession) -> None:
         idle = self._config.mcp.idle_seconds
         while (left := session.used_at + idle - time.monotonic()) > 0 or session.busy:
             await asyncio.sleep(left if left > 0 else idle)
         await self.end(session)
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: McpSession) -> None:
         """Harmless when it has ended."""
         if self._all.pop(session.id, None) is None:
             return
@@ -253,8 +265,8 @@ class Sessions:
         await asyncio.gather(*map(self.end, list(self._all.values())))
 
 
-def _query(request: Request) -> dict[str, str]:
-    """What a client's address may say of its sandbox. Raises InvalidRequest for anything else."""
+def _parse_query(request: Request) -> dict[str, str]:
+    """The sandbox options in the query of a client's URL. Raises InvalidRequest for unknown ones."""
     found = dict(request.query_params)
     unknown = found.keys() - {"template", "sandbox", "tools"}
     if unknown:

@@ -13,31 +13,31 @@ from typing import Any, BinaryIO, cast
 from mcp.server.stdio import stdio_server
 
 from cloche import errors
-from cloche.mcp.backend import Place
-from cloche.mcp.server import options_of, server_of
-from cloche.mcp.workspace import Workspace
+from cloche.mcp.backend import SandboxBackend
+from cloche.mcp.server import create_server, server_options
+from cloche.mcp.workspace import McpWorkspace
 from cloche.model import SnapshotInfo
 from cloche.sdk import backend
 
-# Our stdin and stdout as the protocol's own: nothing else that is in this process reads or writes them.
+# Our stdin and stdout, reserved for the protocol: nothing else in this process reads or writes them.
 #
-# In threads that nobody waits for: a client that neither writes nor reads must not keep us from ending.
+# In daemon threads: a client that neither writes nor reads must not keep the process from ending.
 
-MOST_LINE_BYTES = 64 << 20
-MOST_WAITING = 16
+MAX_LINE_BYTES = 64 << 20
+MAX_WAITING_LINES = 16
 
 
-class Lines:
-    """What comes in, line by line, as the package reads it."""
+class StdinReader:
+    """Incoming lines, in the form that the package reads."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
         self._loop = asyncio.get_running_loop()
         self._came: asyncio.Queue[str] = asyncio.Queue()
-        self._room = threading.Semaphore(MOST_WAITING)
-        threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
+        self._room = threading.Semaphore(MAX_WAITING_LINES)
+        threading.Thread(target=self._read_lines, name="mcp-stdin", daemon=True).start()
 
-    def __aiter__(self) -> Lines:
+    def __aiter__(self) -> StdinReader:
         return self
 
     async def __anext__(self) -> str:
@@ -51,12 +51,12 @@ class Lines:
     def end(self) -> None:
         self._came.put_nowait("")
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         line = b"-"
         while line:
             self._room.acquire()
             try:
-                line = self._file.readline(MOST_LINE_BYTES)
+                line = self._file.readline(MAX_LINE_BYTES)
             except (OSError, ValueError):
                 line = b""
             try:
@@ -65,15 +65,15 @@ class Lines:
                 return
 
 
-class Mouth:
-    """What goes out. Once nobody reads it, the lines that come in end."""
+class StdoutWriter:
+    """Outgoing lines. Once the client has closed its end, the incoming lines end."""
 
-    def __init__(self, fd: int, lines: Lines):
+    def __init__(self, fd: int, lines: StdinReader):
         self._fd = fd
         self._lines = lines
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]] = queue.SimpleQueue()
-        threading.Thread(target=self._write, name="mcp-stdout", daemon=True).start()
+        threading.Thread(target=self._write_queued, name="mcp-stdout", daemon=True).start()
 
     async def write(self, text: str) -> None:
         written: asyncio.Future[None] = self._loop.create_future()
@@ -81,38 +81,38 @@ class Mouth:
         await written
 
     async def flush(self) -> None:
-        """All that was written has gone."""
+        """Does nothing: `write` returns when all has gone."""
 
-    def _write(self) -> None:
+    def _write_queued(self) -> None:
         while True:
             data, written = self._work.get()
             try:
                 view = memoryview(data)
                 while view:
                     view = view[os.write(self._fd, view) :]
-                done = _finish
+                done = _set_written
             except OSError:
-                done = self._broken
+                done = self._on_broken_pipe
             try:
                 self._loop.call_soon_threadsafe(done, written)
             except RuntimeError:  # the loop has ended
                 return
 
-    def _broken(self, written: asyncio.Future[None]) -> None:
+    def _on_broken_pipe(self, written: asyncio.Future[None]) -> None:
         self._lines.end()
-        _finish(written)
+        _set_written(written)
 
 
-def _finish(written: asyncio.Future[None]) -> None:
+def _set_written(written: asyncio.Future[None]) -> None:
     if not written.done():
         written.set_result(None)
 
 
 @contextlib.contextmanager
-def own_pipes() -> Iterator[tuple[BinaryIO, int]]:
+def take_over_stdio() -> Iterator[tuple[BinaryIO, int]]:
     """Our stdin, and the descriptor of our stdout.
 
-    Meanwhile descriptor 0 has nothing to read, and what anybody writes to 1 goes to stderr.
+    Meanwhile descriptor 0 has nothing to read, and writes of other code to 1 go to stderr.
     """
     read, write, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -126,61 +126,61 @@ def own_pipes() -> Iterator[tuple[BinaryIO, int]]:
         os.dup2(write, 1)
 
 
-async def serve(workspace: Workspace) -> None:
-    """Until the client closes our stdin. Then what was made ends."""
+async def serve_stdio(workspace: McpWorkspace) -> None:
+    """Serves until the client closes our stdin. Then the sandboxes of the session end."""
 
     @contextlib.asynccontextmanager
-    async def lifespan(server: Any) -> AsyncIterator[Workspace]:
+    async def lifespan(server: Any) -> AsyncIterator[McpWorkspace]:
         yield workspace
 
-    server = server_of(lifespan)
-    with own_pipes() as (stdin, stdout):
-        lines = Lines(stdin)
+    server = create_server(lifespan)
+    with take_over_stdio() as (stdin, stdout):
+        lines = StdinReader(stdin)
         try:
             # It wants anyio's files, of which it uses no more than these have.
-            ours = cast(Any, lines), cast(Any, Mouth(stdout, lines))
+            ours = cast(Any, lines), cast(Any, StdoutWriter(stdout, lines))
             async with stdio_server(*ours) as (reading, writing):
-                await server.run(reading, writing, options_of(server))
+                await server.run(reading, writing, server_options(server))
         finally:
             await workspace.aclose()
 
 
-# A place that is got ready while its client asks what there is: a nursery takes seconds, a template minutes.
+# A backend that opens while its client lists tools: a nursery takes seconds, a template minutes.
 
 
-class OpeningPlace:
-    """Whoever needs it waits. What getting it ready raises is raised then."""
+class OpeningBackend:
+    """Its callers wait until it is open, and get the errors of opening it."""
 
-    def __init__(self, opening: Awaitable[Place]):
+    def __init__(self, opening: Awaitable[SandboxBackend]):
         self._opening = asyncio.ensure_future(opening)
-        self._opening.add_done_callback(_heard)
-        self.snapshots: backend.Snapshots = _Snapshots(self)
+        self._opening.add_done_callback(_retrieve_error)
+        self.snapshots: backend.BackendSnapshots = _OpeningSnapshots(self)
 
     @property
     def is_open(self) -> bool:
         """Whether it is ready, or never will be."""
         return self._opening.done()
 
-    async def opened(self) -> Place:
+    async def opened(self) -> SandboxBackend:
         if self._opening.done():
             return self._opening.result()
         return await asyncio.shield(self._opening)
 
-    async def create(self, template: str) -> backend.Sandbox:
+    async def create(self, template: str) -> backend.BackendSandbox:
         return await (await self.opened()).create(template)
 
-    async def find(self, id: str) -> backend.Sandbox:
+    async def find(self, id: str) -> backend.BackendSandbox:
         return await (await self.opened()).find(id)
 
-    async def fork(self, box: backend.Sandbox) -> backend.Sandbox:
+    async def fork(self, box: backend.BackendSandbox) -> backend.BackendSandbox:
         return await (await self.opened()).fork(box)
 
-    async def end(self, box: backend.Sandbox) -> None:
+    async def end(self, box: backend.BackendSandbox) -> None:
         await (await self.opened()).end(box)
 
 
-class _Snapshots:
-    def __init__(self, place: OpeningPlace):
+class _OpeningSnapshots:
+    def __init__(self, place: OpeningBackend):
         self._place = place
 
     async def list(self, sandbox: str | None = None) -> list[SnapshotInfo]:
@@ -193,7 +193,7 @@ class _Snapshots:
         await (await self._place.opened()).snapshots.remove(ref)
 
 
-def _heard(opening: asyncio.Future[Place]) -> None:
-    """Whoever uses it is told what went wrong; where nobody does, nobody needs to know."""
+def _retrieve_error(opening: asyncio.Future[SandboxBackend]) -> None:
+    """Marks the error as retrieved: callers of the backend get it; without one it does not matter."""
     if not opening.cancelled() and isinstance(opening.exception(), errors.ClocheError):
         opening.exception()

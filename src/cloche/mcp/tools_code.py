@@ -1,4 +1,4 @@
-"""Tools that run code: in the session's sandbox, whose contexts keep their state from call to call."""
+"""Tools that run code in the session's sandbox; its contexts keep their state from call to call."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from cloche.events import Error, Folding, Output, Result, Run
-from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import MOST_PATH_CHARS, Words, blocks_of, shortened, text
-from cloche.mcp.schemas import Arguments, Given
-from cloche.mcp.uris import uri_of
+from cloche.events import Error, Output, Result, Run, RunFold
+from cloche.mcp.call import McpTool, McpToolCall, McpToolResult
+from cloche.mcp.content import MAX_PATH_CHARS, TextBudget, run_blocks, shorten_text, text_block
+from cloche.mcp.schemas import StructuredOutput, ToolArguments
+from cloche.mcp.uris import path_to_uri
 from cloche.model import FileInfo
 from cloche.sdk import backend
 
 TABLE_ROWS = 100
 TABLE_COLUMNS = 100
-MOST_FORMATS = 20
-MOST_FILES = 50
-MOST_RESULTS = 40
-MOST_VARIABLES = 300
+MAX_FORMATS = 20
+MAX_FILES = 50
+MAX_RESULTS = 40
+MAX_VARIABLES = 300
 
 Language = Literal["python", "javascript", "typescript", "bash"]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 ContextId = Annotated[str, Meta(description="Id of a context; by default the one that run_code uses for Python.")]
 
 
-class RunCode(Arguments):
+class RunCodeArguments(ToolArguments):
     code: Annotated[str, Meta(description="The program, as it is.")]
     language: Annotated[Language | None, Meta(description="By default Python, or what the context speaks.")] = None
     context: Annotated[str | None, Meta(description="Id of a context; by default the language's own.")] = None
@@ -36,65 +36,65 @@ class RunCode(Arguments):
     env: Annotated[dict[str, str] | None, Meta(description="Environment variables of this run only.")] = None
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class CodeFailure(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     value: str
     traceback: str
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ResultTable(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[str]
     rows: list[list[Any]]
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ShownResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     formats: list[str]
     text: str | None = None
-    table: Table | None = None  # of a DataFrame: its first rows
+    table: ResultTable | None = None  # of a DataFrame: its first rows
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class ToolFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     uri: str
     size_bytes: int
 
 
-class Ran(Given):
+class RunCodeOutput(StructuredOutput):
     outcome: str
     sandbox: str
     context: str
     stdout: str = ""
     stderr: str = ""
     text: str | None = None
-    error: Failure | None = None
-    results: list[Shown] = []
-    files: list[File] = []
+    error: CodeFailure | None = None
+    results: list[ShownResult] = []
+    files: list[ToolFile] = []
     reason: str | None = None
     seconds: float = 0.0
 
 
-async def run_code(call: Call, asked: RunCode) -> Answer:
+async def run_code(call: McpToolCall, asked: RunCodeArguments) -> McpToolResult:
     box = await call.workspace.box()
     context = await call.workspace.context(box, asked.language, asked.context)
-    run = await (_reported if call.told.wants_progress else _awaited)(call, context, asked)
+    run = await (_run_with_progress if call.told.wants_progress else _run_quietly)(call, context, asked)
     if run.files:
         await call.told.resources_changed()
     most_bytes = call.told.most_bytes
-    blocks = blocks_of(run, most_bytes, links=call.told.knows_links)
-    return Answer(*blocks, given=_ran(run, box.id, context.id, Words(most_bytes)))
+    blocks = run_blocks(run, most_bytes, links=call.told.knows_links)
+    return McpToolResult(*blocks, given=_run_output(run, box.id, context.id, TextBudget(most_bytes)))
 
 
-async def _awaited(call: Call, context: backend.Context, asked: RunCode) -> Run:
+async def _run_quietly(call: McpToolCall, context: backend.BackendContext, asked: RunCodeArguments) -> Run:
     return await context.run(asked.code, env=asked.env, timeout_seconds=asked.timeout_seconds, input=asked.input)
 
 
-async def _reported(call: Call, context: backend.Context, asked: RunCode) -> Run:
-    """The same, with what it prints as progress."""
-    folding = Folding()
+async def _run_with_progress(call: McpToolCall, context: backend.BackendContext, asked: RunCodeArguments) -> Run:
+    """Runs the code, with its output as progress."""
+    folding = RunFold()
     execution = await context.execute(
         asked.code, env=asked.env, timeout_seconds=asked.timeout_seconds, input=asked.input
     )
-    async with call.reporting() as report, execution:
+    async with call.progress_report() as report, execution:
         while events := await execution.next_events():
             for event in events:
                 folding.feed(event)
@@ -103,40 +103,40 @@ async def _reported(call: Call, context: backend.Context, asked: RunCode) -> Run
     return folding.run()
 
 
-def _ran(run: Run, sandbox: str, context: str, room: Words) -> Ran:
+def _run_output(run: Run, sandbox: str, context: str, room: TextBudget) -> RunCodeOutput:
     error = run.error
-    return Ran(
+    return RunCodeOutput(
         outcome=run.outcome,
         sandbox=sandbox,
         context=context,
-        error=None if error is None else _failure(error, room),
+        error=None if error is None else _code_failure(error, room),
         stdout=room.take(run.stdout),
         stderr=room.take(run.stderr),
         text=None if run.text is None else room.take(run.text),
-        results=[_shown(each, room) for each in run.results[:MOST_RESULTS]],
-        files=[file_of(each) for each in run.files[:MOST_FILES] if len(each.path) <= MOST_PATH_CHARS],
+        results=[_shown_result(each, room) for each in run.results[:MAX_RESULTS]],
+        files=[to_tool_file(each) for each in run.files[:MAX_FILES] if len(each.path) <= MAX_PATH_CHARS],
         reason=run.reason,
         seconds=round(run.usage.wall_seconds, 4),
     )
 
 
-def _failure(error: Error, room: Words) -> Failure:
+def _code_failure(error: Error, room: TextBudget) -> CodeFailure:
     traceback = room.take(error.traceback, 20_000)
-    return Failure(name=room.take(error.name, 1000), value=room.take(error.value, 10_000), traceback=traceback)
+    return CodeFailure(name=room.take(error.name, 1000), value=room.take(error.value, 10_000), traceback=traceback)
 
 
-def file_of(info: FileInfo) -> File:
-    return File(path=info.path, uri=uri_of(info.path), size_bytes=info.size_bytes)
+def to_tool_file(info: FileInfo) -> ToolFile:
+    return ToolFile(path=info.path, uri=path_to_uri(info.path), size_bytes=info.size_bytes)
 
 
-def _shown(result: Result, room: Words) -> Shown:
+def _shown_result(result: Result, room: TextBudget) -> ShownResult:
     words = None if result.text is None else room.take(result.text)
-    formats = [shortened(each, 100) for each in result.formats()[:MOST_FORMATS]]
-    return Shown(formats=formats, text=words, table=_table(result.data, room))
+    formats = [shorten_text(each, 100) for each in result.formats()[:MAX_FORMATS]]
+    return ShownResult(formats=formats, text=words, table=_result_table(result.data, room))
 
 
-def _table(data: Any, room: Words) -> Table | None:
-    """The first rows of a DataFrame's data, as the guest says them: its columns may be of any kind and length."""
+def _result_table(data: Any, room: TextBudget) -> ResultTable | None:
+    """The first rows of a DataFrame's data as the guest encodes it: columns may have any type and length."""
     if not isinstance(data, dict) or not all(isinstance(each, list) for each in data.values()):
         return None
     columns = {str(name)[:1000]: values for name, values in list(data.items())[:TABLE_COLUMNS]}
@@ -145,36 +145,36 @@ def _table(data: Any, room: Words) -> Table | None:
     if size > room.left:
         return None
     room.left -= size
-    return Table(columns=list(columns), rows=rows)
+    return ResultTable(columns=list(columns), rows=rows)
 
 
 # -- contexts
 
 
-class Nothing(Arguments):
+class NoArguments(ToolArguments):
     pass
 
 
-class CreateContext(Arguments):
+class CreateContextArguments(ToolArguments):
     language: Annotated[Language, Meta(description="What it speaks.")] = "python"
     cwd: Annotated[str | None, Meta(description="Its working directory; by default /mnt/data.")] = None
 
 
-class OneContext(Arguments):
+class ContextArguments(ToolArguments):
     context: ContextId = "default"
 
 
-class ContextGiven(Given):
+class ContextOutput(StructuredOutput):
     id: str
     language: str
     cwd: str
 
 
-class ContextsGiven(Given):
-    contexts: list[ContextGiven]
+class ContextsOutput(StructuredOutput):
+    contexts: list[ContextOutput]
 
 
-class VariableGiven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class VariableOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     kind: str
     type: str
@@ -185,122 +185,178 @@ class VariableGiven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     columns: list[str] | None = None
 
 
-class VariablesGiven(Given):
-    variables: list[VariableGiven]
+class VariablesOutput(StructuredOutput):
+    variables: list[VariableOutput]
     more: int = 0
 
 
-class Done(Given):
+class DoneOutput(StructuredOutput):
     done: bool
 
 
-async def list_contexts(call: Call, asked: Nothing) -> Answer:
+async def list_contexts(call: McpToolCall, asked: NoArguments) -> McpToolResult:
     box = await call.workspace.box()
-    found = [_described(each) for each in await box.list_contexts()]
+    found = [_describe_context(each) for each in await box.list_contexts()]
     lines = [f"{each.id}: {each.language}, in {each.cwd}" for each in found]
-    return Answer(text("\n".join(lines)), given=ContextsGiven(contexts=found))
+    return McpToolResult(text_block("\n".join(lines)), given=ContextsOutput(contexts=found))
 
 
-async def create_context(call: Call, asked: CreateContext) -> Answer:
+async def create_context(call: McpToolCall, asked: CreateContextArguments) -> McpToolResult:
     box = await call.workspace.box()
-    made = _described(await box.create_context(language=asked.language, cwd=asked.cwd))
-    return Answer(text(f"context {made.id} speaks {made.language}: give its id to run_code"), given=made)
+    made = _describe_context(await box.create_context(language=asked.language, cwd=asked.cwd))
+    return McpToolResult(text_block(f"context {made.id} speaks {made.language}: give its id to run_code"), given=made)
 
 
-async def remove_context(call: Call, asked: OneContext) -> Answer:
+async def remove_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
     await (await call.workspace.box()).remove_context(asked.context)
-    return Answer(text(f"context {asked.context} is gone"), given=Done(done=True))
+    return McpToolResult(text_block(f"context {asked.context} is gone"), given=DoneOutput(done=True))
 
 
-async def restart_context(call: Call, asked: OneContext) -> Answer:
-    await (await _context(call, asked.context)).restart()
+async def restart_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
+    await (await _find_context(call, asked.context)).restart()
     words = f"context {asked.context} begins anew: its variables are gone, files are still there"
-    return Answer(text(words), given=Done(done=True))
+    return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 
-async def interrupt_context(call: Call, asked: OneContext) -> Answer:
-    done = await (await _context(call, asked.context)).interrupt()
+async def interrupt_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
+    done = await (await _find_context(call, asked.context)).interrupt()
     words = "what ran there was interrupted" if done else "nothing runs there"
-    return Answer(text(words), given=Done(done=done))
+    return McpToolResult(text_block(words), given=DoneOutput(done=done))
 
 
-async def list_variables(call: Call, asked: OneContext) -> Answer:
-    found = await (await _context(call, asked.context)).variables()
+async def list_variables(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
+    found = await (await _find_context(call, asked.context)).variables()
     told = [
-        VariableGiven(
+        VariableOutput(
             name=each.name,
             kind=each.kind,
             type=each.type,
-            preview=shortened(each.preview, 1000),
+            preview=shorten_text(each.preview, 1000),
             shape=None if each.shape is None else list(each.shape),
             length=each.length,
             dtype=each.dtype,
             columns=None if each.columns is None else list(each.columns),
         )
-        for each in found[:MOST_VARIABLES]
+        for each in found[:MAX_VARIABLES]
     ]
-    return Answer(text(repr(found)), given=VariablesGiven(variables=told, more=found.more + len(found) - len(told)))
+    return McpToolResult(
+        text_block(repr(found)), given=VariablesOutput(variables=told, more=found.more + len(found) - len(told))
+    )
 
 
-async def _context(call: Call, id: str) -> backend.Context:
+async def _find_context(call: McpToolCall, id: str) -> backend.BackendContext:
     return await call.workspace.context(await call.workspace.box(), None, id)
 
 
-def _described(context: backend.Context) -> ContextGiven:
-    return ContextGiven(id=context.id, language=context.language, cwd=context.cwd)
+def _describe_context(context: backend.BackendContext) -> ContextOutput:
+    return ContextOutput(id=context.id, language=context.language, cwd=context.cwd)
 
 
 # -- going back
 
 
-class Rollback(Arguments):
+class RollbackArguments(ToolArguments):
     checkpoint: Annotated[str, Meta(description="Id that checkpoint gave.")]
     context: ContextId = "default"
 
 
-class CheckpointGiven(Given):
+class CheckpointOutput(StructuredOutput):
     checkpoint: str
     context: str
 
 
-async def checkpoint(call: Call, asked: OneContext) -> Answer:
-    mark = await (await _context(call, asked.context)).checkpoint()
+async def checkpoint(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
+    mark = await (await _find_context(call, asked.context)).checkpoint()
     words = f"checkpoint {mark.id}: rollback takes the context's memory back to this moment"
-    return Answer(text(words), given=CheckpointGiven(checkpoint=mark.id, context=asked.context))
+    return McpToolResult(text_block(words), given=CheckpointOutput(checkpoint=mark.id, context=asked.context))
 
 
-async def rollback(call: Call, asked: Rollback) -> Answer:
-    await (await _context(call, asked.context)).rollback(asked.checkpoint)
+async def rollback(call: McpToolCall, asked: RollbackArguments) -> McpToolResult:
+    await (await _find_context(call, asked.context)).rollback(asked.checkpoint)
     words = f"context {asked.context} is as it was at {asked.checkpoint}; files are as they are now"
-    return Answer(text(words), given=Done(done=True))
+    return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 
 TOOLS = (
-    Tool(
+    McpTool(
         "run_code",
         "Run code",
         "Run a program in a sealed sandbox of your own. Variables, imports and files stay for the next call. Python "
         "(as in Jupyter: the value of the last expression is shown, matplotlib figures come back as images, DataFrames "
         "as tables), JavaScript, TypeScript or bash. Files that are written below /mnt/data are named in the answer. "
         "An exception of the program is part of the answer, not an error of this tool.",
-        RunCode,
+        RunCodeArguments,
         run_code,
-        Ran,
+        RunCodeOutput,
     ),
-    Tool("list_contexts", "List contexts", "Say which contexts there are: each has own variables and one language.",
-         Nothing, list_contexts, ContextsGiven, reads_only=True),
-    Tool("create_context", "Create a context", "Make one more context with variables of its own.",
-         CreateContext, create_context, ContextGiven),
-    Tool("remove_context", "Remove a context", "End a context, and what runs in it.",
-         OneContext, remove_context, Done, destroys=True),
-    Tool("restart_context", "Restart a context", "Begin anew with no variables. Files stay.",
-         OneContext, restart_context, Done, destroys=True),
-    Tool("interrupt_context", "Interrupt", "Stop what another call of run_code runs in a context; its variables stay.",
-         OneContext, interrupt_context, Done),
-    Tool("list_variables", "List variables", "Say which variables a context has, with types, shapes and previews.",
-         OneContext, list_variables, VariablesGiven, reads_only=True),
-    Tool("checkpoint", "Set a checkpoint", "Remember a Python context's memory as it is now, for rollback.",
-         OneContext, checkpoint, CheckpointGiven),
-    Tool("rollback", "Go back to a checkpoint", "Take a context's variables back to a checkpoint. Files stay.",
-         Rollback, rollback, Done, destroys=True, repeats=True),
-)  # fmt: skip
+    McpTool(
+        "list_contexts",
+        "List contexts",
+        "Say which contexts there are: each has own variables and one language.",
+        NoArguments,
+        list_contexts,
+        ContextsOutput,
+        reads_only=True,
+    ),
+    McpTool(
+        "create_context",
+        "Create a context",
+        "Make one more context with variables of its own.",
+        CreateContextArguments,
+        create_context,
+        ContextOutput,
+    ),
+    McpTool(
+        "remove_context",
+        "Remove a context",
+        "End a context, and what runs in it.",
+        ContextArguments,
+        remove_context,
+        DoneOutput,
+        destroys=True,
+    ),
+    McpTool(
+        "restart_context",
+        "Restart a context",
+        "Begin anew with no variables. Files stay.",
+        ContextArguments,
+        restart_context,
+        DoneOutput,
+        destroys=True,
+    ),
+    McpTool(
+        "interrupt_context",
+        "Interrupt",
+        "Stop what another call of run_code runs in a context; its variables stay.",
+        ContextArguments,
+        interrupt_context,
+        DoneOutput,
+    ),
+    McpTool(
+        "list_variables",
+        "List variables",
+        "Say which variables a context has, with types, shapes and previews.",
+        ContextArguments,
+        list_variables,
+        VariablesOutput,
+        reads_only=True,
+    ),
+    McpTool(
+        "checkpoint",
+        "Set a checkpoint",
+        "Remember a Python context's memory as it is now, for rollback.",
+        ContextArguments,
+        checkpoint,
+        CheckpointOutput,
+    ),
+    McpTool(
+        "rollback",
+        "Go back to a checkpoint",
+        "Take a context's variables back to a checkpoint. Files stay.",
+        RollbackArguments,
+        rollback,
+        DoneOutput,
+        destroys=True,
+        repeats=True,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Tools that run commands: to their end, or beside other calls."""
+"""Tools that run commands: to their end, or in the background."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cloche import errors
 from cloche.engine.commands.process import ProcessResult
 from cloche.engine.commands.program import Exited
 from cloche.events import Output
-from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import Content, Room, Words, ending_of, shortened, text
-from cloche.mcp.schemas import Arguments, Given
-from cloche.mcp.tools_code import Nothing, Seconds
-from cloche.mcp.workspace import Background
+from cloche.mcp.call import McpTool, McpToolCall, McpToolResult
+from cloche.mcp.content import ContentBlock, ContentBudget, TextBudget, describe_ending, shorten_text, text_block
+from cloche.mcp.schemas import StructuredOutput, ToolArguments
+from cloche.mcp.tools_code import NoArguments, Seconds
+from cloche.mcp.workspace import BackgroundProcess
 from cloche.sdk import backend
 
 DEFAULT_SECONDS = 300.0
-KEPT_CHARS = 4_000_000  # of each stream of a command, until it has ended
+MAX_KEPT_CHARS = 4_000_000  # of each stream of a command, until it has ended
 KILL_SECONDS = 5.0
-MOST_WAIT_SECONDS = 60.0
-NAME = r"^[A-Za-z0-9@._][A-Za-z0-9@._/+\-\[\],=<>!~^* ]*$"  # of a package, with a version; never an option
+MAX_WAIT_SECONDS = 60.0
+PACKAGE_PATTERN = r"^[A-Za-z0-9@._][A-Za-z0-9@._/+\-\[\],=<>!~^* ]*$"  # of a package, with a version; never an option
 
 Command = Annotated[str, Meta(description="A shell command.", min_length=1)]
 Cwd = Annotated[str | None, Meta(description="By default /mnt/data.")]
@@ -30,7 +30,7 @@ Env = Annotated[dict[str, str] | None, Meta(description="More environment variab
 ProcessId = Annotated[str, Meta(description="Id that start_process gave.")]
 
 
-class RunCommand(Arguments):
+class RunCommandArguments(ToolArguments):
     command: Command
     cwd: Cwd = None
     env: Env = None
@@ -38,7 +38,7 @@ class RunCommand(Arguments):
     timeout_seconds: Annotated[Seconds | None, Meta(description="By default 300.")] = None
 
 
-class CommandGiven(Given):
+class CommandOutput(StructuredOutput):
     exit_code: int
     outcome: str
     stdout: str = ""
@@ -46,18 +46,18 @@ class CommandGiven(Given):
     reason: str | None = None
 
 
-async def run_command(call: Call, asked: RunCommand) -> Answer:
+async def run_command(call: McpToolCall, asked: RunCommandArguments) -> McpToolResult:
     box = await call.workspace.box()
     seconds = asked.timeout_seconds or DEFAULT_SECONDS
     how = {"cwd": asked.cwd, "env": asked.env, "timeout_seconds": seconds}
-    done = await ran(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]  # of mixed values
+    done = await run_to_end(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]  # of mixed values
     await call.told.resources_changed()
-    return Answer(*_blocks(call, done), given=_given(call, done))
+    return McpToolResult(*_command_blocks(call, done), given=_command_output(call, done))
 
 
-async def ran(
-    call: Call,
-    box: backend.Sandbox,
+async def run_to_end(
+    call: McpToolCall,
+    box: backend.BackendSandbox,
     command: str | list[str],
     stdin: str | None = None,
     *,
@@ -65,14 +65,14 @@ async def ran(
     env: dict[str, str] | None = None,
     timeout_seconds: float,
 ) -> ProcessResult:
-    """To its end, with what it writes as progress. A call that is cancelled kills it."""
+    """Runs a command to its end, with its output as progress. Cancelling the call kills it."""
     process = await box.commands.start(
         command, cwd=cwd, env=env, timeout_seconds=timeout_seconds, stdin=stdin is not None
     )
-    kept = {"stdout": _Kept(), "stderr": _Kept()}
-    async with call.reporting() as report, process:
+    kept = {"stdout": _KeptOutput(), "stderr": _KeptOutput()}
+    async with call.progress_report() as report, process:
         if stdin is not None:
-            await _feed(process, stdin)
+            await _feed_stdin(process, stdin)
         while events := await process.next_events():
             for event in events:
                 if isinstance(event, Output):
@@ -88,7 +88,7 @@ async def ran(
     )
 
 
-async def _feed(process: backend.Process, stdin: str) -> None:
+async def _feed_stdin(process: backend.BackendProcess, stdin: str) -> None:
     try:
         await process.send_stdin(stdin.encode("utf-8", "surrogateescape"))
         process.close_stdin()
@@ -96,8 +96,8 @@ async def _feed(process: backend.Process, stdin: str) -> None:
         pass  # it ended without reading all of it, which is its own affair
 
 
-class _Kept:
-    """Output: its beginning and its end, of which a model is shown still less."""
+class _KeptOutput:
+    """Output of a stream: its beginning and its end, of which a model is shown still less."""
 
     def __init__(self) -> None:
         self._head: list[str] = []
@@ -105,31 +105,31 @@ class _Kept:
         self._tail = ""
 
     def add(self, text: str) -> None:
-        if self._chars < KEPT_CHARS:
+        if self._chars < MAX_KEPT_CHARS:
             self._head.append(text)
             self._chars += len(text)
         else:
-            self._tail = (self._tail + text)[-KEPT_CHARS:]
+            self._tail = (self._tail + text)[-MAX_KEPT_CHARS:]
 
     @property
     def text(self) -> str:
         return "".join(self._head) + self._tail
 
 
-def _blocks(call: Call, done: ProcessResult) -> list[Content]:
-    room = Room(call.told.most_bytes)
+def _command_blocks(call: McpToolCall, done: ProcessResult) -> list[ContentBlock]:
+    room = ContentBudget(call.told.most_bytes)
     blocks = [room.text(f"stderr:\n{done.stderr}")] if done.stderr else []
     if done.stdout:
         blocks.insert(0, room.text(done.stdout))
-    ending = ending_of(done.outcome, done.reason, raised=False)
+    ending = describe_ending(done.outcome, done.reason, raised=False)
     if ending or done.exit_code or not blocks:
-        blocks.append(text(ending or f"[exit code {done.exit_code}]"))
+        blocks.append(text_block(ending or f"[exit code {done.exit_code}]"))
     return blocks
 
 
-def _given(call: Call, done: ProcessResult) -> CommandGiven:
-    room = Words(call.told.most_bytes)
-    return CommandGiven(
+def _command_output(call: McpToolCall, done: ProcessResult) -> CommandOutput:
+    room = TextBudget(call.told.most_bytes)
+    return CommandOutput(
         exit_code=done.exit_code,
         outcome=done.outcome,
         stderr=room.take(done.stderr, room.left // 2),
@@ -141,53 +141,59 @@ def _given(call: Call, done: ProcessResult) -> CommandGiven:
 # -- packages
 
 
-class InstallPackages(Arguments):
+class InstallPackagesArguments(ToolArguments):
     packages: Annotated[
-        list[Annotated[str, Meta(pattern=NAME, max_length=200)]],
+        list[Annotated[str, Meta(pattern=PACKAGE_PATTERN, max_length=200)]],
         Meta(min_length=1, max_length=100, description='Names, with a version where wanted: "rich", "pandas>=2".'),
     ]
     manager: Annotated[str, Meta(pattern="^(pip|npm)$", description="pip or npm.")] = "pip"
 
 
-MANAGERS = {
+INSTALL_COMMANDS = {
     "pip": ["pip", "install", "--disable-pip-version-check", "--no-input"],
     "npm": ["npm", "install", "--no-audit", "--no-fund"],
 }
 
 
-async def install_packages(call: Call, asked: InstallPackages) -> Answer:
+async def install_packages(call: McpToolCall, asked: InstallPackagesArguments) -> McpToolResult:
     box = await call.workspace.box()
-    done = await ran(call, box, [*MANAGERS[asked.manager], *asked.packages], timeout_seconds=DEFAULT_SECONDS)
+    done = await run_to_end(
+        call, box, [*INSTALL_COMMANDS[asked.manager], *asked.packages], timeout_seconds=DEFAULT_SECONDS
+    )
     words = "installed" if done.exit_code == 0 else f"{asked.manager} failed"
-    return Answer(text(f"{words}: {', '.join(asked.packages)}"), *_blocks(call, done), given=_given(call, done))
+    return McpToolResult(
+        text_block(f"{words}: {', '.join(asked.packages)}"),
+        *_command_blocks(call, done),
+        given=_command_output(call, done),
+    )
 
 
 # -- in the background
 
 
-class StartProcess(Arguments):
+class StartProcessArguments(ToolArguments):
     command: Command
     cwd: Cwd = None
     env: Env = None
     timeout_seconds: Annotated[Seconds | None, Meta(description="By default none but the sandbox's own end.")] = None
 
 
-class ReadProcess(Arguments):
+class ReadProcessArguments(ToolArguments):
     process: ProcessId
-    wait_seconds: Annotated[float, Meta(ge=0, le=MOST_WAIT_SECONDS, description="For output, or its end.")] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=MAX_WAIT_SECONDS, description="For output, or its end.")] = 0.0
 
 
-class WriteProcess(Arguments):
+class WriteProcessArguments(ToolArguments):
     process: ProcessId
     text: Annotated[str, Meta(description="Goes to its stdin as it is: end a line with a newline.")] = ""
     close: Annotated[bool, Meta(description="Whether its stdin ends after that.")] = False
 
 
-class KillProcess(Arguments):
+class KillProcessArguments(ToolArguments):
     process: ProcessId
 
 
-class ProcessGiven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process: str
     pid: int
     command: str
@@ -196,17 +202,17 @@ class ProcessGiven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     outcome: str | None = None
 
 
-class OneProcess(Given):
-    process: ProcessGiven
+class OneProcessOutput(StructuredOutput):
+    process: ProcessOutput
     output: str = ""
     dropped_characters: int = 0
 
 
-class ProcessesGiven(Given):
-    processes: list[ProcessGiven]
+class ProcessesOutput(StructuredOutput):
+    processes: list[ProcessOutput]
 
 
-async def start_process(call: Call, asked: StartProcess) -> Answer:
+async def start_process(call: McpToolCall, asked: StartProcessArguments) -> McpToolResult:
     box = await call.workspace.box()
     call.workspace.processes.check_room()
     process = await box.commands.start(
@@ -219,52 +225,54 @@ async def start_process(call: Call, asked: StartProcess) -> Answer:
     )
     found = call.workspace.processes.add(process, asked.command)
     words = f"process {found.id} runs (pid {found.pid}): read_process gives what it writes"
-    return Answer(text(words), given=OneProcess(process=_process(found)))
+    return McpToolResult(text_block(words), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def read_process(call: Call, asked: ReadProcess) -> Answer:
+async def read_process(call: McpToolCall, asked: ReadProcessArguments) -> McpToolResult:
     found = call.workspace.processes.get(asked.process)
     output, dropped = await found.output(asked.wait_seconds)
-    notice = [text(f"[{dropped} characters that came before this were not read in time, and are gone]")]
-    shown = [text(output)] if output else []
-    given = OneProcess(process=_process(found), output=shortened(output), dropped_characters=dropped)
-    return Answer(*(notice if dropped else []), *shown, text(_state(found)), given=given)
+    notice = [text_block(f"[{dropped} characters that came before this were not read in time, and are gone]")]
+    shown = [text_block(output)] if output else []
+    given = OneProcessOutput(process=_process_output(found), output=shorten_text(output), dropped_characters=dropped)
+    return McpToolResult(*(notice if dropped else []), *shown, text_block(_process_state(found)), given=given)
 
 
-async def write_process(call: Call, asked: WriteProcess) -> Answer:
+async def write_process(call: McpToolCall, asked: WriteProcessArguments) -> McpToolResult:
     found = call.workspace.processes.get(asked.process)
     await found.send(asked.text, close=asked.close)
-    return Answer(text("sent"), given=OneProcess(process=_process(found)))
+    return McpToolResult(text_block("sent"), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def kill_process(call: Call, asked: KillProcess) -> Answer:
+async def kill_process(call: McpToolCall, asked: KillProcessArguments) -> McpToolResult:
     found = call.workspace.processes.get(asked.process)
     found.kill()
     await found.wait(KILL_SECONDS)
-    return Answer(text(_state(found)), given=OneProcess(process=_process(found)))
+    return McpToolResult(text_block(_process_state(found)), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def list_processes(call: Call, asked: Nothing) -> Answer:
+async def list_processes(call: McpToolCall, asked: NoArguments) -> McpToolResult:
     found = call.workspace.processes.list()
-    lines = [f"{each.id}: {each.command[:200]} {_state(each)}" for each in found] or ["none was started"]
-    return Answer(text("\n".join(lines)), given=ProcessesGiven(processes=[_process(each) for each in found]))
+    lines = [f"{each.id}: {each.command[:200]} {_process_state(each)}" for each in found] or ["none was started"]
+    return McpToolResult(
+        text_block("\n".join(lines)), given=ProcessesOutput(processes=[_process_output(each) for each in found])
+    )
 
 
-def _state(process: Background) -> str:
+def _process_state(process: BackgroundProcess) -> str:
     if process.runs:
         return "[it runs]"
     if process.exited is None:
         return f"[it is lost: {process.lost}]"
-    ending = ending_of(process.exited.outcome, process.exited.reason, raised=False)
+    ending = describe_ending(process.exited.outcome, process.exited.reason, raised=False)
     return ending or f"[exit code {process.exited.exit_code}]"
 
 
-def _process(process: Background) -> ProcessGiven:
+def _process_output(process: BackgroundProcess) -> ProcessOutput:
     exited = process.exited
-    return ProcessGiven(
+    return ProcessOutput(
         process=process.id,
         pid=process.pid,
-        command=shortened(process.command, 1000),
+        command=shorten_text(process.command, 1000),
         running=process.runs,
         exit_code=None if exited is None else exited.exit_code,
         outcome=None if exited is None else exited.outcome,
@@ -272,17 +280,63 @@ def _process(process: Background) -> ProcessGiven:
 
 
 TOOLS = (
-    Tool("run_command", "Run a command", "Run a shell command in the sandbox, to its end. Its exit code and output are "
-         "the answer, whatever they are.", RunCommand, run_command, CommandGiven),
-    Tool("install_packages", "Install packages", "Install packages from PyPI (pip) or npm into the sandbox, where its "
-         "operator allows that.", InstallPackages, install_packages, CommandGiven),
-    Tool("start_process", "Start a process", "Start a shell command that runs beside other calls, such as a server.",
-         StartProcess, start_process, OneProcess),
-    Tool("read_process", "Read a process", "What a process wrote since it was last asked, and whether it runs.",
-         ReadProcess, read_process, OneProcess),
-    Tool("write_process", "Write to a process", "Write to a process's stdin.", WriteProcess, write_process, OneProcess),
-    Tool("kill_process", "Kill a process", "End a process.", KillProcess, kill_process, OneProcess,
-         destroys=True, repeats=True),
-    Tool("list_processes", "List processes", "The processes that were started here.", Nothing, list_processes,
-         ProcessesGiven, reads_only=True),
-)  # fmt: skip
+    McpTool(
+        "run_command",
+        "Run a command",
+        "Run a shell command in the sandbox, to its end. Its exit code and output are the answer, whatever they are.",
+        RunCommandArguments,
+        run_command,
+        CommandOutput,
+    ),
+    McpTool(
+        "install_packages",
+        "Install packages",
+        "Install packages from PyPI (pip) or npm into the sandbox, where its operator allows that.",
+        InstallPackagesArguments,
+        install_packages,
+        CommandOutput,
+    ),
+    McpTool(
+        "start_process",
+        "Start a process",
+        "Start a shell command that runs beside other calls, such as a server.",
+        StartProcessArguments,
+        start_process,
+        OneProcessOutput,
+    ),
+    McpTool(
+        "read_process",
+        "Read a process",
+        "What a process wrote since it was last asked, and whether it runs.",
+        ReadProcessArguments,
+        read_process,
+        OneProcessOutput,
+    ),
+    McpTool(
+        "write_process",
+        "Write to a process",
+        "Write to a process's stdin.",
+        WriteProcessArguments,
+        write_process,
+        OneProcessOutput,
+    ),
+    McpTool(
+        "kill_process",
+        "Kill a process",
+        "End a process.",
+        KillProcessArguments,
+        kill_process,
+        OneProcessOutput,
+        destroys=True,
+        repeats=True,
+    ),
+    McpTool(
+        "list_processes",
+        "List processes",
+        "The processes that were started here.",
+        NoArguments,
+        list_processes,
+        ProcessesOutput,
+        reads_only=True,
+    ),
+)

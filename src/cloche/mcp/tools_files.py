@@ -10,174 +10,240 @@ import msgspec
 from msgspec import Meta
 
 from cloche import errors
-from cloche.mcp.call import Answer, Call, Tool
-from cloche.mcp.content import Content, contents, embedded, link, mime_of, picture, sayable, text
-from cloche.mcp.schemas import Arguments, Given
-from cloche.mcp.tools_code import Done, File, file_of
-from cloche.mcp.uris import uri_of
+from cloche.mcp.call import McpTool, McpToolCall, McpToolResult
+from cloche.mcp.content import (
+    ContentBlock,
+    embedded_block,
+    escape_surrogates,
+    guess_mime,
+    image_block,
+    link_block,
+    read_file_bytes,
+    text_block,
+)
+from cloche.mcp.schemas import StructuredOutput, ToolArguments
+from cloche.mcp.tools_code import DoneOutput, ToolFile, to_tool_file
+from cloche.mcp.uris import path_to_uri
 from cloche.model import FileInfo
 
-MOST_LISTED = 1000
-PICTURES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+MAX_LISTED = 1000
+IMAGE_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
-Path = Annotated[str, Meta(description="Absolute, or relative to /mnt/data.", min_length=1)]
+FilePath = Annotated[str, Meta(description="Absolute, or relative to /mnt/data.", min_length=1)]
 
 
-class ListFiles(Arguments):
+class ListFilesArguments(ToolArguments):
     path: Annotated[str, Meta(description="A directory.")] = "/mnt/data"
     depth: Annotated[int, Meta(ge=1, le=20, description="How many levels.")] = 1
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     kind: str
     size_bytes: int
     uri: str
 
 
-class Entries(Given):
-    files: list[Entry]
+class FileEntriesOutput(StructuredOutput):
+    files: list[FileEntry]
     more: int = 0
 
 
-class OnePath(Arguments):
-    path: Path
+class PathArguments(ToolArguments):
+    path: FilePath
 
 
-class ReadFile(Arguments):
-    path: Path
+class ReadFileArguments(ToolArguments):
+    path: FilePath
     offset: Annotated[int, Meta(ge=0, description="Of text: the first line that is given, from 0 on.")] = 0
     lines: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Of text: how many; by default all.")] = None
 
 
-class WriteFile(Arguments):
-    path: Path
+class WriteFileArguments(ToolArguments):
+    path: FilePath
     text: Annotated[str, Meta(description="All that is in the file from now on.")]
 
 
-class UploadFile(Arguments):
-    path: Path
+class UploadFileArguments(ToolArguments):
+    path: FilePath
     base64: Annotated[str, Meta(description="The file's bytes, in Base64.")]
 
 
-class MoveFile(Arguments):
-    path: Path
-    to: Path
+class MoveFileArguments(ToolArguments):
+    path: FilePath
+    to: FilePath
 
 
-class Written(Given):
-    file: File
+class WrittenFileOutput(StructuredOutput):
+    file: ToolFile
 
 
-class ReadGiven(Given):
-    file: File
+class ReadFileOutput(StructuredOutput):
+    file: ToolFile
     mime: str
     lines: int | None = None  # of text
 
 
-async def list_files(call: Call, asked: ListFiles) -> Answer:
+async def list_files(call: McpToolCall, asked: ListFilesArguments) -> McpToolResult:
     found = await (await call.workspace.box()).files.list(asked.path, depth=asked.depth)
-    shown = found[:MOST_LISTED]
+    shown = found[:MAX_LISTED]
     more = len(found) - len(shown)
-    lines = [_line(each) for each in shown] or [f"{asked.path} is empty"]
+    lines = [_file_line(each) for each in shown] or [f"{asked.path} is empty"]
     lines += [f"… and {more} more"] if more else []
-    return Answer(text("\n".join(lines)), given=Entries(files=[_entry(each) for each in shown], more=more))
+    return McpToolResult(
+        text_block("\n".join(lines)), given=FileEntriesOutput(files=[_file_entry(each) for each in shown], more=more)
+    )
 
 
-def _line(info: FileInfo) -> str:
+def _file_line(info: FileInfo) -> str:
     return f"{info.path}/" if info.kind == "directory" else f"{info.path} ({info.size_bytes} bytes)"
 
 
-def _entry(info: FileInfo) -> Entry:
-    return Entry(path=info.path, kind=info.kind, size_bytes=info.size_bytes, uri=uri_of(info.path))
+def _file_entry(info: FileInfo) -> FileEntry:
+    return FileEntry(path=info.path, kind=info.kind, size_bytes=info.size_bytes, uri=path_to_uri(info.path))
 
 
-async def read_file(call: Call, asked: ReadFile) -> Answer:
+async def read_file(call: McpToolCall, asked: ReadFileArguments) -> McpToolResult:
     """Text as text, pictures as pictures, all else as a resource."""
     files = (await call.workspace.box()).files
     info = await files.stat(asked.path)
-    data = await contents(files, info.path, _most(call))
-    mime = mime_of(info.path) or ""
-    if mime in PICTURES:
-        return Answer(picture(data, mime), given=ReadGiven(file=file_of(info), mime=mime))
-    words = decoded(data)
+    data = await read_file_bytes(files, info.path, _max_file_bytes(call))
+    mime = guess_mime(info.path) or ""
+    if mime in IMAGE_MIMES:
+        return McpToolResult(image_block(data, mime), given=ReadFileOutput(file=to_tool_file(info), mime=mime))
+    words = decode_text(data)
     if words is None:
         mime = mime or "application/octet-stream"
-        return Answer(embedded(uri_of(info.path), mime, data), given=ReadGiven(file=file_of(info), mime=mime))
+        return McpToolResult(
+            embedded_block(path_to_uri(info.path), mime, data), given=ReadFileOutput(file=to_tool_file(info), mime=mime)
+        )
     lines = words.splitlines(keepends=True)
     part = lines[asked.offset :][: asked.lines]
-    given = ReadGiven(file=file_of(info), mime=mime or "text/plain", lines=len(lines))
-    return Answer(text("".join(part)), given=given)
+    given = ReadFileOutput(file=to_tool_file(info), mime=mime or "text/plain", lines=len(lines))
+    return McpToolResult(text_block("".join(part)), given=given)
 
 
-def _most(call: Call) -> int:
-    """Bytes, of which Base64 makes a third more."""
+def _max_file_bytes(call: McpToolCall) -> int:
+    """The maximum size of a file, of which Base64 makes a third more."""
     return call.told.most_bytes // 2
 
 
-def decoded(data: bytes) -> str | None:
-    """None where it is no text."""
+def decode_text(data: bytes) -> str | None:
+    """The text of the bytes; None where they are not text."""
     try:
         return None if b"\0" in data else data.decode()
     except UnicodeDecodeError:
         return None
 
 
-async def write_file(call: Call, asked: WriteFile) -> Answer:
-    return await _written(call, asked.path, asked.text.encode("utf-8", "surrogatepass"))
+async def write_file(call: McpToolCall, asked: WriteFileArguments) -> McpToolResult:
+    return await _write_bytes(call, asked.path, asked.text.encode("utf-8", "surrogatepass"))
 
 
-async def upload_file(call: Call, asked: UploadFile) -> Answer:
+async def upload_file(call: McpToolCall, asked: UploadFileArguments) -> McpToolResult:
     try:
         data = base64.b64decode(asked.base64, validate=True)
     except (binascii.Error, ValueError):
         raise errors.InvalidRequest("base64 is no Base64: give the file's bytes in it, without line ends") from None
-    return await _written(call, asked.path, data)
+    return await _write_bytes(call, asked.path, data)
 
 
-async def _written(call: Call, path: str, data: bytes) -> Answer:
+async def _write_bytes(call: McpToolCall, path: str, data: bytes) -> McpToolResult:
     info = await (await call.workspace.box()).files.write(path, data)
     await call.told.resources_changed()
-    return Answer(_named(call, info), given=Written(file=file_of(info)))
+    return McpToolResult(_file_block(call, info), given=WrittenFileOutput(file=to_tool_file(info)))
 
 
-def _named(call: Call, info: FileInfo) -> Content:
-    return link(info) if call.told.knows_links else text(f"{info.path} ({info.size_bytes} bytes)")
+def _file_block(call: McpToolCall, info: FileInfo) -> ContentBlock:
+    return link_block(info) if call.told.knows_links else text_block(f"{info.path} ({info.size_bytes} bytes)")
 
 
-async def download_file(call: Call, asked: OnePath) -> Answer:
+async def download_file(call: McpToolCall, asked: PathArguments) -> McpToolResult:
     files = (await call.workspace.box()).files
     info = await files.stat(asked.path)
-    data = await contents(files, info.path, _most(call))
-    mime = mime_of(info.path) or "application/octet-stream"
-    return Answer(embedded(uri_of(info.path), mime, data), given=ReadGiven(file=file_of(info), mime=mime))
+    data = await read_file_bytes(files, info.path, _max_file_bytes(call))
+    mime = guess_mime(info.path) or "application/octet-stream"
+    return McpToolResult(
+        embedded_block(path_to_uri(info.path), mime, data), given=ReadFileOutput(file=to_tool_file(info), mime=mime)
+    )
 
 
-async def move_file(call: Call, asked: MoveFile) -> Answer:
+async def move_file(call: McpToolCall, asked: MoveFileArguments) -> McpToolResult:
     info = await (await call.workspace.box()).files.move(asked.path, asked.to)
     await call.told.resources_changed()
-    return Answer(_named(call, info), given=Written(file=file_of(info)))
+    return McpToolResult(_file_block(call, info), given=WrittenFileOutput(file=to_tool_file(info)))
 
 
-async def delete_file(call: Call, asked: OnePath) -> Answer:
+async def delete_file(call: McpToolCall, asked: PathArguments) -> McpToolResult:
     await (await call.workspace.box()).files.remove(asked.path)
     await call.told.resources_changed()
-    return Answer(text(f"{sayable(asked.path)} is gone"), given=Done(done=True))
+    return McpToolResult(text_block(f"{escape_surrogates(asked.path)} is gone"), given=DoneOutput(done=True))
 
 
 TOOLS = (
-    Tool("list_files", "List files", "List a directory of the sandbox.", ListFiles, list_files, Entries,
-         reads_only=True),
-    Tool("read_file", "Read a file", "Read a file of the sandbox: text as text, a picture as a picture.",
-         ReadFile, read_file, ReadGiven, reads_only=True),
-    Tool("write_file", "Write a file", "Write text to a file of the sandbox; directories above it are made.",
-         WriteFile, write_file, Written, destroys=True, repeats=True),
-    Tool("upload_file", "Upload a file", "Put a file of any kind into the sandbox.", UploadFile, upload_file, Written,
-         destroys=True, repeats=True),
-    Tool("download_file", "Download a file", "A file of the sandbox with its bytes as they are.", OnePath,
-         download_file, ReadGiven, reads_only=True),
-    Tool("move_file", "Move a file", "Move or rename a file or directory of the sandbox.", MoveFile, move_file, Written,
-         destroys=True),
-    Tool("delete_file", "Delete a file", "Remove a file, or a directory and what is in it, from the sandbox.",
-         OnePath, delete_file, Done, destroys=True),
-)  # fmt: skip
+    McpTool(
+        "list_files",
+        "List files",
+        "List a directory of the sandbox.",
+        ListFilesArguments,
+        list_files,
+        FileEntriesOutput,
+        reads_only=True,
+    ),
+    McpTool(
+        "read_file",
+        "Read a file",
+        "Read a file of the sandbox: text as text, a picture as a picture.",
+        ReadFileArguments,
+        read_file,
+        ReadFileOutput,
+        reads_only=True,
+    ),
+    McpTool(
+        "write_file",
+        "Write a file",
+        "Write text to a file of the sandbox; directories above it are made.",
+        WriteFileArguments,
+        write_file,
+        WrittenFileOutput,
+        destroys=True,
+        repeats=True,
+    ),
+    McpTool(
+        "upload_file",
+        "Upload a file",
+        "Put a file of any kind into the sandbox.",
+        UploadFileArguments,
+        upload_file,
+        WrittenFileOutput,
+        destroys=True,
+        repeats=True,
+    ),
+    McpTool(
+        "download_file",
+        "Download a file",
+        "A file of the sandbox with its bytes as they are.",
+        PathArguments,
+        download_file,
+        ReadFileOutput,
+        reads_only=True,
+    ),
+    McpTool(
+        "move_file",
+        "Move a file",
+        "Move or rename a file or directory of the sandbox.",
+        MoveFileArguments,
+        move_file,
+        WrittenFileOutput,
+        destroys=True,
+    ),
+    McpTool(
+        "delete_file",
+        "Delete a file",
+        "Remove a file, or a directory and what is in it, from the sandbox.",
+        PathArguments,
+        delete_file,
+        DoneOutput,
+        destroys=True,
+    ),
+)

@@ -1,4 +1,7 @@
-"""What one MCP session has: its sandbox, made at its first use, and what runs in it. All ends with the session."""
+"""The workspace of one MCP session: its sandbox, made at its first use, and its processes.
+
+All ends with the session.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ from collections.abc import Awaitable, Callable
 from cloche import errors
 from cloche.engine.commands.program import Exited
 from cloche.events import Output
-from cloche.mcp.backend import Place
-from cloche.mcp.uris import path_of
+from cloche.mcp.backend import SandboxBackend
+from cloche.mcp.uris import uri_to_path
 from cloche.sdk import backend
 from cloche.telemetry import log
 
-# Programs that run beside the calls of a client: what they write is kept, within bounds, until it is read.
+# Background processes of a session: their output is kept, within bounds, until it is read.
 
-KEPT_CHARS = 200_000  # of one process's output that nobody has read: the oldest makes room
-MOST = 32  # of one session
+MAX_UNREAD_CHARS = 200_000  # of one process's output that nobody has read: the oldest makes room
+MAX_PROCESSES = 32  # of one session
 
 
-class Background:
-    """A process, and what it wrote since somebody last asked."""
+class BackgroundProcess:
+    """A process, and its output since the last read."""
 
-    def __init__(self, process: backend.Process, command: str):
+    def __init__(self, process: backend.BackendProcess, command: str):
         self.id = process.id
         self.pid = process.pid
         self.command = command
@@ -35,39 +38,39 @@ class Background:
         self._chars = 0
         self._dropped = 0
         self._news = asyncio.Event()
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(self._read_events())
 
     @property
     def runs(self) -> bool:
         return self.exited is None and not self.lost
 
-    async def _read(self) -> None:
+    async def _read_events(self) -> None:
         try:
             while events := await self._process.next_events():
                 for event in events:
-                    self._take(event)
+                    self._take_event(event)
         except errors.ClocheError as error:
             self.lost = str(error)
         if self.runs:
             self.exited = self._process.exited or Exited(exit_code=-1, outcome="died")
         self._news.set()
 
-    def _take(self, event: object) -> None:
+    def _take_event(self, event: object) -> None:
         if isinstance(event, Exited):
             self.exited = event
         elif isinstance(event, Output):
             self._chunks.append(event.text)
             self._chars += len(event.text)
-            while self._chars > KEPT_CHARS and len(self._chunks) > 1:
+            while self._chars > MAX_UNREAD_CHARS and len(self._chunks) > 1:
                 gone = len(self._chunks.popleft())
                 self._chars -= gone
                 self._dropped += gone
         self._news.set()
 
     async def output(self, wait_seconds: float) -> tuple[str, int]:
-        """What it wrote since the last time, both streams as they came, and how many characters were dropped before.
+        """Returns the new output, both streams in order, and how many characters before it were dropped.
 
-        Waits so long for anything at all, or its end.
+        Waits up to `wait_seconds` for any output, or for its end.
         """
         if not self._chunks and self.runs and wait_seconds > 0:
             self._news.clear()
@@ -93,33 +96,35 @@ class Background:
             self._process.kill()
 
     async def wait(self, seconds: float) -> None:
-        """For its end, so long."""
+        """Waits for its end, up to so many seconds."""
         await asyncio.wait((self._reading,), timeout=seconds)
 
     def forget(self) -> None:
-        """Nobody will ask any more."""
+        """Stops reading: there will be no more reads."""
         self._reading.cancel()
 
 
-class Backgrounds:
-    """Those of one session, by their ids."""
+class BackgroundProcesses:
+    """The processes of one session, by their ids."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Background] = {}
+        self._all: dict[str, BackgroundProcess] = {}
 
     def check_room(self) -> None:
-        """Those that ended first make room. Raises InvalidRequest where too many run."""
-        if len(self._all) >= MOST:
+        """Removes the oldest ended process if necessary. Raises InvalidRequest where too many run."""
+        if len(self._all) >= MAX_PROCESSES:
             ended = next((id for id, each in self._all.items() if not each.runs), None)
             if ended is None:
-                raise errors.InvalidRequest(f"{MOST} processes run in the background: kill one with kill_process")
+                raise errors.InvalidRequest(
+                    f"{MAX_PROCESSES} processes run in the background: kill one with kill_process"
+                )
             self._all.pop(ended).forget()
 
-    def add(self, process: backend.Process, command: str) -> Background:
-        found = self._all[process.id] = Background(process, command)
+    def add(self, process: backend.BackendProcess, command: str) -> BackgroundProcess:
+        found = self._all[process.id] = BackgroundProcess(process, command)
         return found
 
-    def get(self, id: str) -> Background:
+    def get(self, id: str) -> BackgroundProcess:
         """Raises ProcessNotFound."""
         try:
             return self._all[id]
@@ -127,7 +132,7 @@ class Backgrounds:
             known = ", ".join(self._all) or "none"
             raise errors.ProcessNotFound(f"no process {id[:100]!r} was started here; there are: {known}") from None
 
-    def list(self) -> list[Background]:
+    def list(self) -> list[BackgroundProcess]:
         return [*self._all.values()]
 
     def clear(self) -> None:
@@ -136,28 +141,28 @@ class Backgrounds:
         self._all.clear()
 
 
-# Files of a sandbox whose changes a client wants to hear of.
+# Watches on a sandbox's files: the client is notified of their changes.
 
-MOST_WATCHED = 32
+MAX_WATCHED = 32
 
-Heard = Callable[[str], Awaitable[None]]  # of a URI whose file has changed
+OnResourceChange = Callable[[str], Awaitable[None]]  # of a URI whose file has changed
 
 
-class Watches:
-    """Those files of a session whose changes its client wants to hear of."""
+class ResourceWatches:
+    """The watched files of a session."""
 
     def __init__(self) -> None:
         self._watching: dict[str, asyncio.Task[None]] = {}
 
-    async def add(self, box: backend.Sandbox, uri: str, heard: Heard) -> None:
-        """Raises FileNotFound for what names no file, InvalidRequest where there are too many."""
-        path = path_of(uri)
+    async def add(self, box: backend.BackendSandbox, uri: str, heard: OnResourceChange) -> None:
+        """Watches a file. Raises FileNotFound for an invalid URI, InvalidRequest where there are too many."""
+        path = uri_to_path(uri)
         if uri in self._watching:
             return
-        if len(self._watching) >= MOST_WATCHED:
-            raise errors.InvalidRequest(f"{MOST_WATCHED} resources are watched already: unsubscribe from one")
+        if len(self._watching) >= MAX_WATCHED:
+            raise errors.InvalidRequest(f"{MAX_WATCHED} resources are watched already: unsubscribe from one")
         ready = asyncio.Event()
-        task = self._watching[uri] = asyncio.create_task(_watch(box, path, uri, heard, ready))
+        task = self._watching[uri] = asyncio.create_task(_watch_file(box, path, uri, heard, ready))
         task.add_done_callback(lambda _: self._watching.pop(uri, None) if self._watching.get(uri) is task else None)
         begun = asyncio.create_task(ready.wait())
         await asyncio.wait((task, begun), return_when=asyncio.FIRST_COMPLETED)
@@ -175,8 +180,10 @@ class Watches:
             self.remove(uri)
 
 
-async def _watch(box: backend.Sandbox, path: str, uri: str, heard: Heard, ready: asyncio.Event) -> None:
-    """Watches the directory that it is in, so that the file may come, go, and be replaced."""
+async def _watch_file(
+    box: backend.BackendSandbox, path: str, uri: str, heard: OnResourceChange, ready: asyncio.Event
+) -> None:
+    """Watches the file's directory, so that the file may come, go, and be replaced."""
     watch = box.files.watch(path.rpartition("/")[0] or "/")
     try:
         await watch.__aenter__()
@@ -191,54 +198,56 @@ async def _watch(box: backend.Sandbox, path: str, uri: str, heard: Heard, ready:
         watch.close()
 
 
-MOST_SANDBOXES = 8  # that one session may have at once
+MAX_SANDBOXES = 8  # that one session may have at once
 
 
-class Workspace:
-    def __init__(self, place: Place, template: str = "python", attached: str = "", tools: frozenset[str] = frozenset()):
-        """`attached`: the id of a sandbox that is there already, and stays. `tools`: the names of those it may use."""
+class McpWorkspace:
+    def __init__(
+        self, place: SandboxBackend, template: str = "python", attached: str = "", tools: frozenset[str] = frozenset()
+    ):
+        """`attached`: the id of an existing sandbox, which stays. `tools`: the names of the allowed tools."""
         self.place = place
         self.tools = tools
-        self.processes = Backgrounds()
-        self.watches = Watches()
+        self.processes = BackgroundProcesses()
+        self.watches = ResourceWatches()
         self._template = template
         self._attached = attached
-        self._box: backend.Sandbox | None = None
-        self._made: dict[str, backend.Sandbox] = {}  # those that end with the session
+        self._box: backend.BackendSandbox | None = None
+        self._made: dict[str, backend.BackendSandbox] = {}  # those that end with the session
         self._languages: dict[str, str] = {}  # the context of each language that was made here
         self._lock = asyncio.Lock()
         self._closed = False
 
     @property
-    def current(self) -> backend.Sandbox | None:
-        """The sandbox, where one was used already."""
+    def current_sandbox(self) -> backend.BackendSandbox | None:
+        """The current sandbox, if one was used already."""
         return self._box
 
     @property
     def made(self) -> list[str]:
-        """The ids of those that end with the session."""
+        """The ids of the sandboxes that end with the session."""
         return list(self._made)
 
-    async def box(self) -> backend.Sandbox:
-        """The session's sandbox. Raises what making it does."""
+    async def box(self) -> backend.BackendSandbox:
+        """The session's sandbox, made if necessary. Raises the errors of making it."""
         if self._box is not None:
             return self._box
         async with self._lock:
             if self._box is None:
-                self._use(await self._first())
+                self._use_sandbox(await self._open_first())
             assert self._box is not None
             return self._box
 
-    async def _first(self) -> backend.Sandbox:
+    async def _open_first(self) -> backend.BackendSandbox:
         if self._attached:
             return await self.place.find(self._attached)
-        return await self._create(self._template)
+        return await self._create_sandbox(self._template)
 
-    async def _create(self, template: str) -> backend.Sandbox:
+    async def _create_sandbox(self, template: str) -> backend.BackendSandbox:
         self._check_room()
-        return await self._keep(await self.place.create(template))
+        return await self._keep_sandbox(await self.place.create(template))
 
-    async def _keep(self, box: backend.Sandbox) -> backend.Sandbox:
+    async def _keep_sandbox(self, box: backend.BackendSandbox) -> backend.BackendSandbox:
         if self._closed:  # the client left while it was made
             await self.place.end(box)
             raise errors.SandboxKilled("the session has ended")
@@ -246,19 +255,17 @@ class Workspace:
         return box
 
     def _check_room(self) -> None:
-        if len(self._made) >= MOST_SANDBOXES:
-            raise errors.InvalidRequest(
-                f"this session has {MOST_SANDBOXES} sandboxes already: end one with end_sandbox"
-            )
+        if len(self._made) >= MAX_SANDBOXES:
+            raise errors.InvalidRequest(f"this session has {MAX_SANDBOXES} sandboxes already: end one with end_sandbox")
 
-    def _use(self, box: backend.Sandbox) -> None:
+    def _use_sandbox(self, box: backend.BackendSandbox) -> None:
         self._box = box
         self._languages.clear()
         self.processes.clear()
         self.watches.close()
 
     def lost(self, id: str) -> None:
-        """That sandbox has ended: the next call makes a new one."""
+        """Drops a sandbox that has ended: the next call makes a new one."""
         self._made.pop(id, None)
         if self._box is not None and self._box.id == id:
             self._box = None
@@ -267,8 +274,8 @@ class Workspace:
             self.processes.clear()
             self.watches.close()
 
-    async def has_lost_its_sandbox(self) -> bool:
-        """Whether the current one has ended. The next call makes a new one then."""
+    async def drop_ended_sandbox(self) -> bool:
+        """Whether the current sandbox has ended; if so, it is dropped, and the next call makes a new one."""
         box = self._box
         if box is None:
             return False
@@ -280,56 +287,58 @@ class Workspace:
             self.lost(box.id)
         return ended
 
-    async def find(self, id: str) -> backend.Sandbox:
-        """Any sandbox of the same owner. Raises SandboxNotFound, Gone."""
+    async def find(self, id: str) -> backend.BackendSandbox:
+        """Finds any sandbox of the same owner. Raises SandboxNotFound, Gone."""
         if self._box is not None and id in (self._box.id, "current"):
             return self._box
         if id == "current":
             raise errors.SandboxNotFound("this session has no sandbox yet: run something first")
         return self._made.get(id) or await self.place.find(id)
 
-    async def switch(self, id: str) -> backend.Sandbox:
-        """From now on, calls use that one. Raises as `find` does."""
+    async def switch_sandbox(self, id: str) -> backend.BackendSandbox:
+        """Makes that sandbox the current one. Raises as `find` does."""
         async with self._lock:
             box = await self.find(id)
             if box is not self._box:
-                self._use(box)
+                self._use_sandbox(box)
             return box
 
-    async def replace(self, template: str | None = None) -> backend.Sandbox:
-        """A new sandbox instead of the current one, which ends if it was made here. Raises what making it does."""
+    async def replace(self, template: str | None = None) -> backend.BackendSandbox:
+        """Makes a new current sandbox; the old one ends if it was made here. Raises the errors of making it."""
         async with self._lock:
             before = self._box
-            box = await self._create(template or self._template)
+            box = await self._create_sandbox(template or self._template)
             self._attached = ""
-            self._use(box)
+            self._use_sandbox(box)
             if before is not None and before.id in self._made:
-                await self._end(before)
+                await self._end_sandbox(before)
             return box
 
-    async def fork(self) -> backend.Sandbox:
+    async def fork(self) -> backend.BackendSandbox:
         """A new sandbox with the files of the current one, which stays the current one."""
         box = await self.box()
         async with self._lock:
             self._check_room()
-            return await self._keep(await self.place.fork(box))
+            return await self._keep_sandbox(await self.place.fork(box))
 
     async def end(self, id: str) -> None:
-        """Raises SandboxNotFound for one that was not made here."""
+        """Ends a sandbox. Raises SandboxNotFound for one that was not made here."""
         async with self._lock:
             if id == "current" and self._box is not None:
                 id = self._box.id
             if id not in self._made:
                 known = ", ".join(self._made) or "none"
                 raise errors.SandboxNotFound(f"no sandbox {id[:100]!r} was made by this session; there are: {known}")
-            await self._end(self._made[id])
+            await self._end_sandbox(self._made[id])
 
-    async def _end(self, box: backend.Sandbox) -> None:
+    async def _end_sandbox(self, box: backend.BackendSandbox) -> None:
         self.lost(box.id)
         await self.place.end(box)
 
-    async def context(self, box: backend.Sandbox, language: str | None, id: str | None) -> backend.Context:
-        """The context that was asked for; without an id, the one of that language. Raises ContextNotFound."""
+    async def context(
+        self, box: backend.BackendSandbox, language: str | None, id: str | None
+    ) -> backend.BackendContext:
+        """The requested context; without an id, the one of that language. Raises ContextNotFound."""
         if id is not None and id != "default":
             found = await box.find_context(id)
             if language not in (None, found.language):
@@ -346,12 +355,12 @@ class Workspace:
         self._languages[language] = made.id
         return made
 
-    async def watch(self, uri: str, heard: Heard) -> None:
-        """Raises as `Watches.add` does."""
+    async def watch(self, uri: str, heard: OnResourceChange) -> None:
+        """Watches a file. Raises as `ResourceWatches.add` does."""
         await self.watches.add(await self.box(), uri, heard)
 
     async def aclose(self) -> None:
-        """Ends what was made here. Harmless when closed."""
+        """Ends the sandboxes made here. Harmless when closed."""
         self._closed = True
         self.processes.clear()
         self.watches.close()

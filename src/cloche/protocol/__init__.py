@@ -1,7 +1,7 @@
-"""Our own protocol, `/api/v1`, as both of its ends know it.
+"""Our own protocol, `/api/v1`, shared by client and server.
 
-JSON throughout. Bytes are base64, and `binary` beside them names which values those are.
+JSON throughout. Bytes are base64, and `binary` beside them lists the names of those values.
 """
 
-PREFIX = "/api/v1"
-OWN_ONLY = "x-cloche-own-only"  # a header: whoever asks wants no more than what is theirs, also where they may
+API_PREFIX = "/api/v1"
+OWN_ONLY_HEADER = "x-cloche-own-only"  # a header: whoever asks wants no more than what is theirs, also where they may

@@ -1,4 +1,4 @@
-"""What a client sends."""
+"""Requests of a client: bodies, queries, and its WebSocket messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Literal, dataclass_transform
 
 import msgspec
 
-from cloche.network_policy import REDACTED, NetworkPolicy, NetworkRule, Secret, check_counts
+from cloche.network_policy import REDACTED, NetworkPolicy, NetworkRule, Secret, check_policy_size
 from cloche.protocol import responses
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of what a client sends. A field that does not exist is refused: it was meant to do something."""
+class ApiRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the client's messages. Unknown fields are refused: they were meant to have an effect."""
 
 
 # --- what is asked
 
 
-class LimitsAsked(Ask):
+class LimitsRequest(ApiRequest):
     """Limits that differ from the template's own."""
 
     memory_bytes: int | None = None
@@ -31,14 +31,14 @@ class LimitsAsked(Ask):
     execution_seconds: float | None = None
 
 
-class RuleAsked(Ask):
-    """Allows or denies what matches a pattern such as `pypi.org`, `*.example.com:443` or `192.0.2.0/24`."""
+class NetworkRuleRequest(ApiRequest):
+    """Allows or denies hosts that match a pattern such as `pypi.org`, `*.example.com:443` or `192.0.2.0/24`."""
 
     action: Literal["allow", "deny"]
     host: str
 
 
-class SecretAsked(Ask):
+class SecretRequest(ApiRequest):
     """`value` goes into `header` of requests to `domain`, or takes the place of the placeholder of that `name`."""
 
     domain: str
@@ -47,112 +47,113 @@ class SecretAsked(Ask):
     name: str | None = None
 
     def __repr__(self) -> str:  # it ends up in tracebacks
-        return f"SecretAsked(domain={self.domain!r}, value=...)"
+        return f"SecretRequest(domain={self.domain!r}, value=...)"
 
 
-class NetworkAsked(Ask):
-    """The first rule that matches decides: `rules`, then `deny`, then `allow`. What none matches is denied."""
-
-    allow: list[str] = []
-    deny: list[str] = []
-    rules: list[RuleAsked] = []
-
-
-class SetNetwork(Ask):
-    """Replaces the policy. Without `secrets` those that there are stay where their domains are still allowed."""
+class NetworkRequest(ApiRequest):
+    """The first matching rule decides: `rules`, then `deny`, then `allow`. Without a match access is denied."""
 
     allow: list[str] = []
     deny: list[str] = []
-    rules: list[RuleAsked] = []
-    secrets: list[SecretAsked] | None = None
+    rules: list[NetworkRuleRequest] = []
 
 
-class CreateSandbox(Ask):
+class SetNetworkRequest(ApiRequest):
+    """Replaces the policy. Without `secrets` the present ones stay where their domains are still allowed."""
+
+    allow: list[str] = []
+    deny: list[str] = []
+    rules: list[NetworkRuleRequest] = []
+    secrets: list[SecretRequest] | None = None
+
+
+class CreateSandbox(ApiRequest):
     """`template`: a template's name, or the id or name of a snapshot.
 
-    Without `timeout_seconds` it lives until it is killed, or as long as the server allows. With `on_timeout` "pause" it
-    is paused then, with its memory unless `pause_memory` is false. With `auto_resume` whoever uses it while it is
-    paused resumes it.
+    Without `timeout_seconds` it lives until it is killed, or as long as the server allows. With `on_timeout`
+    "pause" it is paused then, with its memory unless `pause_memory` is false. With `auto_resume` any use while it
+    is paused resumes it.
 
     `volumes`: by a path like /mnt/NAME, the id or name of each.
 
-    Without `network` it may reach what its template says, else what the server gives to all; `{}` is nothing.
+    Without `network` it may reach the hosts of its template's policy, else of the server's default; `{}` is
+    nothing.
     """
 
     template: str = "python"
     env: dict[str, str] = {}
     metadata: dict[str, str] = {}
-    limits: LimitsAsked | None = None
+    limits: LimitsRequest | None = None
     timeout_seconds: float | None = None
-    network: NetworkAsked | None = None
-    secrets: list[SecretAsked] = []
+    network: NetworkRequest | None = None
+    secrets: list[SecretRequest] = []
     on_timeout: Literal["kill", "pause"] = "kill"
     pause_memory: bool = True
     auto_resume: bool = False
     volumes: dict[str, str] = {}
 
 
-class Renew(Ask):
+class RenewRequest(ApiRequest):
     """Moves the deadline to so many seconds from now."""
 
     seconds: float
 
 
-class Pause(Ask):
+class PauseRequest(ApiRequest):
     """With `memory` its programs stand still; without, they end, and only its files are kept."""
 
     memory: bool = True
 
 
-class Resume(Ask):
+class ResumeRequest(ApiRequest):
     """With `timeout_seconds` its deadline is so many seconds from now, also where it runs already."""
 
     timeout_seconds: float | None = None
 
 
-class Rollback(Ask):
+class RollbackRequest(ApiRequest):
     """`checkpoint`: the id of one of this context's."""
 
     checkpoint: str
 
 
-class ForkContext(Ask):
+class ForkContextRequest(ApiRequest):
     """Makes `count` new contexts that have the state of this one."""
 
     count: int = 1
 
 
-class MakeSnapshot(Ask):
-    """A `name` that another snapshot has is its own from now on."""
+class MakeSnapshotRequest(ApiRequest):
+    """Takes a snapshot. A `name` in use moves from the other snapshot to this one."""
 
     name: str | None = None
 
 
-class MakeVolume(Ask):
+class MakeVolumeRequest(ApiRequest):
     name: str
 
 
-class Fork(Ask):
+class ForkSandboxRequest(ApiRequest):
     """So many new sandboxes with its files and environment. By default each lives as long as it was first given."""
 
     count: int = 1
     timeout_seconds: float | None = None
 
 
-class CreateContext(Ask):
+class CreateContextRequest(ApiRequest):
     language: str = "python"
     cwd: str | None = None
 
 
-class ToolAsked(Ask):
-    """What the program may call. `parameters` is a JSON schema of the object that it is called with."""
+class ToolRequest(ApiRequest):
+    """A tool that the program may call. `parameters` is a JSON schema of its argument object."""
 
     name: str
     description: str = ""
     parameters: dict[str, Any] = {}
 
 
-class Execute(Ask):
+class ExecuteRequest(ApiRequest):
     """Code to run. `input`: the lines that `input()` gets; over a WebSocket true means that the client answers.
 
     `tools` need a WebSocket: the client answers their calls.
@@ -165,11 +166,11 @@ class Execute(Ask):
     timeout_seconds: float | None = None
     input: list[str] | bool | None = None
     argv: list[str] | None = None
-    tools: list[ToolAsked] = []
+    tools: list[ToolRequest] = []
 
 
-class Detach(Execute):
-    """Code that runs whoever leaves: nobody answers it, so that `input` is lines, and there are no `tools`.
+class DetachRequest(ExecuteRequest):
+    """Code that runs without its client: `input` is a list of lines, and there are no `tools`.
 
     `last`: the sandbox ends when it has ended.
     """
@@ -177,7 +178,7 @@ class Detach(Execute):
     last: bool = False
 
 
-class RunCommand(Ask):
+class RunCommandRequest(ApiRequest):
     """A command to run to its end: a string is for the shell, a list is a program with its arguments."""
 
     command: str | list[str]
@@ -189,13 +190,13 @@ class RunCommand(Ask):
     stdin_base64: bytes | None = None
 
 
-class Terminal(Ask):
+class TerminalSize(ApiRequest):
     rows: int
     columns: int
 
 
-class StartProcess(Ask):
-    """A command that goes on when the answer has come. With `terminal` it has one; then stdin is it too."""
+class StartProcessRequest(ApiRequest):
+    """A command that goes on after the response. With `terminal` it has one; then stdin is it too."""
 
     command: str | list[str]
     user: str | None = None
@@ -203,31 +204,31 @@ class StartProcess(Ask):
     cwd: str | None = None
     timeout_seconds: float | None = None
     stdin: bool = False
-    terminal: Terminal | None = None
+    terminal: TerminalSize | None = None
     attached: bool = False  # over a WebSocket: it ends when the client leaves
 
 
-class Signal(Ask):
+class SignalRequest(ApiRequest):
     signal: int
 
 
-class MovePath(Ask):
+class MovePathRequest(ApiRequest):
     path: str
     to: str
     user: str | None = None
 
 
-class Path(Ask):
+class FilePathRequest(ApiRequest):
     path: str
     user: str | None = None
 
 
-class PathQuery(Ask):
+class PathQuery(ApiRequest):
     path: str
     user: str | None = None
 
 
-class ReadQuery(Ask):
+class ReadQuery(ApiRequest):
     """`whole`: a file that is too large to be held at once is refused."""
 
     path: str
@@ -235,13 +236,13 @@ class ReadQuery(Ask):
     whole: bool = False
 
 
-class SandboxQuery(Ask):
-    """`running`: one that has ended is an error that says when and why."""
+class SandboxQuery(ApiRequest):
+    """`running`: a sandbox that has ended is an error with the time and the reason."""
 
     running: bool = False
 
 
-class WriteQuery(Ask):
+class WriteQuery(ApiRequest):
     """`mode` is octal, such as 644."""
 
     path: str
@@ -249,52 +250,52 @@ class WriteQuery(Ask):
     mode: str | None = None
 
 
-class ListQuery(Ask):
+class ListQuery(ApiRequest):
     path: str = "."
     depth: int = 1
     user: str | None = None
 
 
-class WatchQuery(Ask):
+class WatchQuery(ApiRequest):
     path: str
     recursive: bool = False
     user: str | None = None
 
 
-class HistoryQuery(Ask):
-    """`context`: only what ran in that one."""
+class HistoryQuery(ApiRequest):
+    """`context`: only the cells of that context."""
 
     context: str | None = None
 
 
-class SandboxesQuery(Ask):
-    """`all`: those of all owners, for whoever may see them. Without `state`: those that run, and those paused."""
+class SandboxesQuery(ApiRequest):
+    """`all`: of all owners, for operators. Without `state`: the running and the paused ones."""
 
     all: bool = False
     state: Literal["running", "paused"] | None = None
 
 
-class SnapshotsQuery(Ask):
-    """`all`: those of all owners, for whoever may see them. `sandbox`: only those made of that one."""
+class SnapshotsQuery(ApiRequest):
+    """`all`: of all owners, for operators. `sandbox`: only snapshots of that sandbox."""
 
     all: bool = False
     sandbox: str | None = None
 
 
-class AttachQuery(Ask):
+class AttachQuery(ApiRequest):
     """`raw`: output comes as binary messages, byte for byte."""
 
     raw: bool = False
 
 
-class RunEventsQuery(Ask):
+class RunEventsQuery(ApiRequest):
     """`after`: the number of the last event that was seen; 0 for all."""
 
     after: int = 0
 
 
-class LogsQuery(Ask):
-    """`sandbox`: only what is about that one."""
+class LogsQuery(ApiRequest):
+    """`sandbox`: only entries about that sandbox."""
 
     sandbox: str | None = None
 
@@ -302,66 +303,66 @@ class LogsQuery(Ask):
 # --- what is said over a WebSocket, besides events. A binary message from the client is input for a process.
 
 
-class Start(Ask, tag="start"):
+class StartExecutionRequest(ApiRequest, tag="start"):
     """The client is ready: let the program begin."""
 
 
-class Answer(Ask, tag="answer"):
-    """A line for the program's `input()`. Without text, `input()` raises EOFError, which says `problem`."""
+class InputAnswerRequest(ApiRequest, tag="answer"):
+    """A line for the program's `input()`. Without text, `input()` raises EOFError with the message `problem`."""
 
     text: str | None
     problem: str = "EOF when reading a line"
 
 
-class ToolAnswer(Ask, tag="tool_result"):
-    """What a call of a tool came to: a JSON value, or, with `error`, why there is none."""
+class ToolAnswerRequest(ApiRequest, tag="tool_result"):
+    """The result of a tool call: a JSON value, or, with `error`, the reason why there is none."""
 
     call_id: str
     result: Any = None
     error: str | None = None
 
 
-class Interrupt(Ask, tag="interrupt"):
+class InterruptRequest(ApiRequest, tag="interrupt"):
     """Interrupts the program; its events go on to `ended`."""
 
 
-class Leave(Ask, tag="leave"):
+class LeaveRequest(ApiRequest, tag="leave"):
     """Ends the program: interrupts it, and kills it where that does not help. Then the server closes."""
 
 
-class CloseStdin(Ask, tag="close_stdin"):
+class CloseStdinRequest(ApiRequest, tag="close_stdin"):
     """There is no more input for the process."""
 
 
-class Kill(Ask, tag="signal"):
+class KillRequest(ApiRequest, tag="signal"):
     """Signals a process with all that it started."""
 
     signal: int = 9
 
 
-class Resize(Ask, tag="resize"):
+class ResizeRequest(ApiRequest, tag="resize"):
     """The size of a process's terminal."""
 
     rows: int
     columns: int
 
 
-# A network policy as it is asked for and told of, and as the engine has it.
+# Network policies: conversion between requests, responses and the engine's value.
 
 
-def asked_of(policy: NetworkPolicy) -> NetworkAsked:
-    """Without its secrets, which are asked for beside it."""
-    rules = [RuleAsked(action=each.action, host=each.host) for each in policy.rules]
-    return NetworkAsked(allow=list(policy.allow), deny=list(policy.deny), rules=rules)
+def policy_to_request(policy: NetworkPolicy) -> NetworkRequest:
+    """The request for the policy, without its secrets, which are sent beside it."""
+    rules = [NetworkRuleRequest(action=each.action, host=each.host) for each in policy.rules]
+    return NetworkRequest(allow=list(policy.allow), deny=list(policy.deny), rules=rules)
 
 
-def secrets_asked(policy: NetworkPolicy) -> list[SecretAsked]:
-    return [SecretAsked(**msgspec.structs.asdict(each)) for each in policy.secrets]
+def secrets_to_requests(policy: NetworkPolicy) -> list[SecretRequest]:
+    return [SecretRequest(**msgspec.structs.asdict(each)) for each in policy.secrets]
 
 
-def policy_asked(asked: NetworkAsked | SetNetwork, secrets: Sequence[SecretAsked]) -> NetworkPolicy:
-    """Raises InvalidRequest, which never has a secret's value in it."""
-    check_counts(len(asked.allow) + len(asked.deny) + len(asked.rules), len(secrets))
+def request_to_policy(asked: NetworkRequest | SetNetworkRequest, secrets: Sequence[SecretRequest]) -> NetworkPolicy:
+    """The policy of a request. Raises InvalidRequest, which never contains a secret's value."""
+    check_policy_size(len(asked.allow) + len(asked.deny) + len(asked.rules), len(secrets))
     return NetworkPolicy(
         allow=tuple(asked.allow),
         deny=tuple(asked.deny),
@@ -370,15 +371,15 @@ def policy_asked(asked: NetworkAsked | SetNetwork, secrets: Sequence[SecretAsked
     )
 
 
-def info_of(policy: NetworkPolicy) -> responses.NetworkInfo:
+def policy_to_info(policy: NetworkPolicy) -> responses.NetworkInfo:
     secrets = [responses.SecretInfo(domain=each.domain, header=each.header, name=each.name) for each in policy.secrets]
     return responses.NetworkInfo(
         allow=list(policy.allow), deny=list(policy.deny), rules=list(policy.rules), secrets=secrets
     )
 
 
-def policy_told(info: responses.NetworkInfo) -> NetworkPolicy:
-    """What is told of a policy, with something in the place of the values. Raises InvalidRequest for what is none."""
+def info_to_policy(info: responses.NetworkInfo) -> NetworkPolicy:
+    """The policy of a response, with a placeholder for secret values. Raises InvalidRequest for an invalid one."""
     secrets = (Secret(**msgspec.structs.asdict(each), value=REDACTED) for each in info.secrets)
     return NetworkPolicy(
         allow=tuple(info.allow), deny=tuple(info.deny), rules=tuple(info.rules), secrets=tuple(secrets)

@@ -1,4 +1,4 @@
-"""What the server says: answers, events, runs and errors, and how all of it is written and read."""
+"""Messages of the server: responses, events, runs and errors, with their encoding and decoding."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.commands.process import Exited, ProcessEvent
-from cloche.event_json import ToldDisplay, binary_in, display_of, with_bytes
-from cloche.event_json import decode as decode
-from cloche.event_json import encode as encode
+from cloche.event_json import DisplayMessage, binary_mimes, decode_binary, to_display
+from cloche.event_json import decode_json as decode_json
 from cloche.event_json import encode_event as encode_event
+from cloche.event_json import encode_json as encode_json
 from cloche.events import (
     AnyEvent,
     Cleared,
     Ended,
     Event,
     Input,
-    Numbered,
+    NumberedEvent,
     Output,
     Raised,
     Result,
@@ -34,30 +34,30 @@ from cloche.network_policy import NetworkEntry, NetworkRule
 from cloche.notebook import Cell
 
 
-class Accepted(Event, tag="accepted"):
-    """The first word of the server: the execution will begin at `start`."""
+class AcceptedMessage(Event, tag="accepted"):
+    """The server's first message: the execution will begin at `start`."""
 
     execution: str
 
 
-class Attached(Event, tag="attached"):
-    """The first word of the server about a process."""
+class AttachedMessage(Event, tag="attached"):
+    """The server's first message about a process."""
 
     id: str
     pid: int
 
 
-class Watching(Event, tag="watching"):
-    """The first word of a watch: changes are seen from now on."""
+class WatchingMessage(Event, tag="watching"):
+    """The first message of a watch: changes are reported from now on."""
 
 
-class Change(Event, tag="change"):
+class ChangeMessage(Event, tag="change"):
     kind: str
     path: str
 
 
-class Fault(Struct):
-    """What went wrong on our side. `code` does not change between versions."""
+class ErrorInfo(Struct):
+    """An error of Cloche. `code` does not change between versions."""
 
     code: str
     message: str
@@ -65,16 +65,16 @@ class Fault(Struct):
     retry_after_seconds: float | msgspec.UnsetType = msgspec.UNSET  # when to ask again, where that is known
 
 
-class Failed(Event, tag="error"):
-    """The last word where something of ours went wrong."""
+class ErrorMessage(Event, tag="error"):
+    """The last message after an error of Cloche."""
 
-    error: Fault
+    error: ErrorInfo
 
 
-class Failure(Struct):
-    """The body of every answer that is an error."""
+class ErrorResponse(Struct):
+    """The body of every error response."""
 
-    error: Fault
+    error: ErrorInfo
 
 
 # --- what is answered
@@ -86,20 +86,20 @@ class ContextInfo(Struct):
     cwd: str
 
 
-class ProcessStarted(Struct):
+class ProcessStartedResponse(Struct):
     id: str
     pid: int
 
 
-class Exists(Struct):
+class ExistsResponse(Struct):
     exists: bool
 
 
-class Made(Struct):
+class CreatedResponse(Struct):
     created: bool
 
 
-class Interrupted(Struct):
+class InterruptedResponse(Struct):
     interrupted: bool
 
 
@@ -112,7 +112,7 @@ class SecretInfo(Struct):
 
 
 class NetworkInfo(Struct):
-    """What a sandbox may reach."""
+    """The network policy of a sandbox."""
 
     allow: list[str]
     deny: list[str]
@@ -120,7 +120,7 @@ class NetworkInfo(Struct):
     secrets: list[SecretInfo]
 
 
-class NetworkLogged(Struct):
+class NetworkLogResponse(Struct):
     """A sandbox's network log, the oldest first; `dropped` older entries made room for these."""
 
     entries: list[NetworkEntry]
@@ -128,14 +128,14 @@ class NetworkLogged(Struct):
 
 
 class VariablesInfo(Struct):
-    """What a context's names are bound to; `more` others are left out."""
+    """The variables of a context; `more` others are left out."""
 
     variables: list[Variable]
     more: int = 0
 
 
 class HistoryInfo(Struct):
-    """What ran, with outputs as a notebook has them; `dropped` older cells made room for these."""
+    """Executed cells, with outputs in notebook format; `dropped` older cells made room for these."""
 
     cells: list[Cell]
     dropped: int = 0
@@ -152,8 +152,8 @@ class TemplateInfo(Struct):
     network: NetworkInfo | None = None  # what its sandboxes may reach that ask for nothing
 
 
-class About(Struct):
-    """The server itself."""
+class AboutResponse(Struct):
+    """Facts about the server itself."""
 
     version: str
     languages: list[str]
@@ -163,8 +163,8 @@ class About(Struct):
     maximum_limits: Limits
 
 
-class Logged(Event, tag="logged"):
-    """Something that the server says about itself; never a program's output."""
+class LogMessage(Event, tag="logged"):
+    """An event of the server's own log; never a program's output."""
 
     at: float
     level: str
@@ -175,21 +175,21 @@ class Logged(Event, tag="logged"):
 # --- writing and reading
 
 
-class ToldResult(Result, frozen=True, kw_only=True):
+class ResultMessage(Result, frozen=True, kw_only=True):
     """A Result; `binary` names which fields, and which MIME types of `extra`, are base64."""
 
     binary: list[str] = []
 
 
-class ToldRun(Run, frozen=True, kw_only=True):
+class RunMessage(Run, frozen=True, kw_only=True):
     text: str | None = None
-    results: list[ToldResult]  # type: ignore[assignment]
+    results: list[ResultMessage]  # type: ignore[assignment]
 
 
-ToldEvent = (
+EventMessage = (
     Started
     | Output
-    | ToldDisplay
+    | DisplayMessage
     | Cleared
     | Raised
     | Input
@@ -198,62 +198,64 @@ ToldEvent = (
     | Truncated
     | Ended
     | Exited
-    | Accepted
-    | Attached
-    | Watching
-    | Change
-    | Logged
-    | Failed
+    | AcceptedMessage
+    | AttachedMessage
+    | WatchingMessage
+    | ChangeMessage
+    | LogMessage
+    | ErrorMessage
 )
-_MOST_DIGITS = 18  # of an event's number
+_MAX_NUMBER_DIGITS = 18  # of an event's number
 _BYTES_FIELDS = ("png", "jpeg", "pdf")
 
 
-def decode_event(raw: bytes | str) -> AnyEvent | ProcessEvent | Accepted | Attached | Watching | Change | Logged:
-    """The event. Raises the error that a `Failed` tells of, and Unavailable for what is no event."""
+def decode_event(
+    raw: bytes | str,
+) -> AnyEvent | ProcessEvent | AcceptedMessage | AttachedMessage | WatchingMessage | ChangeMessage | LogMessage:
+    """Decodes an event. Raises the error that an `ErrorMessage` carries, and Unavailable for an invalid event."""
     try:
-        event: Any = decode(raw, ToldEvent)
-        if isinstance(event, ToldDisplay):
-            return display_of(event)
+        event: Any = decode_json(raw, EventMessage)
+        if isinstance(event, DisplayMessage):
+            return to_display(event)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise not_ours(error) from None
-    if isinstance(event, Failed):
-        raise error_of(event.error)
+        raise unexpected_answer_error(error) from None
+    if isinstance(event, ErrorMessage):
+        raise to_exception(event.error)
     return event  # type: ignore[no-any-return]
 
 
-def _numbered_in(block: bytes) -> Numbered | None:
-    """The same of an event that has a number as its id."""
-    event = event_in(block)
+def _parse_numbered_event(block: bytes) -> NumberedEvent | None:
+    """Parses a server-sent event with a number as its id; None for a comment."""
+    event = parse_event(block)
     ids = [line[4:] for line in block.split(b"\n") if line.startswith(b"id: ")]
     if event is None:
         return None
-    if not isinstance(event, AnyEvent) or not ids or not ids[0].isdigit() or len(ids[0]) > _MOST_DIGITS:
-        raise not_ours("an event of a run without its number")
-    return Numbered(int(ids[0]), event)
+    if not isinstance(event, AnyEvent) or not ids or not ids[0].isdigit() or len(ids[0]) > _MAX_NUMBER_DIGITS:
+        raise unexpected_answer_error("an event of a run without its number")
+    return NumberedEvent(int(ids[0]), event)
 
 
-def event_in(block: bytes) -> Event | None:
-    """What one server-sent event tells; None for a comment. Raises as `decode_event` does."""
+def parse_event(block: bytes) -> Event | None:
+    """Parses one server-sent event; None for a comment. Raises as `decode_event` does."""
     data = [line[6:] for line in block.split(b"\n") if line.startswith(b"data: ")]
     return decode_event(b"\n".join(data)) if data else None
 
 
-class EventsIn:
+class EventStreamParser:
     """Splits a stream of server-sent events."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[Event]:
-        """Those that are whole now. Raises as `decode_event` does."""
-        return (event for block in self._whole(chunk) if (event := event_in(block)) is not None)
+        """Returns the events that are complete now. Raises as `decode_event` does."""
+        return (event for block in self._complete_blocks(chunk) if (event := parse_event(block)) is not None)
 
-    def feed_numbered(self, chunk: bytes) -> Iterator[Numbered]:
-        """The same of a run's, with their numbers."""
-        return (event for block in self._whole(chunk) if (event := _numbered_in(block)) is not None)
+    def feed_numbered(self, chunk: bytes) -> Iterator[NumberedEvent]:
+        """Returns the complete events of a run, with their numbers."""
+        return (event for block in self._complete_blocks(chunk) if (event := _parse_numbered_event(block)) is not None)
 
-    def _whole(self, chunk: bytes) -> Iterator[bytes]:
+    def _complete_blocks(self, chunk: bytes) -> Iterator[bytes]:
         searched = max(len(self._buffer) - 1, 0)
         self._buffer += chunk
         if self._buffer.find(b"\n\n", searched) < 0:  # a large one comes in many chunks
@@ -263,30 +265,30 @@ class EventsIn:
 
 
 def encode_run(run: Run) -> bytes:
-    """A Run as JSON: results have the formats that they have, and `text` is there for whoever reads only that."""
-    results = [_told_result(each) for each in run.results]
-    return encode({"text": run.text, **msgspec.structs.asdict(run), "results": results})
+    """A Run as JSON: results have only their own formats; `text` is added for clients that read nothing else."""
+    results = [_encode_result(each) for each in run.results]
+    return encode_json({"text": run.text, **msgspec.structs.asdict(run), "results": results})
 
 
 def decode_run(raw: bytes) -> Run:
-    """Raises Unavailable for what is no Run."""
+    """Decodes a Run. Raises Unavailable for anything else."""
     try:
-        told: ToldRun = decode(raw, ToldRun)
+        told: RunMessage = decode_json(raw, RunMessage)
         fields = msgspec.structs.asdict(told)
         del fields["text"]
-        return Run(**{**fields, "results": [_result(each) for each in told.results]})
+        return Run(**{**fields, "results": [_decode_result(each) for each in told.results]})
     except (ValueError, msgspec.MsgspecError) as error:
-        raise not_ours(error) from None
+        raise unexpected_answer_error(error) from None
 
 
-def not_ours(why: object) -> errors.Unavailable:
-    """For an answer that no Cloche server gives."""
+def unexpected_answer_error(why: object) -> errors.Unavailable:
+    """The error for a response that no Cloche server gives."""
     return errors.Unavailable(f"the server sent what this version does not understand ({why}): is it Cloche?")
 
 
-def fault_of(error: errors.ClocheError, request_id: str = "") -> Fault:
+def to_error_info(error: errors.ClocheError, request_id: str = "") -> ErrorInfo:
     seconds = error.retry_after_seconds
-    return Fault(
+    return ErrorInfo(
         code=error.code,
         message=str(error),
         request_id=request_id,
@@ -294,35 +296,35 @@ def fault_of(error: errors.ClocheError, request_id: str = "") -> Fault:
     )
 
 
-def error_of(fault: Fault) -> errors.ClocheError:
+def to_exception(fault: ErrorInfo) -> errors.ClocheError:
     """The same exception that the library raises where it does the work itself."""
-    error = _BY_CODE.get(fault.code, errors.ClocheError)(fault.message)
+    error = _ERROR_BY_CODE.get(fault.code, errors.ClocheError)(fault.message)
     if fault.retry_after_seconds is not msgspec.UNSET:
         error.retry_after_seconds = fault.retry_after_seconds
     return error
 
 
-def error_in(body: bytes, status: int) -> errors.ClocheError:
-    """The error that an answer with such a status tells of."""
+def exception_from_response(body: bytes, status: int) -> errors.ClocheError:
+    """The exception for an error response with that status."""
     try:
-        failure: Failure = decode(body, Failure)
+        failure: ErrorResponse = decode_json(body, ErrorResponse)
     except (ValueError, msgspec.MsgspecError):
-        return not_ours(f"HTTP status {status}")
-    return error_of(failure.error)
+        return unexpected_answer_error(f"HTTP status {status}")
+    return to_exception(failure.error)
 
 
-_BY_CODE: dict[str, type[errors.ClocheError]] = {
+_ERROR_BY_CODE: dict[str, type[errors.ClocheError]] = {
     each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.ClocheError)
 }
 
 
-def _told_result(result: Result) -> dict[str, object]:
+def _encode_result(result: Result) -> dict[str, object]:
     fields = {name: value for name, value in msgspec.structs.asdict(result).items() if value is not None}
-    binary = [name for name in _BYTES_FIELDS if name in fields] + binary_in(result.extra)
+    binary = [name for name in _BYTES_FIELDS if name in fields] + binary_mimes(result.extra)
     return {**fields, "binary": binary} if binary else fields
 
 
-def _result(told: ToldResult) -> Result:
+def _decode_result(told: ResultMessage) -> Result:
     fields = msgspec.structs.asdict(told)
     binary = [mime for mime in fields.pop("binary") if mime not in _BYTES_FIELDS]
-    return Result(**{**fields, "extra": with_bytes(told.extra, binary)})
+    return Result(**{**fields, "extra": decode_binary(told.extra, binary)})

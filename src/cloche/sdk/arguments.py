@@ -1,4 +1,4 @@
-"""What callers may write, turned into what the engine takes."""
+"""Callers' arguments, converted to the engine's types and checked."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from cloche.model import (
     SnapshotInfo,
     VolumeInfo,
     check_command_size,
-    check_env,
-    check_line,
+    check_environment,
+    check_input_line,
     check_user,
 )
-from cloche.network_policy import REDACTED, NetworkPolicy, Secret, check_lists
+from cloche.network_policy import REDACTED, NetworkPolicy, Secret, check_pattern_lists
 
-# What callers may write about a network and its secrets, turned into a policy.
+# Callers' arguments for a network and its secrets, converted to a policy.
 
 NetworkLike = NetworkPolicy | Mapping[str, Any] | Literal[False] | None
 SecretsLike = Iterable[Secret | Mapping[str, str]] | None
 
-_FIELDS = ("allow", "deny", "rules")
+_POLICY_FIELDS = ("allow", "deny", "rules")
 
 
-def network_of(network: NetworkLike, secrets: SecretsLike = None) -> NetworkPolicy | None:
+def requested_policy(network: NetworkLike, secrets: SecretsLike = None) -> NetworkPolicy | None:
     """The policy that a new sandbox is asked for; None where that is left to the template and the host.
 
     Raises InvalidRequest, which never has a secret's value in it.
     """
     if network is None:
-        if secrets is not None and secrets_of(secrets):
+        if secrets is not None and parse_secrets(secrets):
             raise errors.InvalidRequest(
                 "secrets need a network that allows their domains: give it too, like "
                 'network={"allow": ["api.example.com"]}'
             )
         return None
-    policy = policy_of(network)
+    policy = parse_policy(network)
     if secrets is not None:
-        return msgspec.structs.replace(policy, secrets=secrets_of(secrets))
+        return msgspec.structs.replace(policy, secrets=parse_secrets(secrets))
     if any(each.value == REDACTED for each in policy.secrets):
         raise errors.InvalidRequest("the values of a sandbox's secrets are not shown: give them anew, with secrets=")
     return policy
 
 
-def changed(network: NetworkLike, secrets: SecretsLike) -> tuple[NetworkPolicy, bool]:
+def changed_policy(network: NetworkLike, secrets: SecretsLike) -> tuple[NetworkPolicy, bool]:
     """The policy that replaces another, and whether the other's secrets stay. Raises InvalidRequest.
 
-    They stay where none are given, since nobody can read their values to give them again.
+    They stay where none are given, since no caller can read their values to give them again.
     """
     if network is None:
         raise errors.InvalidRequest("a policy is needed: {} or False for no network at all")
-    policy = policy_of(network)
+    policy = parse_policy(network)
     if secrets is not None:
-        return msgspec.structs.replace(policy, secrets=secrets_of(secrets)), False
+        return msgspec.structs.replace(policy, secrets=parse_secrets(secrets)), False
     shown = all(each.value == REDACTED for each in policy.secrets)  # none, or those of a policy that was shown
     return (msgspec.structs.replace(policy, secrets=()), True) if shown else (policy, False)
 
 
-def policy_of(network: NetworkPolicy | Mapping[str, Any] | Literal[False]) -> NetworkPolicy:
+def parse_policy(network: NetworkPolicy | Mapping[str, Any] | Literal[False]) -> NetworkPolicy:
     if isinstance(network, NetworkPolicy):
         return network
     if network is False:
@@ -77,23 +77,25 @@ def policy_of(network: NetworkPolicy | Mapping[str, Any] | Literal[False]) -> Ne
             f"network must be a mapping like {{'allow': ['pypi.org']}}, False or None, not {network!r:.100}"
         )
     for name in network:
-        if name not in _FIELDS:
-            hint = "these go beside it, as secrets=[...]" if name == "secrets" else f"it has {', '.join(_FIELDS)}"
+        if name not in _POLICY_FIELDS:
+            hint = (
+                "these go beside it, as secrets=[...]" if name == "secrets" else f"it has {', '.join(_POLICY_FIELDS)}"
+            )
             raise errors.InvalidRequest(f"a network policy has no {name!r}: {hint}")
-    check_lists(network.get("allow"), network.get("deny"))
+    check_pattern_lists(network.get("allow"), network.get("deny"))
     try:
         return msgspec.convert(dict(network), NetworkPolicy)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"bad network policy: {error}") from None
 
 
-def secrets_of(secrets: Iterable[Secret | Mapping[str, str]]) -> tuple[Secret, ...]:
+def parse_secrets(secrets: Iterable[Secret | Mapping[str, str]]) -> tuple[Secret, ...]:
     if isinstance(secrets, (str, bytes, Mapping)) or not isinstance(secrets, Iterable):
         raise errors.InvalidRequest("secrets must be a list of mappings, each with domain, value, and header or name")
-    return tuple(map(_secret, secrets))
+    return tuple(map(_parse_secret, secrets))
 
 
-def _secret(given: Secret | Mapping[str, str]) -> Secret:
+def _parse_secret(given: Secret | Mapping[str, str]) -> Secret:
     if isinstance(given, Secret):
         return given
     if not isinstance(given, Mapping):
@@ -115,7 +117,7 @@ VolumeLike = str | VolumeInfo
 VolumesLike = Mapping[str, VolumeLike] | None
 SandboxState = Literal["running", "paused"]
 
-OWNER = "local"
+LOCAL_OWNER = "local"
 _END = object()
 
 
@@ -132,27 +134,27 @@ def sandbox_spec(
     auto_resume: bool = False,
     volumes: VolumesLike = None,
 ) -> SandboxSpec:
-    """Raises InvalidRequest, or TemplateNotFound for what cannot be a template's name."""
+    """The spec of a new sandbox. Raises InvalidRequest, or TemplateNotFound for an impossible template name."""
     if on_timeout not in get_args(OnDeadline):
         raise errors.InvalidRequest(f"on_timeout must be 'kill' or 'pause', not {on_timeout!r}")
     check_flag("pause_memory", pause_memory)
     check_flag("auto_resume", auto_resume)
     return SandboxSpec(
-        template=template_of(template),
-        env=env_of(env) or {},
-        metadata=_metadata(metadata),
-        limits=limits_of(limits),
+        template=template_ref(template),
+        env=checked_env(env) or {},
+        metadata=_parse_metadata(metadata),
+        limits=parse_limits(limits),
         lifetime_seconds=timeout,
-        network=network_of(network, secrets),
-        owner=OWNER,
+        network=requested_policy(network, secrets),
+        owner=LOCAL_OWNER,
         on_deadline=on_timeout,
         pause_memory=pause_memory,
         auto_resume=auto_resume,
-        volumes=_volumes(volumes),
+        volumes=_parse_volumes(volumes),
     )
 
 
-def template_of(template: TemplateLike) -> str:
+def template_ref(template: TemplateLike) -> str:
     """The name of a template, or the id of a snapshot. Raises InvalidRequest."""
     if isinstance(template, SnapshotInfo):
         return template.id
@@ -177,8 +179,8 @@ def volume_ref(volume: VolumeLike) -> str:
     return ref
 
 
-def _volumes(volumes: VolumesLike) -> dict[str, str]:
-    """By path. Where they can be is the engine's to say."""
+def _parse_volumes(volumes: VolumesLike) -> dict[str, str]:
+    """Volumes by path. The engine checks the paths."""
     if volumes is not None and not isinstance(volumes, Mapping):
         raise errors.InvalidRequest(f"volumes must be a mapping of paths to volumes, not {type(volumes).__name__}")
     if not all(isinstance(path, str) for path in volumes or {}):
@@ -187,7 +189,9 @@ def _volumes(volumes: VolumesLike) -> dict[str, str]:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raises InvalidRequest: what is merely true, such as the string "false", may be meant otherwise."""
+    """Raises InvalidRequest unless `value` is a bool: a truthy value such as the string "false" may be meant
+    otherwise.
+    """
     if not isinstance(value, bool):
         raise errors.InvalidRequest(f"{name} must be True or False, not {value!r}")
 
@@ -199,13 +203,13 @@ def check_state(state: object) -> None:
 
 
 def check_count(count: object) -> None:
-    """Raises InvalidRequest. How many there can be is the engine's to say."""
+    """Raises InvalidRequest unless `count` is an int. The engine checks its range."""
     if type(count) is not int:
         raise errors.InvalidRequest(f"fork needs a whole number of sandboxes, not {count!r}")
 
 
 def detached_input(input: object, on_event: object, tools: object) -> list[str] | None:
-    """What a detached run takes: nobody is there to answer it, or to be called. Raises InvalidRequest."""
+    """The input of a detached run, which has no caller to answer it or to be called. Raises InvalidRequest."""
     if on_event is not None:
         raise errors.InvalidRequest("on_event and detach do not go together: attach to the run to see its events")
     if tools is not None:
@@ -217,27 +221,27 @@ def detached_input(input: object, on_event: object, tools: object) -> list[str] 
     if not isinstance(input, (list, tuple)):
         raise errors.InvalidRequest("with detach, input must be text or a list of lines: nobody is there to be asked")
     for line in input:
-        check_line(line)
+        check_input_line(line)
     return list(input)
 
 
-def env_of(env: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Raises InvalidRequest for what no environment can hold."""
-    values = _mapping("env", env)
-    check_env(values)
+def checked_env(env: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The environment. Raises InvalidRequest for values that no environment can hold."""
+    values = _copy_mapping("env", env)
+    check_environment(values)
     return values or None
 
 
 def run_env(env: Mapping[str, str] | None, cwd: object) -> dict[str, str] | None:
-    """What `run` and `stream` take besides code. Raises InvalidRequest or InvalidPath, before anything is sent."""
+    """The environment of `run` and `stream`. Raises InvalidRequest or InvalidPath before anything is sent."""
     check_cwd(cwd)
-    return env_of(env)
+    return checked_env(env)
 
 
 def command_env(
     cmd: str | Sequence[str], user: object, env: Mapping[str, str] | None, cwd: object
 ) -> dict[str, str] | None:
-    """The same for commands. What a command may be is the engine's to say."""
+    """The same for commands. The engine checks the command itself."""
     check_user(user)
     values = run_env(env, cwd)
     words = [cmd] if isinstance(cmd, str) else cmd if isinstance(cmd, Sequence) else []
@@ -245,14 +249,14 @@ def command_env(
     return values
 
 
-def stdin_of(stdin: str | bytes | bool | None) -> str | bytes | None:
+def checked_stdin(stdin: str | bytes | bool | None) -> str | bytes | None:
     if isinstance(stdin, bool):
         raise errors.InvalidRequest("stdin=True needs background=True; else stdin is the text itself")
-    return None if stdin is None else encoded(stdin)
+    return None if stdin is None else encode_stdin(stdin)
 
 
-def encoded(data: str | bytes) -> bytes:
-    """What goes to a command's stdin. Raises InvalidRequest unless it is bytes or text."""
+def encode_stdin(data: str | bytes) -> bytes:
+    """The bytes for a command's stdin. Raises InvalidRequest unless `data` is bytes or text."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         return bytes(data)
     if not isinstance(data, str):
@@ -263,13 +267,13 @@ def encoded(data: str | bytes) -> bytes:
         raise errors.InvalidRequest("text for stdin must be valid Unicode: give bytes for anything else") from None
 
 
-def answer_of(text: str) -> str:
-    """Raises InvalidRequest for what cannot be a line of input."""
-    check_line(text)
+def checked_answer(text: str) -> str:
+    """The text. Raises InvalidRequest if it cannot be a line of input."""
+    check_input_line(text)
     return text
 
 
-def limits_of(limits: LimitsLike) -> Limits | None:
+def parse_limits(limits: LimitsLike) -> Limits | None:
     if limits is None or isinstance(limits, Limits):
         return limits
     if not isinstance(limits, Mapping):
@@ -284,18 +288,18 @@ def limits_of(limits: LimitsLike) -> Limits | None:
         raise errors.InvalidRequest(f"bad limits: {error}") from None
 
 
-def content_of(content: Content) -> Content:
+def content_in_thread(content: Content) -> Content:
     """Chunks of a caller's iterable are taken in a thread, so that a slow one does not stop the engine."""
     if isinstance(content, (str, bytes, bytearray, memoryview, AsyncIterable)) or not isinstance(content, Iterable):
         return content
-    return _in_thread(iter(content))
+    return _chunks_in_thread(iter(content))
 
 
 def content_from_loop(content: Content) -> Content:
     """The same where the caller has an event loop, on which their async iterable must run."""
     if not isinstance(content, AsyncIterable):
-        return content_of(content)
-    return _on_loop(aiter(content), asyncio.get_running_loop())
+        return content_in_thread(content)
+    return _chunks_on_loop(aiter(content), asyncio.get_running_loop())
 
 
 def input_from_loop(source: InputSource | Callable[[str], Awaitable[str]]) -> InputSource:
@@ -306,12 +310,12 @@ def input_from_loop(source: InputSource | Callable[[str], Awaitable[str]]) -> In
     return lambda prompt: asyncio.run_coroutine_threadsafe(source(prompt), loop).result()
 
 
-async def _in_thread(chunks: Iterator[Chunk]) -> AsyncIterator[Chunk]:
+async def _chunks_in_thread(chunks: Iterator[Chunk]) -> AsyncIterator[Chunk]:
     while (chunk := await asyncio.to_thread(next, chunks, _END)) is not _END:
         yield chunk  # type: ignore[misc]
 
 
-async def _on_loop(chunks: AsyncIterator[Chunk], loop: asyncio.AbstractEventLoop) -> AsyncIterator[Chunk]:
+async def _chunks_on_loop(chunks: AsyncIterator[Chunk], loop: asyncio.AbstractEventLoop) -> AsyncIterator[Chunk]:
     async def take() -> Chunk | None:
         return await anext(chunks, None)
 
@@ -319,14 +323,14 @@ async def _on_loop(chunks: AsyncIterator[Chunk], loop: asyncio.AbstractEventLoop
         yield chunk
 
 
-def _mapping(name: str, given: Mapping[str, str] | None) -> dict[str, str]:
+def _copy_mapping(name: str, given: Mapping[str, str] | None) -> dict[str, str]:
     if given is not None and not isinstance(given, Mapping):
         raise errors.InvalidRequest(f"{name} must be a mapping of names to values, not {type(given).__name__}")
     return dict(given or {})
 
 
-def _metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    values = _mapping("metadata", metadata)
+def _parse_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    values = _copy_mapping("metadata", metadata)
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in values.items()):
         raise errors.InvalidRequest("metadata must be strings with string values")
     try:

@@ -1,4 +1,4 @@
-"""Putting an engine together from a configuration: the backend, the templates, the records, the instance."""
+"""Assembles an engine from a configuration: the backend, the templates, the records, the instance."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.instance import Instance
 from cloche.engine.stores import Stores
-from cloche.isolation.base import Backend
+from cloche.isolation.base import IsolationBackend
 from cloche.model import Template
 from cloche.store.builds import BuildFiles, StoredBuilds
 from cloche.store.quotas import StoredQuotas
 from cloche.store.runs import RunStore
-from cloche.store.sandboxes import SqliteRecords
+from cloche.store.sandboxes import SqliteSandboxRecords
 from cloche.store.snapshots import StoredSnapshots
 from cloche.store.volumes import StoredVolumes
-from cloche.templates import Catalogue, Report, ensure
-from cloche.templates.build import silent
+from cloche.templates import Catalogue, ReportProgress, ensure_template
+from cloche.templates.build import ignore_progress
 
 MOST_OPEN_FILES = 1 << 17
 
@@ -28,46 +28,46 @@ MOST_OPEN_FILES = 1 << 17
 class BuiltTemplates:
     """The catalogue; a built-in template is built at its first use."""
 
-    def __init__(self, config: Config, report: Report, preload: bool):
+    def __init__(self, config: Config, report: ReportProgress, preload: bool):
         self._catalogue = Catalogue(config.data_dir, config.aliases)
         self._report = report
         self._preload = preload
 
     def resolve(self, ref: str) -> Template:
-        template = ensure(self._catalogue, ref, self._report)
+        template = ensure_template(self._catalogue, ref, self._report)
         return template if self._preload else msgspec.structs.replace(template, imports=())
 
     def list(self) -> list[Template]:
         return self._catalogue.list()
 
     def remove_abandoned(self) -> None:
-        """What a build that was killed has left. Harmless when others build just now."""
+        """Removes the leftovers of builds that were killed. Harmless while other processes build."""
         self._catalogue.remove_abandoned()
 
 
-def assemble(config: Config, report: Report = silent, *, preload: bool = True) -> Engine:
+def assemble_engine(config: Config, report: ReportProgress = ignore_progress, *, preload: bool = True) -> Engine:
     """An engine, to be entered with `async with`. Raises IsolationUnavailable or Unavailable.
 
-    Without `preload` the nursery imports nothing in advance: it is there in a third of the time, which is what counts
-    for a single sandbox.
+    Without `preload` the nursery imports nothing in advance: it is ready in a third of the time, which suits a
+    single sandbox.
     """
     raise_open_files()
     data_dir = Path(config.data_dir)
     instance = Instance(data_dir / "run")
     instance.open()
     try:
-        backend = _backend(config, instance)
+        backend = _make_backend(config, instance)
     except BaseException:
         instance.close()
         raise
     templates = BuiltTemplates(config, report, preload)
     templates.remove_abandoned()
-    return Engine(config, backend, templates, instance, stores_in(data_dir, config))
+    return Engine(config, backend, templates, instance, open_stores(data_dir, config))
 
 
-def stores_in(data_dir: Path, config: Config) -> Stores:
-    """All that lies in that directory, in one database."""
-    records = SqliteRecords(data_dir / "store.sqlite3")
+def open_stores(data_dir: Path, config: Config) -> Stores:
+    """All stores of that data directory, in one database."""
+    records = SqliteSandboxRecords(data_dir / "store.sqlite3")
     return Stores(
         records=records,
         snapshots=StoredSnapshots(records.database),
@@ -80,10 +80,11 @@ def stores_in(data_dir: Path, config: Config) -> Stores:
 
 
 def raise_open_files() -> None:
-    """Lets this process have as many files open as it may: a sandbox takes about ten, and the usual limit is 1024.
+    """Raises this process's limit of open files as far as allowed: a sandbox takes about ten, the default is
+    1024.
 
-    That limit is as low as it is for programs that call select(), which cannot take higher descriptors; nothing of
-    ours does. What a sandbox may have open is set by its own limits.
+    The default is that low for programs that call select(), which cannot take higher descriptors; none of our
+    code does. The open files of a sandbox are set by its own limits.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
@@ -91,7 +92,7 @@ def raise_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _backend(config: Config, instance: Instance) -> Backend:
+def _make_backend(config: Config, instance: Instance) -> IsolationBackend:
     if config.backend == "plain-unsafe":
         from cloche.isolation.plain import PlainBackend
 

@@ -1,4 +1,4 @@
-"""What hangs on an AsyncSandbox: the same as `cloche.sdk.parts`, with `await` and `async for`."""
+"""The parts of an AsyncSandbox: the same as `cloche.sdk.parts`, with `await` and `async for`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloche.engine.sandboxes.files import Content
 from cloche.events import AnyEvent, Ended, Run, RunInfo
 from cloche.model import FileChange, FileInfo, Outcome, ProcessInfo, User
 from cloche.sdk import backend
-from cloche.sdk.arguments import answer_of, command_env, content_from_loop, encoded, stdin_of
+from cloche.sdk.arguments import checked_answer, checked_stdin, command_env, content_from_loop, encode_stdin
 from cloche.sdk.backend import Transport, transport_to
-from cloche.sdk.parts import CommandResult, Position
+from cloche.sdk.parts import CommandResult, EventCursor
 
 
 class AsyncStream:
     """An async iterator of events. `aclose()`, leaving its `async with`, or letting go of it early interrupts."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Awaitable[backend.Execution]]):
+    def __init__(self, transport: Transport, make: Callable[[], Awaitable[backend.BackendExecution]]):
         self._transport = transport
         self._make = make
-        self._execution: backend.Execution | None = None
+        self._execution: backend.BackendExecution | None = None
         self._over = False
         self._waiting: list[AnyEvent] = []
 
@@ -33,7 +33,7 @@ class AsyncStream:
 
     async def __anext__(self) -> AnyEvent:
         if not self._waiting and not self._over:
-            self._waiting = (await self._transport.acall(self._next))[::-1]
+            self._waiting = (await self._transport.acall(self._next_batch))[::-1]
             self._over = not self._waiting
         if not self._waiting:
             raise StopAsyncIteration
@@ -58,7 +58,7 @@ class AsyncStream:
 
     async def answer(self, text: str) -> None:
         """The line for which the program waits after an Input event, where `input=True` was given."""
-        line = answer_of(text)
+        line = checked_answer(text)
 
         async def work() -> None:
             if self._execution is not None:
@@ -77,7 +77,7 @@ class AsyncStream:
         if execution is not None and execution.ended is None:
             self._transport.spawn(execution.aclose)
 
-    async def _next(self) -> list[AnyEvent]:
+    async def _next_batch(self) -> list[AnyEvent]:
         if self._execution is None:
             self._execution = await self._make()
         return await self._execution.next_events()
@@ -89,7 +89,7 @@ class AsyncFiles:
     Methods raise FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace, InvalidPath or FileError.
     """
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -121,12 +121,12 @@ class AsyncFiles:
         return await self._transport.acall(lambda: self._core.files.write(path, taken, user=user, mode=mode))
 
     async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
-        """What is in a directory, down to `depth` levels."""
+        """The entries of a directory, down to `depth` levels."""
         self._core.check_running()
         return await self._transport.acall(lambda: self._core.files.list(path, depth=depth, user=user))
 
     async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
-        """What lies there; a symlink is not followed."""
+        """The entry at that path; a symlink is not followed."""
         self._core.check_running()
         return await self._transport.acall(lambda: self._core.files.stat(path, user=user))
 
@@ -157,7 +157,7 @@ class AsyncFiles:
 class AsyncWatch:
     """An async iterator of FileChange between `__aenter__` and `close()`."""
 
-    def __init__(self, transport: Transport, core: backend.Watch):
+    def __init__(self, transport: Transport, core: backend.BackendWatch):
         self._transport = transport
         self._core = core
 
@@ -192,7 +192,7 @@ class AsyncWatch:
 class AsyncProcess:
     """A command in the background. An async iterator of its events; it lives until it ends or its sandbox does."""
 
-    def __init__(self, transport: Transport, core: backend.Process):
+    def __init__(self, transport: Transport, core: backend.BackendProcess):
         self._transport = transport
         self._core = core
         self._waiting: list[ProcessEvent] = []
@@ -234,7 +234,7 @@ class AsyncProcess:
 
     async def send_stdin(self, data: bytes | str) -> None:
         """Raises InvalidRequest unless it was started with `stdin=True` and still reads."""
-        content = encoded(data)
+        content = encode_stdin(data)
         await self._transport.acall(lambda: self._core.send_stdin(content))
 
     async def close_stdin(self) -> None:
@@ -247,7 +247,7 @@ class AsyncProcess:
 class AsyncCommands:
     """Shell commands in a sandbox."""
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -301,7 +301,7 @@ class AsyncCommands:
                 )
             )
             return AsyncProcess(self._transport, core)
-        text = stdin_of(stdin)
+        text = checked_stdin(stdin)
         return await self._transport.acall(
             lambda: self._core.commands.run(cmd, user=user, env=given, cwd=cwd, timeout_seconds=timeout, stdin=text)
         )
@@ -316,14 +316,14 @@ class AsyncCommands:
         await self._transport.acall(lambda: self._core.commands.kill(id))
 
 
-# Runs that outlive the connection that began them: as in `cloche.sdk.parts`, with `await` and `async for`.
+# Detached runs, which outlive their connection: as in `cloche.sdk.detached`, with `await` and `async for`.
 
 
 class AsyncAttachment:
-    """An async iterator of a run's events; see `Attachment`. What is wrong is raised when it is first used."""
+    """An async iterator of a run's events; see `Attachment`. It raises errors at its first use."""
 
     def __init__(self, transport: Transport, id: str, after: int, run: AsyncDetachedRun | None = None):
-        self._position = Position(transport, id, after)
+        self._position = EventCursor(transport, id, after)
         self._transport = transport
         self._run = run
 
@@ -337,7 +337,7 @@ class AsyncAttachment:
     async def __anext__(self) -> AnyEvent:
         event = self._position.next()
         if event is None and not self._position.ended:
-            await self._transport.acall(self._position.fetch)
+            await self._transport.acall(self._position.fetch_events)
             event = self._position.next()
         if event is None:
             raise StopAsyncIteration
@@ -381,9 +381,9 @@ class AsyncDetachedRun:
         return f"<cloche.AsyncDetachedRun {self.id} {self.outcome or self.state}>"
 
     async def info(self) -> RunInfo:
-        """What is known of it. Raises RunNotFound when it is not kept any more."""
+        """The run's current state. Raises RunNotFound when it is not kept any more."""
         info = await self._transport.acall(lambda: self._transport.runs.info(self.id))
-        self._know(info)
+        self._update_state(info)
         return info
 
     def events(self, after: int | None = None) -> AsyncAttachment:
@@ -391,7 +391,7 @@ class AsyncDetachedRun:
         return AsyncAttachment(self._transport, self.id, self.last_event if after is None else after, self)
 
     async def result(self) -> Run:
-        """What it did: waits for its end."""
+        """Waits for the end of the run and returns its result."""
         run = await self._transport.acall(lambda: self._transport.runs.result(self.id))
         self.state, self.outcome = "ended", run.outcome
         return run
@@ -410,5 +410,5 @@ class AsyncDetachedRun:
         if isinstance(event, Ended):
             self.state, self.outcome = "ended", event.outcome
 
-    def _know(self, info: RunInfo) -> None:
+    def _update_state(self, info: RunInfo) -> None:
         self.state, self.outcome = info.state, info.outcome

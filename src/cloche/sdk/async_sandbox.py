@@ -1,4 +1,4 @@
-"""The library for programs with an event loop: the same as `cloche.sdk.sandbox`, with `await` and `async for`."""
+"""The asynchronous library: the same as `cloche.sdk.sandbox`, with `await` and `async for`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 
 from cloche import errors
 from cloche.engine.executions.input import InputSource
-from cloche.events import AnyEvent, Folding, Run
+from cloche.events import AnyEvent, Run, RunFold
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import backend
 from cloche.sdk.arguments import (
@@ -30,16 +30,16 @@ from cloche.sdk.arguments import (
 )
 from cloche.sdk.async_parts import AsyncAttachment, AsyncCommands, AsyncDetachedRun, AsyncFiles, AsyncStream
 from cloche.sdk.backend import Transport, transport_to
-from cloche.sdk.inspect import AsyncBranchedContext, AsyncInspectedContext, AsyncInspectedSandbox
+from cloche.sdk.inspect import AsyncContextCheckpoints, AsyncContextInspection, AsyncSandboxInspection
 from cloche.sdk.network import AsyncNetwork
-from cloche.sdk.tools import ToolsLike, attended, toolbox_from_loop
+from cloche.sdk.tools import ToolsLike, answering_tools, toolbox_from_loop
 
 AsyncInput = InputSource | Callable[[str], Awaitable[str]]
 OnEvent = Callable[[AnyEvent], object]
 
 
-class HowToRun(TypedDict, total=False):
-    """What `AsyncContext.run` takes besides code."""
+class AsyncRunOptions(TypedDict, total=False):
+    """The keyword arguments of `AsyncContext.run`."""
 
     env: Mapping[str, str] | None
     cwd: str | None
@@ -49,13 +49,13 @@ class HowToRun(TypedDict, total=False):
     tools: ToolsLike
 
 
-class InSandbox(HowToRun, total=False):
-    """The same of `AsyncSandbox.run`."""
+class AsyncSandboxRunOptions(AsyncRunOptions, total=False):
+    """The keyword arguments of `AsyncSandbox.run`."""
 
     context: AsyncContext | str | None
 
 
-class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
+class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
     """A sealed place to run code in: `async with AsyncSandbox() as box`, or `box = await AsyncSandbox()`.
 
     It may be used from several tasks, threads and event loops. Everything else is as in `Sandbox`.
@@ -82,7 +82,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         self._spec = sandbox_spec(
             template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
-        self._made: backend.Sandbox | None = None
+        self._made: backend.BackendSandbox | None = None
 
     @classmethod
     async def connect(
@@ -90,42 +90,42 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
     ) -> AsyncSandbox:
         """The sandbox of that id; one that is paused is resumed. See `Sandbox.connect`."""
         check_seconds("timeout", timeout)
-        transport = await _transport(url, api_key)
-        return cls._of(transport, await transport.acall(lambda: transport.connect(id, timeout)))
+        transport = await _open_transport(url, api_key)
+        return cls._from_core(transport, await transport.acall(lambda: transport.connect(id, timeout)))
 
     @classmethod
     async def list(
         cls, state: SandboxState | None = None, *, url: str | None = None, api_key: str | None = None
     ) -> builtins.list[SandboxInfo]:
-        """Those of yours that run or are paused; with `state`, "running" or "paused", only these."""
+        """The caller's sandboxes that run or are paused; with `state`, "running" or "paused", only these."""
         check_state(state)
-        transport = await _transport(url, api_key)
+        transport = await _open_transport(url, api_key)
         return [each for each in await transport.acall(transport.list) if state in (None, each.state)]
 
     @classmethod
-    def _of(cls, transport: Transport, core: backend.Sandbox) -> AsyncSandbox:
+    def _from_core(cls, transport: Transport, core: backend.BackendSandbox) -> AsyncSandbox:
         self = cls()
-        self._attach(transport, core)
+        self._attach_core(transport, core)
         return self
 
     def __await__(self) -> Generator[Any, None, AsyncSandbox]:
-        return self._create().__await__()
+        return self._create_once().__await__()
 
     async def __aenter__(self) -> AsyncSandbox:
-        return await self._create()
+        return await self._create_once()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
 
-    async def _create(self) -> AsyncSandbox:
+    async def _create_once(self) -> AsyncSandbox:
         if self._made is None:
-            transport = await _transport(*self._server)
-            self._attach(transport, await transport.acall(lambda: transport.create(self._spec)))
+            transport = await _open_transport(*self._server)
+            self._attach_core(transport, await transport.acall(lambda: transport.create(self._spec)))
         return self
 
-    def _attach(self, transport: Transport, core: backend.Sandbox) -> None:
+    def _attach_core(self, transport: Transport, core: backend.BackendSandbox) -> None:
         self._transport = transport
         self._made = core
         self.files = AsyncFiles(transport, core)
@@ -134,7 +134,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         self.contexts = AsyncContexts(transport, core)
 
     @property
-    def _core(self) -> backend.Sandbox:
+    def _core(self) -> backend.BackendSandbox:
         if self._made is None:
             raise errors.InvalidRequest("await the AsyncSandbox first, or use it with `async with`")
         return self._made
@@ -147,7 +147,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         return self._core.id
 
     async def info(self) -> SandboxInfo:
-        """What it is and how long it lives, also when it has ended."""
+        """The description of the sandbox and its lifetime, also when it has ended."""
         return await self._transport.acall(self._core.describe)
 
     async def renew(self, seconds: float) -> SandboxInfo:
@@ -178,17 +178,19 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         return await self._transport.acall(lambda: self._core.snapshot(name))
 
     async def fork(self, count: int = 1, *, timeout: float | None = None) -> builtins.list[AsyncSandbox]:
-        """So many new sandboxes with its files and environment, not with its memory. It goes on itself."""
+        """Makes `count` new sandboxes with its files and environment, without its memory. It runs on itself."""
         check_count(count)
         check_seconds("timeout", timeout)
         made = await self._transport.acall(lambda: self._core.fork(count, timeout))
-        return [self._of(self._transport, each) for each in made]
+        return [self._from_core(self._transport, each) for each in made]
 
     @overload
-    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[InSandbox]) -> Run: ...
+    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[AsyncSandboxRunOptions]) -> Run: ...
 
     @overload
-    async def run(self, code: str, *, detach: Literal[True], **how: Unpack[InSandbox]) -> AsyncDetachedRun: ...
+    async def run(
+        self, code: str, *, detach: Literal[True], **how: Unpack[AsyncSandboxRunOptions]
+    ) -> AsyncDetachedRun: ...
 
     async def run(
         self,
@@ -207,7 +209,7 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
 
         `tools` that are coroutine functions run on the caller's own event loop.
         """
-        chosen = self._context(context)
+        chosen = self._choose_context(context)
         return await chosen.run(
             code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
         )
@@ -233,15 +235,15 @@ class AsyncSandbox(AsyncInspectedSandbox["AsyncContext"]):
         tools: ToolsLike = None,
     ) -> AsyncStream:
         """The events of a run as they come, `Started` to `Ended`. Leaving its `async with` early interrupts."""
-        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
+        return self._choose_context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
 
-    def _context(self, context: AsyncContext | str | None) -> AsyncContext:
+    def _choose_context(self, context: AsyncContext | str | None) -> AsyncContext:
         if isinstance(context, AsyncContext):
             return context
         return AsyncContext(self._transport, self._core.context(context))
 
 
-class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
+class AsyncContext(AsyncContextCheckpoints, AsyncContextInspection):
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
 
     def __repr__(self) -> str:
@@ -260,13 +262,13 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
         return self._core.cwd
 
     @overload
-    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[HowToRun]) -> Run: ...
+    async def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[AsyncRunOptions]) -> Run: ...
 
     @overload
-    async def run(self, code: str, *, detach: Literal[True], **how: Unpack[HowToRun]) -> AsyncDetachedRun: ...
+    async def run(self, code: str, *, detach: Literal[True], **how: Unpack[AsyncRunOptions]) -> AsyncDetachedRun: ...
 
     @overload
-    async def run(self, code: str, *, detach: bool, **how: Unpack[HowToRun]) -> Run | AsyncDetachedRun: ...
+    async def run(self, code: str, *, detach: bool, **how: Unpack[AsyncRunOptions]) -> Run | AsyncDetachedRun: ...
 
     async def run(
         self,
@@ -283,10 +285,10 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
         """As `AsyncSandbox.run`."""
         check_flag("detach", detach)
         if detach:
-            return await self._detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
+            return await self._start_detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
         if on_event is not None or tools is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
-            return await _run_watched(stream, on_event or _ignore)
+            return await _run_watched(stream, on_event or _ignore_event)
         given, answers = run_env(env, cwd), input_from_loop(input)
         return await self._transport.acall(
             lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
@@ -307,23 +309,23 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
         toolbox = toolbox_from_loop(tools)
         offered = toolbox.offered if toolbox is not None else ()
 
-        async def make() -> backend.Execution:
+        async def make() -> backend.BackendExecution:
             execution = await self._core.execute(
                 code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers, tools=offered
             )
-            return attended(execution, toolbox)
+            return answering_tools(execution, toolbox)
 
         return AsyncStream(self._transport, make)
 
     async def interrupt(self) -> bool:
-        """Interrupts what runs now; its state is kept. False if nothing runs."""
+        """Interrupts the running execution; the state is kept. False if nothing runs."""
         return await self._transport.acall(self._core.interrupt)
 
     async def restart(self) -> None:
-        """A new kernel under the same id; the state is lost, what runs ends."""
+        """Starts a new kernel under the same id; the state is lost, and a running execution ends."""
         await self._transport.acall(self._core.restart)
 
-    async def _detached(
+    async def _start_detached(
         self,
         code: str,
         env: Mapping[str, str] | None,
@@ -341,7 +343,7 @@ class AsyncContext(AsyncBranchedContext, AsyncInspectedContext):
 class AsyncContexts:
     """A sandbox's contexts. There is always a default one, which `AsyncSandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -373,13 +375,13 @@ async def arun(code: str, *, template: str = "python", timeout: float | None = N
         return await box.run(code, timeout=timeout, input=input)
 
 
-async def _transport(url: str | None, api_key: str | None) -> Transport:
+async def _open_transport(url: str | None, api_key: str | None) -> Transport:
     """An engine's first start takes a moment, which must not stop the caller's loop."""
     return await asyncio.to_thread(transport_to, url, api_key)
 
 
 async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:
-    folding = Folding()
+    folding = RunFold()
     async with stream:
         async for event in stream:
             folding.feed(event)
@@ -387,5 +389,5 @@ async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:
     return folding.run()
 
 
-def _ignore(event: AnyEvent) -> None:
-    """Nobody watches."""
+def _ignore_event(event: AnyEvent) -> None:
+    """The `on_event` of a run without a watcher."""

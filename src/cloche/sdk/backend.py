@@ -1,7 +1,8 @@
-"""What the public classes, and the command line, need of a sandbox: one in this process, or one on a server.
+"""The interface between the public classes or the command line and a sandbox, in this process or on a
+server.
 
-The engine's own executions, processes, files and watches are such; `near.py` makes the rest of it out of the engine's
-objects, `remote*.py` out of `/api/v1`. All of it belongs to one event loop.
+The engine's own executions, processes, files and watches implement it; `local.py` makes the rest of it out of
+the engine's objects, `remote*.py` out of `/api/v1`. All of it belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cloche.engine.commands.process import ProcessEvent, ProcessResult
 from cloche.engine.commands.program import Exited
 from cloche.engine.executions.input import InputSource
 from cloche.engine.sandboxes.files import Content
-from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
+from cloche.events import AnyEvent, Ended, NumberedEvent, Run, RunInfo
 from cloche.model import (
     FileChange,
     FileInfo,
@@ -29,7 +30,7 @@ from cloche.model import (
     SandboxInfo,
     SandboxSpec,
     SnapshotInfo,
-    Tool,
+    ToolDefinition,
     ToolResult,
     User,
     Variables,
@@ -38,45 +39,47 @@ from cloche.model import (
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 from cloche.notebook import History
 
-# A sandbox's network log as a list that shows itself.
+# A sandbox's network log as a list with a readable representation.
 
-_COLUMNS = ("time", "verdict", "protocol", "host", "port", "sent", "received", "seconds", "reason")
+_LOG_COLUMNS = ("time", "verdict", "protocol", "host", "port", "sent", "received", "seconds", "reason")
 
 
 class NetworkLog(list[NetworkEntry]):
-    """What programs tried, the oldest first. `dropped`: how many older entries made room for these."""
+    """The connections that programs tried, the oldest first. `dropped`: how many older entries made room for
+    these.
+    """
 
     def __init__(self, entries: Iterable[NetworkEntry] = (), dropped: int = 0):
         super().__init__(entries)
         self.dropped = dropped
 
     def __repr__(self) -> str:
-        return "\n".join([*self._note(), *map(str, self)]) or "nothing was tried"
+        return "\n".join([*self._dropped_note(), *map(str, self)]) or "nothing was tried"
 
-    def _note(self) -> list[str]:
+    def _dropped_note(self) -> list[str]:
         return [f"({self.dropped} older entries made room)"] if self.dropped else []
 
     def _repr_html_(self) -> str:
-        """For notebooks. Host names are a program's own words, so everything is escaped."""
-        head = _row("th", _COLUMNS)
-        note = "".join(f"<p>{html.escape(each)}</p>" for each in self._note())
-        return f"{note}<table>{head}{''.join(_row('td', _cells(each)) for each in self)}</table>"
+        """For notebooks. Host names come from the program, so everything is escaped."""
+        head = _table_row("th", _LOG_COLUMNS)
+        note = "".join(f"<p>{html.escape(each)}</p>" for each in self._dropped_note())
+        return f"{note}<table>{head}{''.join(_table_row('td', _entry_cells(each)) for each in self)}</table>"
 
 
-def _cells(entry: NetworkEntry) -> list[object]:
+def _entry_cells(entry: NetworkEntry) -> list[object]:
     when = time.strftime("%H:%M:%S", time.localtime(entry.at))
     about = (entry.verdict, entry.protocol, entry.host, entry.port or "")
     return [when, *about, entry.sent_bytes, entry.received_bytes, f"{entry.seconds:.3f}", entry.reason]
 
 
-def _row(cell: str, values: Iterable[object]) -> str:
+def _table_row(cell: str, values: Iterable[object]) -> str:
     return "<tr>" + "".join(f"<{cell}>{html.escape(str(each))}</{cell}>" for each in values) + "</tr>"
 
 
 Self = TypeVar("Self")
 
 
-class Execution(Protocol):
+class BackendExecution(Protocol):
     """As `cloche.engine.executions.execution.Execution`."""
 
     @property
@@ -95,8 +98,8 @@ class Execution(Protocol):
     def answer_tools(self, results: Iterable[ToolResult]) -> None: ...
 
 
-class Process(Protocol):
-    """As `cloche.engine.commands.process.Process`."""
+class BackendProcess(Protocol):
+    """As `cloche.engine.commands.process.SandboxProcess`."""
 
     id: str
     pid: int
@@ -116,8 +119,8 @@ class Process(Protocol):
     def resize(self, rows: int, columns: int) -> None: ...
 
 
-class Watch(Protocol):
-    """As `cloche.engine.sandboxes.files.Watch`."""
+class BackendWatch(Protocol):
+    """As `cloche.engine.sandboxes.files.DirectoryWatch`."""
 
     async def __aenter__(self: Self) -> Self: ...
     def __aiter__(self: Self) -> Self: ...
@@ -125,8 +128,8 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
-class Files(Protocol):
-    """As `cloche.engine.sandboxes.files.Files`."""
+class BackendFiles(Protocol):
+    """As `cloche.engine.sandboxes.files.SandboxFiles`."""
 
     async def read(self, path: str, *, user: User | None = None) -> bytes: ...
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]: ...
@@ -139,11 +142,11 @@ class Files(Protocol):
     async def make_dir(self, path: str, *, user: User | None = None) -> bool: ...
     async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo: ...
     async def remove(self, path: str, *, user: User | None = None) -> None: ...
-    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch: ...
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> BackendWatch: ...
 
 
-class Commands(Protocol):
-    """As `cloche.engine.commands.commands.Commands`, but that `kill` waits."""
+class BackendCommands(Protocol):
+    """As `cloche.engine.commands.commands.SandboxCommands`, but that `kill` waits."""
 
     async def start(
         self,
@@ -156,7 +159,7 @@ class Commands(Protocol):
         stdin: bool = False,
         pty: tuple[int, int] | None = None,
         background: bool = False,
-    ) -> Process: ...
+    ) -> BackendProcess: ...
     async def run(
         self,
         command: str | Sequence[str],
@@ -171,16 +174,16 @@ class Commands(Protocol):
     async def kill(self, id: str) -> None: ...
 
 
-class Network(Protocol):
+class BackendNetwork(Protocol):
     async def policy(self) -> NetworkPolicy:
-        """What it may reach, without the values of secrets."""
+        """The current policy, without the values of secrets."""
 
     async def log(self) -> NetworkLog: ...
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
         """Replaces the policy, and its secrets unless they are kept. Raises InvalidRequest."""
 
 
-class Context(Protocol):
+class BackendContext(Protocol):
     @property
     def id(self) -> str: ...
     @property
@@ -197,9 +200,9 @@ class Context(Protocol):
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> Execution:
-        """An execution, which starts when it is used. Raises what is wrong with it."""
+        tools: Sequence[ToolDefinition] = (),
+    ) -> BackendExecution:
+        """An execution, which starts when it is used. Raises if the request is invalid."""
 
     async def run(
         self,
@@ -219,7 +222,7 @@ class Context(Protocol):
         timeout_seconds: float | None = None,
         input: builtins.list[str] | None = None,
     ) -> RunInfo:
-        """It runs from now on, whoever leaves. Raises what is wrong with it."""
+        """Starts a run that goes on after the client leaves. Raises if the request is invalid."""
 
     async def interrupt(self) -> bool: ...
     async def restart(self) -> None: ...
@@ -229,7 +232,7 @@ class Context(Protocol):
     async def rollback(self, mark: str) -> None:
         """Raises CheckpointNotFound."""
 
-    async def fork(self, count: int = 1) -> Sequence[Context]:
+    async def fork(self, count: int = 1) -> Sequence[BackendContext]:
         """Raises NotCopyable, or InvalidRequest where there is no room."""
 
     async def checkpoints(self) -> builtins.list[Mark]: ...
@@ -239,20 +242,20 @@ class Context(Protocol):
     async def variables(self) -> Variables: ...
     async def history(self) -> History: ...
     async def notebook(self) -> bytes:
-        """What ran in it, as a file that Jupyter opens."""
+        """Its history, as a file that Jupyter opens."""
 
 
-class Sandbox(Protocol):
+class BackendSandbox(Protocol):
     @property
     def id(self) -> str: ...
     @property
     def limits(self) -> Limits: ...
     @property
-    def files(self) -> Files: ...
+    def files(self) -> BackendFiles: ...
     @property
-    def commands(self) -> Commands: ...
+    def commands(self) -> BackendCommands: ...
     @property
-    def network(self) -> Network: ...
+    def network(self) -> BackendNetwork: ...
     @property
     def ended(self) -> bool:
         """Whether it is known here that it has ended."""
@@ -272,27 +275,27 @@ class Sandbox(Protocol):
         """Harmless when it runs: with seconds, its deadline is moved."""
 
     async def snapshot(self, name: str | None = None) -> SnapshotInfo: ...
-    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> Sequence[Sandbox]: ...
+    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> Sequence[BackendSandbox]: ...
 
     async def history(self) -> History: ...
 
-    def context(self, id: str | None = None) -> Context:
+    def context(self, id: str | None = None) -> BackendContext:
         """The context of that id, the default one without. May raise ContextNotFound, or leave that to its use."""
 
-    async def find_context(self, id: str) -> Context:
+    async def find_context(self, id: str) -> BackendContext:
         """Raises ContextNotFound."""
 
-    async def list_contexts(self) -> list[Context]: ...
-    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> Context: ...
+    async def list_contexts(self) -> list[BackendContext]: ...
+    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> BackendContext: ...
     async def remove_context(self, id: str) -> None: ...
 
 
-class Runs(Protocol):
-    """Detached runs of whoever asks. Every method raises RunNotFound."""
+class BackendRuns(Protocol):
+    """The caller's detached runs. Every method raises RunNotFound."""
 
     async def info(self, id: str) -> RunInfo: ...
     async def list(self, sandbox: str) -> builtins.list[RunInfo]: ...
-    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
+    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[NumberedEvent], None]:
         """Batches of the events after that one, until `Ended`. Raises InvalidRequest where there is no such event."""
 
     async def result(self, id: str) -> Run:
@@ -302,8 +305,8 @@ class Runs(Protocol):
     async def remove(self, id: str) -> None: ...
 
 
-class Snapshots(Protocol):
-    """Those of whoever asks."""
+class BackendSnapshots(Protocol):
+    """The caller's snapshots."""
 
     async def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
         """The newest first; only those of that sandbox, where one is named."""
@@ -315,8 +318,8 @@ class Snapshots(Protocol):
         """Raises SnapshotNotFound."""
 
 
-class Volumes(Protocol):
-    """Those of whoever asks."""
+class BackendVolumes(Protocol):
+    """The caller's volumes."""
 
     async def create(self, name: str) -> VolumeInfo:
         """Raises VolumeConflict, InvalidRequest."""
@@ -331,7 +334,7 @@ class Volumes(Protocol):
         """Raises VolumeNotFound, VolumeConflict."""
 
 
-# What is behind the public classes: an engine in this process, or a server.
+# The transport behind the public classes: an engine in this process, or a server.
 
 T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, T]]
@@ -354,49 +357,49 @@ class Transport(Protocol):
         """The same from a task of any event loop; cancelling the task cancels the work."""
 
     def spawn(self, work: Work[object]) -> None:
-        """Does the work, some time; nobody waits for it."""
+        """Does the work at some time, without a caller that waits for it."""
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def create(self, spec: SandboxSpec) -> BackendSandbox:
         """As `Engine.create`. To be called within work."""
 
-    async def connect(self, id: str, timeout_seconds: float | None = None) -> Sandbox:
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> BackendSandbox:
         """As `Engine.resume`. To be called within work."""
 
     async def list(self) -> list[SandboxInfo]:
-        """Those that run, and those that are paused. To be called within work."""
+        """The running and the paused sandboxes. To be called within work."""
 
     @property
-    def runs(self) -> Runs:
+    def runs(self) -> BackendRuns:
         """To be used within work."""
 
     @property
-    def snapshots(self) -> Snapshots:
+    def snapshots(self) -> BackendSnapshots:
         """To be used within work."""
 
     @property
-    def volumes(self) -> Volumes:
+    def volumes(self) -> BackendVolumes:
         """To be used within work."""
 
 
 chosen: Transport | None = None
-"""Wins over the environment: see `cloche.sdk.embedded.using`."""
+"""Wins over the environment: see `cloche.sdk.embedded.use_engine`."""
 
 
 def transport_to(url: str | None, api_key: str | None) -> Transport:
-    """The server at `url`, or at CLOCHE_URL; without either, the engine of this process, which is started if need be.
+    """The server at `url`, or at CLOCHE_URL; without either, the engine of this process, started if necessary.
 
-    Raises InvalidRequest for what is no address, and for a key without a server: quietly running here what was meant
-    for a server would be worse.
+    Raises InvalidRequest for an invalid address, and for a key without a server: quietly running code here that
+    was meant for a server would be worse.
     """
     if chosen is not None and chosen.usable and not url:
         return chosen
     address = url or os.environ.get(URL_VARIABLE)
     if address:
-        from cloche.sdk.remote import remote
+        from cloche.sdk.remote import remote_transport
 
-        return remote(address, api_key or os.environ.get(KEY_VARIABLE) or "")
+        return remote_transport(address, api_key or os.environ.get(KEY_VARIABLE) or "")
     if api_key:
         raise errors.InvalidRequest(f"api_key is for a server: say which with url, or {URL_VARIABLE}")
-    from cloche.sdk.embedded import embedded
+    from cloche.sdk.embedded import embedded_engine
 
-    return embedded()
+    return embedded_engine()

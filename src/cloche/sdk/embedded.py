@@ -11,45 +11,45 @@ import threading
 from collections.abc import Iterator
 
 from cloche import errors
-from cloche.config import Config, for_oneself, load
+from cloche.config import Config, for_embedded_use, load_config
 from cloche.engine.engine import Engine
 from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import backend
-from cloche.sdk.arguments import OWNER
-from cloche.sdk.assembly import assemble
-from cloche.sdk.local import NearRuns, NearSandbox, NearSnapshots, NearVolumes, resumed
-from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread, do_last
-from cloche.templates import Progress
+from cloche.sdk.arguments import LOCAL_OWNER
+from cloche.sdk.assembly import assemble_engine
+from cloche.sdk.local import LocalRuns, LocalSandbox, LocalSnapshots, LocalVolumes, resume_sandbox
+from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread, run_at_exit
+from cloche.templates import TemplateProgress
 
-# Telling whoever uses the library, on stderr, that a template is being built: it takes a while, once.
+# A notice on stderr that a template is being built: it takes a while, once.
 
-WIDTH = 100
+LINE_WIDTH = 100
 
 
-class Announcement:
+class BuildAnnouncer:
     """A Report: one line that moves on a terminal, a line per phase elsewhere. Silent where nothing is built."""
 
     def __init__(self) -> None:
         self._phase = ""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TemplateProgress) -> None:
         if progress.phase == "done" and not self._phase:
             return
         changed, self._phase = progress.phase != self._phase, progress.phase
         if sys.stderr.isatty():
             end = "\n" if progress.phase == "done" else ""
-            print(f"\r\x1b[K{_said(progress)}"[:WIDTH], end=end, file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{_progress_line(progress)}"[:LINE_WIDTH], end=end, file=sys.stderr, flush=True)
         elif changed:
-            print(_said(progress), file=sys.stderr, flush=True)
+            print(_progress_line(progress), file=sys.stderr, flush=True)
 
 
-def _said(progress: Progress) -> str:
+def _progress_line(progress: TemplateProgress) -> str:
     percent = "" if progress.fraction is None else f" {progress.fraction:.0%}"
     detail = "".join(character for character in progress.detail if character.isprintable())
     return f"cloche: first use, building the template:{percent} {detail}"
 
 
-class Embedded(LoopThread):
+class EmbeddedEngine(LoopThread):
     """The engine's thread. Implements Transport."""
 
     def __init__(self, config: Config):
@@ -59,7 +59,7 @@ class Embedded(LoopThread):
 
     def open(self) -> None:
         """Raises Unavailable or IsolationUnavailable."""
-        self.call(self._open)
+        self.call(self._open_engine)
 
     @property
     def engine(self) -> Engine:
@@ -71,59 +71,59 @@ class Embedded(LoopThread):
     def usable(self) -> bool:
         return super().usable and self._engine is not None
 
-    async def create(self, spec: SandboxSpec) -> NearSandbox:
-        return NearSandbox(self.engine, await self.engine.create(spec))
+    async def create(self, spec: SandboxSpec) -> LocalSandbox:
+        return LocalSandbox(self.engine, await self.engine.create(spec))
 
-    async def connect(self, id: str, timeout_seconds: float | None = None) -> NearSandbox:
-        return NearSandbox(self.engine, await resumed(self.engine, id, OWNER, timeout_seconds))
+    async def connect(self, id: str, timeout_seconds: float | None = None) -> LocalSandbox:
+        return LocalSandbox(self.engine, await resume_sandbox(self.engine, id, LOCAL_OWNER, timeout_seconds))
 
     async def list(self) -> list[SandboxInfo]:
-        return self.engine.list(OWNER)
+        return self.engine.list(LOCAL_OWNER)
 
     @property
-    def runs(self) -> NearRuns:
-        return NearRuns(self.engine)
+    def runs(self) -> LocalRuns:
+        return LocalRuns(self.engine)
 
     @property
-    def snapshots(self) -> NearSnapshots:
-        return NearSnapshots(self.engine)
+    def snapshots(self) -> LocalSnapshots:
+        return LocalSnapshots(self.engine)
 
     @property
-    def volumes(self) -> NearVolumes:
-        return NearVolumes(self.engine)
+    def volumes(self) -> LocalVolumes:
+        return LocalVolumes(self.engine)
 
     def close(self) -> None:
         """Ends all sandboxes and the thread. Harmless when closed, and in a forked child."""
         if self.usable:
-            self.call(self._close)
+            self.call(self._close_engine)
             self.stop()
 
-    async def _open(self) -> None:
-        self._engine = await assemble(for_oneself(self._config), Announcement()).__aenter__()
+    async def _open_engine(self) -> None:
+        self._engine = await assemble_engine(for_embedded_use(self._config), BuildAnnouncer()).__aenter__()
 
-    async def _close(self) -> None:
+    async def _close_engine(self) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.wait_for(engine.aclose(), CLOSE_SECONDS)
 
 
 _lock = threading.Lock()
-_embedded: Embedded | None = None
+_embedded: EmbeddedEngine | None = None
 
 
-def embedded() -> Embedded:
+def embedded_engine() -> EmbeddedEngine:
     """This process's engine. The configuration is read when it starts: see `cloche.config`."""
     global _embedded
     with _lock:
         if _embedded is None or not _embedded.usable:
-            started = Embedded(load())
+            started = EmbeddedEngine(load_config())
             started.open()
             _embedded = started
         return _embedded
 
 
 @contextlib.contextmanager
-def using(chosen: Embedded) -> Iterator[None]:
+def use_engine(chosen: EmbeddedEngine) -> Iterator[None]:
     """While it lasts, this process's new sandboxes are made by that engine, in all threads, unless they name a url."""
     before, backend.chosen = backend.chosen, chosen
     try:
@@ -137,7 +137,7 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()
     for each in (_embedded, backend.chosen):
-        if isinstance(each, Embedded) and each._engine is not None:
+        if isinstance(each, EmbeddedEngine) and each._engine is not None:
             each._engine.disown()
 
 
@@ -147,5 +147,5 @@ def _at_exit() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-do_last(_at_exit)
+run_at_exit(_at_exit)
 atexit.register(_at_exit)  # where that was not to be had, or was interrupted: harmless otherwise

@@ -1,4 +1,4 @@
-"""Going back to a checkpoint, and copying a context. Parts of the public classes."""
+"""Checkpoints and forks of a context: mixins of the public classes."""
 
 from __future__ import annotations
 
@@ -14,124 +14,126 @@ from cloche.notebook import History
 from cloche.sdk import backend
 from cloche.sdk.backend import Transport
 
-BranchedT = TypeVar("BranchedT", bound="BranchedContext")
-AsyncBranchedT = TypeVar("AsyncBranchedT", bound="AsyncBranchedContext")
+CheckpointsT = TypeVar("CheckpointsT", bound="ContextCheckpoints")
+AsyncCheckpointsT = TypeVar("AsyncCheckpointsT", bound="AsyncContextCheckpoints")
 
 
-class BranchedContext:
-    """Part of Context."""
+class ContextCheckpoints:
+    """The checkpoint methods of Context."""
 
-    def __init__(self, transport: Transport, core: backend.Context):
+    def __init__(self, transport: Transport, core: backend.BackendContext):
         self._transport = transport
         self._core = core
 
     def checkpoint(self) -> Mark:
-        """Keeps its state (variables, imports, everything in memory) as it is when what runs has ended.
+        """Saves its state (variables, imports, everything in memory) as it is when the running execution has ended.
 
         Raises NotCopyable for a program with threads, connections or child processes, and InvalidRequest where there
-        are 32 already. Files are no part of it.
+        are 32 already. Files are not part of it.
         """
         return self._transport.call(self._core.checkpoint)
 
     def rollback(self, mark: Mark | str) -> None:
-        """Takes its state back to a checkpoint, which stays. What it has started since is killed.
+        """Takes its state back to a checkpoint, which stays. Processes that it has started since are killed.
 
         Files stay as they are. Raises CheckpointNotFound.
         """
-        id = id_of(mark)
+        id = checkpoint_id(mark)
         self._transport.call(lambda: self._core.rollback(id))
 
-    def fork(self: BranchedT, count: int = 1) -> list[BranchedT]:
+    def fork(self: CheckpointsT, count: int = 1) -> list[CheckpointsT]:
         """New contexts of its sandbox that have its state; from then on each has its own. Raises as `checkpoint`."""
         made = self._transport.call(lambda: self._core.fork(count))
         return [type(self)(self._transport, core) for core in made]
 
     def checkpoints(self) -> list[Mark]:
-        """Those that it can be taken back to, the oldest first."""
+        """Its checkpoints, the oldest first."""
         return self._transport.call(self._core.checkpoints)
 
     def forget(self, mark: Mark | str) -> None:
         """Lets go of a checkpoint, and of the memory that it holds. Raises CheckpointNotFound."""
-        id = id_of(mark)
+        id = checkpoint_id(mark)
         self._transport.call(lambda: self._core.forget(id))
 
 
-class AsyncBranchedContext:
-    """Part of AsyncContext."""
+class AsyncContextCheckpoints:
+    """The checkpoint methods of AsyncContext."""
 
-    def __init__(self, transport: Transport, core: backend.Context):
+    def __init__(self, transport: Transport, core: backend.BackendContext):
         self._transport = transport
         self._core = core
 
     async def checkpoint(self) -> Mark:
-        """Keeps its state as it is when what runs has ended; see `Context.checkpoint`."""
+        """Saves its state as it is when the running execution has ended; see `Context.checkpoint`."""
         return await self._transport.acall(self._core.checkpoint)
 
     async def rollback(self, mark: Mark | str) -> None:
         """Takes its state back to a checkpoint; see `Context.rollback`."""
-        id = id_of(mark)
+        id = checkpoint_id(mark)
         await self._transport.acall(lambda: self._core.rollback(id))
 
-    async def fork(self: AsyncBranchedT, count: int = 1) -> list[AsyncBranchedT]:
+    async def fork(self: AsyncCheckpointsT, count: int = 1) -> list[AsyncCheckpointsT]:
         """New contexts of its sandbox that have its state; see `Context.fork`."""
         made = await self._transport.acall(lambda: self._core.fork(count))
         return [type(self)(self._transport, core) for core in made]
 
     async def checkpoints(self) -> list[Mark]:
-        """Those that it can be taken back to, the oldest first."""
+        """Its checkpoints, the oldest first."""
         return await self._transport.acall(self._core.checkpoints)
 
     async def forget(self, mark: Mark | str) -> None:
         """Lets go of a checkpoint, and of the memory that it holds. Raises CheckpointNotFound."""
-        id = id_of(mark)
+        id = checkpoint_id(mark)
         await self._transport.acall(lambda: self._core.forget(id))
 
 
-def id_of(mark: Mark | str) -> str:
-    """Raises InvalidRequest for what can name none."""
+def checkpoint_id(mark: Mark | str) -> str:
+    """The id of a checkpoint. Raises InvalidRequest for a value that cannot name one."""
     id = mark.id if isinstance(mark, Mark) else mark
     if not isinstance(id, str) or not id:
         raise errors.InvalidRequest(f"a checkpoint, or its id, is wanted here, not {mark!r}")
     return id
 
 
-# Looking into a sandbox: variables, what ran in it, and that as a notebook. Parts of the public classes.
+# Inspection of a sandbox: its variables, its history, and the history as a notebook. Mixins of the public
+# classes.
 
 PathLike = str | os.PathLike[str]
 
 
-class InspectedContext:
-    """Part of Context."""
+class ContextInspection:
+    """The inspection methods of Context."""
 
     _transport: Transport
-    _core: backend.Context
+    _core: backend.BackendContext
 
     def variables(self) -> Variables:
-        """What its names are bound to, told between two executions, without running any code of the program's.
+        """The names in its namespace and their values, read between two executions, without running the program's
+        code.
 
-        A preview is there for what is Python's own, and for arrays and tables; of other objects it names the class.
+        Values of Python's own types, arrays and tables have a preview; other objects have the name of their class.
         Raises InvalidRequest for a language that has none.
         """
         return self._transport.call(self._core.variables)
 
     def history(self) -> History:
-        """The cells that ran in it with their outputs, in their order. What is kept is bounded: see `dropped`."""
+        """The cells that ran in it with their outputs, in their order. The history is bounded: see `dropped`."""
         return self._transport.call(self._core.history)
 
     def export_notebook(self, path: PathLike) -> None:
         """Writes its history to a file that Jupyter opens. Raises OSError where it cannot be written."""
-        place = _place(path)
+        place = _writable_path(path)
         place.write_bytes(self._transport.call(self._core.notebook))
 
 
-class AsyncInspectedContext:
-    """Part of AsyncContext."""
+class AsyncContextInspection:
+    """The inspection methods of AsyncContext."""
 
     _transport: Transport
-    _core: backend.Context
+    _core: backend.BackendContext
 
     async def variables(self) -> Variables:
-        """What its names are bound to; see `Context.variables`."""
+        """The names in its namespace and their values; see `Context.variables`."""
         return await self._transport.acall(self._core.variables)
 
     async def history(self) -> History:
@@ -140,12 +142,12 @@ class AsyncInspectedContext:
 
     async def export_notebook(self, path: PathLike) -> None:
         """Writes its history to a file that Jupyter opens. Raises OSError where it cannot be written."""
-        place = _place(path)
+        place = _writable_path(path)
         content = await self._transport.acall(self._core.notebook)
         await asyncio.to_thread(place.write_bytes, content)
 
 
-def _place(path: PathLike) -> Path:
+def _writable_path(path: PathLike) -> Path:
     """Raises FileNotFoundError that names the directory which is missing."""
     place = Path(path)
     if not (directory := place.absolute().parent).is_dir():
@@ -153,54 +155,54 @@ def _place(path: PathLike) -> Path:
     return place
 
 
-InspectedT = TypeVar("InspectedT", bound=InspectedContext, contravariant=True)
-AsyncInspectedT = TypeVar("AsyncInspectedT", bound=AsyncInspectedContext, contravariant=True)
+InspectedT = TypeVar("InspectedT", bound=ContextInspection, contravariant=True)
+AsyncInspectedT = TypeVar("AsyncInspectedT", bound=AsyncContextInspection, contravariant=True)
 
 
-class InspectedSandbox(Generic[InspectedT]):
-    """Part of Sandbox, whose contexts are C."""
+class SandboxInspection(Generic[InspectedT]):
+    """The inspection methods of Sandbox; C is the class of its contexts."""
 
     _transport: Transport
-    _core: backend.Sandbox
+    _core: backend.BackendSandbox
 
-    def _context(self, context: InspectedT | str | None) -> InspectedContext:
+    def _choose_context(self, context: InspectedT | str | None) -> ContextInspection:
         raise NotImplementedError
 
     def variables(self, *, context: InspectedT | str | None = None) -> Variables:
-        """What a context's names are bound to, the default one's without; see `Context.variables`."""
-        return self._context(context).variables()
+        """The variables of a context, by default of the default one; see `Context.variables`."""
+        return self._choose_context(context).variables()
 
     def history(self, *, context: InspectedT | str | None = None) -> History:
-        """The cells that ran in it, or in one context, with their outputs. What is kept is bounded: see `dropped`."""
-        return self._transport.call(self._core.history) if context is None else self._context(context).history()
+        """The cells that ran in it, or in one context, with their outputs. The history is bounded: see `dropped`."""
+        return self._transport.call(self._core.history) if context is None else self._choose_context(context).history()
 
     def export_notebook(self, path: PathLike, *, context: InspectedT | str | None = None) -> None:
-        """Writes what ran in a context, the default one without, to a file that Jupyter opens."""
-        self._context(context).export_notebook(path)
+        """Writes the history of a context, by default of the default one, to a file that Jupyter opens."""
+        self._choose_context(context).export_notebook(path)
 
 
-class AsyncInspectedSandbox(Generic[AsyncInspectedT]):
-    """Part of AsyncSandbox, whose contexts are A."""
+class AsyncSandboxInspection(Generic[AsyncInspectedT]):
+    """The inspection methods of AsyncSandbox; A is the class of its contexts."""
 
     _transport: Transport
 
     @property
-    def _core(self) -> backend.Sandbox:
+    def _core(self) -> backend.BackendSandbox:
         raise NotImplementedError
 
-    def _context(self, context: AsyncInspectedT | str | None) -> AsyncInspectedContext:
+    def _choose_context(self, context: AsyncInspectedT | str | None) -> AsyncContextInspection:
         raise NotImplementedError
 
     async def variables(self, *, context: AsyncInspectedT | str | None = None) -> Variables:
-        """What a context's names are bound to, the default one's without; see `Context.variables`."""
-        return await self._context(context).variables()
+        """The variables of a context, by default of the default one; see `Context.variables`."""
+        return await self._choose_context(context).variables()
 
     async def history(self, *, context: AsyncInspectedT | str | None = None) -> History:
-        """The cells that ran in it, or in one context, with their outputs. What is kept is bounded: see `dropped`."""
+        """The cells that ran in it, or in one context, with their outputs. The history is bounded: see `dropped`."""
         if context is not None:
-            return await self._context(context).history()
+            return await self._choose_context(context).history()
         return await self._transport.acall(self._core.history)
 
     async def export_notebook(self, path: PathLike, *, context: AsyncInspectedT | str | None = None) -> None:
-        """Writes what ran in a context, the default one without, to a file that Jupyter opens."""
-        await self._context(context).export_notebook(path)
+        """Writes the history of a context, by default of the default one, to a file that Jupyter opens."""
+        await self._choose_context(context).export_notebook(path)

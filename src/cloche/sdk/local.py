@@ -1,4 +1,4 @@
-"""A sandbox of the engine in this process, as the public classes see it."""
+"""A sandbox of the engine in this process, behind the interface of `cloche.sdk.backend`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 from cloche import errors
-from cloche.engine.commands.process import Process, ProcessResult
+from cloche.engine.commands.process import ProcessResult, SandboxProcess
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
-from cloche.engine.executions.history import history_of, notebook_of
+from cloche.engine.executions.history import export_notebook, read_history
 from cloche.engine.executions.input import InputSource
-from cloche.engine.executions.runs import Line
-from cloche.engine.sandboxes.create import all_made
-from cloche.engine.sandboxes.files import Content, Watch
+from cloche.engine.executions.runs import RunEventLine
+from cloche.engine.sandboxes.create import require_all_forks
+from cloche.engine.sandboxes.files import Content, DirectoryWatch
 from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT, Sandbox
-from cloche.events import Numbered, Run, RunInfo
+from cloche.events import NumberedEvent, Run, RunInfo
 from cloche.model import (
     FileChange,
     FileInfo,
@@ -25,24 +25,26 @@ from cloche.model import (
     ProcessInfo,
     SandboxInfo,
     SnapshotInfo,
-    Tool,
+    ToolDefinition,
     User,
     Variables,
     VolumeInfo,
 )
-from cloche.network_policy import NetworkPolicy, with_secrets
+from cloche.network_policy import NetworkPolicy, with_usable_secrets
 from cloche.notebook import History
 from cloche.sdk import backend
-from cloche.sdk.arguments import OWNER
+from cloche.sdk.arguments import LOCAL_OWNER
 from cloche.sdk.backend import NetworkLog
 
-# Where a sandbox of this process's engine is now.
+# The current engine sandbox behind an id: a paused one may have moved to another cell.
 
-_LIVE = ("running", "paused")
+_LIVE_STATES = ("running", "paused")
 
 
-class Home:
-    """A sandbox that was paused may come back in another cell: whoever uses it asks here, each time."""
+class SandboxHandle:
+    """The handle of one sandbox id. Every use asks the engine anew: a paused sandbox may return in another
+    cell.
+    """
 
     def __init__(self, engine: Engine, core: Sandbox):
         self._engine = engine
@@ -53,7 +55,7 @@ class Home:
     @property
     def ended(self) -> bool:
         """Whether it is known here that it has ended."""
-        return self.core.record.state not in _LIVE
+        return self.core.record.state not in _LIVE_STATES
 
     async def awake(self) -> Sandbox:
         """The sandbox, running. Raises Gone, or SandboxPaused where it is paused and may not be woken."""
@@ -62,7 +64,7 @@ class Home:
 
     async def resume(self, timeout_seconds: float | None) -> Sandbox:
         """Raises Gone, Unavailable."""
-        self.core = await resumed(self._engine, self.id, self.owner, timeout_seconds)
+        self.core = await resume_sandbox(self._engine, self.id, self.owner, timeout_seconds)
         return self.core
 
     async def detach(self, execution: Execution, context: str) -> RunInfo:
@@ -78,7 +80,7 @@ class Home:
             await self._engine.kill(self.id, self.owner)
 
 
-async def resumed(engine: Engine, id: str, owner: str, timeout_seconds: float | None) -> Sandbox:
+async def resume_sandbox(engine: Engine, id: str, owner: str, timeout_seconds: float | None) -> Sandbox:
     """The sandbox of that id, running. Raises SandboxNotFound, Gone, Unavailable."""
     sandbox = await engine.resume(id, owner, seconds=timeout_seconds)
     if timeout_seconds is not None:
@@ -86,11 +88,11 @@ async def resumed(engine: Engine, id: str, owner: str, timeout_seconds: float | 
     return sandbox
 
 
-# The files of a sandbox of the engine in this process, as the public classes see them.
+# The files of a sandbox of the engine in this process.
 
 
-class NearFiles:
-    def __init__(self, home: Home):
+class LocalFiles:
+    def __init__(self, home: SandboxHandle):
         self._home = home
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
@@ -122,25 +124,25 @@ class NearFiles:
     async def remove(self, path: str, *, user: User | None = None) -> None:
         await (await self._home.awake()).files.remove(path, user=user)
 
-    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> NearWatch:
-        return NearWatch(self._home, path, recursive=recursive, user=user)
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> LocalWatch:
+        return LocalWatch(self._home, path, recursive=recursive, user=user)
 
 
-class NearWatch:
+class LocalWatch:
     """Begins at `__aenter__`, as the engine's own does."""
 
-    def __init__(self, home: Home, path: str, *, recursive: bool, user: User | None):
+    def __init__(self, home: SandboxHandle, path: str, *, recursive: bool, user: User | None):
         self._home = home
         self._asked = (path, recursive, user)
-        self._core: Watch | None = None
+        self._core: DirectoryWatch | None = None
 
-    async def __aenter__(self) -> NearWatch:
+    async def __aenter__(self) -> LocalWatch:
         path, recursive, user = self._asked
         self._core = (await self._home.awake()).files.watch(path, recursive=recursive, user=user)
         await self._core.__aenter__()
         return self
 
-    def __aiter__(self) -> NearWatch:
+    def __aiter__(self) -> LocalWatch:
         return self
 
     async def __anext__(self) -> FileChange:
@@ -153,15 +155,15 @@ class NearWatch:
             self._core.close()
 
 
-class NearSandbox:
+class LocalSandbox:
     def __init__(self, engine: Engine, core: Sandbox):
         self._engine = engine
-        self._home = Home(engine, core)
+        self._home = SandboxHandle(engine, core)
         self.id = core.id
         self.limits = core.limits
-        self.files: backend.Files = NearFiles(self._home)
-        self.commands: backend.Commands = NearCommands(self._home)
-        self.network: backend.Network = NearNetwork(self._home, engine)
+        self.files: backend.BackendFiles = LocalFiles(self._home)
+        self.commands: backend.BackendCommands = LocalCommands(self._home)
+        self.network: backend.BackendNetwork = LocalNetwork(self._home, engine)
 
     @property
     def ended(self) -> bool:
@@ -189,37 +191,37 @@ class NearSandbox:
     async def snapshot(self, name: str | None = None) -> SnapshotInfo:
         return (await self._engine.snapshot(self.id, self._home.owner, name=name)).info
 
-    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[NearSandbox]:
+    async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[LocalSandbox]:
         made = await self._engine.fork(self.id, self._home.owner, count, seconds=timeout_seconds)
-        return [NearSandbox(self._engine, each) for each in await all_made(made)]
+        return [LocalSandbox(self._engine, each) for each in await require_all_forks(made)]
 
     async def history(self) -> History:
-        return history_of(await self._home.awake())
+        return read_history(await self._home.awake())
 
-    def context(self, id: str | None = None) -> NearContext:
+    def context(self, id: str | None = None) -> LocalContext:
         core = self._home.core
         if core.record.state == "paused":  # it may be running again, elsewhere: its use will tell
-            return NearContext(self._home, id or DEFAULT_CONTEXT, cwd=core.spec.cwd)
-        return self._near(core.context(id))
+            return LocalContext(self._home, id or DEFAULT_CONTEXT, cwd=core.spec.cwd)
+        return self._local_context(core.context(id))
 
-    async def find_context(self, id: str) -> NearContext:
-        return self._near((await self._home.awake()).context(id))
+    async def find_context(self, id: str) -> LocalContext:
+        return self._local_context((await self._home.awake()).context(id))
 
-    async def list_contexts(self) -> list[backend.Context]:
-        return [self._near(each) for each in (await self._home.awake()).contexts]
+    async def list_contexts(self) -> list[backend.BackendContext]:
+        return [self._local_context(each) for each in (await self._home.awake()).contexts]
 
-    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> NearContext:
-        return self._near(await (await self._home.awake()).create_context(language=language, cwd=cwd))
+    async def create_context(self, *, language: str = "python", cwd: str | None = None) -> LocalContext:
+        return self._local_context(await (await self._home.awake()).create_context(language=language, cwd=cwd))
 
-    def _near(self, core: Context) -> NearContext:
-        return NearContext(self._home, core.id, language=core.language, cwd=core.cwd)
+    def _local_context(self, core: Context) -> LocalContext:
+        return LocalContext(self._home, core.id, language=core.language, cwd=core.cwd)
 
     async def remove_context(self, id: str) -> None:
         (await self._home.awake()).remove_context(id)
 
 
-class NearNetwork:
-    def __init__(self, home: Home, engine: Engine):
+class LocalNetwork:
+    def __init__(self, home: SandboxHandle, engine: Engine):
         self._home = home
         self._engine = engine
 
@@ -233,21 +235,21 @@ class NearNetwork:
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
         core = await self._home.awake()
         if keep_secrets:
-            policy = with_secrets(policy, core.network.policy.secrets)
+            policy = with_usable_secrets(policy, core.network.policy.secrets)
         await self._engine.networks.replace(core, policy)
         return await self.policy()
 
 
-class NearContext:
+class LocalContext:
     """Its methods begin with `_awake()`: a sandbox that was paused may have another cell, and other contexts, now."""
 
-    def __init__(self, home: Home, id: str, *, language: str = "python", cwd: str):
+    def __init__(self, home: SandboxHandle, id: str, *, language: str = "python", cwd: str):
         self._home = home
         self.id = id
         self.language = language
         self.cwd = cwd
 
-    async def _awake(self) -> Context:
+    async def _running_context(self) -> Context:
         """Raises ContextNotFound, Gone or SandboxPaused."""
         return (await self._home.awake()).context(self.id)
 
@@ -260,9 +262,9 @@ class NearContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> Execution:
-        return (await self._awake()).execute(
+        return (await self._running_context()).execute(
             code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv, tools=tools
         )
 
@@ -275,7 +277,9 @@ class NearContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
     ) -> Run:
-        execution = (await self._awake()).execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
+        execution = (await self._running_context()).execute(
+            code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input
+        )
         return await execution.result()
 
     async def detach(
@@ -287,44 +291,44 @@ class NearContext:
         timeout_seconds: float | None = None,
         input: builtins.list[str] | None = None,
     ) -> RunInfo:
-        context = await self._awake()
+        context = await self._running_context()
         execution = context.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
         return await self._home.detach(execution, context.id)
 
     async def interrupt(self) -> bool:
-        return (await self._awake()).interrupt()
+        return (await self._running_context()).interrupt()
 
     async def restart(self) -> None:
-        await (await self._awake()).restart()
+        await (await self._running_context()).restart()
 
     async def checkpoint(self) -> Mark:
-        return await (await self._awake()).checkpoint()
+        return await (await self._running_context()).checkpoint()
 
     async def rollback(self, mark: str) -> None:
-        await (await self._awake()).rollback(mark)
+        await (await self._running_context()).rollback(mark)
 
-    async def fork(self, count: int = 1) -> builtins.list[NearContext]:
-        made = await (await self._awake()).fork(count)
-        return [NearContext(self._home, each.id, language=each.language, cwd=each.cwd) for each in made]
+    async def fork(self, count: int = 1) -> builtins.list[LocalContext]:
+        made = await (await self._running_context()).fork(count)
+        return [LocalContext(self._home, each.id, language=each.language, cwd=each.cwd) for each in made]
 
     async def checkpoints(self) -> builtins.list[Mark]:
-        return (await self._awake()).marks()
+        return (await self._running_context()).marks()
 
     async def forget(self, mark: str) -> None:
-        (await self._awake()).forget(mark)
+        (await self._running_context()).forget(mark)
 
     async def variables(self) -> Variables:
-        return await (await self._awake()).variables()
+        return await (await self._running_context()).variables()
 
     async def history(self) -> History:
-        return history_of(await self._home.awake(), self.id)
+        return read_history(await self._home.awake(), self.id)
 
     async def notebook(self) -> bytes:
-        return await notebook_of(await self._home.awake(), self.id)
+        return await export_notebook(await self._home.awake(), self.id)
 
 
-class NearCommands:
-    def __init__(self, home: Home):
+class LocalCommands:
+    def __init__(self, home: SandboxHandle):
         self._home = home
 
     async def start(
@@ -338,7 +342,7 @@ class NearCommands:
         stdin: bool = False,
         pty: tuple[int, int] | None = None,
         background: bool = False,
-    ) -> Process:
+    ) -> SandboxProcess:
         return await (await self._home.awake()).commands.start(
             command,
             user=user,
@@ -373,67 +377,69 @@ class NearCommands:
 # Detached runs of the engine in this process, and of others that share its data directory.
 
 
-class NearRuns:
+class LocalRuns:
     def __init__(self, engine: Engine):
         self._runs = engine.runs
 
     async def info(self, id: str) -> RunInfo:
-        return await self._runs.info(id, OWNER)
+        return await self._runs.info(id, LOCAL_OWNER)
 
     async def list(self, sandbox: str) -> builtins.list[RunInfo]:
-        return await self._runs.list(OWNER, sandbox)
+        return await self._runs.list(LOCAL_OWNER, sandbox)
 
-    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[Numbered], None]:
-        return _numbered(await self._runs.attach(id, OWNER, after))
+    async def attach(self, id: str, after: int) -> AsyncGenerator[builtins.list[NumberedEvent], None]:
+        return _number_events(await self._runs.attach(id, LOCAL_OWNER, after))
 
     async def result(self, id: str) -> Run:
-        return await self._runs.result(id, OWNER)
+        return await self._runs.result(id, LOCAL_OWNER)
 
     async def interrupt(self, id: str) -> bool:
-        return await self._runs.interrupt(id, OWNER)
+        return await self._runs.interrupt(id, LOCAL_OWNER)
 
     async def remove(self, id: str) -> None:
-        await self._runs.remove(id, OWNER)
+        await self._runs.remove(id, LOCAL_OWNER)
 
 
-async def _numbered(followed: AsyncGenerator[list[Line], None]) -> AsyncGenerator[list[Numbered], None]:
+async def _number_events(
+    followed: AsyncGenerator[list[RunEventLine], None],
+) -> AsyncGenerator[list[NumberedEvent], None]:
     async with contextlib.aclosing(followed):
         async for batch in followed:
-            yield [Numbered(line.number, line.event) for line in batch]
+            yield [NumberedEvent(line.number, line.event) for line in batch]
 
 
 # The snapshots that the engine in this process has for the library.
 
 
-class NearSnapshots:
+class LocalSnapshots:
     def __init__(self, engine: Engine):
         self._engine = engine
 
     async def list(self, sandbox: str | None = None) -> builtins.list[SnapshotInfo]:
-        return [each.info for each in await self._engine.snapshots.list(OWNER, sandbox)]
+        return [each.info for each in await self._engine.snapshots.list(LOCAL_OWNER, sandbox)]
 
     async def get(self, ref: str) -> SnapshotInfo:
-        return (await self._engine.snapshots.get(ref, OWNER)).info
+        return (await self._engine.snapshots.get(ref, LOCAL_OWNER)).info
 
     async def remove(self, ref: str) -> None:
-        await self._engine.snapshots.remove(ref, OWNER)
+        await self._engine.snapshots.remove(ref, LOCAL_OWNER)
 
 
 # The volumes that the engine in this process has for the library.
 
 
-class NearVolumes:
+class LocalVolumes:
     def __init__(self, engine: Engine):
         self._engine = engine
 
     async def create(self, name: str) -> VolumeInfo:
-        return (await self._engine.volumes.create(name, OWNER)).info
+        return (await self._engine.volumes.create(name, LOCAL_OWNER)).info
 
     async def list(self) -> builtins.list[VolumeInfo]:
-        return [each.info for each in await self._engine.volumes.list(OWNER)]
+        return [each.info for each in await self._engine.volumes.list(LOCAL_OWNER)]
 
     async def get(self, ref: str) -> VolumeInfo:
-        return (await self._engine.volumes.get(ref, OWNER)).info
+        return (await self._engine.volumes.get(ref, LOCAL_OWNER)).info
 
     async def remove(self, ref: str) -> None:
-        await self._engine.volumes.remove(ref, OWNER)
+        await self._engine.volumes.remove(ref, LOCAL_OWNER)

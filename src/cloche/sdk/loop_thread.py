@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, and how other threads and loops have work done there."""
+"""An event loop on a thread of its own, which runs work for other threads and loops."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import uvloop
 from cloche import errors
 from cloche.sdk.backend import Work
 
-# When the program ends: what is done last, and threads for it.
+# Work at the end of the program, and threads that still start then.
 #
-# `atexit` is too late to close an engine: concurrent.futures has closed its executors by then, so `asyncio.to_thread`
-# fails, and later versions of Python start no thread any more. What `threading._register_atexit` is given is called
-# earlier, but before the program's own threads have ended, and they may be using sandboxes. So it starts a thread
-# that
-# waits for all others.
+# `atexit` is too late to close an engine: concurrent.futures has closed its executors by then, so
+# `asyncio.to_thread` fails, and later versions of Python start no thread any more. A callback of
+# `threading._register_atexit` runs earlier, but before the program's own threads have ended, and they may be
+# using sandboxes. So that callback starts a thread that waits for all others.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,19 +29,19 @@ T = TypeVar("T")
 _ending = threading.Event()
 
 
-class Threads(ThreadPoolExecutor):
-    """An event loop's threads, which are there until the very end."""
+class ExitSafeThreads(ThreadPoolExecutor):
+    """An event loop's thread pool, usable until the very end of the process."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         if not _ending.is_set():
             return super().submit(fn, *args, **kwargs)
         future: Future[T] = Future()
         work = functools.partial(fn, *args, **kwargs)
-        threading.Thread(target=_carry_out, args=(future, work), daemon=True).start()
+        threading.Thread(target=_run_future, args=(future, work), daemon=True).start()
         return future
 
 
-def _carry_out(future: Future[Any], work: Callable[[], Any]) -> None:
+def _run_future(future: Future[Any], work: Callable[[], Any]) -> None:
     if future.set_running_or_notify_cancel():
         try:
             future.set_result(work())
@@ -50,8 +49,8 @@ def _carry_out(future: Future[Any], work: Callable[[], Any]) -> None:
             future.set_exception(error)
 
 
-def do_last(work: Callable[[], None]) -> None:
-    """Has it done when all other threads of the program have ended, and before `atexit`, where Python can."""
+def run_at_exit(work: Callable[[], None]) -> None:
+    """Runs `work` after all other threads of the program have ended and before `atexit`, where Python can."""
     register = getattr(threading, "_register_atexit", None)
     if register is not None:
         with contextlib.suppress(RuntimeError):  # the program is ending already
@@ -61,10 +60,10 @@ def do_last(work: Callable[[], None]) -> None:
 def _on_ending(work: Callable[[], None]) -> None:
     _ending.set()
     with contextlib.suppress(RuntimeError):  # Python 3.12.0 starts none here
-        threading.Thread(target=_after_the_others, args=(work,), name="cloche-exit").start()
+        threading.Thread(target=_run_after_threads, args=(work,), name="cloche-exit").start()
 
 
-def _after_the_others(work: Callable[[], None]) -> None:
+def _run_after_threads(work: Callable[[], None]) -> None:
     apart = {threading.main_thread(), threading.current_thread()}
     while others := [each for each in threading.enumerate() if not each.daemon and each not in apart]:
         others[0].join()
@@ -74,7 +73,7 @@ def _after_the_others(work: Callable[[], None]) -> None:
 CLOSE_SECONDS = 15.0
 
 
-class _Call(Generic[T]):
+class _LoopCall(Generic[T]):
     """Work on its way to the loop's thread and back. A bare lock is the cheapest way to wait for another thread."""
 
     def __init__(self, work: Work[T]):
@@ -86,7 +85,7 @@ class _Call(Generic[T]):
         self._value: T | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run_work())
 
     def cancel(self) -> None:
         if self._task is not None:
@@ -102,7 +101,7 @@ class _Call(Generic[T]):
             raise self._error
         return self._value  # type: ignore[return-value]
 
-    async def _run(self) -> None:
+    async def _run_work(self) -> None:
         try:
             self._value = await self._work()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
@@ -118,10 +117,10 @@ class LoopThread:
         self._closed = closed
         self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
-        self._loop.set_default_executor(Threads(thread_name_prefix=name))
+        self._loop.set_default_executor(ExitSafeThreads(thread_name_prefix=name))
         self._tasks: set[asyncio.Task[Any]] = set()
         # A daemon: a program that ends without closing anything must end. See `cloche.sdk.loop_thread`.
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -130,25 +129,25 @@ class LoopThread:
         return self._pid == os.getpid() and self._thread.is_alive()
 
     def call(self, work: Work[T]) -> T:
-        self._check()
-        call = _Call(work)
+        self._check_usable()
+        call = _LoopCall(work)
         self._loop.call_soon_threadsafe(call.start)
         return call.result(self._loop)
 
     async def acall(self, work: Work[T]) -> T:
-        self._check()
+        self._check_usable()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         inner: list[asyncio.Task[T]] = []
 
         def settle(task: asyncio.Task[T]) -> None:
             try:
-                loop.call_soon_threadsafe(_settle, future, task)
+                loop.call_soon_threadsafe(_settle_future, future, task)
             except RuntimeError:
                 pass  # whoever asked has closed their loop meanwhile
 
         def start() -> None:
-            inner.append(self._keep(work()))
+            inner.append(self._create_task(work()))
             inner[0].add_done_callback(settle)
 
         self._loop.call_soon_threadsafe(start)
@@ -160,14 +159,14 @@ class LoopThread:
 
     def spawn(self, work: Work[object]) -> None:
         if self.usable:
-            self._loop.call_soon_threadsafe(lambda: self._keep(work()))
+            self._loop.call_soon_threadsafe(lambda: self._create_task(work()))
 
     def stop(self) -> None:
         """Ends the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         if self._pid != os.getpid():
             raise errors.UsedAfterFork(
                 "this sandbox belongs to the process that made it, not to a forked child: make a new one here"
@@ -175,19 +174,19 @@ class LoopThread:
         if not self._thread.is_alive():
             raise errors.ShuttingDown(self._closed)
 
-    def _serve(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
 
-    def _keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
 
-def _settle(future: asyncio.Future[T], task: asyncio.Task[T]) -> None:
+def _settle_future(future: asyncio.Future[T], task: asyncio.Task[T]) -> None:
     if future.done():
         if not task.cancelled():
             task.exception()  # nobody waits any more: not worth a warning

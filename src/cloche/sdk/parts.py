@@ -1,4 +1,4 @@
-"""What hangs on a Sandbox: streams, files, watches, commands, processes."""
+"""The parts of a Sandbox: streams, files, watches, commands, processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Literal, overload
 from cloche import errors
 from cloche.engine.commands.process import ProcessEvent, ProcessResult
 from cloche.engine.sandboxes.files import Content
-from cloche.events import AnyEvent, Ended, Numbered, Run, RunInfo
+from cloche.events import AnyEvent, Ended, NumberedEvent, Run, RunInfo
 from cloche.model import FileChange, FileInfo, Outcome, ProcessInfo, User
 from cloche.sdk import backend
-from cloche.sdk.arguments import answer_of, command_env, content_of, encoded, stdin_of
+from cloche.sdk.arguments import checked_answer, checked_stdin, command_env, content_in_thread, encode_stdin
 from cloche.sdk.backend import Transport, transport_to
 
 CommandResult = ProcessResult
@@ -23,14 +23,14 @@ CommandResult = ProcessResult
 class Stream:
     """An iterator of events. `close()`, leaving its `with`, or letting go of it early interrupts the program."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Awaitable[backend.Execution]]):
+    def __init__(self, transport: Transport, make: Callable[[], Awaitable[backend.BackendExecution]]):
         self._transport = transport
         self._waiting: list[AnyEvent] = []
 
-        async def work() -> backend.Execution:
+        async def work() -> backend.BackendExecution:
             return await make()
 
-        self._execution: backend.Execution | None = transport.call(work)
+        self._execution: backend.BackendExecution | None = transport.call(work)
 
     def __iter__(self) -> Iterator[AnyEvent]:
         return self
@@ -65,7 +65,7 @@ class Stream:
 
     def answer(self, text: str) -> None:
         """The line for which the program waits after an Input event, where `input=True` was given."""
-        execution, line = self._execution, answer_of(text)
+        execution, line = self._execution, checked_answer(text)
 
         async def work() -> None:
             if execution is not None:
@@ -91,7 +91,7 @@ class Files:
     Methods raise FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace, InvalidPath or FileError.
     """
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -117,15 +117,17 @@ class Files:
     def write(self, path: str, content: Content, *, user: User | None = None, mode: int | None = None) -> FileInfo:
         """Makes or replaces a file, and the directories above it, from bytes, text or chunks of bytes."""
         self._core.check_running()
-        return self._transport.call(lambda: self._core.files.write(path, content_of(content), user=user, mode=mode))
+        return self._transport.call(
+            lambda: self._core.files.write(path, content_in_thread(content), user=user, mode=mode)
+        )
 
     def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
-        """What is in a directory, down to `depth` levels."""
+        """The entries of a directory, down to `depth` levels."""
         self._core.check_running()
         return self._transport.call(lambda: self._core.files.list(path, depth=depth, user=user))
 
     def stat(self, path: str, *, user: User | None = None) -> FileInfo:
-        """What lies there; a symlink is not followed."""
+        """The entry at that path; a symlink is not followed."""
         self._core.check_running()
         return self._transport.call(lambda: self._core.files.stat(path, user=user))
 
@@ -156,10 +158,10 @@ class Files:
 class Watch:
     """An iterator of FileChange. `close()`, from any thread, ends it."""
 
-    def __init__(self, transport: Transport, make: Callable[[], backend.Watch]):
+    def __init__(self, transport: Transport, make: Callable[[], backend.BackendWatch]):
         self._transport = transport
 
-        async def work() -> backend.Watch:
+        async def work() -> backend.BackendWatch:
             return await make().__aenter__()
 
         self._core = transport.call(work)
@@ -194,7 +196,7 @@ class Watch:
 class Process:
     """A command in the background. An iterator of its events; it lives until it ends or its sandbox does."""
 
-    def __init__(self, transport: Transport, core: backend.Process):
+    def __init__(self, transport: Transport, core: backend.BackendProcess):
         self._transport = transport
         self._core = core
         self._waiting: list[ProcessEvent] = []
@@ -236,7 +238,7 @@ class Process:
 
     def send_stdin(self, data: bytes | str) -> None:
         """Raises InvalidRequest unless it was started with `stdin=True` and still reads."""
-        content = encoded(data)
+        content = encode_stdin(data)
         self._transport.call(lambda: self._core.send_stdin(content))
 
     def close_stdin(self) -> None:
@@ -249,7 +251,7 @@ class Process:
 class Commands:
     """Shell commands in a sandbox."""
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -303,7 +305,7 @@ class Commands:
                 )
             )
             return Process(self._transport, core)
-        text = stdin_of(stdin)
+        text = checked_stdin(stdin)
         return self._transport.call(
             lambda: self._core.commands.run(cmd, user=user, env=given, cwd=cwd, timeout_seconds=timeout, stdin=text)
         )
@@ -318,23 +320,23 @@ class Commands:
         self._transport.call(lambda: self._core.commands.kill(id))
 
 
-# Runs that outlive the connection that began them, for ordinary programs.
+# Detached runs, which outlive the connection that began them, for synchronous programs.
 
 
-class Position:
-    """Where a reader of a run's events is. Lost connections are made anew, from where the last one ended.
+class EventCursor:
+    """A reader's position in a run's events. Lost connections are reopened where the last one ended.
 
-    Its coroutines belong to the transport's loop; `next` may be called from anywhere.
+    Its coroutines belong to the transport's loop; `next` may be called from any thread.
     """
 
     def __init__(self, transport: Transport, id: str, after: int):
-        check_after(after)
+        check_event_number(after)
         self._transport = transport
         self._id = id
         self._turn = asyncio.Lock()  # whoever was called off may still be leaving when the next one comes
-        self._source: AsyncGenerator[list[Numbered], None] | None = None
-        self._taking: asyncio.Future[list[Numbered]] | None = None
-        self._waiting: list[Numbered] = []
+        self._source: AsyncGenerator[list[NumberedEvent], None] | None = None
+        self._taking: asyncio.Future[list[NumberedEvent]] | None = None
+        self._waiting: list[NumberedEvent] = []
         self.last_event = after
         self.ended = False
 
@@ -343,13 +345,13 @@ class Position:
         if self._source is None:
             self._source = await self._transport.runs.attach(self._id, self.last_event)
 
-    async def fetch(self) -> None:
+    async def fetch_events(self) -> None:
         """Waits until more events are here, or there are no more."""
         async with self._turn:
             if self._waiting or self.ended:
                 return
             await self.open()
-            self._taking = asyncio.ensure_future(self._take())
+            self._taking = asyncio.ensure_future(self._take_batch())
             try:
                 self._waiting = (await self._taking)[::-1]
                 self.ended = not self._waiting
@@ -358,7 +360,7 @@ class Position:
                 if not (self.ended and isinstance(error, asyncio.CancelledError)):  # it was not closed meanwhile
                     raise
 
-    async def _take(self) -> list[Numbered]:
+    async def _take_batch(self) -> list[NumberedEvent]:
         assert self._source is not None
         return await anext(self._source, [])
 
@@ -390,7 +392,7 @@ class Attachment:
 
     def __init__(self, transport: Transport, id: str, after: int, run: DetachedRun | None = None):
         self._transport = transport
-        self._position = Position(transport, id, after)
+        self._position = EventCursor(transport, id, after)
         self._run = run
         transport.call(self._position.open)
 
@@ -404,7 +406,7 @@ class Attachment:
     def __next__(self) -> AnyEvent:
         event = self._position.next()
         if event is None and not self._position.ended:
-            self._transport.call(self._position.fetch)
+            self._transport.call(self._position.fetch_events)
             event = self._position.next()
         if event is None:
             raise StopIteration
@@ -432,8 +434,8 @@ class Attachment:
 class DetachedRun:
     """A run that goes on by itself, and is kept for a while when it has ended.
 
-    `last_event` is the number of the last event that was seen through this object, 0 at first; `state` ("running" or
-    "ended") and `outcome` are as they were when it last heard of them: `info()` asks.
+    `last_event` is the number of the last event that was seen through this object, 0 at first; `state` ("running"
+    or "ended") and `outcome` are the last known ones: `info()` updates them.
     """
 
     def __init__(self, transport: Transport, info: RunInfo):
@@ -452,9 +454,9 @@ class DetachedRun:
         return f"<cloche.DetachedRun {self.id} {self.outcome or self.state}>"
 
     def info(self) -> RunInfo:
-        """What is known of it. Raises RunNotFound when it is not kept any more."""
+        """The run's current state. Raises RunNotFound when it is not kept any more."""
         info = self._transport.call(lambda: self._transport.runs.info(self.id))
-        self._know(info)
+        self._update_state(info)
         return info
 
     def events(self, after: int | None = None) -> Attachment:
@@ -462,7 +464,7 @@ class DetachedRun:
         return Attachment(self._transport, self.id, self.last_event if after is None else after, self)
 
     def result(self) -> Run:
-        """What it did: waits for its end."""
+        """Waits for the end of the run and returns its result."""
         run = self._transport.call(lambda: self._transport.runs.result(self.id))
         self.state, self.outcome = "ended", run.outcome
         return run
@@ -481,11 +483,11 @@ class DetachedRun:
         if isinstance(event, Ended):
             self.state, self.outcome = "ended", event.outcome
 
-    def _know(self, info: RunInfo) -> None:
+    def _update_state(self, info: RunInfo) -> None:
         self.state, self.outcome = info.state, info.outcome
 
 
-def check_after(after: object) -> None:
+def check_event_number(after: object) -> None:
     """Raises InvalidRequest."""
     if type(after) is not int or after < 0:
         raise errors.InvalidRequest(f"after must be the number of an event, 0 for all of them, not {after!r}")

@@ -1,4 +1,4 @@
-"""Servers that this process uses, all on one thread: started at first use."""
+"""The transports to servers, all on one thread, which is started at first use."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from cloche.sdk import remote_sandbox
 from cloche.sdk.backend import T, Work
 from cloche.sdk.loop_thread import LoopThread
 from cloche.sdk.remote_sandbox import RemoteRuns, RemoteSandbox, RemoteSnapshots, RemoteVolumes
-from cloche.sdk.remote_server import Server
+from cloche.sdk.remote_server import ServerClient
 
-KEPT = 16  # servers whose connections stay open without a sandbox of theirs in use here
+KEPT_SERVERS = 16  # servers whose connections stay open without a sandbox of theirs in use here
 
 _CLOSED = "the connection to the server was closed"
 
 
-class Remote:
-    """One server, asked with one key. Implements Transport. Connections are closed when nobody refers to it."""
+class RemoteTransport:
+    """One server, used with one key. Implements Transport. Connections are closed when no reference to it is
+    left.
+    """
 
     def __init__(self, url: str, api_key: str):
-        """Raises InvalidRequest for what is no address."""
-        self._server = Server(url, api_key)
+        """Raises InvalidRequest for an invalid address."""
+        self._server = ServerClient(url, api_key)
         self._thread = _shared_thread()
         self._closing = weakref.finalize(self, self._thread.spawn, self._server.aclose)
         self._closing.atexit = False
@@ -35,11 +37,11 @@ class Remote:
         return self._thread.usable and self._closing.alive
 
     def call(self, work: Work[T]) -> T:
-        self._check()
+        self._check_open()
         return self._thread.call(work)
 
     async def acall(self, work: Work[T]) -> T:
-        self._check()
+        self._check_open()
         return await self._thread.acall(work)
 
     def spawn(self, work: Work[object]) -> None:
@@ -47,10 +49,10 @@ class Remote:
             self._thread.spawn(work)
 
     async def create(self, spec: SandboxSpec) -> RemoteSandbox:
-        return await remote_sandbox.create(self._server, spec)
+        return await remote_sandbox.create_sandbox(self._server, spec)
 
     async def connect(self, id: str, timeout_seconds: float | None = None) -> RemoteSandbox:
-        return await remote_sandbox.connect(self._server, id, timeout_seconds)
+        return await remote_sandbox.connect_sandbox(self._server, id, timeout_seconds)
 
     async def list(self) -> list[SandboxInfo]:
         found: list[SandboxInfo] = await self._server.ask("GET", "/sandboxes", list[SandboxInfo])
@@ -74,24 +76,24 @@ class Remote:
             self._closing.detach()
             self._thread.call(self._server.aclose)
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if not self._closing.alive and self._thread.usable:
             raise errors.ShuttingDown(_CLOSED)
 
 
 _lock = threading.RLock()
 _thread: LoopThread | None = None
-_remotes: weakref.WeakValueDictionary[tuple[str, str], Remote] = weakref.WeakValueDictionary()
-_recent: deque[Remote] = deque(maxlen=KEPT)
-_inherited: list[Remote] = []
+_remotes: weakref.WeakValueDictionary[tuple[str, str], RemoteTransport] = weakref.WeakValueDictionary()
+_recent: deque[RemoteTransport] = deque(maxlen=KEPT_SERVERS)
+_inherited: list[RemoteTransport] = []
 
 
-def remote(url: str, api_key: str) -> Remote:
-    """The connection of this process to that server. Raises InvalidRequest for what is no address."""
+def remote_transport(url: str, api_key: str) -> RemoteTransport:
+    """This process's connection to that server. Raises InvalidRequest for an invalid address."""
     with _lock:
         known = _remotes.get((url, api_key))
         if known is None or not known.usable:
-            known = _remotes[url, api_key] = Remote(url, api_key)
+            known = _remotes[url, api_key] = RemoteTransport(url, api_key)
         if known in _recent:
             _recent.remove(known)
         _recent.append(known)

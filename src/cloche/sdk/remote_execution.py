@@ -1,4 +1,4 @@
-"""A context of a sandbox on a server, and what runs in it."""
+"""A context of a sandbox on a server, and its executions."""
 
 from __future__ import annotations
 
@@ -15,33 +15,39 @@ from typing import Any
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.engine.commands.commands import check_words
+from cloche.engine.commands.commands import check_command_words
 from cloche.engine.commands.process import ProcessEvent, ProcessResult
-from cloche.engine.commands.program import Exited, check_size
-from cloche.engine.executions.input import NO_MORE_ANSWERS, Answers, InputSource, answers_of, failed_answer
+from cloche.engine.commands.program import Exited, check_terminal_size
+from cloche.engine.executions.input import (
+    NO_MORE_ANSWERS,
+    InputAnswers,
+    InputSource,
+    answer_failure_message,
+    make_input_answers,
+)
 from cloche.engine.executions.streams import EventQueue
-from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, RunInfo
+from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, RunInfo
 from cloche.model import (
     Mark,
     ProcessInfo,
-    Tool,
+    ToolDefinition,
     ToolResult,
     User,
     Variables,
-    check_copies,
-    check_env,
+    check_copy_count,
+    check_environment,
     check_seconds,
     check_user,
 )
 from cloche.notebook import History
 from cloche.protocol import requests, responses
-from cloche.sdk.remote_server import Server, Socket
+from cloche.sdk.remote_server import ServerClient, ServerSocket
 
-FRESH_SECONDS = 10.0  # less than the server waits for the begin
+ACCEPTED_SECONDS = 10.0  # less than the server waits for the begin
 
 
 class RemoteContext:
-    def __init__(self, server: Server, sandbox: str, info: responses.ContextInfo):
+    def __init__(self, server: ServerClient, sandbox: str, info: responses.ContextInfo):
         self._server = server
         self._sandbox = sandbox
         self.id = info.id
@@ -57,22 +63,24 @@ class RemoteContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> RemoteExecution:
-        answers = answers_of(input)
-        asked = self._asked(code, env, cwd, timeout_seconds, answers is not None or input is True, argv, tools)
+        answers = make_input_answers(input)
+        asked = self._execute_request(
+            code, env, cwd, timeout_seconds, answers is not None or input is True, argv, tools
+        )
 
-        async def ask() -> Socket:
-            return await self._accepted(asked)
+        async def ask() -> ServerSocket:
+            return await self._open_accepted(asked)
 
         return RemoteExecution(await ask(), ask, answers)
 
-    async def _accepted(self, asked: requests.Execute) -> Socket:
-        """A connection over which it can start. Raises what is wrong with it."""
+    async def _open_accepted(self, asked: requests.ExecuteRequest) -> ServerSocket:
+        """A connection on which the execution can start. Raises the server's error if it refuses the request."""
         socket = await self._server.connect(f"/sandboxes/{quote(self._sandbox)}/execute")
         try:
             await socket.send(asked)
-            await socket.expect(responses.Accepted)
+            await socket.expect(responses.AcceptedMessage)
         except BaseException:
             await socket.close()
             raise
@@ -88,11 +96,11 @@ class RemoteContext:
         input: InputSource = None,
     ) -> Run:
         """A single request, where the answers are known now."""
-        lines = _lines(input)
+        lines = _known_lines(input)
         if lines is _ASKED_LATER:
             execution = await self.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
             return await execution.result()
-        asked = self._asked(code, env, cwd, timeout_seconds, lines)
+        asked = self._execute_request(code, env, cwd, timeout_seconds, lines)
         return responses.decode_run(
             await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked)
         )
@@ -106,12 +114,12 @@ class RemoteContext:
         timeout_seconds: float | None = None,
         input: list[str] | None = None,
     ) -> RunInfo:
-        asked = self._asked(code, env, cwd, timeout_seconds, input)
+        asked = self._execute_request(code, env, cwd, timeout_seconds, input)
         path = f"/sandboxes/{quote(self._sandbox)}/runs"
         info: RunInfo = await self._server.ask("POST", path, RunInfo, body=asked)
         return info
 
-    def _asked(
+    def _execute_request(
         self,
         code: str,
         env: dict[str, str] | None,
@@ -119,14 +127,14 @@ class RemoteContext:
         timeout_seconds: float | None,
         input: Any,
         argv: Sequence[str] | None = None,
-        tools: Sequence[Tool] = (),
-    ) -> requests.Execute:
-        """Refuses here what the engine would refuse, in its words."""
+        tools: Sequence[ToolDefinition] = (),
+    ) -> requests.ExecuteRequest:
+        """The request. Raises the engine's own errors before anything is sent."""
         if not isinstance(code, str):
             raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
-        check_env(env or {})
+        check_environment(env or {})
         check_seconds("timeout", timeout_seconds)
-        return requests.Execute(
+        return requests.ExecuteRequest(
             code=code,
             context=self.id,
             env=env or {},
@@ -134,44 +142,48 @@ class RemoteContext:
             timeout_seconds=timeout_seconds,
             input=input,
             argv=None if argv is None else list(argv),
-            tools=[requests.ToolAsked(name=t.name, description=t.description, parameters=t.parameters) for t in tools],
+            tools=[
+                requests.ToolRequest(name=t.name, description=t.description, parameters=t.parameters) for t in tools
+            ],
         )
 
     async def interrupt(self) -> bool:
-        answer: responses.Interrupted = await self._server.ask("POST", f"{self._path}/interrupt", responses.Interrupted)
+        answer: responses.InterruptedResponse = await self._server.ask(
+            "POST", f"{self._context_path}/interrupt", responses.InterruptedResponse
+        )
         return answer.interrupted
 
     async def restart(self) -> None:
-        await self._server.ask("POST", f"{self._path}/restart")
+        await self._server.ask("POST", f"{self._context_path}/restart")
 
     async def checkpoint(self) -> Mark:
-        mark: Mark = await self._server.ask("POST", f"{self._path}/checkpoints", Mark)
+        mark: Mark = await self._server.ask("POST", f"{self._context_path}/checkpoints", Mark)
         return mark
 
     async def rollback(self, mark: str) -> None:
-        await self._server.ask("POST", f"{self._path}/rollback", body=requests.Rollback(checkpoint=mark))
+        await self._server.ask("POST", f"{self._context_path}/rollback", body=requests.RollbackRequest(checkpoint=mark))
 
     async def fork(self, count: int = 1) -> list[RemoteContext]:
-        check_copies(count)
-        body = requests.ForkContext(count=count)
-        made = await self._server.ask("POST", f"{self._path}/fork", list[responses.ContextInfo], body=body)
+        check_copy_count(count)
+        body = requests.ForkContextRequest(count=count)
+        made = await self._server.ask("POST", f"{self._context_path}/fork", list[responses.ContextInfo], body=body)
         return [RemoteContext(self._server, self._sandbox, each) for each in made]
 
     async def checkpoints(self) -> list[Mark]:
-        found: list[Mark] = await self._server.ask("GET", f"{self._path}/checkpoints", list[Mark])
+        found: list[Mark] = await self._server.ask("GET", f"{self._context_path}/checkpoints", list[Mark])
         return found
 
     async def forget(self, mark: str) -> None:
-        await self._server.ask("DELETE", f"{self._path}/checkpoints/{quote(mark, safe='')}")
+        await self._server.ask("DELETE", f"{self._context_path}/checkpoints/{quote(mark, safe='')}")
 
     async def variables(self) -> Variables:
         found: responses.VariablesInfo = await self._server.ask(
-            "GET", f"{self._path}/variables", responses.VariablesInfo
+            "GET", f"{self._context_path}/variables", responses.VariablesInfo
         )
         return Variables(found.variables, found.more)
 
     async def history(self) -> History:
-        return await history_of(self._server, self._sandbox, self.id)
+        return await fetch_history(self._server, self._sandbox, self.id)
 
     async def notebook(self) -> bytes:
         path = f"/sandboxes/{quote(self._sandbox)}/notebook"
@@ -179,12 +191,12 @@ class RemoteContext:
         return content
 
     @property
-    def _path(self) -> str:
+    def _context_path(self) -> str:
         return f"/sandboxes/{quote(self._sandbox)}/contexts/{quote(self.id, safe='')}"
 
 
-async def history_of(server: Server, sandbox: str, context: str | None = None) -> History:
-    """What ran in a sandbox, or in one context of it."""
+async def fetch_history(server: ServerClient, sandbox: str, context: str | None = None) -> History:
+    """The history of a sandbox, or of one context of it."""
     query = {} if context is None else {"context": context}
     path = f"/sandboxes/{quote(sandbox)}/history"
     found: responses.HistoryInfo = await server.ask("GET", path, responses.HistoryInfo, query=query)
@@ -192,23 +204,23 @@ async def history_of(server: Server, sandbox: str, context: str | None = None) -
 
 
 class RemoteExecution:
-    """Has been accepted, and begins when its first event is asked for.
+    """An accepted execution, which begins when its first event is requested.
 
-    The server waits for that for a while only: if it comes late, the server is asked once more.
+    The server waits for that for a limited time: if it comes late, the request is sent once more.
     """
 
-    def __init__(self, socket: Socket, ask: Callable[[], Awaitable[Socket]], answers: Answers | None):
+    def __init__(self, socket: ServerSocket, ask: Callable[[], Awaitable[ServerSocket]], answers: InputAnswers | None):
         self.ended: Ended | None = None
         self._socket = socket
         self._ask = ask
-        self._stale_at = time.monotonic() + FRESH_SECONDS
+        self._stale_at = time.monotonic() + ACCEPTED_SECONDS
         self._answers = answers
         self._begun = False
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> RemoteExecution:
-        await self._begin()
+        await self._begin_once()
         return self
 
     async def __aexit__(
@@ -228,23 +240,23 @@ class RemoteExecution:
         """One event; none after `Ended`."""
         if self.ended is not None or self._closed:
             return []
-        await self._begin()
+        await self._begin_once()
         event = await self._socket.receive()
         if event is None:
             if self._closed:  # meanwhile
                 return []
             raise self._socket.lost()
         if not isinstance(event, AnyEvent):
-            raise responses.not_ours(f"{type(event).__name__} in an execution")
+            raise responses.unexpected_answer_error(f"{type(event).__name__} in an execution")
         if isinstance(event, Ended):
             self.ended = event
-            self._do(self._socket.close())
+            self._start_task(self._socket.close())
         elif isinstance(event, Input) and self._answers is not None:
-            self._do(self._answer(self._answers, event))
+            self._start_task(self._answer_input(self._answers, event))
         return [event]
 
     async def result(self) -> Run:
-        folding = Folding()
+        folding = RunFold()
         async with self:
             async for event in self:
                 folding.feed(event)
@@ -256,7 +268,7 @@ class RemoteExecution:
             return
         self._closed = True
         try:
-            await self._socket.send(requests.Leave())
+            await self._socket.send(requests.LeaveRequest())
             while await self._socket.receive() is not None:
                 pass
         except errors.ClocheError:
@@ -266,42 +278,42 @@ class RemoteExecution:
 
     def interrupt(self) -> None:
         if self.ended is None:
-            self._do(self._send(requests.Interrupt()))
+            self._start_task(self._send_quietly(requests.InterruptRequest()))
 
     def answer(self, text: str | None) -> None:
         if self.ended is None:
-            self._do(self._send(requests.Answer(text=text)))
+            self._start_task(self._send_quietly(requests.InputAnswerRequest(text=text)))
 
     def answer_tools(self, results: Iterable[ToolResult]) -> None:
         for result in results:
             if self.ended is None:
-                answer = requests.ToolAnswer(call_id=result.call_id, result=result.result, error=result.error)
-                self._do(self._send(answer))
+                answer = requests.ToolAnswerRequest(call_id=result.call_id, result=result.result, error=result.error)
+                self._start_task(self._send_quietly(answer))
 
-    async def _begin(self) -> None:
+    async def _begin_once(self) -> None:
         if not self._begun:
             self._begun = True
             if time.monotonic() >= self._stale_at:
                 await self._socket.close()
                 self._socket = await self._ask()
-            await self._socket.send(requests.Start())
+            await self._socket.send(requests.StartExecutionRequest())
 
-    async def _send(self, message: object) -> None:
+    async def _send_quietly(self, message: object) -> None:
         try:
             await self._socket.send(message)
         except errors.Unavailable:
             pass  # whoever waits for the next event hears of it
 
-    async def _answer(self, answers: Answers, event: Input) -> None:
+    async def _answer_input(self, answers: InputAnswers, event: Input) -> None:
         try:
-            message = requests.Answer(text=await answers.next(event))
+            message = requests.InputAnswerRequest(text=await answers.next(event))
         except StopAsyncIteration:
-            message = requests.Answer(text=None, problem=NO_MORE_ANSWERS)
+            message = requests.InputAnswerRequest(text=None, problem=NO_MORE_ANSWERS)
         except Exception as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
-            message = requests.Answer(text=None, problem=failed_answer(error))
-        await self._send(message)
+            message = requests.InputAnswerRequest(text=None, problem=answer_failure_message(error))
+        await self._send_quietly(message)
 
-    def _do(self, work: Any) -> None:
+    def _start_task(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -310,9 +322,11 @@ class RemoteExecution:
 _ASKED_LATER = object()
 
 
-def _lines(source: InputSource) -> object:
-    """The answers to `input()` where they are known now. Raises InvalidRequest for what cannot give any."""
-    answers_of(source)
+def _known_lines(source: InputSource) -> object:
+    """The answers to `input()` where they are known now. Raises InvalidRequest for a source that cannot give
+    any.
+    """
+    make_input_answers(source)
     if source is None or source is False:
         return None
     if isinstance(source, str):
@@ -328,7 +342,7 @@ _decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class RemoteCommands:
-    def __init__(self, server: Server, sandbox: str):
+    def __init__(self, server: ServerClient, sandbox: str):
         self._server = server
         self._path = f"/sandboxes/{quote(sandbox)}"
 
@@ -345,17 +359,19 @@ class RemoteCommands:
         background: bool = False,
     ) -> RemoteProcess:
         if pty is not None:
-            check_size(pty)
-        asked = requests.StartProcess(
-            **_how(command, user, env, cwd, timeout_seconds),
+            check_terminal_size(pty)
+        asked = requests.StartProcessRequest(
+            **_command_fields(command, user, env, cwd, timeout_seconds),
             stdin=stdin,
-            terminal=None if pty is None else requests.Terminal(rows=pty[0], columns=pty[1]),
+            terminal=None if pty is None else requests.TerminalSize(rows=pty[0], columns=pty[1]),
             attached=not background,
         )
         socket = await self._server.connect(f"{self._path}/process", {"raw": pty is not None})
         try:
             await socket.send(asked)
-            return RemoteProcess(self._server, self._path, socket, await socket.expect(responses.Attached), asked)
+            return RemoteProcess(
+                self._server, self._path, socket, await socket.expect(responses.AttachedMessage), asked
+            )
         except BaseException:
             await socket.close()
             raise
@@ -371,7 +387,9 @@ class RemoteCommands:
         stdin: str | bytes | None = None,
     ) -> ProcessResult:
         content = stdin.encode() if isinstance(stdin, str) else stdin
-        asked = requests.RunCommand(**_how(command, user, env, cwd, timeout_seconds), stdin_base64=content)
+        asked = requests.RunCommandRequest(
+            **_command_fields(command, user, env, cwd, timeout_seconds), stdin_base64=content
+        )
         done: ProcessResult = await self._server.ask("POST", f"{self._path}/commands", ProcessResult, body=asked)
         return done
 
@@ -384,13 +402,18 @@ class RemoteCommands:
 
 
 class RemoteProcess:
-    """What it writes is read at once: the server bounds how much that can be. A terminal has no such bound.
+    """A process on a server. Its output is read at once: the server bounds its amount, except for a terminal.
 
-    There, the server is not listened to while much waits here for whoever reads it.
+    A terminal's output is not read from the server while much of it waits here for the reader.
     """
 
     def __init__(
-        self, server: Server, path: str, socket: Socket, attached: responses.Attached, asked: requests.StartProcess
+        self,
+        server: ServerClient,
+        path: str,
+        socket: ServerSocket,
+        attached: responses.AttachedMessage,
+        asked: requests.StartProcessRequest,
     ):
         self.id = attached.id
         self.pid = attached.pid
@@ -404,10 +427,10 @@ class RemoteProcess:
         self._decode = _decoder("replace").decode
         self._room = asyncio.Event()
         self._room.set()
-        pause = self._room.clear if asked.terminal is not None else _nothing
+        pause = self._room.clear if asked.terminal is not None else _keep_reading
         self._events: EventQueue[ProcessEvent] = EventQueue(pause, self._room.set)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._do(self._read())
+        self._start_task(self._read_events())
 
     async def __aenter__(self) -> RemoteProcess:
         return self
@@ -416,7 +439,7 @@ class RemoteProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._asked.attached and self.exited is None:
-            self._events.divert(_forget)
+            self._events.divert_events(_discard_event)
             self.kill()
             await self._events.wait_closed()
 
@@ -440,7 +463,7 @@ class RemoteProcess:
     async def result(self) -> ProcessResult:
         if self._texts is None:
             self._texts = {"stdout": [], "stderr": []}
-            self._events.divert(partial(_collect, self._texts))
+            self._events.divert_events(partial(_collect_output, self._texts))
         await self._events.wait_closed()
         if self.exited is None:
             raise self._lost or self._server.lost()
@@ -453,21 +476,23 @@ class RemoteProcess:
         )
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Not over the WebSocket, where it would wait behind what was typed and nobody reads."""
+        """Sends a separate request: on the WebSocket it would wait behind typed input that the program does not
+        read.
+        """
         if self.exited is None:
-            self._do(self._signal(int(number)))
+            self._start_task(self._send_signal(int(number)))
 
     def close_stdin(self) -> None:
-        self._send(requests.CloseStdin())
+        self._send_soon(requests.CloseStdinRequest())
 
     def resize(self, rows: int, columns: int) -> None:
         if self._asked.terminal is None or self.exited is not None:
             raise errors.InvalidRequest(f"process {self.id} has no terminal")
-        check_size((rows, columns))
-        self._send(requests.Resize(rows=rows, columns=columns))
+        check_terminal_size((rows, columns))
+        self._send_soon(requests.ResizeRequest(rows=rows, columns=columns))
 
     async def send_stdin(self, data: bytes) -> None:
-        """What is typed is sent and forgotten; what is piped is awaited, so that the caller learns of its end."""
+        """Terminal input is sent without waiting; piped input is awaited, so that the caller learns of its end."""
         if self._asked.terminal is not None:
             for at in range(0, len(data), _TYPED_BYTES):
                 await self._socket.send(data[at : at + _TYPED_BYTES])
@@ -477,10 +502,10 @@ class RemoteProcess:
         except errors.ProcessNotFound:
             raise errors.InvalidRequest(f"process {self.id} does not read its stdin any more") from None
 
-    async def _read(self) -> None:
+    async def _read_events(self) -> None:
         try:
             while (event := await self._socket.receive()) is not None:
-                self._take(event)
+                self._take_event(event)
                 await self._room.wait()
         except errors.ClocheError as error:
             self._lost = error
@@ -488,47 +513,47 @@ class RemoteProcess:
             self._events.close()
             await self._socket.close()
 
-    def _take(self, event: Any) -> None:
+    def _take_event(self, event: Any) -> None:
         if isinstance(event, bytes) and self._asked.terminal is not None:
             event = Output(stream="stdout", text=self._decode(event))
         if isinstance(event, Exited):
             self.exited = event
         elif not isinstance(event, ProcessEvent):
-            raise responses.not_ours(f"{type(event).__name__} of a process")
+            raise responses.unexpected_answer_error(f"{type(event).__name__} of a process")
         self._events.put(event, len(event.text) if isinstance(event, Output) else 0)
 
-    async def _signal(self, number: int) -> None:
+    async def _send_signal(self, number: int) -> None:
         with contextlib.suppress(errors.ClocheError):  # it has ended; or whoever waits for its end hears of it
-            await self._server.ask("POST", f"{self._path}/signal", body=requests.Signal(signal=number))
+            await self._server.ask("POST", f"{self._path}/signal", body=requests.SignalRequest(signal=number))
 
-    def _send(self, message: object) -> None:
+    def _send_soon(self, message: object) -> None:
         if self.exited is None:
-            self._do(self._quietly(message))
+            self._start_task(self._send_quietly(message))
 
-    async def _quietly(self, message: object) -> None:
+    async def _send_quietly(self, message: object) -> None:
         try:
             await self._socket.send(message)
         except errors.Unavailable:
             pass  # whoever waits for its end hears of it
 
-    def _do(self, work: Any) -> None:
+    def _start_task(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-def _how(
+def _command_fields(
     command: str | Sequence[str],
     user: User | None,
     env: dict[str, str] | None,
     cwd: str | None,
     timeout_seconds: float | None,
 ) -> dict[str, Any]:
-    """Refuses here what the engine would refuse, in its words."""
+    """The fields that both kinds of command have. Raises the engine's own errors before anything is sent."""
     check_seconds("timeout", timeout_seconds)
     check_user(user)
     words = [command] if isinstance(command, str) else list(command)
-    check_words(words)
+    check_command_words(words)
     return {
         "command": command if isinstance(command, str) else words,
         "user": user,
@@ -538,14 +563,14 @@ def _how(
     }
 
 
-def _collect(texts: dict[str, list[str]], event: ProcessEvent) -> None:
+def _collect_output(texts: dict[str, list[str]], event: ProcessEvent) -> None:
     if isinstance(event, Output):
         texts[event.stream].append(event.text)
 
 
-def _forget(event: ProcessEvent) -> None:
-    """Nobody reads any more."""
+def _discard_event(event: ProcessEvent) -> None:
+    """Discards an event after the last reader has left."""
 
 
-def _nothing() -> None:
-    """The server bounds what a process's output can be in all."""
+def _keep_reading() -> None:
+    """Never pauses reading: the server bounds the total output of a process."""

@@ -1,4 +1,4 @@
-"""A server and the ways to it: requests, streams of events, WebSockets. Belongs to one event loop."""
+"""A client of a server: requests, streams of events, WebSockets. Belongs to one event loop."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from cloche import errors
 from cloche.events import Event
-from cloche.protocol import OWN_ONLY, PREFIX, responses
+from cloche.protocol import API_PREFIX, OWN_ONLY_HEADER, responses
 
 E = TypeVar("E", bound=Event)
 
 CONNECT_SECONDS = 10.0
 KEPT_SECONDS = 60.0  # less than the server keeps an idle connection, so that it is never closed under a request
 MAX_MESSAGE_BYTES = 1 << 30
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-UNIX = "unix:"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+UNIX_SCHEME = "unix:"
 _LONGEST_LOCATION = 200
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=KEPT_SECONDS)
 
 
-class Address:
-    """Where a server is: `http://HOST:PORT`, `https://...`, or `unix:PATH` of its control socket."""
+class ServerAddress:
+    """The address of a server: `http://HOST:PORT`, `https://...`, or `unix:PATH` of its control socket."""
 
     def __init__(self, url: str):
         """Raises InvalidRequest."""
         self.url = url.rstrip("/")
         self.socket: str | None = None
         self._directory: int | None = None
-        if url.startswith(UNIX):
-            self.socket = self._short(url[len(UNIX) :])
+        if url.startswith(UNIX_SCHEME):
+            self.socket = self._short_path(url[len(UNIX_SCHEME) :])
             self.base = "http://localhost"
             return
         parts = urlsplit(self.url)
@@ -48,48 +48,50 @@ class Address:
         self.base = self.url
 
     @property
-    def for_sockets(self) -> str:
+    def websocket_base(self) -> str:
         return "ws" + self.base.removeprefix("http")
 
     @property
-    def direct(self) -> bool:
-        """Whether no proxy can be on the way, whatever the environment says."""
-        return self.socket is not None or urlsplit(self.base).hostname in LOOPBACK
+    def is_direct(self) -> bool:
+        """Whether the connection bypasses every proxy that the environment names."""
+        return self.socket is not None or urlsplit(self.base).hostname in LOOPBACK_HOSTS
 
     def close(self) -> None:
         if self._directory is not None:
             os.close(self._directory)
             self._directory = None
 
-    def _short(self, path: str) -> str:
+    def _short_path(self, path: str) -> str:
         """A path that the kernel takes, until `close`: a data directory may lie deep."""
         if len(os.fsencode(path)) < _LONGEST_SOCKET_PATH:
             return path
         try:
             self._directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
         except OSError as error:
-            raise errors.Unavailable(f"there is no server at {UNIX}{path}: {error.strerror}") from None
+            raise errors.Unavailable(f"there is no server at {UNIX_SCHEME}{path}: {error.strerror}") from None
         return f"/proc/self/fd/{self._directory}/{os.path.basename(path)}"
 
 
-class _Straight(sockets.connect):
+class _NoRedirectConnect(sockets.connect):
     """Follows no redirect: the key is for the host that was named, and for no other."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc
 
 
-class Server:
-    """Every method raises Unavailable, which says where it tried, and what the server answered as an error.
+class ServerClient:
+    """The client of one server. Every method raises Unavailable with the address, or the error that the server
+    sent.
 
-    With `own_only` what is others' is not found, also where this is the operator's way in: its control socket.
+    With `own_only` resources of other owners are not found, also over the control socket, which is the
+    operator's.
     """
 
     def __init__(self, url: str, api_key: str, *, own_only: bool = False):
-        self._address = Address(url)
+        self._address = ServerAddress(url)
         self._headers = {"x-api-key": api_key} if api_key else {}
         if own_only:
-            self._headers[OWN_ONLY] = "true"
+            self._headers[OWN_ONLY_HEADER] = "true"
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(
@@ -103,31 +105,31 @@ class Server:
         content: bytes | AsyncIterable[bytes] | None = None,
     ) -> Any:
         """The answer: of that type, or its bytes."""
-        sent = responses.encode(body) if body is not None else content
-        target = _target(path, query)
+        sent = responses.encode_json(body) if body is not None else content
+        target = _request_target(path, query)
         try:
-            response = await self._http.request(method, target, content=sent)
+            response = await self._http_client.request(method, target, content=sent)
         except httpx2.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
         if not response.is_success:
-            raise self._refusal(response, response.content, target)
-        return response.content if kind is None else _decoded(response.content, kind)
+            raise self._error_from(response, response.content, target)
+        return response.content if kind is None else _decode_answer(response.content, kind)
 
     @contextlib.asynccontextmanager
-    async def streaming(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    async def open_stream(self, path: str, query: Mapping[str, Any]) -> AsyncGenerator[AsyncIterator[bytes], None]:
         """The answer's bytes as they come."""
-        target = _target(path, query)
+        target = _request_target(path, query)
         try:
-            async with self._http.stream("GET", target) as response:
+            async with self._http_client.stream("GET", target) as response:
                 if not response.is_success:
-                    raise self._refusal(response, await response.aread(), target)
+                    raise self._error_from(response, await response.aread(), target)
                 yield response.aiter_raw()
         except httpx2.HTTPError as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
 
-    async def connect(self, path: str, query: Mapping[str, Any] | None = None) -> Socket:
+    async def connect(self, path: str, query: Mapping[str, Any] | None = None) -> ServerSocket:
         """A WebSocket."""
-        target = _target(path, query)
+        target = _request_target(path, query)
         how: dict[str, Any] = {
             "additional_headers": self._headers,
             "compression": None,
@@ -137,14 +139,14 @@ class Server:
         }
         if self._address.socket is not None:
             how.update(unix=True, path=self._address.socket)
-        elif self._address.direct:
+        elif self._address.is_direct:
             how["proxy"] = None
         try:
-            return Socket(self, await _Straight(self._address.for_sockets + target, **how))
+            return ServerSocket(self, await _NoRedirectConnect(self._address.websocket_base + target, **how))
         except InvalidStatus as refused:
-            raise self._refusal(refused.response, bytes(refused.response.body or b""), target) from None
+            raise self._error_from(refused.response, bytes(refused.response.body or b""), target) from None
         except (OSError, WebSocketException) as error:
-            raise self._unreachable(error) from None
+            raise self._unreachable_error(error) from None
 
     async def aclose(self) -> None:
         if self._client is not None:
@@ -152,17 +154,17 @@ class Server:
             self._client = None
         self._address.close()
 
-    def _unreachable(self, error: BaseException) -> errors.Unavailable:
+    def _unreachable_error(self, error: BaseException) -> errors.Unavailable:
         why = str(error) or type(error).__name__
         return errors.Unavailable(f"no answer from a Cloche server at {self._address.url}: {why}; does it run there?")
 
-    def _refusal(
+    def _error_from(
         self, response: httpx2.Response | websockets.http11.Response, body: bytes, target: str
     ) -> errors.ClocheError:
-        """What an answer without success says. Redirects are not followed, for the key would go along."""
+        """The error in an unsuccessful response. Redirects are not followed, since the key would be sent along."""
         location = response.headers.get("location")
         if not 300 <= response.status_code < 400 or location is None:
-            return responses.error_in(body, response.status_code)
+            return responses.exception_from_response(body, response.status_code)
         there = location.removesuffix(target)[:_LONGEST_LOCATION]
         return errors.Unavailable(
             f"the server at {self._address.url} redirects to {there!r}: use this url, if it is yours"
@@ -172,7 +174,7 @@ class Server:
         return errors.Unavailable(f"the connection to the Cloche server at {self._address.url} was lost")
 
     @property
-    def _http(self) -> httpx2.AsyncClient:
+    def _http_client(self) -> httpx2.AsyncClient:
         if self._client is None:
             self._client = httpx2.AsyncClient(
                 base_url=self._address.base,
@@ -180,7 +182,7 @@ class Server:
                 # No time limit but for connecting: a run takes as long as it takes, and the server limits that.
                 timeout=httpx2.Timeout(None, connect=CONNECT_SECONDS),
                 limits=_LIMITS,
-                transport=self._direct_transport() if self._address.direct else None,
+                transport=self._direct_transport() if self._address.is_direct else None,
             )
         return self._client
 
@@ -189,22 +191,24 @@ class Server:
         return httpx2.AsyncHTTPTransport(uds=self._address.socket, limits=_LIMITS)
 
 
-class Socket:
-    """A WebSocket that speaks our messages."""
+class ServerSocket:
+    """A WebSocket that carries the protocol's messages."""
 
-    def __init__(self, server: Server, connection: sockets.ClientConnection):
+    def __init__(self, server: ServerClient, connection: sockets.ClientConnection):
         self._server = server
         self._connection = connection
 
     async def send(self, message: object) -> None:
         """Bytes go as they are. Raises Unavailable."""
         try:
-            await self._connection.send(message if isinstance(message, bytes) else responses.encode(message).decode())
+            await self._connection.send(
+                message if isinstance(message, bytes) else responses.encode_json(message).decode()
+            )
         except ConnectionClosed:
             raise self._server.lost() from None
 
     async def receive(self) -> Any:
-        """The next event, or bytes; None when the server has said all. Raises the error that the server tells of."""
+        """The next event, or bytes; None after the server's last. Raises the error that the server reports."""
         try:
             message = await self._connection.recv()
         except ConnectionClosed as closed:
@@ -219,7 +223,7 @@ class Socket:
         if event is None:
             raise self._server.lost()
         if not isinstance(event, kind):
-            raise responses.not_ours(f"{type(event).__name__} instead of {kind.__name__}")
+            raise responses.unexpected_answer_error(f"{type(event).__name__} instead of {kind.__name__}")
         return event
 
     def lost(self) -> errors.Unavailable:
@@ -229,23 +233,23 @@ class Socket:
         await self._connection.close()
 
 
-async def events_of(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]:
-    """Server-sent events. Raises the error that the last of them may tell of."""
-    events = responses.EventsIn()
+async def decode_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Event, None]:
+    """Server-sent events. Raises the error that the last of them may report."""
+    events = responses.EventStreamParser()
     async for chunk in chunks:
         for event in events.feed(chunk):
             yield event
 
 
-def _decoded(content: bytes, kind: Any) -> Any:
+def _decode_answer(content: bytes, kind: Any) -> Any:
     try:
-        return responses.decode(content, kind)
+        return responses.decode_json(content, kind)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise responses.not_ours(error) from None
+        raise responses.unexpected_answer_error(error) from None
 
 
-def _target(path: str, query: Mapping[str, Any] | None) -> str:
-    """Booleans as JSON writes them; what is None is left out."""
+def _request_target(path: str, query: Mapping[str, Any] | None) -> str:
+    """The path with its query. Booleans are written as in JSON; None is left out."""
     given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (query or {}).items()}
     sent = urlencode({name: value for name, value in given.items() if value is not None})
-    return PREFIX + path + (f"?{sent}" if sent else "")
+    return API_PREFIX + path + (f"?{sent}" if sent else "")

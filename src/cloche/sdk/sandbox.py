@@ -1,4 +1,4 @@
-"""The library for ordinary programs: everything waits."""
+"""The synchronous library: every call waits for its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
 from cloche.engine.executions.input import InputSource
-from cloche.events import AnyEvent, Folding, Run
+from cloche.events import AnyEvent, Run, RunFold
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import backend
 from cloche.sdk.arguments import (
@@ -26,16 +26,16 @@ from cloche.sdk.arguments import (
     sandbox_spec,
 )
 from cloche.sdk.backend import Transport, transport_to
-from cloche.sdk.inspect import BranchedContext, InspectedContext, InspectedSandbox
+from cloche.sdk.inspect import ContextCheckpoints, ContextInspection, SandboxInspection
 from cloche.sdk.network import Network
 from cloche.sdk.parts import Attachment, Commands, DetachedRun, Files, Stream
-from cloche.sdk.tools import ToolsLike, attended, toolbox_of
+from cloche.sdk.tools import ToolsLike, answering_tools, make_toolbox
 
 OnEvent = Callable[[AnyEvent], object]
 
 
-class HowToRun(TypedDict, total=False):
-    """What `Context.run` takes besides code."""
+class RunOptions(TypedDict, total=False):
+    """The keyword arguments of `Context.run`."""
 
     env: Mapping[str, str] | None
     cwd: str | None
@@ -45,29 +45,29 @@ class HowToRun(TypedDict, total=False):
     tools: ToolsLike
 
 
-class InSandbox(HowToRun, total=False):
-    """The same of `Sandbox.run`."""
+class SandboxRunOptions(RunOptions, total=False):
+    """The keyword arguments of `Sandbox.run`."""
 
     context: Context | str | None
 
 
-class Sandbox(InspectedSandbox["Context"]):
-    """A sealed place to run code in. Use it with `with`, or `close()` it; it may be used from several threads.
+class Sandbox(SandboxInspection["Context"]):
+    """A sealed place to run code in. Use it with `with`, or `close()` it; several threads may use it.
 
         with cloche.Sandbox() as box:
             box.run("x = 6 * 7")
             box.run("x").text            # '42': state lives on
 
-    `template` can be a snapshot of a sandbox, too. `timeout` is its lifetime in seconds (by default until closed); with
-    `on_timeout="pause"` it is paused then, with its memory unless `pause_memory` is False. With `auto_resume` whoever
-    uses it while it is paused resumes it; else that raises SandboxPaused. `network` says what it may reach, such as
-    `{"allow": ["pypi.org", "*.example.com"]}`: by default what the template and the host say, which is nothing unless
-    they were changed; False or `{}` is nothing in any case. `secrets`, each `{"domain", "header" or "name", "value"}`,
-    are added to its requests on their way out, and never seen inside. `volumes` has named volumes by path, such as
-    `{"/mnt/data-set": volume}`. With `url` and `api_key`, or CLOCHE_URL and CLOCHE_API_KEY, it is on a server, else in
-    this process, where the first use of the built-in template builds it.
-    Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains), NurseryFailed,
-    Unauthenticated, or Unavailable where there is no server.
+    `template` can also be a snapshot of a sandbox. `timeout` is its lifetime in seconds (by default until
+    closed); with `on_timeout="pause"` it is paused then, with its memory unless `pause_memory` is False. With
+    `auto_resume` any use of a paused sandbox resumes it; else that raises SandboxPaused. `network` is its network
+    policy, such as `{"allow": ["pypi.org", "*.example.com"]}`: by default that of the template and the host,
+    which allows nothing unless they were changed; False or `{}` allows nothing in any case. `secrets`, each
+    `{"domain", "header" or "name", "value"}`, are added to its requests on their way out, and never seen inside.
+    `volumes` has named volumes by path, such as `{"/mnt/data-set": volume}`. With `url` and `api_key`, or
+    CLOCHE_URL and CLOCHE_API_KEY, it is on a server, else in this process, where the first use of the built-in
+    template builds it. Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains),
+    NurseryFailed, Unauthenticated, or Unavailable where there is no server.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Sandbox(InspectedSandbox["Context"]):
             template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
         transport = transport_to(url, api_key)
-        self._attach(transport, transport.call(lambda: transport.create(spec)))
+        self._attach_core(transport, transport.call(lambda: transport.create(spec)))
 
     @classmethod
     def connect(
@@ -103,24 +103,24 @@ class Sandbox(InspectedSandbox["Context"]):
         """
         check_seconds("timeout", timeout)
         transport = transport_to(url, api_key)
-        return cls._of(transport, transport.call(lambda: transport.connect(id, timeout)))
+        return cls._from_core(transport, transport.call(lambda: transport.connect(id, timeout)))
 
     @classmethod
     def list(
         cls, state: SandboxState | None = None, *, url: str | None = None, api_key: str | None = None
     ) -> builtins.list[SandboxInfo]:
-        """Those of yours that run or are paused; with `state`, "running" or "paused", only these."""
+        """The caller's sandboxes that run or are paused; with `state`, "running" or "paused", only these."""
         check_state(state)
         transport = transport_to(url, api_key)
         return [each for each in transport.call(transport.list) if state in (None, each.state)]
 
     @classmethod
-    def _of(cls, transport: Transport, core: backend.Sandbox) -> Sandbox:
+    def _from_core(cls, transport: Transport, core: backend.BackendSandbox) -> Sandbox:
         self = cls.__new__(cls)
-        self._attach(transport, core)
+        self._attach_core(transport, core)
         return self
 
-    def _attach(self, transport: Transport, core: backend.Sandbox) -> None:
+    def _attach_core(self, transport: Transport, core: backend.BackendSandbox) -> None:
         self._transport = transport
         self._core = core
         self.files = Files(transport, core)
@@ -144,7 +144,7 @@ class Sandbox(InspectedSandbox["Context"]):
         return self._core.id
 
     def info(self) -> SandboxInfo:
-        """What it is and how long it lives, also when it has ended."""
+        """The description of the sandbox and its lifetime, also when it has ended."""
         return self._transport.call(self._core.describe)
 
     def renew(self, seconds: float) -> SandboxInfo:
@@ -183,17 +183,17 @@ class Sandbox(InspectedSandbox["Context"]):
         return self._transport.call(lambda: self._core.snapshot(name))
 
     def fork(self, count: int = 1, *, timeout: float | None = None) -> builtins.list[Sandbox]:
-        """So many new sandboxes with its files and environment, not with its memory. It goes on itself."""
+        """Makes `count` new sandboxes with its files and environment, without its memory. It runs on itself."""
         check_count(count)
         check_seconds("timeout", timeout)
         made = self._transport.call(lambda: self._core.fork(count, timeout))
-        return [self._of(self._transport, each) for each in made]
+        return [self._from_core(self._transport, each) for each in made]
 
     @overload
-    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[InSandbox]) -> Run: ...
+    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[SandboxRunOptions]) -> Run: ...
 
     @overload
-    def run(self, code: str, *, detach: Literal[True], **how: Unpack[InSandbox]) -> DetachedRun: ...
+    def run(self, code: str, *, detach: Literal[True], **how: Unpack[SandboxRunOptions]) -> DetachedRun: ...
 
     def run(
         self,
@@ -219,7 +219,7 @@ class Sandbox(InspectedSandbox["Context"]):
         With `detach` it returns at once with a DetachedRun, which goes on whoever leaves: see `attach`. Nobody answers
         it, so that `input` must be text or lines, and there are no `on_event` and `tools`.
         """
-        chosen = self._context(context)
+        chosen = self._choose_context(context)
         return chosen.run(
             code, env=env, cwd=cwd, timeout=timeout, input=input, on_event=on_event, tools=tools, detach=detach
         )
@@ -248,15 +248,15 @@ class Sandbox(InspectedSandbox["Context"]):
         tools: ToolsLike = None,
     ) -> Stream:
         """The events of a run as they come, `Started` to `Ended`. Leaving it early interrupts the program."""
-        return self._context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
+        return self._choose_context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
 
-    def _context(self, context: Context | str | None) -> Context:
+    def _choose_context(self, context: Context | str | None) -> Context:
         if isinstance(context, Context):
             return context
         return Context(self._transport, self._core.context(context))
 
 
-class Context(BranchedContext, InspectedContext):
+class Context(ContextCheckpoints, ContextInspection):
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
 
     def __repr__(self) -> str:
@@ -275,13 +275,13 @@ class Context(BranchedContext, InspectedContext):
         return self._core.cwd
 
     @overload
-    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[HowToRun]) -> Run: ...
+    def run(self, code: str, *, detach: Literal[False] = False, **how: Unpack[RunOptions]) -> Run: ...
 
     @overload
-    def run(self, code: str, *, detach: Literal[True], **how: Unpack[HowToRun]) -> DetachedRun: ...
+    def run(self, code: str, *, detach: Literal[True], **how: Unpack[RunOptions]) -> DetachedRun: ...
 
     @overload
-    def run(self, code: str, *, detach: bool, **how: Unpack[HowToRun]) -> Run | DetachedRun: ...
+    def run(self, code: str, *, detach: bool, **how: Unpack[RunOptions]) -> Run | DetachedRun: ...
 
     def run(
         self,
@@ -298,10 +298,10 @@ class Context(BranchedContext, InspectedContext):
         """As `Sandbox.run`."""
         check_flag("detach", detach)
         if detach:
-            return self._detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
+            return self._start_detached(code, env, cwd, timeout, detached_input(input, on_event, tools))
         if on_event is not None or tools is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
-            return self._run_watched(stream, on_event or _ignore)
+            return self._run_watched(stream, on_event or _ignore_event)
         given = run_env(env, cwd)
         return self._transport.call(
             lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=input)
@@ -318,26 +318,26 @@ class Context(BranchedContext, InspectedContext):
         tools: ToolsLike = None,
     ) -> Stream:
         """As `Sandbox.stream`."""
-        given, toolbox = run_env(env, cwd), toolbox_of(tools)
+        given, toolbox = run_env(env, cwd), make_toolbox(tools)
         offered = toolbox.offered if toolbox is not None else ()
 
-        async def make() -> backend.Execution:
+        async def make() -> backend.BackendExecution:
             execution = await self._core.execute(
                 code, env=given, cwd=cwd, timeout_seconds=timeout, input=input, tools=offered
             )
-            return attended(execution, toolbox)
+            return answering_tools(execution, toolbox)
 
         return Stream(self._transport, make)
 
     def interrupt(self) -> bool:
-        """Interrupts what runs now; its state is kept. False if nothing runs."""
+        """Interrupts the running execution; the state is kept. False if nothing runs."""
         return self._transport.call(self._core.interrupt)
 
     def restart(self) -> None:
-        """A new kernel under the same id; the state is lost, what runs ends."""
+        """Starts a new kernel under the same id; the state is lost, and a running execution ends."""
         self._transport.call(self._core.restart)
 
-    def _detached(
+    def _start_detached(
         self,
         code: str,
         env: Mapping[str, str] | None,
@@ -352,7 +352,7 @@ class Context(BranchedContext, InspectedContext):
         return DetachedRun(self._transport, info)
 
     def _run_watched(self, stream: Stream, on_event: OnEvent) -> Run:
-        folding = Folding()
+        folding = RunFold()
         with stream:
             for event in stream:
                 folding.feed(event)
@@ -363,7 +363,7 @@ class Context(BranchedContext, InspectedContext):
 class Contexts:
     """A sandbox's contexts. There is always a default one, which `Sandbox.run` uses."""
 
-    def __init__(self, transport: Transport, core: backend.Sandbox):
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
         self._transport = transport
         self._core = core
 
@@ -395,5 +395,5 @@ def run(code: str, *, template: str = "python", timeout: float | None = None, in
         return box.run(code, timeout=timeout, input=input)
 
 
-def _ignore(event: AnyEvent) -> None:
-    """Nobody watches."""
+def _ignore_event(event: AnyEvent) -> None:
+    """The `on_event` of a run without a watcher."""

@@ -1,4 +1,6 @@
-"""Functions of the caller's own that code in a sandbox may call: `run(code, tools={"get_weather": get_weather})`."""
+"""Tools: the caller's functions that code in a sandbox may call, as in `run(code, tools={"get_weather":
+get_weather})`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.executions.tools import MAX_RESULT_BYTES
-from cloche.events import AnyEvent, Ended, Folding, Run, ToolsCalled
-from cloche.model import Tool as Offered
+from cloche.events import AnyEvent, Ended, Run, RunFold, ToolsCalled
 from cloche.model import ToolCall, ToolResult
+from cloche.model import ToolDefinition as Offered
 from cloche.sdk import backend
 
 # The JSON schema of a function's arguments, read off its signature.
@@ -26,16 +28,16 @@ from cloche.sdk import backend
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+def function_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     """Annotations that JSON has no word for allow anything. Raises InvalidRequest for arguments without a name."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some that are written in C do not say
         return {"type": "object"}
-    hints, schema = _hints(function), Schema()
+    hints, schema = _type_hints(function), ArgumentsSchema()
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            schema.takes_others()
+            schema.allow_others()
         elif parameter.kind in _BY_NAME:
             schema.add(parameter, hints.get(parameter.name, Any))
         elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -43,17 +45,17 @@ def schema_of(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     return schema.made
 
 
-class Schema:
-    """Of an object, as it comes into being."""
+class ArgumentsSchema:
+    """The JSON schema of an object, built parameter by parameter."""
 
     def __init__(self) -> None:
         self.made: dict[str, Any] = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
 
-    def takes_others(self) -> None:
+    def allow_others(self) -> None:
         self.made["additionalProperties"] = True
 
     def add(self, parameter: inspect.Parameter, hint: Any) -> None:
-        described = _described(hint)
+        described = _hint_schema(hint)
         self.made.setdefault("$defs", {}).update(described.pop("$defs", {}))
         if not self.made["$defs"]:
             del self.made["$defs"]
@@ -64,14 +66,14 @@ class Schema:
             described.setdefault("default", parameter.default)
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError, SyntaxError):  # names that are not there when the program runs
         return {}
 
 
-def _described(hint: Any) -> dict[str, Any]:
+def _hint_schema(hint: Any) -> dict[str, Any]:
     if hint is Any:
         return {}
     try:
@@ -82,11 +84,12 @@ def _described(hint: Any) -> dict[str, Any]:
 
 Function = Callable[..., Any]
 
-THREADS = 32  # calls of functions that are not coroutine functions, of one run at once
+TOOL_THREADS = 32  # calls of functions that are not coroutine functions, of one run at once
 
 
 class Tool:
-    """A function that code may call by `name`. What it takes and does is read off it unless it is said here.
+    """A function that code may call by `name`. Its parameters and description are read off it unless given
+    here.
 
     `parameters` is a JSON schema of the object of its arguments.
     """
@@ -104,7 +107,7 @@ class Tool:
         self.name = name
         self.function = function
         self.description = inspect.getdoc(function) or "" if description is None else description
-        self.parameters: dict[str, Any] = schema_of(name, function) if parameters is None else dict(parameters)
+        self.parameters: dict[str, Any] = function_schema(name, function) if parameters is None else dict(parameters)
 
     def __repr__(self) -> str:
         return f"<cloche.Tool {self.name}>"
@@ -114,7 +117,9 @@ ToolsLike = Mapping[str, Function] | Iterable[Tool | Function] | None
 
 
 class Toolbox:
-    """The tools of one run. Plain functions are called in threads; coroutine functions on the loop of who made it."""
+    """The tools of one run. Plain functions are called in threads; coroutine functions on the loop of the
+    caller.
+    """
 
     def __init__(self, tools: list[Tool], loop: asyncio.AbstractEventLoop | None):
         self.offered = tuple(Offered(name=t.name, description=t.description, parameters=t.parameters) for t in tools)
@@ -124,38 +129,40 @@ class Toolbox:
         self._threads: ThreadPoolExecutor | None = None
 
     async def result(self, call: ToolCall) -> ToolResult:
-        """What a call came to. What the function raises is what the program is told."""
+        """The result of a call. An exception of the function becomes the error that the program sees."""
         function = self._functions[call.name]
         try:
             if self._loop is not None and _is_async(function):
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(function, call), self._loop))
-            return await self._in_thread(partial(_called, function, call))
+                return await asyncio.wrap_future(
+                    asyncio.run_coroutine_threadsafe(_await_function(function, call), self._loop)
+                )
+            return await self._run_in_thread(partial(_call_function, function, call))
         except BaseException as error:  # what ends the caller's loop or task, say, or that loop has ended
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # it is this call that nobody waits for any more
                 raise
-            return _failed(call, error)
+            return _failure_result(call, error)
 
     def close(self) -> None:
         """Waits for no function that still runs."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _in_thread(self, work: Callable[[], ToolResult]) -> Awaitable[ToolResult]:
+    def _run_in_thread(self, work: Callable[[], ToolResult]) -> Awaitable[ToolResult]:
         if self._threads is None:
             # Of its own: a function may use the sandbox, and what that needs threads for must not wait for these.
-            self._threads = ThreadPoolExecutor(THREADS, "cloche-tool")
+            self._threads = ThreadPoolExecutor(TOOL_THREADS, "cloche-tool")
         return asyncio.get_running_loop().run_in_executor(self._threads, self._context.copy().run, work)
 
 
-def toolbox_of(tools: ToolsLike, loop: asyncio.AbstractEventLoop | None = None) -> Toolbox | None:
-    """Raises InvalidRequest for what cannot be a program's tools. `loop`: the caller's, if it has one."""
+def make_toolbox(tools: ToolsLike, loop: asyncio.AbstractEventLoop | None = None) -> Toolbox | None:
+    """Raises InvalidRequest for values that cannot be a program's tools. `loop`: the caller's, if it has one."""
     if tools is None:
         return None
     if not isinstance(tools, Mapping | Iterable) or isinstance(tools, str | bytes):
         raise errors.InvalidRequest(f"tools must be functions by their names, not {type(tools).__name__}")
     named = [Tool(name, function) for name, function in tools.items()] if isinstance(tools, Mapping) else None
-    listed = named if named is not None else [_tool(each) for each in tools]  # type: ignore[arg-type]
+    listed = named if named is not None else [_as_tool(each) for each in tools]  # type: ignore[arg-type]
     for tool in listed:
         if loop is None and _is_async(tool.function):
             raise errors.InvalidRequest(f"the tool {tool.name!r} is a coroutine function: those need an AsyncSandbox")
@@ -164,13 +171,13 @@ def toolbox_of(tools: ToolsLike, loop: asyncio.AbstractEventLoop | None = None) 
 
 def toolbox_from_loop(tools: ToolsLike) -> Toolbox | None:
     """The same where the caller has an event loop, on which their coroutine functions run."""
-    return None if tools is None else toolbox_of(tools, asyncio.get_running_loop())
+    return None if tools is None else make_toolbox(tools, asyncio.get_running_loop())
 
 
-class Attended:
-    """An execution whose calls of tools are answered as its events are taken."""
+class ToolAnsweringExecution:
+    """An execution that answers its calls of tools as its events are taken."""
 
-    def __init__(self, execution: backend.Execution, toolbox: Toolbox):
+    def __init__(self, execution: backend.BackendExecution, toolbox: Toolbox):
         self._execution = execution
         self._toolbox = toolbox
         self._tasks: set[asyncio.Task[None]] = set()
@@ -179,7 +186,7 @@ class Attended:
     def ended(self) -> Ended | None:
         return self._execution.ended
 
-    async def __aenter__(self) -> Attended:
+    async def __aenter__(self) -> ToolAnsweringExecution:
         await self._execution.__aenter__()
         return self
 
@@ -188,21 +195,21 @@ class Attended:
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Attended:
+    def __aiter__(self) -> ToolAnsweringExecution:
         return self
 
     async def __anext__(self) -> AnyEvent:
         event = await self._execution.__anext__()
-        self._attend([event])
+        self._answer_calls([event])
         return event
 
     async def next_events(self) -> list[AnyEvent]:
         events = await self._execution.next_events()
-        self._attend(events)
+        self._answer_calls(events)
         return events
 
     async def result(self) -> Run:
-        folding = Folding()
+        folding = RunFold()
         async with self:
             while events := await self.next_events():
                 for event in events:
@@ -210,7 +217,7 @@ class Attended:
         return folding.run()
 
     async def aclose(self) -> None:
-        self._leave()
+        self._cancel_calls()
         await self._execution.aclose()
 
     def interrupt(self) -> None:
@@ -222,33 +229,33 @@ class Attended:
     def answer_tools(self, results: Iterable[ToolResult]) -> None:
         self._execution.answer_tools(results)
 
-    def _attend(self, events: list[AnyEvent]) -> None:
+    def _answer_calls(self, events: list[AnyEvent]) -> None:
         for event in events:
             if isinstance(event, ToolsCalled):
                 for call in event.calls:
-                    self._begin(call)
+                    self._begin_call(call)
             elif isinstance(event, Ended):
-                self._leave()
+                self._cancel_calls()
 
-    def _begin(self, call: ToolCall) -> None:
-        task = asyncio.ensure_future(self._answer(call))
+    def _begin_call(self, call: ToolCall) -> None:
+        task = asyncio.ensure_future(self._answer_call(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, call: ToolCall) -> None:
+    async def _answer_call(self, call: ToolCall) -> None:
         self._execution.answer_tools([await self._toolbox.result(call)])
 
-    def _leave(self) -> None:
+    def _cancel_calls(self) -> None:
         for task in self._tasks:
             task.cancel()
         self._toolbox.close()
 
 
-def attended(execution: backend.Execution, toolbox: Toolbox | None) -> backend.Execution:
-    return execution if toolbox is None else Attended(execution, toolbox)
+def answering_tools(execution: backend.BackendExecution, toolbox: Toolbox | None) -> backend.BackendExecution:
+    return execution if toolbox is None else ToolAnsweringExecution(execution, toolbox)
 
 
-def _tool(given: Tool | Function) -> Tool:
+def _as_tool(given: Tool | Function) -> Tool:
     if isinstance(given, Tool):
         return given
     name = getattr(given, "__name__", None)
@@ -261,43 +268,47 @@ def _is_async(function: Function) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _called(function: Function, call: ToolCall) -> ToolResult:
-    """In a thread. Nothing that is raised leaves it: SystemExit would end our loop, StopIteration is no future's."""
+def _call_function(function: Function, call: ToolCall) -> ToolResult:
+    """Calls the function in a thread and catches everything: SystemExit would end our loop, futures take no
+    StopIteration.
+    """
     try:
-        return _succeeded(call, function(**call.input))
+        return _success_result(call, function(**call.input))
     except BaseException as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
-        return _failed(call, error)
+        return _failure_result(call, error)
 
 
-async def _awaited(function: Function, call: ToolCall) -> ToolResult:
+async def _await_function(function: Function, call: ToolCall) -> ToolResult:
     """On the caller's loop."""
     try:
-        return _succeeded(call, await function(**call.input))
+        return _success_result(call, await function(**call.input))
     except Exception as error:  # noqa: BLE001 - as above
-        return _failed(call, error)
+        return _failure_result(call, error)
 
 
-def _succeeded(call: ToolCall, value: object) -> ToolResult:
-    return ToolResult(call_id=call.id, result=msgspec.Raw(_encoded(value)))
+def _success_result(call: ToolCall, value: object) -> ToolResult:
+    return ToolResult(call_id=call.id, result=msgspec.Raw(_encode_result(value)))
 
 
-def _failed(call: ToolCall, error: BaseException) -> ToolResult:
+def _failure_result(call: ToolCall, error: BaseException) -> ToolResult:
     message, kind = str(error), type(error).__name__
     if isinstance(error, KeyError) and message:  # which says no more than the key
         message = f"{kind}: {message}"
     return ToolResult(call_id=call.id, error=message or kind)
 
 
-def _encoded(value: object) -> bytes:
-    """Raises TypeError for what is no JSON, ValueError for what is too long."""
-    content = msgspec.json.encode(value, enc_hook=_plain)
+def _encode_result(value: object) -> bytes:
+    """The value as JSON. Raises TypeError for a value that JSON cannot hold, ValueError for one that is too
+    long.
+    """
+    content = msgspec.json.encode(value, enc_hook=_plain_value)
     if len(content) > MAX_RESULT_BYTES:
         raise ValueError(f"the tool's result has {len(content)} bytes: {MAX_RESULT_BYTES} are possible")
     return content
 
 
-def _plain(value: Any) -> Any:
-    """What numpy, pydantic and the like have their own words for."""
+def _plain_value(value: Any) -> Any:
+    """The plain form of values of numpy, pydantic and the like, by their own methods."""
     for name in ("model_dump", "tolist", "to_dict"):
         if callable(say := getattr(value, name, None)):
             return say()

@@ -1,4 +1,4 @@
-"""Reading the audit log, and looking for what was changed in it or removed."""
+"""Reads the audit log, and verifies that no line was changed or removed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 from cloche.model import Struct
 from cloche.store.audit import (
-    CLOSED,
+    CLOSED_EVENT,
     DAY_SECONDS,
-    REMOVED,
+    REMOVED_EVENT,
+    AuditFileName,
     AuditLine,
-    FileName,
-    decoded,
-    files_in,
-    hash_of,
-    salt_of,
-    stamp,
+    decode_line,
+    format_time,
+    hash_line,
+    list_files,
+    load_salt,
 )
 
 
-class Wanted(Struct):
-    """Which lines are asked for."""
+class AuditQuery(Struct):
+    """A filter for lines."""
 
     owner: str | None = None  # whose, or by whom
     sandbox: str | None = None
@@ -35,45 +35,47 @@ class Wanted(Struct):
             self.owner in (None, line.owner, line.by)
             and self.sandbox in (None, line.sandbox)
             and (self.what is None or line.what == self.what or line.what.startswith(self.what + "."))
-            and (self.since is None or line.at >= stamp(self.since))
+            and (self.since is None or line.at >= format_time(self.since))
         )
 
 
-class Place(NamedTuple):
-    """Up to where somebody has read."""
+class AuditPosition(NamedTuple):
+    """The position up to which a reader has read."""
 
-    name: FileName
+    name: AuditFileName
     offset: int
 
 
-START = Place(FileName("", 0), 0)
+START_POSITION = AuditPosition(AuditFileName("", 0), 0)
 
 
-def last(directory: Path, wanted: Wanted, limit: int) -> list[AuditLine]:
-    """The newest that are wanted, the oldest of them first. Raises OSError."""
-    return list(deque((line for line, _ in lines(directory, wanted)), maxlen=limit))
+def read_last(directory: Path, wanted: AuditQuery, limit: int) -> list[AuditLine]:
+    """Returns the newest matching lines, the oldest of them first. Raises OSError."""
+    return list(deque((line for line, _ in read_lines(directory, wanted)), maxlen=limit))
 
 
-def lines(directory: Path, wanted: Wanted, after: Place = START) -> Iterator[tuple[AuditLine, Place]]:
-    """Those that are wanted, with where each ends. Raises OSError. What is no line is passed over."""
-    first_day = "" if wanted.since is None else stamp(wanted.since - DAY_SECONDS)[:10]
-    for name in files_in(directory):
+def read_lines(
+    directory: Path, wanted: AuditQuery, after: AuditPosition = START_POSITION
+) -> Iterator[tuple[AuditLine, AuditPosition]]:
+    """Yields the matching lines, each with its end position. Raises OSError. Invalid lines are skipped."""
+    first_day = "" if wanted.since is None else format_time(wanted.since - DAY_SECONDS)[:10]
+    for name in list_files(directory):
         if name < after.name or name.day < first_day:
             continue
-        for raw, end in _raw(directory / str(name), after.offset if name == after.name else 0):
-            line = decoded(raw)
+        for raw, end in _read_raw_lines(directory / str(name), after.offset if name == after.name else 0):
+            line = decode_line(raw)
             if line is not None and wanted.holds(line):
-                yield line, Place(name, end)
+                yield line, AuditPosition(name, end)
 
 
-def end_of(directory: Path) -> Place:
-    """Where whoever wants what comes from now on begins. Raises OSError."""
-    names = files_in(directory)
-    return Place(names[-1], (directory / str(names[-1])).stat().st_size) if names else START
+def end_position(directory: Path) -> AuditPosition:
+    """Returns the end of the log, for readers of new lines only. Raises OSError."""
+    names = list_files(directory)
+    return AuditPosition(names[-1], (directory / str(names[-1])).stat().st_size) if names else START_POSITION
 
 
-def _raw(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, with where each ends."""
+def _read_raw_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yields whole lines, each with its end offset."""
     try:
         file = path.open("rb")
     except FileNotFoundError:  # removed just now
@@ -89,31 +91,31 @@ def _raw(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 # -- verifying
 
 
-class Verdict(Struct):
+class AuditVerdict(Struct):
     lines: int
     files: int
     problems: tuple[str, ...]  # what was changed or removed
     notes: tuple[str, ...]  # what can be for other reasons, too
 
 
-class _Chain(NamedTuple):
+class _ProcessChain(NamedTuple):
     n: int
     hash: str
     closed: bool
 
 
-class _Verification:
+class _ChainVerifier:
     def __init__(self, salt: bytes):
         self._salt = salt
-        self.chains: dict[str, _Chain] = {}
+        self.chains: dict[str, _ProcessChain] = {}
         self._before: AuditLine | None = None  # the last line of all that was seen
         self.problems: list[str] = []
         self.headless: list[str] = []  # processes whose first lines are not there
         self.pruned = 0
         self.lines = 0
 
-    def see(self, raw: bytes, where: str) -> None:
-        line = decoded(raw)
+    def check_line(self, raw: bytes, where: str) -> None:
+        line = decode_line(raw)
         if line is None or not line.is_ours:
             if raw.strip():
                 self.problems.append(
@@ -121,15 +123,15 @@ class _Verification:
                 )
             return
         self.lines += 1
-        self.pruned += line.what == REMOVED
+        self.pruned += line.what == REMOVED_EVENT
         chain = self.chains.get(line.instance)
-        if not self._is_amiss(line, chain, where):
-            self._look_before(line, where)
-        self.chains[line.instance] = _Chain(line.n, hash_of(line, self._salt), line.what == CLOSED)
+        if not self._breaks_chain(line, chain, where):
+            self._check_previous_line(line, where)
+        self.chains[line.instance] = _ProcessChain(line.n, hash_line(line, self._salt), line.what == CLOSED_EVENT)
         self._before = line
 
-    def _is_amiss(self, line: AuditLine, chain: _Chain | None, where: str) -> bool:
-        """Whether it does not follow the line before it of its own process, which is said."""
+    def _breaks_chain(self, line: AuditLine, chain: _ProcessChain | None, where: str) -> bool:
+        """Whether the line does not follow the previous one of its own process; reports it."""
         said = len(self.problems) + len(self.headless)
         if chain is None:
             if line.n != 1 or line.prev:
@@ -140,24 +142,24 @@ class _Verification:
             self.problems.append(f"{where}: line {chain.n} of {line.instance}, before it, was changed")
         return len(self.problems) + len(self.headless) > said
 
-    def _look_before(self, line: AuditLine, where: str) -> None:
-        """The line before it, whoever wrote that."""
+    def _check_previous_line(self, line: AuditLine, where: str) -> None:
+        """Checks the previous line of the log, of any process."""
         before = self._before
         if before is None:
             if line.after:
                 self.headless.append(f"{where}: what was before the first line is not there")
             return
-        after = hash_of(before, self._salt) if before.instance != line.instance else ""
+        after = hash_line(before, self._salt) if before.instance != line.instance else ""
         if line.after != after:
             self.problems.append(f"{where}: what was before it was changed, or lines of another process were removed")
 
 
-def verify(directory: Path, is_live: Callable[[str], bool]) -> Verdict:
-    """Raises OSError. `is_live`: whether the host process of that name still runs."""
-    seen, names = _Verification(salt_of(directory)), files_in(directory)
+def verify_log(directory: Path, is_live: Callable[[str], bool]) -> AuditVerdict:
+    """Verifies the log. Raises OSError. `is_live`: whether the host process of that name still runs."""
+    seen, names = _ChainVerifier(load_salt(directory)), list_files(directory)
     for name in names:
-        for number, (raw, _) in enumerate(_raw(directory / str(name)), 1):
-            seen.see(raw, f"{name}:{number}")
+        for number, (raw, _) in enumerate(_read_raw_lines(directory / str(name)), 1):
+            seen.check_line(raw, f"{name}:{number}")
     notes = []
     if seen.pruned:  # the log itself says that it was cut at its beginning
         notes += seen.headless
@@ -165,4 +167,4 @@ def verify(directory: Path, is_live: Callable[[str], bool]) -> Verdict:
         seen.problems += seen.headless
     cut = [name for name, chain in seen.chains.items() if not chain.closed and not is_live(name)]
     notes += [f"{name} has no last line: it was killed, or lines were cut off at the end" for name in cut]
-    return Verdict(lines=seen.lines, files=len(names), problems=tuple(seen.problems), notes=tuple(notes))
+    return AuditVerdict(lines=seen.lines, files=len(names), problems=tuple(seen.problems), notes=tuple(notes))

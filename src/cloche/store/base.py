@@ -1,4 +1,4 @@
-"""The seam between the engine and whatever keeps its records."""
+"""Records of sandboxes and snapshots: the interfaces between the engine and its storage."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Literal, NamedTuple, Protocol
 from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
 from cloche.network_policy import NetworkPolicy
 
-# Whether an owner may store more: asked before anything of theirs is kept.
+# The check whether an owner may store more, made before anything is stored.
 
-Allow = Callable[[str, int], Awaitable[None]]
+CheckAllowance = Callable[[str, int], Awaitable[None]]
 """Of an owner, so many bytes more. Raises QuotaExceeded."""
 
 
-async def anything(owner: str, more_bytes: int) -> None:
-    """Where there are no quotas."""
+async def allow_anything(owner: str, more_bytes: int) -> None:
+    """Allows everything: for use without quotas."""
 
 
-State = Literal["running", "paused", "expired", "killed", "lost"]
+RecordState = Literal["running", "paused", "expired", "killed", "lost"]
 
-SHUT_DOWN = "its host shut down"  # why those are `killed` that nobody killed
-HOST_DIED = "its host process died"  # why those are `lost` of which nobody heard more
+SHUT_DOWN_REASON = "its host shut down"  # why those are `killed` that nobody killed
+HOST_DIED_REASON = "its host process died"  # why those are `lost` of which nobody heard more
 
 
-class Lost(NamedTuple):
-    """A sandbox that was, and whose."""
+class LostSandbox(NamedTuple):
+    """A lost sandbox and its owner."""
 
     id: str
     owner: str
 
 
-class Revival(Struct):
-    """What it takes to make a paused sandbox again, should its memory be gone. Secrets are not among it."""
+class ResumeSpec(Struct):
+    """The data to recreate a paused sandbox after its memory is gone. It holds no secrets."""
 
     image: str  # of its files
     bytes: int = 0  # that the image has
@@ -46,12 +46,12 @@ class Revival(Struct):
 
 
 class SandboxRecord(Struct):
-    """What is known of a sandbox, also long after it has ended."""
+    """The record of a sandbox, kept long after it has ended."""
 
     id: str
     owner: str
     template: str  # NAME@VERSION
-    state: State
+    state: RecordState
     instance: str  # the host process that runs or ran it
     created_at: float
     deadline_at: float | None = None
@@ -66,82 +66,82 @@ class SandboxRecord(Struct):
     volumes: dict[str, str] = {}  # by path, the id or name of each
     paused_at: float | None = None
     resumed_at: float | None = None  # the last time
-    revival: Revival | None = None  # of one that is paused
+    revival: ResumeSpec | None = None  # of one that is paused
     key_id: str = ""  # the key that it was made with
 
 
-class Records(Protocol):
-    """Records of sandboxes. Used on one event loop; several processes may share what is behind it."""
+class SandboxRecords(Protocol):
+    """Records of sandboxes. Used on one event loop; several processes may share the storage."""
 
     @property
     def failing(self) -> bool:
-        """Whether they cannot be kept now."""
+        """Whether records cannot be written now."""
 
     async def open(self) -> None:
         """Raises Unavailable if the records cannot be read."""
 
     def put(self, record: SandboxRecord) -> None:
-        """Keeps the record, soon. Never waits."""
+        """Writes the record soon. Never waits."""
 
     async def get(self, id: str, owner: str | None = None) -> SandboxRecord | None:
-        """The record as it was put last, also if that was a moment ago; with an owner, if it is theirs.
+        """Returns the record as it was put last, even a moment ago; with an owner, only if it is theirs.
 
-        One that is somebody else's is looked for as long as one that never was.
+        A foreign record takes as long to look up as one that never existed.
         """
 
     async def notes(self, id: str) -> dict[str, str]:
-        """The notes of a sandbox, whoever's it is and wherever it runs; none of one that never was. As `get`."""
+        """Returns the notes of a sandbox of any owner and host process; empty for an unknown one. As `get`."""
 
     async def list(self, owner: str) -> list[SandboxRecord]:
-        """All that are kept for that owner, the newest first."""
+        """Lists all records of that owner, the newest first."""
 
     async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
-        """The newest that have ended though nobody killed them, with such metadata; None is any value."""
+        """Returns the newest that ended without being killed, with such metadata; None matches any value."""
 
     async def recent(self, owner: str | None, limit: int) -> Sequence[SandboxRecord]:
-        """The last that have ended, for whatever reason, the newest first, of that owner or with None of all."""
+        """Returns the last that have ended, for any reason, the newest first; with None as the owner, of all."""
 
     async def keep(self, record: SandboxRecord) -> None:
-        """As `put`, but returns when it is kept. Raises Unavailable if it cannot be."""
+        """As `put`, but returns after the record is written. Raises Unavailable if it cannot be."""
 
     async def paused(self) -> Sequence[SandboxRecord]:
-        """All that are paused, whoever's they are."""
+        """Returns all paused sandboxes of all owners."""
 
     async def claim(self, record: SandboxRecord, instance: str) -> SandboxRecord | None:
-        """A paused sandbox of a host process that has ended is `instance`'s from now on, and stays paused.
+        """Assigns a paused sandbox of a host process that has ended to `instance`; it stays paused.
 
-        None if it is not paused any more, or is another's: somebody was faster.
+        None if it is not paused any more, or another process was faster.
         """
 
     async def conclude(self, record: SandboxRecord) -> bool:
-        """As `keep`, if it is still paused: whether it was."""
+        """As `keep`, but only if it is still paused. Whether it was."""
 
-    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
-        """Running sandboxes of instances that are not live become lost. Which these are.
+    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[LostSandbox]:
+        """Marks running sandboxes of instances that are not live as lost, and returns them.
 
-        Those that were paused stay so, without their memory.
+        Paused ones stay paused, without their memory.
         """
 
     async def aclose(self) -> None:
-        """Keeps all that was put, then closes."""
+        """Writes all pending records, then closes."""
 
 
-class Snapshots(Protocol):
-    """Snapshots, and the names that they have."""
+class SnapshotRecords(Protocol):
+    """Snapshots, and their names."""
 
-    allow: Allow
+    allow: CheckAllowance
 
     async def add(self, snapshot: Snapshot) -> None:
-        """Returns when it is kept. Raises Unavailable."""
+        """Returns after it is written. Raises Unavailable."""
 
     async def find(self, ref: str, owner: str | None) -> Snapshot | None:
-        """The one of that id, else the newest of that name; with None whoever's it is."""
+        """Returns the snapshot of that id, else the newest of that name; with None as the owner, of any."""
 
     async def list(self, owner: str | None) -> Sequence[Snapshot]:
-        """The newest first, without environments and commands; with None whoever's they are."""
+        """Lists the newest first, without environments and commands; with None as the owner, of all."""
 
     async def remove(self, id: str, owner: str) -> bool:
-        """Whether it was there."""
+        """Removes the snapshot. Whether it was there."""
 
     async def images(self) -> set[str]:
-        """Those of all snapshots, whoever's they are."""
+        """Returns the images of all snapshots of all owners."""

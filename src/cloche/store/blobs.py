@@ -1,4 +1,4 @@
-"""Contents of files, in a directory: one file each, named by an id of ours."""
+"""Blobs: contents of files in a directory, one file each, named by an id of ours."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import IO
 
 from cloche import errors
 from cloche.model import MIB
-from cloche.store.retention_clock import surely_past
+from cloche.store.retention_clock import retention_now
 
 CHUNK_BYTES = 1 * MIB
-DRAFT = ".draft-"
+DRAFT_PREFIX = ".draft-"
 ORPHAN_SECONDS = 3600.0
 
 _FULL = "its disk is full, and its operator must make room"
 _READ_ONLY = "its disk cannot be written, and its operator must look into that"
-_DISK = {
+_DISK_PROBLEMS = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: _FULL,  # a limit on the size of files
@@ -31,22 +31,25 @@ _DISK = {
     errno.EACCES: _READ_ONLY,
     errno.EIO: _READ_ONLY,
 }
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_BLOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 class Blobs:
-    """`put` writes a draft and renames it: whoever reads sees a whole content or none."""
+    """A directory of blobs. `put` writes a draft and renames it: a reader sees a whole content or none."""
 
     def __init__(self, directory: Path):
         self._directory = directory
 
     async def put(self, id: str, chunks: AsyncIterable[bytes], max_bytes: int) -> int:
-        """How many bytes it has. Raises TooLarge, Unavailable, and what the chunks raise; nothing is left then."""
-        draft = self._directory / f"{DRAFT}{secrets.token_hex(8)}"
-        target = self._path(id)
+        """Returns the size in bytes.
+
+        Raises TooLarge, Unavailable, and the errors of the chunks; nothing is left then.
+        """
+        draft = self._directory / f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
+        target = self._blob_path(id)
         try:
-            with _disk_full():
-                size = await _write(await _created(draft), chunks, max_bytes)
+            with _translate_disk_errors():
+                size = await _write_chunks(await _create_shielded(draft), chunks, max_bytes)
                 await asyncio.to_thread(os.replace, draft, target)
         except BaseException:
             draft.unlink(missing_ok=True)
@@ -54,48 +57,48 @@ class Blobs:
         return size
 
     async def chunks(self, id: str) -> AsyncGenerator[bytes, None]:
-        """Raises FileNotFound before the first."""
+        """Returns the content. Raises FileNotFound before the first chunk."""
         try:
-            file = await asyncio.to_thread(open, self._path(id), "rb")
+            file = await asyncio.to_thread(open, self._blob_path(id), "rb")
         except FileNotFoundError:
             raise errors.FileNotFound("this content is no longer kept") from None
-        return _chunks(file)
+        return _read_chunks(file)
 
     async def contents(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Of small ones, all at once. None for one that is no longer kept."""
-        return await asyncio.to_thread(_read_all, [self._path(id) for id in ids])
+        """Returns the contents of small blobs, all at once. None for a missing one."""
+        return await asyncio.to_thread(_read_all, [self._blob_path(id) for id in ids])
 
     async def link(self, id: str, other: str) -> None:
-        """The content of `id` under a second id; neither notices when the other is replaced.
+        """Links the content of `id` to a second id; replacing one does not affect the other.
 
         Raises FileNotFound, Unavailable.
         """
-        with _disk_full():
-            await asyncio.to_thread(_link, self._path(id), self._path(other))
+        with _translate_disk_errors():
+            await asyncio.to_thread(_link_file, self._blob_path(id), self._blob_path(other))
 
     async def remove_orphans(self, prefixes: tuple[str, ...], known: Callable[[list[str]], Awaitable[set[str]]]) -> int:
-        """Removes drafts that nobody finished, and contents with such ids that `known` does not know. How many.
+        """Removes unfinished drafts, and contents with such ids that `known` does not return. Returns their number.
 
-        What was touched within the last hour is left: whoever writes a content makes it known a moment later.
+        Files touched within the last hour are left: the writer of a content registers it a moment later.
         """
-        old = await asyncio.to_thread(_untouched, self._directory, (DRAFT, *prefixes))
-        kept = await known([name for name in old if not name.startswith(DRAFT)])
+        old = await asyncio.to_thread(_list_untouched, self._directory, (DRAFT_PREFIX, *prefixes))
+        kept = await known([name for name in old if not name.startswith(DRAFT_PREFIX)])
         orphans = [self._directory / name for name in old if name not in kept]
         await asyncio.to_thread(_unlink_all, orphans)
         return len(orphans)
 
     async def remove(self, id: str) -> None:
         """Harmless when it is not there."""
-        await asyncio.to_thread(self._path(id).unlink, missing_ok=True)
+        await asyncio.to_thread(self._blob_path(id).unlink, missing_ok=True)
 
-    def _path(self, id: str) -> Path:
-        assert _ID.fullmatch(id), "ids of blobs are ours"
+    def _blob_path(self, id: str) -> Path:
+        assert _BLOB_ID.fullmatch(id), "ids of blobs are ours"
         return self._directory / id
 
 
-async def _created(path: Path) -> IO[bytes]:
-    """Whoever is cancelled waits for it: a thread goes on, and would make the file after it was removed."""
-    creating = asyncio.ensure_future(asyncio.to_thread(_create, path))
+async def _create_shielded(path: Path) -> IO[bytes]:
+    """Creates the file. A cancelled caller waits for it: the thread would create the file after its removal."""
+    creating = asyncio.ensure_future(asyncio.to_thread(_create_file, path))
     try:
         return await asyncio.shield(creating)
     except asyncio.CancelledError:
@@ -104,19 +107,19 @@ async def _created(path: Path) -> IO[bytes]:
         raise
 
 
-def _create(path: Path) -> IO[bytes]:
+def _create_file(path: Path) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 @contextlib.contextmanager
-def _disk_full() -> Iterator[None]:
+def _translate_disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, errors.ClocheError) or error.errno not in _DISK:
+        if isinstance(error, errors.ClocheError) or error.errno not in _DISK_PROBLEMS:
             raise
-        raise errors.Unavailable(f"the server cannot keep it: {_DISK[error.errno]}") from None
+        raise errors.Unavailable(f"the server cannot keep it: {_DISK_PROBLEMS[error.errno]}") from None
 
 
 def _read_all(paths: list[Path]) -> list[bytes | None]:
@@ -129,7 +132,7 @@ def _read_all(paths: list[Path]) -> list[bytes | None]:
     return contents
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
@@ -139,8 +142,8 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _untouched(directory: Path, prefixes: tuple[str, ...]) -> list[str]:
-    before = surely_past() - ORPHAN_SECONDS
+def _list_untouched(directory: Path, prefixes: tuple[str, ...]) -> list[str]:
+    before = retention_now() - ORPHAN_SECONDS
     found = []
     for entry in directory.iterdir() if directory.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -154,7 +157,7 @@ def _unlink_all(paths: list[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-async def _write(file: IO[bytes], chunks: AsyncIterable[bytes], max_bytes: int) -> int:
+async def _write_chunks(file: IO[bytes], chunks: AsyncIterable[bytes], max_bytes: int) -> int:
     size = 0
     with file:
         async for chunk in chunks:
@@ -165,7 +168,7 @@ async def _write(file: IO[bytes], chunks: AsyncIterable[bytes], max_bytes: int) 
     return size
 
 
-async def _chunks(file: IO[bytes]) -> AsyncGenerator[bytes, None]:
+async def _read_chunks(file: IO[bytes]) -> AsyncGenerator[bytes, None]:
     with file:
         while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
             yield chunk

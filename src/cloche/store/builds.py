@@ -1,7 +1,7 @@
-"""Templates that were built by steps, in SQLite: their names, their builds, and which build a tag means.
+"""Built templates in SQLite: their names, their builds, and the build of each tag.
 
-What a build made is a snapshot. Both come into being in one transaction, with the tags that point there: after a crash
-there is all of it or nothing.
+A build produces a snapshot. Both are written in one transaction, with the tags that point there: after a
+crash there is all of it or nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, Limits, Snapshot, Struct, new_id
-from cloche.store.base import Allow, anything
+from cloche.store.base import CheckAllowance, allow_anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
-from cloche.store.retention_clock import surely_past
+from cloche.store.retention_clock import retention_now
 from cloche.store.snapshots import delete_snapshot, insert_snapshot
 
 T = TypeVar("T")
 BuildState = Literal["waiting", "building", "ready", "error"]
-Level = Literal["debug", "info", "warn", "error"]
+BuildLogLevel = Literal["debug", "info", "warn", "error"]
 
 DEFAULT_TAG = "default"
-KEPT_UNTAGGED = 10  # builds of a template that no tag means any more
-KEPT_SECONDS = 7 * 86400.0  # of builds that failed or never began
+MAX_UNTAGGED_BUILDS = 10  # builds of a template that no tag means any more
+BUILD_KEPT_SECONDS = 7 * 86400.0  # of builds that failed or never began
 MAX_BUILDS = 1000  # of one owner, that are known
 MAX_TAGS = 1000  # of a template
 MAX_OWNER_TAGS = 10_000  # of all templates of one owner
@@ -45,15 +45,15 @@ class BuiltTemplate(Struct):
     created_at: float
 
 
-class LogEntry(Struct):
+class BuildLogEntry(Struct):
     at: float
-    level: Level
+    level: BuildLogLevel
     message: str
     step: str | None = None
 
 
-class Build(Struct):
-    """One build, which is a version of its template for good."""
+class TemplateBuild(Struct):
+    """One build, a permanent version of its template."""
 
     id: str  # a UUID
     template: str  # its id
@@ -68,31 +68,31 @@ class Build(Struct):
     recipe: str | None = None  # a digest of all that it was made of
     reason: str | None = None  # why it failed
     step: str | None = None  # at which step
-    logs: tuple[LogEntry, ...] = ()  # the last of them, once it has ended
+    logs: tuple[BuildLogEntry, ...] = ()  # the last of them, once it has ended
 
 
-class Tag(Struct):
+class TemplateTag(Struct):
     tag: str
     build: str
     created_at: float
 
 
 class StoredBuilds:
-    """Those of one database, which somebody else opens and closes. All raise sqlite3.Error where it cannot be used."""
+    """The builds of one database, which the caller opens and closes. All raise sqlite3.Error if it is unusable."""
 
     def __init__(self, database: Database):
         self._database = database
 
-    async def request(self, name: str, build: Build) -> BuiltTemplate:
-        """The template of that name, made if need be, with this build, whose `template` is filled in here.
+    async def request(self, name: str, build: TemplateBuild) -> BuiltTemplate:
+        """Returns the template of that name, made if need be, with this build; fills in the build's `template`.
 
-        Raises InvalidRequest where too many are known.
+        Raises InvalidRequest where there are too many builds.
         """
-        return await self._database.do(lambda db: _request(db, name, build))
+        return await self._database.do(lambda db: _request_build(db, name, build))
 
     async def template(self, ref: str, owner: str) -> BuiltTemplate | None:
-        """The one of that id or name."""
-        return await self._database.do(lambda db: _template(db, ref, owner))
+        """Returns the template of that id or name."""
+        return await self._database.do(lambda db: _find_template(db, ref, owner))
 
     async def owner_of(self, id: str) -> str | None:
         query = "SELECT owner FROM built_templates WHERE id = ?"
@@ -100,84 +100,89 @@ class StoredBuilds:
         return None if row is None else str(row[0])
 
     async def templates(self, owner: str | None) -> Sequence[BuiltTemplate]:
-        """By name; with None whoever's they are."""
+        """Lists templates by name; with None as the owner, of all."""
         query = """SELECT id, owner, name, created_at FROM built_templates WHERE ?1 IS NULL OR owner = ?1
             ORDER BY name, owner"""
         rows = await self._database.do(lambda db: db.execute(query, (owner,)).fetchall())
-        return [_built(row) for row in rows]
+        return [_decode_template(row) for row in rows]
 
-    async def build(self, id: str, owner: str) -> Build | None:
-        """With its logs."""
-        return await self._database.do(lambda db: _build(db, id, owner))
+    async def build(self, id: str, owner: str) -> TemplateBuild | None:
+        """Returns the build with its logs."""
+        return await self._database.do(lambda db: _get_build(db, id, owner))
 
-    async def builds(self, template: str) -> Sequence[Build]:
-        """The newest first, without their logs."""
+    async def builds(self, template: str) -> Sequence[TemplateBuild]:
+        """Lists the builds, the newest first, without their logs."""
         query = f"{_BUILD} WHERE template = ? ORDER BY created_at DESC, id"
         rows = await self._database.do(lambda db: db.execute(query, (template,)).fetchall())
-        return [_decoded(row) for row in rows]
+        return [_decode_build(row) for row in rows]
 
-    async def begin(self, build: Build) -> bool:
-        """Whether it waited until now: of two that start it, one does."""
-        return await self._database.do(lambda db: _begin(db, build))
+    async def begin(self, build: TemplateBuild) -> bool:
+        """Starts the build if it still waits. Whether it did: of two callers, one starts it."""
+        return await self._database.do(lambda db: _begin_build(db, build))
 
-    async def put(self, build: Build) -> None:
-        """As it is now, if it is still there and went on until now."""
-        await self._database.do(lambda db: _in_transaction(db, lambda: _update(db, build, "AND state = 'building'")))
+    async def put(self, build: TemplateBuild) -> None:
+        """Updates the build, if it still exists and is in progress."""
+        await self._database.do(
+            lambda db: _in_transaction(db, lambda: _update_build(db, build, "AND state = 'building'"))
+        )
 
-    async def finish(self, build: Build, snapshot: Snapshot | None) -> Sequence[str]:
-        """It is ready, its tags mean it, and `snapshot` is what it made; None: one that there is already.
+    async def finish(self, build: TemplateBuild, snapshot: Snapshot | None) -> Sequence[str]:
+        """Marks it ready, with its tags and the new `snapshot`; None: it uses an existing one.
 
-        The images that nobody needs any more, because no tag means their builds, and newer ones are there. One that was
-        removed meanwhile leaves nothing: then its own image is among them. Raises TemplateBuildFailed where what there
-        was is gone, InvalidRequest where there are too many tags.
+        Returns the images that are no longer needed: no tag refers to their builds, and newer ones exist. A build
+        that was removed meanwhile leaves nothing: then its own image is among them. Raises TemplateBuildFailed where
+        the existing snapshot is gone, InvalidRequest where there are too many tags.
         """
-        superseded = await self._database.do(lambda db: _in_transaction(db, lambda: _finish(db, build, snapshot)))
+        superseded = await self._database.do(lambda db: _in_transaction(db, lambda: _finish_build(db, build, snapshot)))
         if superseded:
             self._database.scrub_soon()  # of their environments
         return superseded
 
     async def same(self, owner: str, recipe: str) -> str | None:
-        """The snapshot of a ready build that was made of the same."""
+        """Returns the snapshot of a ready build with the same recipe."""
         query = """SELECT snapshots.id FROM template_builds JOIN snapshots ON snapshots.id = template_builds.snapshot
             WHERE template_builds.owner = ? AND recipe = ? ORDER BY template_builds.created_at DESC LIMIT 1"""
         row = await self._database.do(lambda db: db.execute(query, (owner, recipe)).fetchone())
         return None if row is None else str(row[0])
 
-    async def tags(self, template: str) -> Sequence[Tag]:
-        """The newest first."""
+    async def tags(self, template: str) -> Sequence[TemplateTag]:
+        """Lists the tags, the newest first."""
         query = "SELECT tag, build, created_at FROM template_tags WHERE template = ? ORDER BY created_at DESC, tag"
         rows = await self._database.do(lambda db: db.execute(query, (template,)).fetchall())
-        return [Tag(tag=tag, build=build, created_at=created_at) for tag, build, created_at in rows]
+        return [TemplateTag(tag=tag, build=build, created_at=created_at) for tag, build, created_at in rows]
 
     async def tag_names(self, template: str, limit: int) -> Sequence[str]:
-        """Some of them."""
+        """Returns up to `limit` names of tags."""
         query = "SELECT tag FROM template_tags WHERE template = ? ORDER BY tag LIMIT ?"
         return [tag for (tag,) in await self._database.do(lambda db: db.execute(query, (template, limit)).fetchall())]
 
     async def meant(self, template: str, tag: str) -> str | None:
-        """The build that the tag means."""
-        return await self._database.do(lambda db: _meant(db, template, tag))
+        """Returns the build of the tag."""
+        return await self._database.do(lambda db: _tagged_build(db, template, tag))
 
     async def assign(self, template: str, tags: Sequence[str], like: str) -> str | None:
-        """Those tags mean the build that the tag `like` means, from now on: that build; None where it means none.
+        """Assigns the tags to the build of the tag `like` and returns it; None if there is no such tag.
 
-        Raises InvalidRequest where that are too many.
+        Raises InvalidRequest where there are too many tags.
         """
         return await self._database.do(lambda db: _in_transaction(db, lambda: _assign_like(db, template, tags, like)))
 
     async def unassign(self, template: str, tags: Sequence[str]) -> int:
-        """How many of them there were."""
-        return await self._database.do(lambda db: _in_transaction(db, lambda: _unassign(db, template, tags)))
+        """Removes the tags. Returns the number of those that existed."""
+        return await self._database.do(lambda db: _in_transaction(db, lambda: _remove_tags(db, template, tags)))
 
     async def remove(self, template: str) -> Sequence[str]:
-        """The template with all its builds is gone. The images that nobody needs any more."""
-        images = await self._database.do(lambda db: _in_transaction(db, lambda: _remove(db, template)))
+        """Removes the template with all its builds. Returns the images that are no longer needed."""
+        images = await self._database.do(lambda db: _in_transaction(db, lambda: _remove_template(db, template)))
         self._database.scrub_soon()
         return images
 
     async def clean(self, is_live: Callable[[str], bool], why: str) -> int:
-        """Builds of host processes that are dead have failed, for that reason; what is old is gone. How many failed."""
-        failed = await self._database.do(lambda db: _in_transaction(db, lambda: _clean(db, is_live, why)))
+        """Fails builds of dead host processes, for that reason, and removes old ones.
+
+        Returns the number of failed builds.
+        """
+        failed = await self._database.do(lambda db: _in_transaction(db, lambda: _clean_builds(db, is_live, why)))
         self._database.scrub_soon()
         return failed
 
@@ -187,85 +192,85 @@ def _in_transaction(db: sqlite3.Connection, work: Callable[[], T]) -> T:
         return work()
 
 
-def _built(row: tuple[str, str, str, float]) -> BuiltTemplate:
+def _decode_template(row: tuple[str, str, str, float]) -> BuiltTemplate:
     id, owner, name, created_at = row
     return BuiltTemplate(id=id, owner=owner, name=name, created_at=created_at)
 
 
-def _decoded(row: tuple[str]) -> Build:
-    return msgspec.json.decode(row[0], type=Build)
+def _decode_build(row: tuple[str]) -> TemplateBuild:
+    return msgspec.json.decode(row[0], type=TemplateBuild)
 
 
-def _build(db: sqlite3.Connection, id: str, owner: str) -> Build | None:
+def _get_build(db: sqlite3.Connection, id: str, owner: str) -> TemplateBuild | None:
     row = db.execute(f"{_BUILD} WHERE id = ? AND owner = ?", (id, owner)).fetchone()
     if row is None:
         return None
     logs = db.execute(_LOGS, (id,)).fetchone()
-    entries = () if logs is None else msgspec.json.decode(logs[0], type=tuple[LogEntry, ...])
-    return msgspec.structs.replace(_decoded(row), logs=entries)
+    entries = () if logs is None else msgspec.json.decode(logs[0], type=tuple[BuildLogEntry, ...])
+    return msgspec.structs.replace(_decode_build(row), logs=entries)
 
 
-def _template(db: sqlite3.Connection, ref: str, owner: str) -> BuiltTemplate | None:
+def _find_template(db: sqlite3.Connection, ref: str, owner: str) -> BuiltTemplate | None:
     query = "SELECT id, owner, name, created_at FROM built_templates WHERE owner = ? AND (id = ? OR name = ?)"
     row = db.execute(query, (owner, ref, ref)).fetchone()
-    return None if row is None else _built(row)
+    return None if row is None else _decode_template(row)
 
 
-def _request(db: sqlite3.Connection, name: str, build: Build) -> BuiltTemplate:
+def _request_build(db: sqlite3.Connection, name: str, build: TemplateBuild) -> BuiltTemplate:
     with db:
         template = BuiltTemplate(id=new_id("t"), owner=build.owner, name=name, created_at=build.created_at)
         db.execute("INSERT OR IGNORE INTO built_templates VALUES (?, ?, ?, ?)", msgspec.structs.astuple(template))
-        found = _template(db, name, build.owner)
+        found = _find_template(db, name, build.owner)
         assert found is not None
         build = msgspec.structs.replace(build, template=found.id)
-        db.execute("INSERT INTO template_builds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (build.id, *_row(build)))
+        db.execute("INSERT INTO template_builds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (build.id, *_encode_build(build)))
         (count,) = db.execute("SELECT COUNT(*) FROM template_builds WHERE owner = ?", (build.owner,)).fetchone()
         if count > MAX_BUILDS:  # nothing of this is kept then
             raise errors.InvalidRequest(f"{MAX_BUILDS} builds are known already: delete templates that you do not need")
         return found
 
 
-def _row(build: Build) -> tuple[object, ...]:
+def _encode_build(build: TemplateBuild) -> tuple[object, ...]:
     body = msgspec.json.encode(msgspec.structs.replace(build, logs=())).decode()
     named = (build.template, build.owner, build.state, build.instance, build.snapshot, build.recipe, build.created_at)
     return (*named, body)
 
 
-def _begin(db: sqlite3.Connection, build: Build) -> bool:
+def _begin_build(db: sqlite3.Connection, build: TemplateBuild) -> bool:
     with db:
-        return _update(db, build, "AND state = 'waiting' AND instance IS NULL")
+        return _update_build(db, build, "AND state = 'waiting' AND instance IS NULL")
 
 
-def _update(db: sqlite3.Connection, build: Build, only: str = "") -> bool:
+def _update_build(db: sqlite3.Connection, build: TemplateBuild, only: str = "") -> bool:
     columns = "template = ?, owner = ?, state = ?, instance = ?, snapshot = ?, recipe = ?, created_at = ?, body = ?"
     query = f"UPDATE template_builds SET {columns} WHERE id = ? {only}"
-    is_there = bool(db.execute(query, (*_row(build), build.id)).rowcount)
+    is_there = bool(db.execute(query, (*_encode_build(build), build.id)).rowcount)
     if is_there and build.logs:
         logs = msgspec.json.encode(build.logs).decode()
         db.execute("INSERT OR REPLACE INTO template_build_logs VALUES (?, ?)", (build.id, logs))
     return is_there
 
 
-def _finish(db: sqlite3.Connection, build: Build, snapshot: Snapshot | None) -> list[str]:
-    if not _update(db, build):
+def _finish_build(db: sqlite3.Connection, build: TemplateBuild, snapshot: Snapshot | None) -> list[str]:
+    if not _update_build(db, build):
         return [] if snapshot is None else [snapshot.image]
     if snapshot is not None:
         insert_snapshot(db, snapshot)
     elif db.execute("SELECT 1 FROM snapshots WHERE id = ?", (build.snapshot,)).fetchone() is None:
         raise errors.TemplateBuildFailed("the same was built before, and deleted just now: build it again")
-    _assign(db, build.template, build.tags, build.id)
+    _assign_tags(db, build.template, build.tags, build.id)
     return _remove_superseded(db, build.template)
 
 
 def _remove_superseded(db: sqlite3.Connection, template: str) -> list[str]:
     query = """SELECT id FROM template_builds WHERE template = ?1 AND state = 'ready' AND id NOT IN
         (SELECT build FROM template_tags WHERE template = ?1) ORDER BY created_at DESC LIMIT -1 OFFSET ?2"""
-    old = [id for (id,) in db.execute(query, (template, KEPT_UNTAGGED)).fetchall()]
+    old = [id for (id,) in db.execute(query, (template, MAX_UNTAGGED_BUILDS)).fetchall()]
     return _remove_builds(db, old)
 
 
 def _remove_builds(db: sqlite3.Connection, builds: Sequence[str]) -> list[str]:
-    """The images of those whose snapshots no other build has."""
+    """Removes the builds. Returns the images of snapshots that no other build has."""
     images = []
     for id in builds:
         (snapshot,) = db.execute("SELECT snapshot FROM template_builds WHERE id = ?", (id,)).fetchone()
@@ -277,14 +282,14 @@ def _remove_builds(db: sqlite3.Connection, builds: Sequence[str]) -> list[str]:
     return [image for (image,) in images]
 
 
-def _assign(db: sqlite3.Connection, template: str, tags: Sequence[str], build: str) -> None:
+def _assign_tags(db: sqlite3.Connection, template: str, tags: Sequence[str], build: str) -> None:
     rows = [(template, tag, build, time.time()) for tag in tags]
     db.executemany("INSERT OR REPLACE INTO template_tags VALUES (?, ?, ?, ?)", rows)
     _check_tags(db, template)
 
 
 def _check_tags(db: sqlite3.Connection, template: str) -> None:
-    """Within the transaction that has just added some: they are not kept where that are too many."""
+    """Call within the transaction that has just added tags: they are not kept if there are too many."""
     (count,) = db.execute("SELECT COUNT(*) FROM template_tags WHERE template = ?", (template,)).fetchone()
     if count > MAX_TAGS:
         raise errors.InvalidRequest(f"a template can have {MAX_TAGS} tags: remove some that you do not need")
@@ -295,24 +300,24 @@ def _check_tags(db: sqlite3.Connection, template: str) -> None:
         raise errors.InvalidRequest(f"your templates can have {MAX_OWNER_TAGS} tags together: remove some")
 
 
-def _meant(db: sqlite3.Connection, template: str, tag: str) -> str | None:
+def _tagged_build(db: sqlite3.Connection, template: str, tag: str) -> str | None:
     row = db.execute("SELECT build FROM template_tags WHERE template = ? AND tag = ?", (template, tag)).fetchone()
     return None if row is None else str(row[0])
 
 
 def _assign_like(db: sqlite3.Connection, template: str, tags: Sequence[str], like: str) -> str | None:
-    build = _meant(db, template, like)
+    build = _tagged_build(db, template, like)
     if build is not None:
-        _assign(db, template, tags, build)
+        _assign_tags(db, template, tags, build)
     return build
 
 
-def _unassign(db: sqlite3.Connection, template: str, tags: Sequence[str]) -> int:
+def _remove_tags(db: sqlite3.Connection, template: str, tags: Sequence[str]) -> int:
     query = "DELETE FROM template_tags WHERE template = ? AND tag = ?"
     return sum(db.execute(query, (template, tag)).rowcount for tag in tags)
 
 
-def _remove(db: sqlite3.Connection, template: str) -> list[str]:
+def _remove_template(db: sqlite3.Connection, template: str) -> list[str]:
     builds = db.execute("SELECT id FROM template_builds WHERE template = ?", (template,)).fetchall()
     images = _remove_builds(db, [id for (id,) in builds])
     db.execute("DELETE FROM template_tags WHERE template = ?", (template,))
@@ -320,15 +325,15 @@ def _remove(db: sqlite3.Connection, template: str) -> list[str]:
     return images
 
 
-def _clean(db: sqlite3.Connection, is_live: Callable[[str], bool], why: str) -> int:
+def _clean_builds(db: sqlite3.Connection, is_live: Callable[[str], bool], why: str) -> int:
     failed = 0
     for row in db.execute(f"{_BUILD} WHERE state IN ('waiting', 'building') AND instance IS NOT NULL").fetchall():
-        build = _decoded(row)
+        build = _decode_build(row)
         if build.instance is not None and not is_live(build.instance):
-            said = LogEntry(at=time.time(), level="error", message=why)
-            _update(db, msgspec.structs.replace(build, state="error", reason=why, logs=(*build.logs, said)))
+            said = BuildLogEntry(at=time.time(), level="error", message=why)
+            _update_build(db, msgspec.structs.replace(build, state="error", reason=why, logs=(*build.logs, said)))
             failed += 1
-    before = surely_past() - KEPT_SECONDS
+    before = retention_now() - BUILD_KEPT_SECONDS
     over = "(state = 'error' OR state = 'waiting' AND instance IS NULL)"
     db.execute(f"DELETE FROM template_builds WHERE created_at < ? AND {over}", (before,))
     db.execute("DELETE FROM template_build_logs WHERE id NOT IN (SELECT id FROM template_builds)")
@@ -337,90 +342,93 @@ def _clean(db: sqlite3.Connection, is_live: Callable[[str], bool], why: str) -> 
     return failed
 
 
-# Archives of files that builds of templates copy, kept by owner and by the client's own digest of them.
+# Archives of files that template builds copy, kept by owner and by the client's own digest of them.
 
-MAX_OWNER_BYTES = 4 * GIB  # of one owner; the least recently used go first
-MAX_OWNER_FILES = 1000
-BUILD_FILES_KEPT_SECONDS = 7 * 86400.0  # after their last use
-PREFIX = "bf"
+MAX_OWNER_ARCHIVE_BYTES = 4 * GIB  # of one owner; the least recently used go first
+MAX_OWNER_ARCHIVES = 1000
+ARCHIVE_KEPT_SECONDS = 7 * 86400.0  # after their last use
+ARCHIVE_PREFIX = "bf"
 
 
 class BuildFiles:
-    """The digest is what a client calls its files by. It says nothing of the archive, so each owner has their own."""
+    """The archives.
+
+    A digest is the client's name for its files and proves nothing, so each owner has their own.
+    """
 
     def __init__(self, database: Database, directory: Path):
         self._database = database
-        self.allow: Allow = anything
+        self.allow: CheckAllowance = allow_anything
         self._blobs = Blobs(directory)
 
     async def has(self, owner: str, digest: str) -> bool:
         """Whether it is there. That counts as a use."""
-        now, id = time.time(), _id(owner, digest)
-        return await self._database.do(lambda db: _touch(db, id, now))
+        now, id = time.time(), _archive_id(owner, digest)
+        return await self._database.do(lambda db: _touch_archive(db, id, now))
 
     async def put(self, owner: str, digest: str, chunks: AsyncIterable[bytes], max_bytes: int) -> None:
-        """Raises TooLarge, Unavailable, QuotaExceeded, and what the chunks raise; what was there before stays then."""
+        """Raises TooLarge, Unavailable, QuotaExceeded, and the errors of the chunks; an older archive stays then."""
         await self.allow(owner, 0)
-        id = _id(owner, digest)
+        id = _archive_id(owner, digest)
         size = await self._blobs.put(id, chunks, max_bytes)
-        for old in await self._database.do(lambda db: _add(db, id, owner, size)):
+        for old in await self._database.do(lambda db: _insert_archive(db, id, owner, size)):
             await self._blobs.remove(old)
 
     async def chunks(self, owner: str, digest: str) -> AsyncGenerator[bytes, None]:
         """Raises FileNotFound."""
-        id = _id(owner, digest)
+        id = _archive_id(owner, digest)
         try:
             return await self._blobs.chunks(id)
         except errors.FileNotFound:  # somebody removed it: who uploads it again must not be told that it is there
-            await self._database.do(lambda db: _forget(db, [id]))
+            await self._database.do(lambda db: _delete_archives(db, [id]))
             raise
 
     async def clean(self) -> None:
-        """Removes what nobody has used for long, and what a process left that was killed."""
-        before = surely_past() - BUILD_FILES_KEPT_SECONDS
-        for old in await self._database.do(lambda db: _remove_before(db, before)):
+        """Removes archives that were not used for long, and leftovers of killed processes."""
+        before = retention_now() - ARCHIVE_KEPT_SECONDS
+        for old in await self._database.do(lambda db: _delete_archives_before(db, before)):
             await self._blobs.remove(old)
-        await self._blobs.remove_orphans((PREFIX,), self._known)
+        await self._blobs.remove_orphans((ARCHIVE_PREFIX,), self._known_archives)
 
-    async def _known(self, ids: list[str]) -> set[str]:
+    async def _known_archives(self, ids: list[str]) -> set[str]:
         found = await self._database.do(lambda db: db.execute("SELECT id FROM template_files").fetchall())
         return {id for (id,) in found} & set(ids)
 
 
-def _id(owner: str, digest: str) -> str:
-    return PREFIX + hashlib.sha256(f"{owner}\0{digest}".encode()).hexdigest()
+def _archive_id(owner: str, digest: str) -> str:
+    return ARCHIVE_PREFIX + hashlib.sha256(f"{owner}\0{digest}".encode()).hexdigest()
 
 
-def _touch(db: sqlite3.Connection, id: str, now: float) -> bool:
+def _touch_archive(db: sqlite3.Connection, id: str, now: float) -> bool:
     with db:
         return bool(db.execute("UPDATE template_files SET used_at = ? WHERE id = ?", (now, id)).rowcount)
 
 
-def _add(db: sqlite3.Connection, id: str, owner: str, size: int) -> Sequence[str]:
-    """What had to go for it."""
+def _insert_archive(db: sqlite3.Connection, id: str, owner: str, size: int) -> Sequence[str]:
+    """Inserts an archive. Returns the ids of those that were removed to make room."""
     with db:
         db.execute("INSERT OR REPLACE INTO template_files VALUES (?, ?, ?, ?)", (id, owner, size, time.time()))
         query = "SELECT id, bytes FROM template_files WHERE owner = ? ORDER BY used_at DESC"
         kept, gone = 0, []
         for number, (each, bytes) in enumerate(db.execute(query, (owner,)).fetchall(), 1):
             kept += bytes
-            if (kept > MAX_OWNER_BYTES or number > MAX_OWNER_FILES) and each != id:
+            if (kept > MAX_OWNER_ARCHIVE_BYTES or number > MAX_OWNER_ARCHIVES) and each != id:
                 gone.append(each)
-        _forget_in(db, gone)
+        _delete_archive_rows(db, gone)
         return gone
 
 
-def _remove_before(db: sqlite3.Connection, before: float) -> Sequence[str]:
+def _delete_archives_before(db: sqlite3.Connection, before: float) -> Sequence[str]:
     with db:
         old = [id for (id,) in db.execute("SELECT id FROM template_files WHERE used_at < ?", (before,)).fetchall()]
-        _forget_in(db, old)
+        _delete_archive_rows(db, old)
         return old
 
 
-def _forget(db: sqlite3.Connection, ids: Sequence[str]) -> None:
+def _delete_archives(db: sqlite3.Connection, ids: Sequence[str]) -> None:
     with db:
-        _forget_in(db, ids)
+        _delete_archive_rows(db, ids)
 
 
-def _forget_in(db: sqlite3.Connection, ids: Sequence[str]) -> None:
+def _delete_archive_rows(db: sqlite3.Connection, ids: Sequence[str]) -> None:
     db.executemany("DELETE FROM template_files WHERE id = ?", [(id,) for id in ids])

@@ -18,12 +18,12 @@ from cloche.model import MIB
 from cloche.store.migrations import MIGRATIONS
 from cloche.telemetry import log
 
-# A store that is locked, full or read-only for a while: what that is called, and the work that waits for its end.
+# Outages of the store (locked, full or read-only): their error, and the work that waits for their end.
 
-Write: TypeAlias = Callable[[sqlite3.Connection], None]
+HeldWork: TypeAlias = Callable[[sqlite3.Connection], None]
 
 MAX_HELD = 512
-WHY = {
+UNUSABLE_REASONS = {
     sqlite3.SQLITE_BUSY: "another process holds its lock: try again in a moment",
     sqlite3.SQLITE_LOCKED: "another process holds its lock: try again in a moment",
     sqlite3.SQLITE_FULL: "its disk is full: the operator must make room",
@@ -38,7 +38,7 @@ WHY = {
 
 
 class Unusable(errors.Unavailable, sqlite3.OperationalError):
-    """The store cannot be used now. Also an sqlite3.Error, for whoever goes on without it."""
+    """The store cannot be used now. Also an sqlite3.Error, for callers that continue without it."""
 
     retry_after_seconds = 2.0
 
@@ -47,47 +47,47 @@ class Unusable(errors.Unavailable, sqlite3.OperationalError):
         self.locked = locked
 
 
-def unusable(error: sqlite3.Error) -> Unusable | None:
-    """What it is if the store cannot be used now; None for a mistake of whoever used it."""
+def explain_unusable(error: sqlite3.Error) -> Unusable | None:
+    """Returns the error if the store cannot be used now; None for a mistake of the caller."""
     code = getattr(error, "sqlite_errorcode", -1) & 0xFF
-    if code not in WHY:
+    if code not in UNUSABLE_REASONS:
         return None
     locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return Unusable(f"the store cannot be used: {WHY[code]}", locked=locked)
+    return Unusable(f"the store cannot be used: {UNUSABLE_REASONS[code]}", locked=locked)
 
 
-class Held:
-    """Work that is to be done later, in its order. When there is too much of it, the oldest is given up."""
+class HeldWrites:
+    """Deferred work, in order. When there is too much of it, the oldest is dropped."""
 
     def __init__(self) -> None:
-        self._works: deque[Write] = deque()
+        self._works: deque[HeldWork] = deque()
         self._tried_at = 0.0
 
     def __len__(self) -> int:
         return len(self._works)
 
     @property
-    def first(self) -> Write | None:
+    def first(self) -> HeldWork | None:
         return self._works[0] if self._works else None
 
-    def add(self, work: Write) -> None:
+    def add(self, work: HeldWork) -> None:
         if not self._works:
-            self.tried()
+            self.mark_tried()
         self._works.append(work)
         if len(self._works) > MAX_HELD:
             self._works.popleft()
             log.error("store.lost", works=1)
 
-    def drop(self, work: Write) -> None:
-        """It is done."""
+    def drop(self, work: HeldWork) -> None:
+        """Drops the work after it is done."""
         if self.first is work:
             self._works.popleft()
 
-    def tried(self) -> None:
+    def mark_tried(self) -> None:
         self._tried_at = time.monotonic()
 
     def is_due(self, every_seconds: float) -> bool:
-        """Whether there is some, and the last attempt was that long ago."""
+        """Whether there is held work, and the last attempt was that long ago."""
         return bool(self._works) and time.monotonic() - self._tried_at >= every_seconds
 
 
@@ -106,7 +106,7 @@ SCRUB_SECONDS = 60.0  # after which what was deleted is gone from it, too
 
 
 class Database:
-    """The file `path`, made at `open`. Work is done in a thread of its own, in the order in which it was asked for."""
+    """The file `path`, made at `open`. Work runs in a thread of its own, in the order of the calls."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -114,39 +114,39 @@ class Database:
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         self._scrubbing: asyncio.TimerHandle | None = None
-        self._held = Held()  # what could not be written yet
+        self._held = HeldWrites()  # what could not be written yet
         self.troubled = False  # another process has held the lock for too long, and no write has succeeded since
         self._unusable_at = -FAILING_SECONDS  # when that was last, since something was written
         self.closing = False  # what goes on by itself does not any more
 
     async def open(self) -> None:
         """Raises Unavailable if the file cannot be made, read or brought to this version."""
-        self._thread = threading.Thread(target=self._work, name="cloche-store", daemon=True)
+        self._thread = threading.Thread(target=self._run_jobs, name="cloche-store", daemon=True)
         self._thread.start()
         try:
-            self._connection = await self._call(lambda: _connect(self._path))
+            self._connection = await self._run_in_thread(lambda: _open_connection(self._path))
         except (OSError, sqlite3.Error) as error:
             self._end_thread()
-            raise errors.Unavailable(f"cannot open the records in {self._path}: {_explained(error)}") from None
+            raise errors.Unavailable(f"cannot open the records in {self._path}: {_explain_error(error)}") from None
         except BaseException:
             self._end_thread()
             raise
 
     async def do(self, work: Work[T]) -> T:
-        """What `work` gives. Raises sqlite3.Error, and whatever `work` does.
+        """Returns the result of `work`. Raises sqlite3.Error, and any error of `work`.
 
         Raises Unusable, which is both Unavailable and an sqlite3.Error, where the file is locked, full or read-only.
         """
-        return await self._call(lambda: self._done(work))
+        return await self._run_in_thread(lambda: self._run_work(work))
 
     def do_later(self, work: Work[None]) -> None:
-        """Does `work` when its turn comes. Never waits. What it raises is logged.
+        """Runs `work` when its turn comes. Never waits. Its errors are logged.
 
-        While the file cannot be written it is held, in order, and done as soon as it can be.
+        While the file cannot be written, the work is held, in order, and done as soon as possible.
         """
 
         def job() -> bool:
-            if self._held or not self._is_done(work):
+            if self._held or not self._try_work(work):
                 self._held.add(work)
             return True
 
@@ -154,32 +154,32 @@ class Database:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something that was to be done later, and could not be until now."""
+        """Whether there is deferred work that could not be done until now."""
         return bool(self._held)
 
     @property
     def failing(self) -> bool:
-        """Whether it was locked, full or otherwise of no use a moment ago, and nothing was written since."""
+        """Whether the file was locked, full or otherwise unusable a moment ago, with no write since."""
         lately = time.monotonic() - self._unusable_at < FAILING_SECONDS
         return self.is_behind or lately
 
     def scrub_soon(self) -> None:
-        """What was deleted leaves the write-ahead log within a minute. Never waits."""
+        """Removes deleted data from the write-ahead log within a minute. Never waits."""
         if self._scrubbing is None:
-            self._scrubbing = asyncio.get_running_loop().call_later(SCRUB_SECONDS, self.scrub)
+            self._scrubbing = asyncio.get_running_loop().call_later(SCRUB_SECONDS, self.scrub_log)
 
-    def scrub(self) -> None:
+    def scrub_log(self) -> None:
         """Empties the write-ahead log, unless another process reads there. Never waits."""
         self._end_scrubbing()
-        self.do_later(_empty_log)
+        self.do_later(_truncate_wal)
 
     async def aclose(self) -> None:
-        """Closes after all work that was asked for."""
+        """Closes after all queued work."""
         self._end_scrubbing()
         self.closing = True
         if self._thread is not None:
             try:
-                await self._call(self._close)
+                await self._run_in_thread(self._close_connection)
             finally:
                 self._end_thread()
 
@@ -196,7 +196,7 @@ class Database:
         self._jobs.put(lambda: False)
         self._thread = None
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:
             raise errors.Unavailable("the store is closed: this host is shutting down")
         loop = asyncio.get_running_loop()
@@ -206,9 +206,9 @@ class Database:
             try:
                 answer = work()
             except BaseException as error:  # noqa: BLE001 - it is the caller's, and all later work needs this thread
-                _tell(loop, future, error, None)
+                _deliver_answer(loop, future, error, None)
             else:
-                _tell(loop, future, None, answer)
+                _deliver_answer(loop, future, None, answer)
             return True
 
         self._jobs.put(job)
@@ -216,20 +216,20 @@ class Database:
 
     # -- in the thread
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             try:
                 job = self._jobs.get(timeout=RETRY_SECONDS if self._held else None)
             except queue.Empty:
-                self._do_held()
+                self._run_held()
                 continue
             if not job():
                 return
 
-    def _done(self, work: Work[T]) -> T:
-        """Raises what `work` does; Unusable where that is not its fault."""
+    def _run_work(self, work: Work[T]) -> T:
+        """Runs `work`. Raises its errors; Unusable where the store is at fault."""
         if self._held.is_due(RETRY_SECONDS):
-            self._do_held()
+            self._run_held()
         db = self._live_connection()
         before = db.total_changes
         try:
@@ -237,30 +237,30 @@ class Database:
         except sqlite3.Error as error:
             if db.in_transaction:
                 db.rollback()
-            raise self._trouble(db, error) from None
+            raise self._explain_trouble(db, error) from None
         if db.total_changes > before:
             self._unusable_at = -FAILING_SECONDS
             if self.troubled:
-                self._be_patient(db, patient=True)
+                self._set_patience(db, patient=True)
         return answer
 
-    def _trouble(self, db: sqlite3.Connection, error: sqlite3.Error) -> sqlite3.Error:
-        explained = unusable(error)
+    def _explain_trouble(self, db: sqlite3.Connection, error: sqlite3.Error) -> sqlite3.Error:
+        explained = explain_unusable(error)
         if explained is not None:
             self._unusable_at = time.monotonic()
         if explained is not None and explained.locked and not self.troubled:
-            self._be_patient(db, patient=False)
+            self._set_patience(db, patient=False)
             log.error("store.unusable", why=str(explained))  # who waits is told, and so is the operator
         return explained or error
 
-    def _be_patient(self, db: sqlite3.Connection, *, patient: bool) -> None:
+    def _set_patience(self, db: sqlite3.Connection, *, patient: bool) -> None:
         self.troubled = not patient
         db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS if patient else TROUBLED_MILLISECONDS}")
 
-    def _is_done(self, work: Work[None]) -> bool:
-        """False where the store cannot be used; what else goes wrong is logged."""
+    def _try_work(self, work: Work[None]) -> bool:
+        """Runs `work`. False where the store is unusable; other errors are logged."""
         try:
-            self._done(work)
+            self._run_work(work)
         except Unusable as error:
             log.error("store.unusable", why=str(error))
             return False
@@ -268,34 +268,34 @@ class Database:
             log.error("store.failed", error=type(error).__name__)
         return True
 
-    def _do_held(self) -> None:
-        """In order, as far as it goes."""
-        self._held.tried()
-        while (work := self._held.first) is not None and self._is_done(work):
+    def _run_held(self) -> None:
+        """Runs held work in order, until one fails."""
+        self._held.mark_tried()
+        while (work := self._held.first) is not None and self._try_work(work):
             self._held.drop(work)
 
-    def _close(self) -> None:
-        """What is held until here is tried a last time."""
-        self._do_held()
+    def _close_connection(self) -> None:
+        """Closes the connection, after a last attempt at held work."""
+        self._run_held()
         if self._held:
             log.error("store.lost", works=len(self._held))
         self._live_connection().close()
 
 
-def _explained(error: Exception) -> str:
-    """What it means, where that is known, and what to do."""
-    explained = unusable(error) if isinstance(error, sqlite3.Error) else None
+def _explain_error(error: Exception) -> str:
+    """Returns the meaning of the error, if known, and a remedy."""
+    explained = explain_unusable(error) if isinstance(error, sqlite3.Error) else None
     return str(explained or error)
 
 
-def _tell(
+def _deliver_answer(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], error: BaseException | None, answer: object
 ) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
-        loop.call_soon_threadsafe(_settle, future, error, answer)
+        loop.call_soon_threadsafe(_settle_future, future, error, answer)
 
 
-def _settle(future: asyncio.Future[Any], error: BaseException | None, answer: object) -> None:
+def _settle_future(future: asyncio.Future[Any], error: BaseException | None, answer: object) -> None:
     if future.done():
         return
     if error is not None:
@@ -304,21 +304,24 @@ def _settle(future: asyncio.Future[Any], error: BaseException | None, answer: ob
         future.set_result(answer)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _open_connection(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)  # it says who ran what when; what lies beside it gets the same mode
     db = sqlite3.connect(path, check_same_thread=False, timeout=BUSY_MILLISECONDS / 1000)
     db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
-    _use_log(db)
+    _enable_wal(db)
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA secure_delete = ON")  # what a client deletes is overwritten
     db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
-    _migrate(db)
+    _apply_migrations(db)
     return db
 
 
-def _use_log(db: sqlite3.Connection) -> None:
-    """Of two who change a new file's mode at once, one is told at once that it is locked, whatever its patience."""
+def _enable_wal(db: sqlite3.Connection) -> None:
+    """Enables the write-ahead log.
+
+    SQLite reports a concurrent change of mode as locked at once, without its timeout.
+    """
     until = time.monotonic() + BUSY_MILLISECONDS / 1000
     while True:
         try:
@@ -330,7 +333,7 @@ def _use_log(db: sqlite3.Connection) -> None:
             time.sleep(LOCKED_SECONDS)
 
 
-def _empty_log(db: sqlite3.Connection) -> None:
+def _truncate_wal(db: sqlite3.Connection) -> None:
     patience = int(db.execute("PRAGMA busy_timeout").fetchone()[0])
     db.execute(f"PRAGMA busy_timeout = {SCRUB_MILLISECONDS}")
     try:
@@ -339,7 +342,7 @@ def _empty_log(db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA busy_timeout = {patience}")
 
 
-def _migrate(db: sqlite3.Connection) -> None:
+def _apply_migrations(db: sqlite3.Connection) -> None:
     db.isolation_level = None  # one transaction of ours around all, also around CREATE
     db.execute("BEGIN IMMEDIATE")
     version = int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,4 +1,4 @@
-"""API keys in SQLite: who each belongs to and what it may do. Of a key itself only its hash is kept."""
+"""API keys in SQLite: owner, role and expiry of each. Of a key itself only its hash is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloche.model import Principal, Struct, new_id
 from cloche.store.database import Database
 from cloche.telemetry import log
 
-Role = Literal["user", "admin"]
+KeyRole = Literal["user", "admin"]
 
 PRESET_ID = "CLOCHE_API_KEY"  # the id of a key that the environment sets; it is in no store
 USED_SECONDS = 60.0  # how exactly the last use of a key is kept
@@ -29,11 +29,11 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
 
 class KeyRecord(Struct):
-    """What is known of a key, also after it was revoked; never the key."""
+    """The record of a key, also after it was revoked; never the key."""
 
     id: str
     owner: str
-    role: Role
+    role: KeyRole
     name: str
     created_at: float
     revoked_at: float | None = None
@@ -57,34 +57,34 @@ _PAUSED = """SELECT COUNT(*) FROM sandboxes INDEXED BY sandboxes_paused
 
 
 def new_key() -> str:
-    """`e2b_` and 40 hex digits, which is what old clients of E2B accept."""
+    """Returns `e2b_` and 40 hex digits, the format that old clients of E2B accept."""
     return "e2b_" + secrets.token_hex(20)
 
 
-def hash_of(key: str) -> str:
-    """Keys are long and random, so one round is enough, and looking one up takes a microsecond."""
+def hash_key(key: str) -> str:
+    """Hashes a key. Keys are long and random, so one round is enough, and a lookup takes a microsecond."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-Heard = Callable[[str, str, str], None]  # what happened, to whose key, and its id
+KeyEventListener = Callable[[str, str, str], None]  # what happened, to whose key, and its id
 
 
-def _unheard(what: str, owner: str, id: str) -> None:
-    """Where nobody writes it down."""
+def _ignore_event(what: str, owner: str, id: str) -> None:
+    """Ignores events of keys."""
 
 
 class StoredKeys:
-    """The keys of a data directory, with those that are valid at hand in memory.
+    """The keys of a data directory; the valid ones are cached in memory.
 
-    `preset` is a key that is valid besides: that of `CLOCHE_API_KEY`, an admin's.
+    `preset` is an additional valid key: that of `CLOCHE_API_KEY`, an admin's.
     """
 
     def __init__(self, database: Database, preset: str | None = None):
         self._database = database
         self._valid: dict[str, KeyRecord] = {}
         self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
-        self._preset = hash_of(preset) if preset else None
-        self.heard: Heard = _unheard  # of what becomes of keys, for the audit log
+        self._preset = hash_key(preset) if preset else None
+        self.heard: KeyEventListener = _ignore_event  # of what becomes of keys, for the audit log
         self.refreshed: Callable[[set[str]], None] = lambda ids: None  # with the ids of those that are valid now
 
     async def open(self) -> None:
@@ -104,8 +104,8 @@ class StoredKeys:
         await self.aclose()
 
     def find(self, key: str) -> Principal | None:
-        """Whose key that is; None for one that is not valid. The time it takes tells of a hash at most."""
-        return self.find_hashed(hash_of(key))
+        """Returns the principal of the key; None if it is not valid. The timing reveals at most a hash."""
+        return self.find_hashed(hash_key(key))
 
     def find_hashed(self, hashed: str) -> Principal | None:
         """As `find`, by the key's hash: for a session, which outlives the request that brought the key."""
@@ -121,71 +121,71 @@ class StoredKeys:
 
     @property
     def ids(self) -> set[str]:
-        """Of the keys that are valid now."""
+        """The ids of the keys that are valid now."""
         return {PRESET_ID, *(each.id for each in self._valid.values() if not each.expired)}
 
     @property
-    def any_valid(self) -> bool:
+    def has_valid_key(self) -> bool:
         return self._preset is not None or any(not each.expired for each in self._valid.values())
 
     async def list(self) -> list[KeyRecord]:
-        """All keys, also expired and revoked ones, the oldest first."""
+        """Lists all keys, also expired and revoked ones, the oldest first."""
         rows = await self._database.do(lambda db: db.execute(f"{_GET} ORDER BY created_at").fetchall())
-        return [_record(row) for row in rows]
+        return [_decode_record(row) for row in rows]
 
     async def get(self, id: str, *, revoked: bool = False) -> KeyRecord:
-        """One that was not revoked, unless such ones are meant too, or that of the environment. Raises NotFound."""
+        """Returns a key, or the environment's; a revoked one only with `revoked`. Raises NotFound."""
         if id == PRESET_ID and self._preset is not None:
             return KeyRecord(id=id, owner="local", role="admin", name="", created_at=0.0)
         query = f"{_GET} WHERE id = ?1 AND (?2 OR revoked_at IS NULL)"
         row = await self._database.do(lambda db: db.execute(query, (id, revoked)).fetchone())
         if row is None:
-            raise _not_found(id)
-        return _record(row)
+            raise _key_not_found(id)
+        return _decode_record(row)
 
     async def add(
         self, owner: str, role: str = "user", name: str = "", expires_at: float | None = None
     ) -> tuple[KeyRecord, str]:
-        """A new key, which is told this once. Raises InvalidRequest."""
-        _check(owner, role, name)
+        """Returns a new key, which is shown only this once. Raises InvalidRequest."""
+        _check_new_key(owner, role, name)
         _check_expiry(expires_at)
         now, key = time.time(), new_key()
         # Which role it is, `_check` has seen: a string of a request until then.
         record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=now, expires_at=expires_at)  # type: ignore[arg-type]
-        await self._database.do(lambda db: _put(db, record, key))
-        self._valid[hash_of(key)] = record
+        await self._database.do(lambda db: _insert_key(db, record, key))
+        self._valid[hash_key(key)] = record
         self.heard("key.made", record.owner, record.id)
         return record, key
 
     async def rotate(self, id: str, expires_at: float | None = None) -> tuple[KeyRecord, str]:
-        """A new key instead of that one, which stops. What belongs to its owner is not touched, nor is its quota.
+        """Replaces the key by a new one; the old one stops. Data and quota of its owner do not change.
 
-        It expires when the old one would have, unless another time is given. Raises NotFound; InvalidRequest, also for
-        one that has expired, where none is given.
+        It expires when the old one would have, unless another time is given. Raises NotFound; InvalidRequest, also
+        for one that has expired, where none is given.
         """
         _check_expiry(expires_at)
         key = new_key()
-        record = await self._database.do(lambda db: _rotate(db, id, key, expires_at))
-        self._forget(id)
+        record = await self._database.do(lambda db: _rotate_key(db, id, key, expires_at))
+        self._drop_key(id)
         if record is None:
-            raise _not_found(id)
-        self._valid[hash_of(key)] = record
+            raise _key_not_found(id)
+        self._valid[hash_key(key)] = record
         self.heard("key.rotated", record.owner, id)
         self.heard("key.made", record.owner, record.id)
         return record, key
 
     async def revoke(self, id: str, *, again: bool = False) -> None:
-        """That key stops at once. Raises NotFound; with `again` not for one that was revoked already."""
-        revoked = await self._database.do(lambda db: _revoke(db, id, time.time()))
+        """Revokes the key at once. Raises NotFound; with `again`, not for a key that was revoked already."""
+        revoked = await self._database.do(lambda db: _revoke_key(db, id, time.time()))
         owner = next((each.owner for each in self._valid.values() if each.id == id), "")
-        self._forget(id)
+        self._drop_key(id)
         if revoked:
             self.heard("key.revoked", owner, id)
         elif not again or (await self.get(id, revoked=True)).revoked_at is None:
-            raise _not_found(id)
+            raise _key_not_found(id)
 
     async def line(self, id: str) -> set[str]:
-        """The ids of that key, and of those whose place it took: what these made is its own.
+        """Returns the ids of that key and of the keys that it replaced: their sandboxes and data are its own.
 
         Raises NotFound; one of `UNREADABLE`.
         """
@@ -193,39 +193,39 @@ class StoredKeys:
         return {each for (each,) in await self._database.do(lambda db: db.execute(_LINE, (id,)).fetchall())}
 
     async def paused(self, id: str) -> int:
-        """How many sandboxes of its making are paused. Raises NotFound; one of `UNREADABLE`."""
+        """Counts the paused sandboxes of that key. Raises NotFound; one of `UNREADABLE`."""
         keys = json.dumps(sorted(await self.line(id)))
         return int(await self._database.do(lambda db: db.execute(_PAUSED, (keys,)).fetchone()[0]))
 
     async def revoke_all(self, owner: str) -> None:
-        """Every key of that owner stops at once. Raises one of `UNREADABLE`."""
-        self._forget_all(owner)
-        await self._database.do(lambda db: _revoke_all(db, owner, time.time()))
-        self._forget_all(owner)  # a refresh that had read them before may have brought them back
+        """Revokes every key of that owner at once. Raises one of `UNREADABLE`."""
+        self._drop_owner_keys(owner)
+        await self._database.do(lambda db: _revoke_owner_keys(db, owner, time.time()))
+        self._drop_owner_keys(owner)  # a refresh that had read them before may have brought them back
 
     async def refresh(self) -> None:
-        """Learns what other processes changed, and keeps when keys were used. Raises one of `UNREADABLE`."""
+        """Loads changes of other processes, and stores the last uses of keys. Raises one of `UNREADABLE`."""
         used, self._used = self._used, {}
         try:
-            rows = await self._database.do(lambda db: _exchange(db, used))
-            self._valid = {str(row[0]): _record(row) for row in rows}
+            rows = await self._database.do(lambda db: _sync_uses(db, used))
+            self._valid = {str(row[0]): _decode_record(row) for row in rows}
         except UNREADABLE:
             self._used = {**used, **self._used}
             raise
 
     async def try_refresh(self) -> None:
-        """As `refresh`. Where the store cannot be read now, what was known last holds, and the log says so."""
+        """As `refresh`. If the store cannot be read now, the cached keys stay valid, and the log reports it."""
         try:
             await self.refresh()
         except UNREADABLE as error:
             log.error("keys.not_refreshed", error=str(error))
         self.refreshed(self.ids)
 
-    def _forget(self, id: str) -> None:
+    def _drop_key(self, id: str) -> None:
         self._valid = {hashed: record for hashed, record in self._valid.items() if record.id != id}
         self.refreshed(self.ids)
 
-    def _forget_all(self, owner: str) -> None:
+    def _drop_owner_keys(self, owner: str) -> None:
         self._valid = {hashed: record for hashed, record in self._valid.items() if record.owner != owner}
 
     def _note_use(self, record: KeyRecord) -> None:
@@ -235,16 +235,16 @@ class StoredKeys:
             self._used[record.id] = now
 
 
-def check_owner(name: str) -> None:
-    """Raises InvalidRequest unless it can be an owner's."""
+def check_owner_name(name: str) -> None:
+    """Raises InvalidRequest unless it is a valid name of an owner."""
     if not _OWNER.fullmatch(name):
         raise errors.InvalidRequest(f"{name!r} cannot be an owner: use letters, digits and . _ @ + -, 128 at most")
 
 
-def _check(owner: str, role: str, name: str) -> None:
-    check_owner(owner)
-    if role not in get_args(Role):
-        raise errors.InvalidRequest(f"there is no role {role!r}: use {' or '.join(get_args(Role))}")
+def _check_new_key(owner: str, role: str, name: str) -> None:
+    check_owner_name(owner)
+    if role not in get_args(KeyRole):
+        raise errors.InvalidRequest(f"there is no role {role!r}: use {' or '.join(get_args(KeyRole))}")
     if len(name) > MAX_NAME or not name.isprintable():
         raise errors.InvalidRequest(f"a key's name has {MAX_NAME} printable characters at most")
 
@@ -257,15 +257,15 @@ def _check_expiry(at: float | None) -> None:
         )
 
 
-def _put(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
+def _insert_key(db: sqlite3.Connection, record: KeyRecord, key: str) -> None:
     with db:
-        db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
+        db.execute(_PUT, (hash_key(key), *msgspec.structs.astuple(record)))
 
 
-def _rotate(db: sqlite3.Connection, id: str, key: str, expires_at: float | None) -> KeyRecord | None:
+def _rotate_key(db: sqlite3.Connection, id: str, key: str, expires_at: float | None) -> KeyRecord | None:
     with db:  # both or neither
         row = db.execute(f"{_GET} WHERE id = ? AND revoked_at IS NULL", (id,)).fetchone()
-        old = None if row is None else _record(row)
+        old = None if row is None else _decode_record(row)
         if old is None:
             return None
         if old.expired and expires_at is None:
@@ -277,33 +277,33 @@ def _rotate(db: sqlite3.Connection, id: str, key: str, expires_at: float | None)
             old, id=new_id("k"), created_at=now, last_used_at=None, expires_at=expires_at or old.expires_at
         )
         db.execute(_REVOKE, (now, id))
-        db.execute(_PUT, (hash_of(key), *msgspec.structs.astuple(record)))
+        db.execute(_PUT, (hash_key(key), *msgspec.structs.astuple(record)))
         db.execute("UPDATE keys SET replaced_by = ? WHERE id = ?", (record.id, id))
         for table in ("quotas", "usage"):  # what it may use, and has used, is that of the new one
             db.execute(f"UPDATE {table} SET key_id = ? WHERE key_id = ?", (record.id, id))
         return record
 
 
-def _revoke(db: sqlite3.Connection, id: str, now: float) -> bool:
+def _revoke_key(db: sqlite3.Connection, id: str, now: float) -> bool:
     with db:
         return db.execute(_REVOKE, (now, id)).rowcount > 0
 
 
-def _revoke_all(db: sqlite3.Connection, owner: str, now: float) -> None:
+def _revoke_owner_keys(db: sqlite3.Connection, owner: str, now: float) -> None:
     with db:
         db.execute("UPDATE keys SET revoked_at = ? WHERE owner = ? AND revoked_at IS NULL", (now, owner))
 
 
-def _exchange(db: sqlite3.Connection, used: dict[str, float]) -> list[tuple[object, ...]]:
+def _sync_uses(db: sqlite3.Connection, used: dict[str, float]) -> list[tuple[object, ...]]:
     if used:
         with db:
             db.executemany("UPDATE keys SET last_used_at = ? WHERE id = ?", [(at, id) for id, at in used.items()])
     return db.execute(f"{_GET} WHERE revoked_at IS NULL").fetchall()
 
 
-def _record(row: tuple[object, ...]) -> KeyRecord:
+def _decode_record(row: tuple[object, ...]) -> KeyRecord:
     return msgspec.convert(dict(zip(_COLUMNS, row[1:], strict=True)), KeyRecord)
 
 
-def _not_found(id: str) -> errors.NotFound:
+def _key_not_found(id: str) -> errors.NotFound:
     return errors.NotFound(f"there is no valid key {id!r}: `cloche key list` shows those that there are")

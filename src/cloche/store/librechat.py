@@ -1,4 +1,4 @@
-"""Files of LibreChat's code API, who may use them, and when they go: rows in SQLite, contents in blobs."""
+"""Files of LibreChat's code API, their access scopes and their expiry: rows in SQLite, contents in blobs."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ import msgspec
 
 from cloche import errors
 from cloche.model import GIB, Struct
-from cloche.store.base import Allow, anything
+from cloche.store.base import CheckAllowance, allow_anything
 from cloche.store.blobs import Blobs
 from cloche.store.database import Database
-from cloche.store.retention_clock import surely_past
+from cloche.store.retention_clock import retention_now
 
-PREFIX = "lc-"
+CODE_FILE_PREFIX = "lc-"
 TOUCH_SECONDS = 60.0  # a use is written down once in so many seconds: most requests only read
 MAX_OWNER_FILES = 200_000
 MAX_OWNER_BYTES = 64 * GIB
 MAX_USER_FILES = 20_000
 MAX_USER_BYTES = 8 * GIB
 
-Kind = Literal["user", "agent", "skill"]
-Ref = tuple[str, str]  # storage session, file
+SpaceKind = Literal["user", "agent", "skill"]
+CodeFileRef = tuple[str, str]  # storage session, file
 
 
-class Space(Struct):
-    """Whose a file is. Those of an agent or a skill are for all users of a tenant."""
+class FileSpace(Struct):
+    """The space that a file belongs to. Files of an agent or a skill are for all users of a tenant."""
 
     owner: str
     tenant: str = ""
-    kind: Kind = "user"
+    kind: SpaceKind = "user"
     id: str = ""
     version: str = ""  # of a skill
 
     @property
     def key(self) -> str:
-        """One text for each, whatever is in the parts."""
+        """A unique text for each space, for any values of its fields."""
         return msgspec.json.encode((self.tenant, self.kind, self.id, self.version)).decode()
 
     def has(self, file: CodeFile) -> bool:
         return file.owner == self.owner and file.space == self.key
 
 
-class Tenant(Struct):
-    """All spaces of a tenant: what a client may use that was not told apart from others and names no space."""
+class TenantScope(Struct):
+    """All spaces of a tenant: the scope of a client that is not identified as a user and names no space."""
 
     owner: str
     tenant: str = ""
@@ -56,11 +56,11 @@ class Tenant(Struct):
         return file.owner == self.owner and file.tenant == self.tenant
 
 
-Reach = Space | Tenant
+AccessScope = FileSpace | TenantScope
 
 
-class Content(Struct):
-    """What was put into a blob, and is no file yet."""
+class CodeFileContent(Struct):
+    """A content in a blob that is not a file yet."""
 
     id: str
     bytes: int
@@ -83,13 +83,13 @@ class CodeFile(Struct):
     used_at: float
 
     @property
-    def ref(self) -> Ref:
+    def ref(self) -> CodeFileRef:
         return self.session, self.id
 
 
-_COLUMNS = CodeFile.__struct_fields__
-_GET = f"SELECT {', '.join(_COLUMNS)} FROM code_files"
-_PUT = f"INSERT INTO code_files ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_FILE_COLUMNS = CodeFile.__struct_fields__
+_GET_FILE = f"SELECT {', '.join(_FILE_COLUMNS)} FROM code_files"
+_PUT_FILE = f"INSERT INTO code_files ({', '.join(_FILE_COLUMNS)}) VALUES ({', '.join('?' * len(_FILE_COLUMNS))})"
 # A file lives as long as a session whose /mnt/data it is part of, whoever else uses it.
 _IN_WORKSPACE = """EXISTS (
     SELECT 1 FROM code_workspaces AS part JOIN code_sessions AS whole ON whole.key = part.key
@@ -99,9 +99,9 @@ _ALIVE = f"(used_at > :since OR {_IN_WORKSPACE})"
 _OWN = "+owner = :owner AND +tenant = :tenant"
 
 
-def new_file(
-    content: Content,
-    space: Space,
+def new_code_file(
+    content: CodeFileContent,
+    space: FileSpace,
     *,
     session: str,
     user: str,
@@ -109,7 +109,7 @@ def new_file(
     content_type: str,
     read_only: bool = False,
 ) -> CodeFile:
-    """A file with that content; `add` makes it known."""
+    """Returns a file with that content; `add` registers it."""
     now = time.time()
     return CodeFile(
         id=content.id,
@@ -129,94 +129,96 @@ def new_file(
 
 
 class StoredCodeFiles:
-    """A file that nobody used for `kept_seconds` is gone."""
+    """Stored files. A file without use for `kept_seconds` is removed."""
 
     def __init__(self, database: Database, blobs: Blobs, kept_seconds: float):
         self._database = database
-        self.allow: Allow = anything
+        self.allow: CheckAllowance = allow_anything
         self._blobs = blobs
         self._kept_seconds = kept_seconds + TOUCH_SECONDS
 
     async def check_room(self, owner: str, tenant: str = "", user: str = "", *, files: int = 1, bytes: int = 0) -> None:
-        """Raises TooLarge if so much more is over what an owner, or one user of theirs, may have; QuotaExceeded."""
+        """Raises TooLarge if so much more exceeds the limit of the owner or of one of their users; QuotaExceeded."""
         await self.allow(owner, bytes)
-        if await self._no_room(owner, tenant, user, files, bytes) is None:
+        if await self._explain_no_room(owner, tenant, user, files, bytes) is None:
             return
-        await self.prune()
-        problem = await self._no_room(owner, tenant, user, files, bytes)
+        await self.prune_old()
+        problem = await self._explain_no_room(owner, tenant, user, files, bytes)
         if problem is not None:
             raise errors.TooLarge(problem)
 
-    async def put_content(self, id: str, chunks: AsyncIterable[bytes], max_bytes: int) -> Content:
-        """It is no file yet: `add` makes it one. Raises TooLarge, Unavailable, and what the chunks raise."""
+    async def put_content(self, id: str, chunks: AsyncIterable[bytes], max_bytes: int) -> CodeFileContent:
+        """Stores a content, which `add` makes a file. Raises TooLarge, Unavailable, and the errors of the chunks."""
         digest = hashlib.sha256()
-        size = await self._blobs.put(PREFIX + id, _digesting(chunks, digest.update), max_bytes)
-        return Content(id=id, bytes=size, sha256=digest.hexdigest())
+        size = await self._blobs.put(CODE_FILE_PREFIX + id, _update_digest(chunks, digest.update), max_bytes)
+        return CodeFileContent(id=id, bytes=size, sha256=digest.hexdigest())
 
     async def drop(self, ids: Iterable[str]) -> None:
-        """What was not to become files after all, however far it got."""
+        """Discards contents that will not become files, in any state."""
         gone = list(ids)
-        await self._database.do(lambda db: _remove(db, gone))
+        await self._database.do(lambda db: _remove_files(db, gone))
         await self._drop_contents(gone)
 
     async def add(self, files: Iterable[CodeFile]) -> None:
-        """Makes them known, all or none."""
+        """Registers the files, all or none."""
         new = list(files)
-        await self._database.do(lambda db: _add(db, new))
+        await self._database.do(lambda db: _insert_files(db, new))
 
-    async def get(self, reach: Reach, session: str, id: str) -> CodeFile:
-        """It counts as a use. Raises FileNotFound, also for what is not within reach."""
+    async def get(self, reach: AccessScope, session: str, id: str) -> CodeFile:
+        """Returns the file; it counts as a use. Raises FileNotFound, also for a file out of scope."""
         found = await self.find([(reach, (session, id))])
         if not found:
             raise errors.FileNotFound("File not found")
         return found[session, id]
 
-    async def find(self, asked: Iterable[tuple[Reach, Ref]]) -> dict[Ref, CodeFile]:
-        """Those of the asked files that are there and within a reach given for them. It counts as a use."""
-        reaches: dict[Ref, list[Reach]] = {}
+    async def find(self, asked: Iterable[tuple[AccessScope, CodeFileRef]]) -> dict[CodeFileRef, CodeFile]:
+        """Returns the requested files that exist and are within a scope given for them. It counts as a use."""
+        reaches: dict[CodeFileRef, list[AccessScope]] = {}
         for reach, ref in asked:
             reaches.setdefault(ref, []).append(reach)
         asking = {(reach.owner, reach.tenant) for each in reaches.values() for reach in each}
-        ids, since = [id for _, id in reaches], self._since()
-        rows = await self._database.do(lambda db: [row for who in asking for row in _of_ids(db, ids, since, *who)])
-        files = map(_file, rows)
-        found = self._used_now(file for file in files if any(each.has(file) for each in reaches.get(file.ref, ())))
+        ids, since = [id for _, id in reaches], self._kept_since()
+        rows = await self._database.do(
+            lambda db: [row for who in asking for row in _select_by_ids(db, ids, since, *who)]
+        )
+        files = map(_decode_file, rows)
+        found = self._mark_used(file for file in files if any(each.has(file) for each in reaches.get(file.ref, ())))
         return {file.ref: file for file in found}
 
-    async def of_session(self, reach: Reach, session: str, limit: int) -> list[CodeFile]:
-        """Files of one storage session, the oldest first."""
-        query = f"{_GET} WHERE session = :session AND {_OWN} AND {_ALIVE} ORDER BY created_at, id LIMIT :limit"
+    async def of_session(self, reach: AccessScope, session: str, limit: int) -> list[CodeFile]:
+        """Lists the files of one storage session, the oldest first."""
+        query = f"{_GET_FILE} WHERE session = :session AND {_OWN} AND {_ALIVE} ORDER BY created_at, id LIMIT :limit"
         whose = {"owner": reach.owner, "tenant": reach.tenant}
-        values = {"session": session, "since": self._since(), "limit": limit, **whose}
+        values = {"session": session, "since": self._kept_since(), "limit": limit, **whose}
         rows = await self._database.do(lambda db: db.execute(query, values).fetchall())
-        return self._used_now(file for file in map(_file, rows) if reach.has(file))
+        return self._mark_used(file for file in map(_decode_file, rows) if reach.has(file))
 
     def touch(self, files: Iterable[CodeFile]) -> None:
-        """They are in use now. Never waits."""
-        self._used_now(files)
+        """Marks the files as used now. Never waits."""
+        self._mark_used(files)
 
     async def chunks(self, file: CodeFile) -> AsyncGenerator[bytes, None]:
-        """Its content. Raises FileNotFound before the first."""
-        return await self._blobs.chunks(PREFIX + file.id)
+        """Returns the content. Raises FileNotFound before the first chunk."""
+        return await self._blobs.chunks(CODE_FILE_PREFIX + file.id)
 
     async def contents(self, files: Iterable[CodeFile]) -> list[bytes | None]:
-        """Of small files, all at once. None for one that is gone."""
-        return await self._blobs.contents([PREFIX + file.id for file in files])
+        """Returns the contents of small files, all at once. None for a missing one."""
+        return await self._blobs.contents([CODE_FILE_PREFIX + file.id for file in files])
 
     async def remove(self, files: Iterable[CodeFile]) -> None:
-        """Their rows and contents. Harmless for those that are gone already."""
+        """Removes rows and contents. Missing files are ignored."""
         await self.drop(file.id for file in files)
         self._database.scrub_soon()
 
-    async def prune(self) -> None:
-        """Removes files and sessions whose time is over."""
-        since = surely_past() - self._kept_seconds
-        await self._drop_contents(await self._database.do(lambda db: _expire(db, since)))
+    async def prune_old(self) -> None:
+        """Removes expired files and sessions."""
+        since = retention_now() - self._kept_seconds
+        await self._drop_contents(await self._database.do(lambda db: _expire_files(db, since)))
 
-    def _since(self) -> float:
+    def _kept_since(self) -> float:
         return time.time() - self._kept_seconds
 
-    def _used_now(self, files: Iterable[CodeFile]) -> list[CodeFile]:
+    def _mark_used(self, files: Iterable[CodeFile]) -> list[CodeFile]:
         now = time.time()
         stale, used = [], []
         for file in files:
@@ -230,24 +232,24 @@ class StoredCodeFiles:
 
     async def _drop_contents(self, ids: list[str]) -> None:
         for id in ids:
-            await self._blobs.remove(PREFIX + id)
+            await self._blobs.remove(CODE_FILE_PREFIX + id)
 
-    async def _no_room(self, owner: str, tenant: str, user: str, files: int, bytes: int) -> str | None:
-        """Why not, in words."""
-        problem = _over(await self._used(owner=owner), files, bytes, MAX_OWNER_FILES, MAX_OWNER_BYTES)
+    async def _explain_no_room(self, owner: str, tenant: str, user: str, files: int, bytes: int) -> str | None:
+        """Returns the reason why there is no room, or None."""
+        problem = _explain_excess(await self._count_used(owner=owner), files, bytes, MAX_OWNER_FILES, MAX_OWNER_BYTES)
         if problem is None and user:
-            used = await self._used(owner=owner, tenant=tenant, user=user)
-            problem = _over(used, files, bytes, MAX_USER_FILES, MAX_USER_BYTES)
+            used = await self._count_used(owner=owner, tenant=tenant, user=user)
+            problem = _explain_excess(used, files, bytes, MAX_USER_FILES, MAX_USER_BYTES)
         return problem
 
-    async def _used(self, **where: str) -> tuple[int, int]:
+    async def _count_used(self, **where: str) -> tuple[int, int]:
         condition = " AND ".join(f"{column} = ?" for column in where)
         query = f"SELECT COALESCE(SUM(files), 0), COALESCE(SUM(bytes), 0) FROM code_room WHERE {condition}"
         count, size = await self._database.do(lambda db: db.execute(query, tuple(where.values())).fetchone())
         return int(count), int(size)
 
 
-def _over(used: tuple[int, int], files: int, bytes: int, most_files: int, most_bytes: int) -> str | None:
+def _explain_excess(used: tuple[int, int], files: int, bytes: int, most_files: int, most_bytes: int) -> str | None:
     count, size = used
     if count + files <= most_files and size + bytes <= most_bytes:
         return None
@@ -257,36 +259,40 @@ def _over(used: tuple[int, int], files: int, bytes: int, most_files: int, most_b
     )
 
 
-async def _digesting(chunks: AsyncIterable[bytes], update: Callable[[bytes], object]) -> AsyncGenerator[bytes, None]:
+async def _update_digest(
+    chunks: AsyncIterable[bytes], update: Callable[[bytes], object]
+) -> AsyncGenerator[bytes, None]:
     async for chunk in chunks:
         update(chunk)
         yield chunk
 
 
-def _add(db: sqlite3.Connection, files: list[CodeFile]) -> None:
+def _insert_files(db: sqlite3.Connection, files: list[CodeFile]) -> None:
     with db:
-        db.executemany(_PUT, [msgspec.structs.astuple(file) for file in files])
-        _count(db, [file.id for file in files], 1)
+        db.executemany(_PUT_FILE, [msgspec.structs.astuple(file) for file in files])
+        _count_files(db, [file.id for file in files], 1)
 
 
-def _count(db: sqlite3.Connection, ids: list[str], sign: int) -> None:
-    """What each user has is written down: to count it at each upload would take longer than the upload."""
+def _count_files(db: sqlite3.Connection, ids: list[str], sign: int) -> None:
+    """Updates the stored totals of each user: counting at each upload would take longer than the upload."""
     query = """SELECT owner, tenant, user, COUNT(*), SUM(bytes) FROM code_files
         WHERE id IN (SELECT value FROM json_each(?)) GROUP BY owner, tenant, user"""
-    for *who, files, size in db.execute(query, (_json(ids),)).fetchall():
+    for *who, files, size in db.execute(query, (_encode_ids(ids),)).fetchall():
         put = "INSERT INTO code_room (owner, tenant, user, files, bytes) VALUES (?, ?, ?, ?, ?)"
         more = "ON CONFLICT DO UPDATE SET files = files + excluded.files, bytes = bytes + excluded.bytes"
         db.execute(f"{put} {more}", (*who, sign * files, sign * size))
         db.execute("DELETE FROM code_room WHERE owner = ? AND tenant = ? AND user = ? AND files <= 0", who)
 
 
-def _json(ids: list[str]) -> str:
+def _encode_ids(ids: list[str]) -> str:
     return msgspec.json.encode(ids).decode()
 
 
-def _of_ids(db: sqlite3.Connection, ids: list[str], since: float, owner: str, tenant: str) -> list[tuple[object, ...]]:
-    query = f"{_GET} WHERE id IN (SELECT value FROM json_each(:ids)) AND {_OWN} AND {_ALIVE}"
-    return db.execute(query, {"ids": _json(ids), "since": since, "owner": owner, "tenant": tenant}).fetchall()
+def _select_by_ids(
+    db: sqlite3.Connection, ids: list[str], since: float, owner: str, tenant: str
+) -> list[tuple[object, ...]]:
+    query = f"{_GET_FILE} WHERE id IN (SELECT value FROM json_each(:ids)) AND {_OWN} AND {_ALIVE}"
+    return db.execute(query, {"ids": _encode_ids(ids), "since": since, "owner": owner, "tenant": tenant}).fetchall()
 
 
 def _touch_files(db: sqlite3.Connection, stale: list[tuple[float, str]]) -> None:
@@ -294,40 +300,40 @@ def _touch_files(db: sqlite3.Connection, stale: list[tuple[float, str]]) -> None
         db.executemany("UPDATE code_files SET used_at = ? WHERE id = ?", stale)
 
 
-def _expire(db: sqlite3.Connection, since: float) -> list[str]:
-    """The files that were removed."""
+def _expire_files(db: sqlite3.Connection, since: float) -> list[str]:
+    """Deletes expired rows. Returns the ids of the files."""
     with db:
         gone = "SELECT key FROM code_sessions WHERE used_at <= ?"
         db.execute(f"DELETE FROM code_workspaces WHERE key IN ({gone})", (since,))
         db.execute("DELETE FROM code_sessions WHERE used_at <= ?", (since,))
         query = f"SELECT id FROM code_files WHERE used_at <= :since AND NOT {_IN_WORKSPACE}"
         ids = [str(id) for (id,) in db.execute(query, {"since": since}).fetchall()]
-        _delete(db, ids)
+        _delete_files(db, ids)
         return ids
 
 
-def _remove(db: sqlite3.Connection, ids: list[str]) -> None:
+def _remove_files(db: sqlite3.Connection, ids: list[str]) -> None:
     with db:
-        _delete(db, ids)
+        _delete_files(db, ids)
         db.executemany("DELETE FROM code_workspaces WHERE file = ?", [(id,) for id in ids])
 
 
-def _delete(db: sqlite3.Connection, ids: list[str]) -> None:
-    _count(db, ids, -1)
+def _delete_files(db: sqlite3.Connection, ids: list[str]) -> None:
+    _count_files(db, ids, -1)
     db.executemany("DELETE FROM code_files WHERE id = ?", [(id,) for id in ids])
 
 
-def _file(row: tuple[object, ...]) -> CodeFile:
-    return msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), CodeFile, strict=False)
+def _decode_file(row: tuple[object, ...]) -> CodeFile:
+    return msgspec.convert(dict(zip(_FILE_COLUMNS, row, strict=True)), CodeFile, strict=False)
 
 
-# What was in /mnt/data of LibreChat's runtime sessions, so that one that has ended goes on where it was.
+# Workspaces (/mnt/data) of LibreChat's runtime sessions, so that an ended session can continue.
 
 MAX_SESSIONS = 10_000
 
 
 class WorkspaceEntry(Struct):
-    """A file of a /mnt/data, or an empty directory: that has no file."""
+    """A file of a workspace, or an empty directory, which has no file."""
 
     path: str  # relative
     session: str = ""
@@ -335,41 +341,45 @@ class WorkspaceEntry(Struct):
 
 
 class StoredCodeSessions:
-    """A session that nobody used for `kept_seconds` is forgotten. Until then, the files of its workspace are kept.
+    """Stored sessions.
 
-    A `key` is the caller's own: let it be a hash of who asks and of what they call the session. An `owner` is whoever
-    shall not have more than `most` of them.
+    One without use for `kept_seconds` is removed; until then its workspace's files are kept.
+
+    A `key` is the caller's own: use a hash of the client and of its name for the session. An `owner` is the
+    account that may not have more than `most` of them.
     """
 
     def __init__(self, database: Database, kept_seconds: float):
         self._database = database
         self._kept_seconds = kept_seconds + TOUCH_SECONDS
 
-    async def remember_workspace(
+    async def save_workspace(
         self, key: str, owner: str, entries: Iterable[WorkspaceEntry], *, most: int = MAX_SESSIONS
     ) -> None:
-        """It is this now, and in use. Of too many, those are forgotten that nobody used for longest."""
+        """Replaces the workspace and marks it as used. Beyond `most`, the least recently used are removed."""
         rows = [(key, entry.path, entry.session, entry.file) for entry in entries]
-        await self._database.do(lambda db: _remember(db, key, owner, rows, most))
+        await self._database.do(lambda db: _save_session(db, key, owner, rows, most))
 
     async def workspace(self, key: str, owner: str) -> list[WorkspaceEntry] | None:
-        """What it was, in the order of its paths; None for one that is not known. It counts as a use."""
+        """Returns the workspace, ordered by path; None for an unknown session. It counts as a use."""
         since = time.time() - self._kept_seconds
-        rows = await self._database.do(lambda db: _recall(db, key, owner, since))
+        rows = await self._database.do(lambda db: _load_session(db, key, owner, since))
         if rows is None:
             return None
         return [WorkspaceEntry(path=path, session=session, file=file) for path, session, file in rows]
 
     def touch(self, key: str, owner: str) -> None:
-        """It is in use now. Never waits."""
+        """Marks the session as used now. Never waits."""
         self._database.do_later(lambda db: _touch_session(db, key, owner))
 
     async def forget(self, key: str, owner: str) -> None:
-        """Harmless when it is not known. Its files live on their own time."""
-        await self._database.do(lambda db: _forget(db, key, owner))
+        """Removes the session; an unknown one is ignored. Its files have their own expiry."""
+        await self._database.do(lambda db: _delete_session(db, key, owner))
 
 
-def _remember(db: sqlite3.Connection, key: str, owner: str, rows: list[tuple[str, str, str, str]], most: int) -> None:
+def _save_session(
+    db: sqlite3.Connection, key: str, owner: str, rows: list[tuple[str, str, str, str]], most: int
+) -> None:
     with db:
         put = "INSERT INTO code_sessions (key, owner, used_at) VALUES (?, ?, ?)"
         db.execute(f"{put} ON CONFLICT (key) DO UPDATE SET used_at = excluded.used_at", (key, owner, time.time()))
@@ -381,7 +391,7 @@ def _remember(db: sqlite3.Connection, key: str, owner: str, rows: list[tuple[str
             db.execute("DELETE FROM code_sessions WHERE key = ?", (gone,))
 
 
-def _recall(db: sqlite3.Connection, key: str, owner: str, since: float) -> list[tuple[str, str, str]] | None:
+def _load_session(db: sqlite3.Connection, key: str, owner: str, since: float) -> list[tuple[str, str, str]] | None:
     known = "SELECT 1 FROM code_sessions WHERE key = ? AND owner = ? AND used_at > ?"
     if db.execute(known, (key, owner, since)).fetchone() is None:
         return None
@@ -395,7 +405,7 @@ def _touch_session(db: sqlite3.Connection, key: str, owner: str) -> None:
         db.execute("UPDATE code_sessions SET used_at = ? WHERE key = ? AND owner = ?", (time.time(), key, owner))
 
 
-def _forget(db: sqlite3.Connection, key: str, owner: str) -> None:
+def _delete_session(db: sqlite3.Connection, key: str, owner: str) -> None:
     with db:
         if db.execute("DELETE FROM code_sessions WHERE key = ? AND owner = ?", (key, owner)).rowcount:
             db.execute("DELETE FROM code_workspaces WHERE key = ?", (key,))

@@ -1,4 +1,4 @@
-"""How the store came to be what it is: one entry for each change. One that was released is never edited."""
+"""The schema of the store: one migration for each change. A released migration is never edited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas that differ from the usual, and what owners and keys have used, in SQLite."""
+"""Quota overrides, and the usage of owners and keys, in SQLite."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 
 from cloche import errors
-from cloche.config.sections import Override
+from cloche.config.sections import QuotaOverride
 from cloche.store.database import Database
 
-IN_ALL = 0  # the minute of what was used ever
-MINUTES = 60  # that are kept one by one
+ALL_TIME_MINUTE = 0  # the minute of what was used ever
+KEPT_MINUTES = 60  # that are kept one by one
 UNREADABLE = (sqlite3.Error, msgspec.DecodeError, errors.Unavailable)
 
 # What of an owner's outlasts sandboxes, by its kind.
@@ -34,79 +34,79 @@ _STORED = {
 }
 
 
-class Tenant(NamedTuple):
-    """An owner, or with the id of a key one of theirs."""
+class QuotaSubject(NamedTuple):
+    """An owner or, with a key id, one of their keys."""
 
     owner: str
     key_id: str = ""
 
 
-class Spent(NamedTuple):
+class SpentUsage(NamedTuple):
     executions: int = 0
     cpu_seconds: float = 0.0
 
 
-class Known(NamedTuple):
-    overrides: Mapping[Tenant, Override]
+class KnownQuotas(NamedTuple):
+    overrides: Mapping[QuotaSubject, QuotaOverride]
     successors: Mapping[str, str]  # the id of a key, and of the one that took its place
 
 
 class StoredQuotas:
-    """Those of one database, which somebody else opens and closes."""
+    """The quotas of one database, which the caller opens and closes."""
 
     def __init__(self, database: Database):
         self._database = database
 
-    async def known(self) -> Known:
+    async def known(self) -> KnownQuotas:
         """Raises one of UNREADABLE."""
-        return await self._database.do(_known)
+        return await self._database.do(_load_known)
 
-    async def put(self, tenant: Tenant, override: Override) -> None:
-        """What that tenant may use instead of the usual; the usual again, where nothing is set. Raises Unavailable."""
+    async def put(self, tenant: QuotaSubject, override: QuotaOverride) -> None:
+        """Sets the override of that owner or key; an empty one restores the default. Raises Unavailable."""
         body = msgspec.json.encode(override).decode() if override.given() else None
         try:
-            await self._database.do(lambda db: _put(db, tenant, body))
+            await self._database.do(lambda db: _put_override(db, tenant, body))
         except sqlite3.Error as error:
             raise errors.Unavailable(f"the quota could not be kept: {error}") from None
 
     async def stored(self, owner: str) -> dict[str, int]:
-        """The bytes that are kept of an owner, by kind. Raises Unavailable."""
+        """Returns the stored bytes of an owner, by kind. Raises Unavailable."""
         try:
-            return await self._database.do(lambda db: _stored(db, owner))
+            return await self._database.do(lambda db: _sum_stored(db, owner))
         except sqlite3.Error as error:
             raise errors.Unavailable(f"what is stored cannot be counted now: {error}") from None
 
-    def add(self, spent: Mapping[Tenant, Spent]) -> None:
-        """Keeps, soon, what tenants have used just now. Never waits."""
+    def add(self, spent: Mapping[QuotaSubject, SpentUsage]) -> None:
+        """Adds new usage, soon. Never waits."""
         minute = int(time.time() // 60)
-        self._database.do_later(lambda db: _add(db, spent, minute))
+        self._database.do_later(lambda db: _add_usage(db, spent, minute))
 
-    async def minutes(self) -> Sequence[tuple[Tenant, int, Spent]]:
-        """What all processes have used in the last hour. Raises one of UNREADABLE."""
+    async def minutes(self) -> Sequence[tuple[QuotaSubject, int, SpentUsage]]:
+        """Returns the usage of all processes in the last hour, by minute. Raises one of UNREADABLE."""
         query = "SELECT owner, key_id, minute, executions, cpu_seconds FROM usage WHERE minute > ? AND minute <= ?"
         rows = await self._database.do(lambda db: db.execute(query, _last_hour()).fetchall())
-        return [(Tenant(owner, key), minute, Spent(*spent)) for owner, key, minute, *spent in rows]
+        return [(QuotaSubject(owner, key), minute, SpentUsage(*spent)) for owner, key, minute, *spent in rows]
 
-    async def hour(self, owner: str) -> dict[Tenant, Spent]:
-        """The same in all, of that owner and of each key. Raises one of UNREADABLE."""
+    async def hour(self, owner: str) -> dict[QuotaSubject, SpentUsage]:
+        """Returns the total of the last hour, of that owner and of each key. Raises one of UNREADABLE."""
         query = """SELECT owner, key_id, SUM(executions), SUM(cpu_seconds) FROM usage
             WHERE minute > ? AND minute <= ? AND owner = ? GROUP BY key_id"""
         rows = await self._database.do(lambda db: db.execute(query, (*_last_hour(), owner)).fetchall())
-        return {Tenant(name, key): Spent(*spent) for name, key, *spent in rows}
+        return {QuotaSubject(name, key): SpentUsage(*spent) for name, key, *spent in rows}
 
     @property
     def is_behind(self) -> bool:
-        """Whether the store does not have yet all that was added."""
+        """Whether some added usage is not stored yet."""
         return self._database.is_behind
 
-    async def in_all(self, owner: str | None) -> dict[Tenant, Spent]:
-        """What was ever used, of that owner or of all. Raises one of UNREADABLE."""
+    async def in_all(self, owner: str | None) -> dict[QuotaSubject, SpentUsage]:
+        """Returns the usage of all time, of that owner or of all. Raises one of UNREADABLE."""
         query = "SELECT owner, key_id, executions, cpu_seconds FROM usage WHERE minute = 0 AND ?1 IN (owner, '')"
         rows = await self._database.do(lambda db: db.execute(query, (owner or "",)).fetchall())
-        return {Tenant(name, key): Spent(*spent) for name, key, *spent in rows}
+        return {QuotaSubject(name, key): SpentUsage(*spent) for name, key, *spent in rows}
 
     async def keys(self, owner: str, used: Iterable[str] = ()) -> dict[str, str]:
-        """The ids of an owner's keys that were not revoked, or are among these, and their names.
+        """Returns the names of an owner's keys by id: the unrevoked ones, and those in `used`.
 
         Raises one of UNREADABLE.
         """
@@ -116,24 +116,24 @@ class StoredQuotas:
         return dict(await self._database.do(lambda db: db.execute(query, asked).fetchall()))
 
     async def owners(self) -> set[str]:
-        """All who have keys, quotas, or anything that is kept, or have used anything. Raises one of UNREADABLE."""
-        return await self._database.do(_owners)
+        """Returns all owners with keys, quotas, stored data or usage. Raises one of UNREADABLE."""
+        return await self._database.do(_list_owners)
 
 
 def _last_hour() -> tuple[int, int]:
-    """Not what is to come, as it seems after the clock was set back: it would count until then."""
+    """Returns the bounds of the last hour. Future minutes, after the clock was set back, do not count."""
     now = int(time.time() // 60)
-    return now - MINUTES, now
+    return now - KEPT_MINUTES, now
 
 
-def _known(db: sqlite3.Connection) -> Known:
+def _load_known(db: sqlite3.Connection) -> KnownQuotas:
     quotas = db.execute("SELECT owner, key_id, body FROM quotas").fetchall()
     replaced = db.execute("SELECT id, replaced_by FROM keys WHERE replaced_by IS NOT NULL").fetchall()
-    overrides = {Tenant(owner, key): msgspec.json.decode(body, type=Override) for owner, key, body in quotas}
-    return Known(overrides, dict(replaced))
+    overrides = {QuotaSubject(owner, key): msgspec.json.decode(body, type=QuotaOverride) for owner, key, body in quotas}
+    return KnownQuotas(overrides, dict(replaced))
 
 
-def _put(db: sqlite3.Connection, tenant: Tenant, body: str | None) -> None:
+def _put_override(db: sqlite3.Connection, tenant: QuotaSubject, body: str | None) -> None:
     with db:
         if body is None:
             db.execute("DELETE FROM quotas WHERE owner = ? AND key_id = ?", tenant)
@@ -141,32 +141,32 @@ def _put(db: sqlite3.Connection, tenant: Tenant, body: str | None) -> None:
             db.execute("INSERT OR REPLACE INTO quotas (owner, key_id, body) VALUES (?, ?, ?)", (*tenant, body))
 
 
-def _stored(db: sqlite3.Connection, owner: str) -> dict[str, int]:
+def _sum_stored(db: sqlite3.Connection, owner: str) -> dict[str, int]:
     return {kind: int(db.execute(query, (owner,)).fetchone()[0]) for kind, query in _STORED.items()}
 
 
-def _add(db: sqlite3.Connection, spent: Mapping[Tenant, Spent], now: int) -> None:
+def _add_usage(db: sqlite3.Connection, spent: Mapping[QuotaSubject, SpentUsage], now: int) -> None:
     put = """INSERT INTO usage (owner, key_id, minute, executions, cpu_seconds) VALUES (?, ?, ?, ?, ?)
         ON CONFLICT DO UPDATE SET executions = executions + excluded.executions,
         cpu_seconds = cpu_seconds + excluded.cpu_seconds"""
-    rows = [(*tenant, minute, *more) for tenant, more in spent.items() for minute in (now, IN_ALL)]
+    rows = [(*tenant, minute, *more) for tenant, more in spent.items() for minute in (now, ALL_TIME_MINUTE)]
     with db:
         db.executemany(put, rows)
-        db.execute("DELETE FROM usage WHERE minute > 0 AND minute <= ?", (now - MINUTES,))
+        db.execute("DELETE FROM usage WHERE minute > 0 AND minute <= ?", (now - KEPT_MINUTES,))
 
 
-def _owners(db: sqlite3.Connection) -> set[str]:
+def _list_owners(db: sqlite3.Connection) -> set[str]:
     tables = ("keys", "quotas", "usage", "snapshots", "volumes", "files", "code_room", "template_files")
     paused = "SELECT owner FROM sandboxes WHERE state = 'paused'"
     query = " UNION ".join([paused, *(f"SELECT owner FROM {table}" for table in tables)])
     return {owner for (owner,) in db.execute(query).fetchall() if owner}
 
 
-# What each may have of something that is for all.
+# Fair shares of a common limit.
 
 
 def equal_share(amounts: Iterable[int], most: int) -> int:
-    """What one may have at most, so that all together have no more than `most`: whoever has little loses nothing."""
+    """Returns the limit of each, so that all together have at most `most`: small amounts lose nothing."""
     ordered, left = sorted(amounts), most
     for at, amount in enumerate(ordered):
         equal = left // (len(ordered) - at)

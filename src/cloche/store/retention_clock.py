@@ -1,4 +1,4 @@
-"""What is old enough to be removed: a wall clock that was set forward by mistake must not cost anybody their files."""
+"""The retention clock: a wall clock set forward by mistake must not expire files early."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DRIFT_SECONDS = 60.0  # more than that, all at once, and the clock was set
 BELIEVED_SECONDS = 86400.0  # for that long a clock that was set forward must have been right
 
 
-class Past:
+class RetentionClock:
     """The wall clock, but never ahead of the time that has passed since this process began."""
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Past:
         self._since = 0.0
 
     def now(self) -> float:
-        """What time it has surely become. Behind the wall clock for a day after that was set forward."""
+        """Returns a time that has surely passed. Behind the wall clock for a day after that was set forward."""
         passed = _passed()
         ahead = time.time() - self._offset - passed
         if ahead > DRIFT_SECONDS and not self._is_believed(ahead, passed):
@@ -35,9 +35,9 @@ def _passed() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)  # which goes on while a machine sleeps
 
 
-_past = Past()
+_clock = RetentionClock()
 
 
-def surely_past() -> float:
-    """See `Past.now`, for this process."""
-    return _past.now()
+def retention_now() -> float:
+    """See `RetentionClock.now`, for this process."""
+    return _clock.now()

@@ -1,6 +1,6 @@
 """Records of sandboxes in SQLite.
 
-Writes are batched, a moment later: a sandbox's creation does not wait for a disk.
+Writes are batched, a moment later: the creation of a sandbox does not wait for a disk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 
 from cloche import errors
 from cloche.model import MIB
-from cloche.store.base import HOST_DIED, SHUT_DOWN, Lost, SandboxRecord
+from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, LostSandbox, SandboxRecord
 from cloche.store.database import Database, Unusable, Work
 from cloche.store.quotas import equal_share
-from cloche.store.retention_clock import surely_past
+from cloche.store.retention_clock import retention_now
 from cloche.telemetry import log
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ _COLUMNS = SandboxRecord.__struct_fields__
 _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _FIND = f"{_GET} WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
-_ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN}')
+_ENDED = f"""{_GET} WHERE owner = ?1 AND (state IN ('expired', 'lost') OR end_reason = '{SHUT_DOWN_REASON}')
     AND json_extract(metadata, ?2) = COALESCE(?3, json_extract(metadata, ?2)) ORDER BY created_at DESC LIMIT ?4"""
 _RECENT = f"{_GET} WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
 _RECENT_OF = f"{_GET} WHERE owner = ? AND ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"
 _JSON = ("metadata", "limits", "pause_memory", "auto_resume", "notes", "volumes", "revival")
 
 
-class SqliteRecords:
+class SqliteSandboxRecords:
     """Records in the file `path`, which is made at `open`."""
 
     def __init__(self, path: Path):
@@ -55,81 +55,90 @@ class SqliteRecords:
 
     async def open(self) -> None:
         await self.database.open()
-        self._prune()
+        self._prune_hourly()
 
     def put(self, record: SandboxRecord) -> None:
         self._unwritten[record.id] = record
         if self._timer is None:
             # While the store cannot be written, the last word on each sandbox waits here, and not every one of them.
             seconds = TROUBLED_SECONDS if self.database.troubled else BATCH_SECONDS
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._write)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._write_pending)
 
     async def get(self, id: str, owner: str | None = None) -> SandboxRecord | None:
         unwritten = self._unwritten.get(id)
         if unwritten is not None and owner in (None, unwritten.owner):
             return unwritten
-        found = await self._do(lambda db: db.execute(_FIND, (id, owner)).fetchone())
-        return None if found is None else _record(found)
+        found = await self._run_after_writes(lambda db: db.execute(_FIND, (id, owner)).fetchone())
+        return None if found is None else _decode_record(found)
 
     async def notes(self, id: str) -> dict[str, str]:
-        found = await self._do(lambda db: db.execute("SELECT notes FROM sandboxes WHERE id = ?", (id,)).fetchone())
+        found = await self._run_after_writes(
+            lambda db: db.execute("SELECT notes FROM sandboxes WHERE id = ?", (id,)).fetchone()
+        )
         return msgspec.json.decode("{}" if found is None else found[0], type=dict[str, str])
 
     async def list(self, owner: str) -> list[SandboxRecord]:
         query = f"{_GET} WHERE owner = ? ORDER BY created_at DESC"
-        return [_record(row) for row in await self._do(lambda db: db.execute(query, (owner,)).fetchall())]
+        return [
+            _decode_record(row)
+            for row in await self._run_after_writes(lambda db: db.execute(query, (owner,)).fetchall())
+        ]
 
     async def ended(self, owner: str, label: str, value: str | None, limit: int) -> Sequence[SandboxRecord]:
         asked = (owner, f'$."{label}"', value, limit)
-        return [_record(row) for row in await self._do(lambda db: db.execute(_ENDED, asked).fetchall())]
+        return [
+            _decode_record(row) for row in await self._run_after_writes(lambda db: db.execute(_ENDED, asked).fetchall())
+        ]
 
     async def recent(self, owner: str | None, limit: int) -> Sequence[SandboxRecord]:
         query, asked = (_RECENT, (limit,)) if owner is None else (_RECENT_OF, (owner, limit))
-        return [_record(row) for row in await self._do(lambda db: db.execute(query, asked).fetchall())]
+        return [
+            _decode_record(row) for row in await self._run_after_writes(lambda db: db.execute(query, asked).fetchall())
+        ]
 
     async def keep(self, record: SandboxRecord) -> None:
-        await self._do(lambda db: _write_one(db, record))
-        self._note_revivals([record])
+        await self._run_after_writes(lambda db: _write_one(db, record))
+        self._note_resume_specs([record])
 
     async def paused(self) -> Sequence[SandboxRecord]:
         query = f"{_GET} WHERE state = 'paused' ORDER BY created_at"
-        found = [_record(row) for row in await self._do(lambda db: db.execute(query).fetchall())]
-        self._note_revivals(found)
+        found = [_decode_record(row) for row in await self._run_after_writes(lambda db: db.execute(query).fetchall())]
+        self._note_resume_specs(found)
         return found
 
     async def claim(self, record: SandboxRecord, instance: str) -> SandboxRecord | None:
-        claimed = await self._do(lambda db: _claim(db, record, instance))
+        claimed = await self._run_after_writes(lambda db: _claim_record(db, record, instance))
         if claimed is not None:
-            self._note_revivals([claimed])
+            self._note_resume_specs([claimed])
         return claimed
 
     async def conclude(self, record: SandboxRecord) -> bool:
-        was_paused = await self._do(lambda db: _conclude(db, record))
+        was_paused = await self._run_after_writes(lambda db: _conclude_record(db, record))
         if was_paused:
             self._revivable.add(record.id)  # whoever paused it
-            self._note_revivals([record])
+            self._note_resume_specs([record])
         return was_paused
 
-    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
-        return await self._do(lambda db: _mark_lost(db, is_live, at))
+    async def mark_lost(self, is_live: Callable[[str], bool], at: float) -> Sequence[LostSandbox]:
+        return await self._run_after_writes(lambda db: _mark_lost(db, is_live, at))
 
     async def aclose(self) -> None:
         if self._pruning is not None:
             self._pruning.cancel()
-        self._write()
+        self._write_pending()
         await self.database.aclose()
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         records, self._unwritten = list(self._unwritten.values()), {}
         if records:
             self.database.do_later(lambda db: _write_batch(db, records))
-            self._note_revivals(records)
+            self._note_resume_specs(records)
 
-    def _note_revivals(self, records: Iterable[SandboxRecord]) -> None:
-        """After these were written: the environment of a sandbox that is no longer paused leaves the log, too."""
+    def _note_resume_specs(self, records: Iterable[SandboxRecord]) -> None:
+        """Call after a write: the environment of a sandbox that is no longer paused leaves the log, too."""
         for record in records:
             if record.revival is not None:
                 self._revivable.add(record.id)
@@ -137,14 +146,14 @@ class SqliteRecords:
                 self._revivable.discard(record.id)
                 self.database.scrub_soon()
 
-    def _prune(self) -> None:
-        """Removes what is too old, now and every hour: a server may run for years."""
-        self.database.do_later(_prune)
-        self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self._prune)
+    def _prune_hourly(self) -> None:
+        """Removes old records, now and every hour: a server may run for years."""
+        self.database.do_later(_delete_expired)
+        self._pruning = asyncio.get_running_loop().call_later(PRUNE_SECONDS, self._prune_hourly)
 
-    async def _do(self, work: Work[T]) -> T:
-        """Does `work` after all that was put before. Raises Unavailable."""
-        self._write()
+    async def _run_after_writes(self, work: Work[T]) -> T:
+        """Runs `work` after all pending writes. Raises Unavailable."""
+        self._write_pending()
         try:
             return await self.database.do(work)
         except Unusable:
@@ -155,88 +164,88 @@ class SqliteRecords:
 
 def _write_batch(db: sqlite3.Connection, records: Sequence[SandboxRecord]) -> None:
     with db:
-        db.executemany(_PUT, [_row(record) for record in records])
+        db.executemany(_PUT, [_encode_row(record) for record in records])
 
 
 def _write_one(db: sqlite3.Connection, record: SandboxRecord) -> None:
     with db:
-        db.execute(_PUT, _row(record))
+        db.execute(_PUT, _encode_row(record))
 
 
-def _claim(db: sqlite3.Connection, record: SandboxRecord, instance: str) -> SandboxRecord | None:
+def _claim_record(db: sqlite3.Connection, record: SandboxRecord, instance: str) -> SandboxRecord | None:
     with db:
         change = "UPDATE sandboxes SET instance = ? WHERE id = ? AND state = 'paused' AND instance IN (?, ?)"
         taken = db.execute(change, (instance, record.id, record.instance, instance)).rowcount
         row = db.execute(f"{_GET} WHERE id = ?", (record.id,)).fetchone() if taken else None
-    return None if row is None else _record(row)
+    return None if row is None else _decode_record(row)
 
 
-def _conclude(db: sqlite3.Connection, record: SandboxRecord) -> bool:
+def _conclude_record(db: sqlite3.Connection, record: SandboxRecord) -> bool:
     with db:
         paused = db.execute("SELECT 1 FROM sandboxes WHERE id = ? AND state = 'paused'", (record.id,)).fetchone()
         if paused:
-            db.execute(_PUT, _row(record))
+            db.execute(_PUT, _encode_row(record))
     return paused is not None
 
 
-def _prune(db: sqlite3.Connection) -> None:
+def _delete_expired(db: sqlite3.Connection) -> None:
     try:
         with db:
-            db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (surely_past() - KEPT_SECONDS,))
+            db.execute("DELETE FROM sandboxes WHERE ended_at < ?", (retention_now() - KEPT_SECONDS,))
     except sqlite3.Error as error:
         log.error("records.not_pruned", error=str(error))
 
 
-def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float) -> Sequence[Lost]:
+def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float) -> Sequence[LostSandbox]:
     found = db.execute("SELECT DISTINCT instance FROM sandboxes WHERE state = 'running'").fetchall()
     dead = [name for (name,) in found if not is_live(name)]
     if not dead:
         return []
-    update = f"""UPDATE sandboxes SET state = 'lost', ended_at = ?, end_reason = '{HOST_DIED}'
+    update = f"""UPDATE sandboxes SET state = 'lost', ended_at = ?, end_reason = '{HOST_DIED_REASON}'
         WHERE instance = ? AND state = 'running' RETURNING id, owner"""
     with db:
-        return [Lost(*row) for name in dead for row in db.execute(update, (at, name)).fetchall()]
+        return [LostSandbox(*row) for name in dead for row in db.execute(update, (at, name)).fetchall()]
 
 
-def _row(record: SandboxRecord) -> tuple[object, ...]:
+def _encode_row(record: SandboxRecord) -> tuple[object, ...]:
     return tuple(
         msgspec.json.encode(value).decode() if name in _JSON else value
-        for name, value in zip(_COLUMNS, _values(record), strict=True)
+        for name, value in zip(_COLUMNS, _field_values(record), strict=True)
     )
 
 
-def _values(record: SandboxRecord) -> Iterable[object]:
+def _field_values(record: SandboxRecord) -> Iterable[object]:
     return (getattr(record, name) for name in _COLUMNS)
 
 
-def _record(row: tuple[object, ...]) -> SandboxRecord:
+def _decode_record(row: tuple[object, ...]) -> SandboxRecord:
     fields = dict(zip(_COLUMNS, row, strict=True))
     for name in _JSON:
         fields[name] = msgspec.json.decode(str(fields[name]))
     return msgspec.convert(fields, SandboxRecord)
 
 
-# Records of sandboxes that have ended: which of them are too many.
+# Limits the records of ended sandboxes.
 #
-# They are bounded in number and in bytes, all together, and fairly: whoever has the most of them loses the oldest of
-# theirs, and a flood of one owner's takes none of the others'.
+# They are bounded in number and in bytes, all together, and fairly: the owner with the most records loses their
+# oldest, and a flood of one owner's takes none of the others'.
 
 MAX_RECORDS = 200_000  # about 0.6 KB each, where their metadata are few
 MAX_BYTES = 256 * MIB
 ROW_BYTES = 256  # of one, beside what clients and programs have a say in
 
-_TEXTS = ("metadata", "notes", "volumes", "revival", "end_reason", "template")
-_SIZE = " + ".join([str(ROW_BYTES), *(f"LENGTH(CAST(COALESCE({name}, '') AS BLOB))" for name in _TEXTS)])
-_ENDED_BY_AGE = f"SELECT id, owner, ended_at, {_SIZE} AS size FROM sandboxes WHERE ended_at IS NOT NULL"
-_OWNERS = f"SELECT owner, COUNT(*), SUM(size) FROM ({_ENDED_BY_AGE}) GROUP BY owner"
+_TEXT_COLUMNS = ("metadata", "notes", "volumes", "revival", "end_reason", "template")
+_ROW_SIZE = " + ".join([str(ROW_BYTES), *(f"LENGTH(CAST(COALESCE({name}, '') AS BLOB))" for name in _TEXT_COLUMNS)])
+_ENDED_ROWS = f"SELECT id, owner, ended_at, {_ROW_SIZE} AS size FROM sandboxes WHERE ended_at IS NOT NULL"
+_ENDED_OWNERS = f"SELECT owner, COUNT(*), SUM(size) FROM ({_ENDED_ROWS}) GROUP BY owner"
 _OF_OWNER = f"""SELECT id, ROW_NUMBER() OVER newest AS place, SUM(size) OVER newest AS bytes
-    FROM ({_ENDED_BY_AGE} AND owner = ?1) WINDOW newest AS (ORDER BY ended_at DESC, id ROWS UNBOUNDED PRECEDING)"""
+    FROM ({_ENDED_ROWS} AND owner = ?1) WINDOW newest AS (ORDER BY ended_at DESC, id ROWS UNBOUNDED PRECEDING)"""
 _SURPLUS = f"SELECT id FROM ({_OF_OWNER}) WHERE place > ?2 OR bytes > ?3"
 
 
-def surplus(db: sqlite3.Connection) -> Iterator[str]:
-    """The ids of those that are to go."""
-    owners = db.execute(_OWNERS).fetchall()
+def find_surplus(db: sqlite3.Connection) -> Iterator[str]:
+    """Yields the ids of the records to remove."""
+    owners = db.execute(_ENDED_OWNERS).fetchall()
     count = equal_share((each for _, each, _ in owners), MAX_RECORDS)
     size = equal_share((each for _, _, each in owners), MAX_BYTES)
     for owner, own_count, own_size in owners:

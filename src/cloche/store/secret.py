@@ -1,4 +1,4 @@
-"""The server's secret, from which the tokens of sandboxes are derived: the same after a restart."""
+"""The server's secret, from which sandbox tokens are derived: it survives restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def server_secret(path: Path) -> bytes:
     """The secret in that file, which only its owner can read; made where there is none. Raises Unavailable."""
     try:
         if not path.exists():
-            _make(path)
+            _write_secret(path)
         secret = path.read_bytes()
     except OSError as error:
         raise errors.Unavailable(f"cannot read or make the server's secret {path}: {error}") from None
@@ -24,8 +24,8 @@ def server_secret(path: Path) -> bytes:
     return secret
 
 
-def _make(path: Path) -> None:
-    """Whole or not at all, also when two servers start at once: the first one's stays."""
+def _write_secret(path: Path) -> None:
+    """Writes the secret atomically, also when two servers start at once: the first one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""From a recipe to a template on disk: atomically, and once however many ask for it at the same time."""
+"""Builds a recipe into a template on disk: atomically, and once for any number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cloche.templates.catalogue import Catalogue
 from cloche.templates.pythons import Interpreter
 from cloche.templates.recipe import Recipe
 
-# A lock becomes files: `env/` as it will be seen at /opt/cloche/env in a sandbox.
+# Installs a lock's wheels: `env/` as it will be seen at /opt/cloche/env in a sandbox.
 
 GUEST_ENV = "/opt/cloche/env"
 GUEST_PYTHON = "/opt/cloche/python"
@@ -33,20 +33,20 @@ _SHEBANG = re.compile(rb"#![^\n]*python[^\n]*\n")
 _TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' [^\n]*\n' '''\n")
 
 
-def install_packages(lock_file: Path, interpreter: Interpreter, env: Path, on_line: Callable[[str], None]) -> None:
+def install_wheels(lock_file: Path, interpreter: Interpreter, env: Path, on_line: Callable[[str], None]) -> None:
     """Unpacks the wheels of `lock_file` below `env`. None of their code runs. Raises TemplateBuildFailed."""
     arguments = ["pip", "install", "--python", interpreter.path, "--prefix", str(env), "--requirements", str(lock_file)]
     arguments += ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-python-downloads"]
     # Copies, because files that are shared with the user's uv cache would not be immutable.
     arguments += ["--no-compile-bytecode", "--link-mode", "copy"]
-    uv.run(arguments, lock_file.parent, on_line)
+    uv.run_uv(arguments, lock_file.parent, on_line)
     _make_environment(env, interpreter)
 
 
 def compile_bytecode(interpreter: Interpreter, env: Path, on_file: Callable[[int, int], None]) -> None:
     """Compiles every module for the path that it has in the sandbox; `on_file(done, of)` as it goes.
 
-    Compiling runs nothing of what it compiles. Files that do not compile (there are always some) are left as they
+    Compiling runs none of the compiled code. Files that do not compile (there are always some) are left as they
     are. The bytecode is never checked against its source again, since neither changes.
     """
     library = env / "lib"
@@ -71,13 +71,13 @@ def compile_bytecode(interpreter: Interpreter, env: Path, on_file: Callable[[int
         "unchecked-hash",
     ]
     command += ["-j", str(len(os.sched_getaffinity(0))), "-s", str(env), "-p", GUEST_ENV, str(library)]
-    uv.watch(command, count, cwd=env, seconds=COMPILE_SECONDS)
+    uv.run_watched(command, count, cwd=env, seconds=COMPILE_SECONDS)
 
 
-def open_to_readers(root: Path) -> int:
+def make_readable(root: Path) -> int:
     """Makes everything below `root` readable for all (and writable for its owner only); the bytes it takes on disk."""
     size_bytes = 0
-    for path in (root, *_walk(root)):
+    for path in (root, *_walk_paths(root)):
         status = path.lstat()
         size_bytes += status.st_blocks * 512
         if stat.S_ISLNK(status.st_mode):
@@ -87,7 +87,7 @@ def open_to_readers(root: Path) -> int:
     return size_bytes
 
 
-def _walk(root: Path) -> Iterator[Path]:
+def _walk_paths(root: Path) -> Iterator[Path]:
     for directory, directories, files in os.walk(root):
         for name in (*directories, *files):
             yield Path(directory, name)
@@ -98,10 +98,10 @@ def _make_environment(env: Path, interpreter: Interpreter) -> None:
     scripts.mkdir(exist_ok=True)
     for script in scripts.iterdir():
         _point_at_guest(script)
-    for name in ("python", "python3", f"python{interpreter.series}"):
+    for name in ("python", "python3", f"python{interpreter.minor_version}"):
         link = scripts / name
         link.unlink(missing_ok=True)  # a wheel may have brought a script of that name
-        link.symlink_to(f"{GUEST_PYTHON}/bin/python{interpreter.series}")
+        link.symlink_to(f"{GUEST_PYTHON}/bin/python{interpreter.minor_version}")
     settings = f"home = {GUEST_PYTHON}/bin\ninclude-system-site-packages = false\nversion = {interpreter.version}\n"
     (env / "pyvenv.cfg").write_text(settings)
 
@@ -113,7 +113,7 @@ def _point_at_guest(script: Path) -> None:
         script.write_bytes(f"#!{GUEST_ENV}/bin/python3\n".encode() + content[match.end() :])
 
 
-# A recipe and an interpreter become a list of exact, hashed wheels.
+# Locks a recipe for an interpreter to a list of exact, hashed wheels.
 
 # What our own code in the sandbox needs, in every template.
 GUEST_REQUIREMENTS = (
@@ -125,21 +125,25 @@ GUEST_REQUIREMENTS = (
 CHART_REQUIREMENTS = ("e2b-charts",)
 
 
-class Lock(Struct):
+class PackageLock(Struct):
     text: str  # a requirements file with hashes and no registry in it
     packages: tuple[str, ...]  # "numpy==2.1.0", ...
 
 
-def lock(recipe: Recipe, interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]) -> Lock:
+def lock_packages(
+    recipe: Recipe, interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]
+) -> PackageLock:
     """Resolves the recipe for that interpreter, using `directory` for scratch. Raises TemplateBuildFailed."""
     wanted = sorted({*recipe.packages, *GUEST_REQUIREMENTS})
-    locked = _compile(wanted, interpreter, directory, on_line)
+    locked = _compile_lock(wanted, interpreter, directory, on_line)
     if any(package.startswith("matplotlib==") for package in locked.packages):
-        locked = _compile(sorted({*wanted, *CHART_REQUIREMENTS}), interpreter, directory, on_line)
+        locked = _compile_lock(sorted({*wanted, *CHART_REQUIREMENTS}), interpreter, directory, on_line)
     return locked
 
 
-def _compile(wanted: Iterable[str], interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]) -> Lock:
+def _compile_lock(
+    wanted: Iterable[str], interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]
+) -> PackageLock:
     arguments = ["pip", "compile", "-", "--python", interpreter.path, "--generate-hashes", "--only-binary", ":all:"]
     arguments += [
         "--no-header",
@@ -148,49 +152,56 @@ def _compile(wanted: Iterable[str], interpreter: Interpreter, directory: Path, o
         "--no-emit-find-links",
         "--no-python-downloads",
     ]
-    text = uv.run(arguments, directory, on_line, stdin="\n".join(wanted) + "\n")
-    return parse(text)
+    text = uv.run_uv(arguments, directory, on_line, stdin="\n".join(wanted) + "\n")
+    return parse_lock(text)
 
 
-def parse(text: str) -> Lock:
+def parse_lock(text: str) -> PackageLock:
     """The lock that a file of such lines is."""
-    return Lock(text=text, packages=tuple(re.findall(r"^([\w.-]+==[^\s;\\]+)", text, re.MULTILINE)))
+    return PackageLock(text=text, packages=tuple(re.findall(r"^([\w.-]+==[^\s;\\]+)", text, re.MULTILINE)))
 
 
-# What a build says about itself while it works.
+# Progress reports of a build.
 
 Phase = Literal["wait", "lock", "install", "compile", "archive", "done"]
 
 
-class Progress(Struct):
+class TemplateProgress(Struct):
     phase: Phase
     detail: str
     fraction: float | None = None  # of the whole build, 0 to 1; None: not known
 
 
-Report = Callable[[Progress], None]
+ReportProgress = Callable[[TemplateProgress], None]
 
 
-def silent(_progress: Progress) -> None:
+def ignore_progress(_progress: TemplateProgress) -> None:
     """A Report for callers that do not watch."""
 
 
 # Where each phase begins on the way from 0 to 1, by how long it takes on a machine with an empty cache.
-_BEGINS: dict[Phase, float] = {"wait": 0.0, "lock": 0.0, "install": 0.1, "compile": 0.6, "archive": 0.0, "done": 1.0}
+_PHASE_STARTS: dict[Phase, float] = {
+    "wait": 0.0,
+    "lock": 0.0,
+    "install": 0.1,
+    "compile": 0.6,
+    "archive": 0.0,
+    "done": 1.0,
+}
 
 
-def build(catalogue: Catalogue, recipe: Recipe, report: Report = silent) -> Template:
+def build_template(catalogue: Catalogue, recipe: Recipe, report: ReportProgress = ignore_progress) -> Template:
     """The template of `recipe` with today's packages; the existing one if that version was built before.
 
-    Raises TemplateBuildFailed, with uv's own words and what to do. Nothing half-built is ever visible.
+    Raises TemplateBuildFailed, with uv's own message and advice. Nothing half-built is ever visible.
     """
     with catalogue.locked(recipe.name, lambda: _report_wait(report, recipe.name)):
-        template = _build(catalogue, recipe, report)
-    report(Progress(phase="done", detail=template.ref, fraction=1.0))
+        template = _build_locked(catalogue, recipe, report)
+    report(TemplateProgress(phase="done", detail=template.ref, fraction=1.0))
     return template
 
 
-def ensure(catalogue: Catalogue, ref: str, report: Report = silent) -> Template:
+def ensure_template(catalogue: Catalogue, ref: str, report: ReportProgress = ignore_progress) -> Template:
     """The template that `ref` means; a built-in one is built at its first use.
 
     Raises TemplateNotFound, also where a template's interpreter is gone; TemplateBuildFailed.
@@ -198,72 +209,76 @@ def ensure(catalogue: Catalogue, ref: str, report: Report = silent) -> Template:
     try:
         template = catalogue.resolve(ref)
     except errors.TemplateNotFound:
-        name = catalogue.unalias(ref)
-        if name not in recipes.BUILT_IN or catalogue.pinned(name):
+        name = catalogue.resolve_alias(ref)
+        if name not in recipes.BUILT_IN_TEMPLATES or catalogue.pinned(name):
             raise
         return _build_first(catalogue, name, report)
     if os.access(template.python, os.X_OK):
         return template
-    if "@" not in ref and template.name in recipes.BUILT_IN and not catalogue.pinned(template.name):
-        return build(catalogue, recipes.built_in(template.name), report)
+    if "@" not in ref and template.name in recipes.BUILT_IN_TEMPLATES and not catalogue.pinned(template.name):
+        return build_template(catalogue, recipes.built_in_recipe(template.name), report)
     raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build the template again")
 
 
-def _build_first(catalogue: Catalogue, name: str, report: Report) -> Template:
+def _build_first(catalogue: Catalogue, name: str, report: ReportProgress) -> Template:
     with catalogue.locked(name, lambda: _report_wait(report, name)):
         try:
             template = catalogue.resolve(name)  # by whoever we waited for
         except errors.TemplateNotFound:
-            template = _build(catalogue, recipes.built_in(name), report)
-    report(Progress(phase="done", detail=template.ref, fraction=1.0))
+            template = _build_locked(catalogue, recipes.built_in_recipe(name), report)
+    report(TemplateProgress(phase="done", detail=template.ref, fraction=1.0))
     return template
 
 
-def _report_wait(report: Report, name: str) -> None:
-    report(Progress(phase="wait", detail=f"another process is building {name}: waiting for it", fraction=0.0))
+def _report_wait(report: ReportProgress, name: str) -> None:
+    report(TemplateProgress(phase="wait", detail=f"another process is building {name}: waiting for it", fraction=0.0))
 
 
-def _build(catalogue: Catalogue, recipe: Recipe, report: Report) -> Template:
-    interpreter = pythons.choose(recipe.python)
-    with catalogue.scratch(recipe.name) as scratch:
-        report(Progress(phase="lock", detail=f"choosing versions for Python {interpreter.version}", fraction=0.0))
-        locked = lock(recipe, interpreter, scratch, _uv_lines("lock", report))
-        version = digest(recipe, interpreter, locked)
+def _build_locked(catalogue: Catalogue, recipe: Recipe, report: ReportProgress) -> Template:
+    interpreter = pythons.choose_interpreter(recipe.python)
+    with catalogue.scratch_directory(recipe.name) as scratch:
+        report(
+            TemplateProgress(phase="lock", detail=f"choosing versions for Python {interpreter.version}", fraction=0.0)
+        )
+        locked = lock_packages(recipe, interpreter, scratch, _uv_lines("lock", report))
+        version = template_version(recipe, interpreter, locked)
         existing = catalogue.get(recipe.name, version)
         if existing:
             return _with_interpreter(existing, interpreter)
         root = scratch / "root"
-        _fill(root, recipe, interpreter, locked, report)
-        size_bytes = open_to_readers(root)
+        _fill_root(root, recipe, interpreter, locked, report)
+        size_bytes = make_readable(root)
         final = catalogue.directory / recipe.name / version
-        template = describe(recipe, interpreter, locked, version, final, size_bytes)
-        catalogues.write(template, root)
+        template = describe_template(recipe, interpreter, locked, version, final, size_bytes)
+        catalogues.write_template(template, root)
         if final.exists():  # damaged, or `get` would have found it
             final.rename(scratch / "damaged")
         root.rename(final)
     return template
 
 
-def digest(recipe: Recipe, interpreter: Interpreter, locked: Lock) -> str:
+def template_version(recipe: Recipe, interpreter: Interpreter, locked: PackageLock) -> str:
     """The version: changes with the packages' files, the recipe, the Python version or the platform."""
-    parts = (locked.text, recipes.canonical(recipe), interpreter.version, interpreter.platform)
+    parts = (locked.text, recipes.canonical_text(recipe), interpreter.version, interpreter.platform)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _fill(root: Path, recipe: Recipe, interpreter: Interpreter, locked: Lock, report: Report) -> None:
+def _fill_root(
+    root: Path, recipe: Recipe, interpreter: Interpreter, locked: PackageLock, report: ReportProgress
+) -> None:
     root.mkdir()
-    (root / "template.toml").write_text(recipes.canonical(recipe), "utf-8")
+    (root / "template.toml").write_text(recipes.canonical_text(recipe), "utf-8")
     lock_file = root.parent / "lock.txt"
     lock_file.write_text(locked.text, "utf-8")
     count = len(locked.packages)
-    report(Progress(phase="install", detail=f"fetching {count} packages", fraction=_BEGINS["install"]))
-    install_packages(lock_file, interpreter, root / "env", _uv_lines("install", report))
+    report(TemplateProgress(phase="install", detail=f"fetching {count} packages", fraction=_PHASE_STARTS["install"]))
+    install_wheels(lock_file, interpreter, root / "env", _uv_lines("install", report))
     lock_file.rename(root / "lock.txt")
     compile_bytecode(interpreter, root / "env", _compile_steps(report))
 
 
-def describe(
-    recipe: Recipe, interpreter: Interpreter, locked: Lock, version: str, root: Path, size_bytes: int
+def describe_template(
+    recipe: Recipe, interpreter: Interpreter, locked: PackageLock, version: str, root: Path, size_bytes: int
 ) -> Template:
     """The template that a recipe and its lock are on that interpreter, in the directory `root`."""
     return Template(
@@ -288,14 +303,14 @@ def _with_interpreter(template: Template, interpreter: Interpreter) -> Template:
     if os.access(template.python, os.X_OK):
         return template
     moved = msgspec.structs.replace(template, python=interpreter.path, python_prefix=interpreter.prefix)
-    catalogues.write(moved, Path(template.root))
+    catalogues.write_template(moved, Path(template.root))
     return moved
 
 
-def _uv_lines(phase: Phase, report: Report) -> Callable[[str], None]:
+def _uv_lines(phase: Phase, report: ReportProgress) -> Callable[[str], None]:
     """Reports uv's lines. It announces each large download and its end: the share that ended is the progress."""
-    begin = _BEGINS[phase]
-    room = 0.9 * ((_BEGINS["install"] if phase == "lock" else _BEGINS["compile"]) - begin)
+    begin = _PHASE_STARTS[phase]
+    room = 0.9 * ((_PHASE_STARTS["install"] if phase == "lock" else _PHASE_STARTS["compile"]) - begin)
     started = ended = 0
     fraction = begin
 
@@ -307,17 +322,17 @@ def _uv_lines(phase: Phase, report: Report) -> Callable[[str], None]:
             ended = started
         fraction = max(fraction, begin + room * ended / max(started, 1))
         if not line.startswith(" + "):  # the list of what was installed is in the lock
-            report(Progress(phase=phase, detail=line.strip(), fraction=fraction))
+            report(TemplateProgress(phase=phase, detail=line.strip(), fraction=fraction))
 
     return on_line
 
 
-def _compile_steps(report: Report) -> Callable[[int, int], None]:
-    begin, end = _BEGINS["compile"], _BEGINS["done"]
+def _compile_steps(report: ReportProgress) -> Callable[[int, int], None]:
+    begin, end = _PHASE_STARTS["compile"], _PHASE_STARTS["done"]
 
     def on_file(done: int, total: int) -> None:
         if done % 100 == 0 or done == total:
             fraction = begin + (end - begin) * done / total
-            report(Progress(phase="compile", detail=f"compiled {done} of {total} modules", fraction=fraction))
+            report(TemplateProgress(phase="compile", detail=f"compiled {done} of {total} modules", fraction=fraction))
 
     return on_file

@@ -1,4 +1,4 @@
-"""What was built: `<data_dir>/templates/<name>/<version>/`, each with a `template.json`."""
+"""The built templates: `<data_dir>/templates/<name>/<version>/`, each with a `template.json`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import msgspec
 
 from cloche import errors
 from cloche.config import DEFAULT_ALIASES
-from cloche.config.sections import Disk
+from cloche.config.sections import DiskConfig
 from cloche.model import Template
 
 _ORPHANS_SECONDS = 60.0
@@ -28,7 +28,7 @@ _SCRATCH = ".scratch-"  # directories that are not whole: being built, or being 
 
 
 class Catalogue:
-    """The templates of one data directory. Holds no state: what it says is what is on disk now."""
+    """The templates of one data directory. Holds no state: every method reads the disk."""
 
     def __init__(self, data_dir: str | os.PathLike[str], aliases: Mapping[str, str] = DEFAULT_ALIASES):
         self.directory = Path(data_dir).absolute() / "templates"
@@ -36,45 +36,46 @@ class Catalogue:
 
     def list(self) -> list[Template]:
         """All versions of all templates, by name, the newest of each first."""
-        found = [template for file in self.directory.glob("*/*/template.json") if (template := _read(file))]
+        found = [template for file in self.directory.glob("*/*/template.json") if (template := _read_template(file))]
         return sorted(found, key=lambda each: (each.name, -each.created_at, each.version))
 
     def resolve(self, ref: str) -> Template:
         """The template that "name" (its pinned version, else its newest), "name@version-prefix" or an alias means.
 
-        Raises TemplateNotFound that names what exists.
+        Raises TemplateNotFound that names the existing ones.
         """
         name, _, version = ref.partition("@")
         known = self.list()
-        for candidate in dict.fromkeys((name, self.unalias(name))):
+        for candidate in dict.fromkeys((name, self.resolve_alias(name))):
             own = [each for each in known if each.name == candidate]
             pin = None if version or not own else self.pinned(candidate)
             matches = [each for each in own if each.version.startswith(pin or version)]
             if matches and version and len(matches) > 1:
-                raise errors.TemplateNotFound(f"{ref!r} could be any of {_refs(matches)}: give more digits")
+                raise errors.TemplateNotFound(f"{ref!r} could be any of {_join_refs(matches)}: give more digits")
             if matches:
                 return matches[0]
             if pin:
-                raise errors.TemplateNotFound(_dangling(candidate, pin, own))
+                raise errors.TemplateNotFound(_dangling_pin(candidate, pin, own))
         advice = "build one with `cloche template build`"
-        raise errors.TemplateNotFound(f"no template {ref!r}; there is {_refs(known) or 'none'}: {advice}")
+        raise errors.TemplateNotFound(f"no template {ref!r}; there is {_join_refs(known) or 'none'}: {advice}")
 
-    def unalias(self, name: str) -> str:
+    def resolve_alias(self, name: str) -> str:
         """The template's name behind an alias such as "python:3.12"; `name` itself where it is none."""
         matches = (target for pattern, target in self._aliases.items() if fnmatch.fnmatchcase(name, pattern))
         return next(matches, name)
 
     def get(self, name: str, version: str) -> Template | None:
         """Exactly that version, if it was built."""
-        return _read(self.directory / name / version / "template.json")
+        return _read_template(self.directory / name / version / "template.json")
 
     def remove(self, ref: str) -> Template:
-        """Deletes that version and returns what it was. Raises TemplateNotFound; InvalidRequest for a pinned one.
+        """Deletes that version and returns its description. Raises TemplateNotFound; InvalidRequest for a pinned
+        one.
 
         Sandboxes that run from it lose files they have not read yet.
         """
         template = self.resolve(ref)
-        with self.locked(template.name), self.scratch(template.name) as scratch:
+        with self.locked(template.name), self.scratch_directory(template.name) as scratch:
             if self.pinned(template.name) == template.version:
                 advice = f"`cloche template unpin {template.name}` first"
                 raise errors.InvalidRequest(f"{template.ref} is pinned: {advice}")
@@ -94,10 +95,10 @@ class Catalogue:
     def versions(self, name: str) -> Sequence[Template]:
         """All versions of that template, the newest first. Raises TemplateNotFound."""
         known = self.list()
-        for candidate in (name, self.unalias(name)):
+        for candidate in (name, self.resolve_alias(name)):
             if found := [each for each in known if each.name == candidate]:
                 return found
-        raise errors.TemplateNotFound(f"no template {name!r}; there is {_refs(known) or 'none'}")
+        raise errors.TemplateNotFound(f"no template {name!r}; there is {_join_refs(known) or 'none'}")
 
     def pin(self, ref: str) -> Template:
         """Makes the name mean that version ("name@version-prefix") until it is unpinned. Raises TemplateNotFound."""
@@ -116,7 +117,7 @@ class Catalogue:
             (self.directory / name / _PIN).unlink(missing_ok=True)
         return next((each for each in self.list() if each.name == name), None)
 
-    def roll_back(self, name: str) -> Template:
+    def pin_previous(self, name: str) -> Template:
         """Pins the version before the one that `name` means now. Raises TemplateNotFound, also if there is none."""
         now = self.resolve(name)
         versions = [each.version for each in self.versions(now.name)]
@@ -152,18 +153,18 @@ class Catalogue:
                 _remove_patiently(leftover)
             yield
 
-    def abandoned(self) -> Sequence[Path]:
-        """Scratch directories of whoever was killed while it changed templates. Only looks."""
+    def find_abandoned(self) -> Sequence[Path]:
+        """Scratch directories of processes that were killed while they changed templates. Removes nothing."""
         found = sorted(self.directory.glob(f"*/{_SCRATCH}*"))
         return [path for path in found if _while_unlocked(path.parent, lambda: None)]
 
     def remove_abandoned(self) -> None:
-        """Leaves to others what they hold, or what we may not remove."""
-        for path in self.abandoned():
+        """Removes them, except those that other processes hold or that we may not remove."""
+        for path in self.find_abandoned():
             _while_unlocked(path.parent, functools.partial(shutil.rmtree, path, ignore_errors=True))
 
     @contextmanager
-    def scratch(self, name: str) -> Iterator[Path]:
+    def scratch_directory(self, name: str) -> Iterator[Path]:
         """A directory beside the versions, removed afterwards. Only while `locked`."""
         path = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=self.directory / name))
         try:
@@ -186,14 +187,14 @@ def _while_unlocked(parent: Path, work: Callable[[], object]) -> bool:
 
 
 def _remove_patiently(directory: Path) -> None:
-    """What a killed builder had started may still write there for a while."""
+    """Retries: children of a killed builder may still write there for a while."""
     deadline = time.monotonic() + _ORPHANS_SECONDS
     while directory.exists() and time.monotonic() < deadline:
         shutil.rmtree(directory, ignore_errors=True)
         time.sleep(0.05)
 
 
-def write(template: Template, directory: Path) -> None:
+def write_template(template: Template, directory: Path) -> None:
     """Writes `template.json` there, whole or not at all."""
     draft = directory / ".template.json"
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(template)) + b"\n")
@@ -201,7 +202,7 @@ def write(template: Template, directory: Path) -> None:
     draft.rename(directory / "template.json")
 
 
-def _read(file: Path) -> Template | None:
+def _read_template(file: Path) -> Template | None:
     if file.parent.name.startswith("."):
         return None
     try:
@@ -212,12 +213,12 @@ def _read(file: Path) -> Template | None:
     return msgspec.structs.replace(template, root=str(file.parent))
 
 
-def _dangling(name: str, pin: str, there: Sequence[Template]) -> str:
-    advice = f"`cloche template unpin {name}`, or pin another: there is {_refs(there)}"
+def _dangling_pin(name: str, pin: str, there: Sequence[Template]) -> str:
+    advice = f"`cloche template unpin {name}`, or pin another: there is {_join_refs(there)}"
     return f"{name!r} is pinned to version {pin[:12]}, which is gone: {advice}"
 
 
-def _refs(templates: Sequence[Template]) -> str:
+def _join_refs(templates: Sequence[Template]) -> str:
     return ", ".join(each.ref for each in templates)
 
 
@@ -228,19 +229,19 @@ def _make_readable_directory(path: Path) -> None:
             each.chmod(0o755)
 
 
-# Versions of templates that nothing needs any more. Whoever uses one holds it, also for other processes to see.
+# Garbage collection of template versions. The user of a version holds it, visibly for other processes.
 
 FRESH_SECONDS = 3600.0  # in which whoever built one comes to use it
 DAY_SECONDS = 86400.0
 
 
-class Unneeded(NamedTuple):
+class UnneededVersion(NamedTuple):
     template: Template
     why: str
 
 
-def hold(template: Template) -> int | None:
-    """A descriptor for as long as that version is used: until it is closed, nobody collects the version.
+def hold_template(template: Template) -> int | None:
+    """A descriptor for as long as that version is used: until it is closed, the version is not collected.
 
     None where it cannot be held: it lies where we cannot write, and so cannot be collected by us, either.
     """
@@ -258,40 +259,47 @@ def hold(template: Template) -> int | None:
     return fd
 
 
-def unneeded(catalogue: Catalogue, in_use: Collection[str], disk: Disk, now: float) -> list[Unneeded]:
-    """Only looks. `in_use` are what sandboxes and snapshots are made from, as NAME@VERSION.
+def unneeded_versions(
+    catalogue: Catalogue, in_use: Collection[str], disk: DiskConfig, now: float
+) -> list[UnneededVersion]:
+    """The versions that can be removed; removes nothing. `in_use` are the templates of sandboxes and snapshots,
+    as NAME@VERSION.
 
-    What a name means stays, and the version before it, to which one can go back. Where templates lie elsewhere (a
-    symlink), others may have them, too: none goes.
+    The version that a name means stays, and the one before it, for a rollback. Where templates lie elsewhere (a
+    symlink), other hosts may have them, too: none goes.
     """
     if catalogue.directory.is_symlink():
         return []
-    found: list[Unneeded] = []
+    found: list[UnneededVersion] = []
     by_name: dict[str, list[Template]] = {}
     for template in catalogue.list():
         by_name.setdefault(template.name, []).append(template)
     for name, versions in by_name.items():
-        needed = _meant(versions, catalogue.pinned(name)) | {each.version for each in versions if each.ref in in_use}
-        found += _surplus(versions, needed, disk, now)
+        needed = _meant_versions(versions, catalogue.pinned(name)) | {
+            each.version for each in versions if each.ref in in_use
+        }
+        found += _surplus_versions(versions, needed, disk, now)
     return found
 
 
-def _meant(versions: Sequence[Template], pin: str | None) -> set[str]:
+def _meant_versions(versions: Sequence[Template], pin: str | None) -> set[str]:
     """The version that the name means, and the one before; the newest, too, should it be unpinned."""
     order = [each.version for each in versions]  # the newest first
     meant = order.index(pin) if pin in order else 0
     return {order[0], *order[meant : meant + 2]}
 
 
-def _surplus(versions: Sequence[Template], needed: Collection[str], disk: Disk, now: float) -> Iterator[Unneeded]:
+def _surplus_versions(
+    versions: Sequence[Template], needed: Collection[str], disk: DiskConfig, now: float
+) -> Iterator[UnneededVersion]:
     for number, template in enumerate(versions, 1):
         age = now - max(template.created_at, _used_at(template))
         if template.version in needed or age < FRESH_SECONDS:
             continue
         if number > disk.template_versions:
-            yield Unneeded(template, f"there are {disk.template_versions} newer ones")
+            yield UnneededVersion(template, f"there are {disk.template_versions} newer ones")
         elif age > disk.template_days * DAY_SECONDS:
-            yield Unneeded(template, f"it was not used for {age / DAY_SECONDS:.0f} days")
+            yield UnneededVersion(template, f"it was not used for {age / DAY_SECONDS:.0f} days")
 
 
 def _used_at(template: Template) -> float:
@@ -301,11 +309,11 @@ def _used_at(template: Template) -> float:
         return time.time()
 
 
-def collect(catalogue: Catalogue, template: Template) -> bool:
-    """Removes that version, unless somebody holds it or it was pinned meanwhile: whether it is gone."""
+def collect_version(catalogue: Catalogue, template: Template) -> bool:
+    """Removes that version, unless it is held or was pinned meanwhile. Returns whether it is gone."""
     root = Path(template.root)
     try:
-        with catalogue.locked(template.name), catalogue.scratch(template.name) as scratch:
+        with catalogue.locked(template.name), catalogue.scratch_directory(template.name) as scratch:
             if catalogue.pinned(template.name) == template.version:
                 return False
             with (root / "template.json").open("rb") as file:

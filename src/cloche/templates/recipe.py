@@ -1,14 +1,14 @@
-"""What a `template.toml` says.
+"""The recipe of a template, a `template.toml`:
 
 name = "geo"
-python = "3.12"                 # or ">=3.11", ">=3.10,<3.13", "3.12.1"; the newest that fits is not always taken,
-packages = ["shapely>=2"]       # see pythons.choose
+python = "3.12"                 # or ">=3.11", ">=3.10,<3.13", "3.12.1"; see pythons.choose_interpreter: the
+packages = ["shapely>=2"]       # newest that fits is not always taken
 imports = ["shapely"]           # imported before the fork
 [env]
 TZ = "UTC"
 [limits]
 memory_bytes = 4294967296
-[network]                       # what its sandboxes may reach where nobody asks for something else
+[network]                       # the default network policy of its sandboxes
 allow = ["*.example.com"]
 """
 
@@ -26,10 +26,10 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.model import Limits, Struct, check_env
+from cloche.model import Limits, Struct, check_environment
 from cloche.network_policy import NetworkPolicy, NetworkRule
 
-BUILT_IN = ("python",)
+BUILT_IN_TEMPLATES = ("python",)
 _NETWORK_KEYS = ("allow", "deny", "rules")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -51,8 +51,8 @@ class Recipe(Struct, forbid_unknown_fields=True):
     network: NetworkPolicy | None = None
 
 
-def parse(text: str, origin: str = "template.toml") -> Recipe:
-    """The recipe that `text` is. Raises InvalidConfig that names `origin`, the key and what is wrong with it."""
+def parse_recipe(text: str, origin: str = "template.toml") -> Recipe:
+    """The recipe in `text`. Raises InvalidConfig that names `origin`, the key and the error."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -62,53 +62,55 @@ def parse(text: str, origin: str = "template.toml") -> Recipe:
         recipe = msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
         raise errors.InvalidConfig(f"{origin}: {error}") from None
-    _check(origin, recipe)
+    _check_recipe(origin, recipe)
     return recipe
 
 
-def read(path: Path) -> Recipe:
+def read_recipe(path: Path) -> Recipe:
     """The recipe in that file. Raises InvalidConfig."""
     try:
-        return parse(path.read_text("utf-8"), str(path))
+        return parse_recipe(path.read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.InvalidConfig(f"cannot read {path}: {error}") from None
 
 
-def built_in(name: str) -> Recipe:
+def built_in_recipe(name: str) -> Recipe:
     """The recipe of a built-in template. Raises TemplateNotFound."""
-    if name not in BUILT_IN:
-        raise errors.TemplateNotFound(f"there is no built-in template {name!r}: there is {', '.join(BUILT_IN)}")
-    return parse(
+    if name not in BUILT_IN_TEMPLATES:
+        raise errors.TemplateNotFound(
+            f"there is no built-in template {name!r}: there is {', '.join(BUILT_IN_TEMPLATES)}"
+        )
+    return parse_recipe(
         resources.files("cloche.templates").joinpath(f"{name}.toml").read_text("utf-8"), f"built-in {name}.toml"
     )
 
 
-def canonical(recipe: Recipe) -> str:
-    """The same text for every way to write the same recipe: what the version is a digest of."""
-    lines = [f"name = {_string(recipe.name)}", f"python = {_string(recipe.python)}"]
-    lines += [f"packages = {_strings(sorted(set(recipe.packages)))}", f"imports = {_strings(recipe.imports)}"]
-    lines += ["", "[env]", *(f"{_string(key)} = {_string(recipe.env[key])}" for key in sorted(recipe.env))]
+def canonical_text(recipe: Recipe) -> str:
+    """The same text for every way to write the same recipe. The version is a digest of it."""
+    lines = [f"name = {_toml_string(recipe.name)}", f"python = {_toml_string(recipe.python)}"]
+    lines += [f"packages = {_toml_strings(sorted(set(recipe.packages)))}", f"imports = {_toml_strings(recipe.imports)}"]
+    lines += ["", "[env]", *(f"{_toml_string(key)} = {_toml_string(recipe.env[key])}" for key in sorted(recipe.env))]
     limits = msgspec.structs.asdict(recipe.limits)
     lines += ["", "[limits]", *(f"{key} = {value}" for key, value in limits.items())]
     if recipe.network is not None:  # a recipe without one keeps the version that it had before there were any
-        lines += ["", "[network]", *_network(recipe.network)]
+        lines += ["", "[network]", *_network_lines(recipe.network)]
     return "\n".join(lines) + "\n"
 
 
-def _network(policy: NetworkPolicy) -> Iterable[str]:
+def _network_lines(policy: NetworkPolicy) -> Iterable[str]:
     for key, patterns in (("allow", policy.allow), ("deny", policy.deny)):
-        yield f"{key} = {_strings(sorted(set(patterns)))}"
-    rules = (f"{{action = {_string(each.action)}, host = {_string(each.host)}}}" for each in policy.rules)
+        yield f"{key} = {_toml_strings(sorted(set(patterns)))}"
+    rules = (f"{{action = {_toml_string(each.action)}, host = {_toml_string(each.host)}}}" for each in policy.rules)
     yield f"rules = [{', '.join(rules)}]"
 
 
-def _string(value: str) -> str:
+def _toml_string(value: str) -> str:
     # JSON strings are TOML basic strings, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _strings(values: Iterable[str]) -> str:
-    return "[" + ", ".join(_string(value) for value in values) + "]"
+def _toml_strings(values: Iterable[str]) -> str:
+    return "[" + ", ".join(_toml_string(value) for value in values) + "]"
 
 
 def _check_keys(origin: str, table: dict[str, Any]) -> None:
@@ -136,13 +138,13 @@ def _check_table(origin: str, prefix: str, table: dict[str, Any], known: tuple[s
             raise errors.InvalidConfig(f"{origin}: unknown key {prefix}{key}; {hint}")
 
 
-def is_name(text: str) -> bool:
+def is_template_name(text: str) -> bool:
     """Whether a template can have that name."""
     return _NAME.fullmatch(text) is not None
 
 
-def _check(origin: str, recipe: Recipe) -> None:
-    if not is_name(recipe.name):
+def _check_recipe(origin: str, recipe: Recipe) -> None:
+    if not is_template_name(recipe.name):
         raise errors.InvalidConfig(
             f"{origin}: name {recipe.name!r} must be lower-case letters, digits, '.', '_' or '-'"
         )
@@ -161,6 +163,6 @@ def _check(origin: str, recipe: Recipe) -> None:
 
 def _check_env(origin: str, env: dict[str, str]) -> None:
     try:
-        check_env(env)
+        check_environment(env)
     except errors.InvalidRequest as error:
         raise errors.InvalidConfig(f"{origin}: {error}") from None

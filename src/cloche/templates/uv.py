@@ -1,4 +1,4 @@
-"""Running uv, and turning its complaints into ours."""
+"""Runs uv, and converts its errors to ours."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from uv import find_uv_bin
 
 from cloche import errors
 
-# Where packages come from: uv's own settings, else pip's.
+# The package registry of builds: uv's own settings, else pip's.
 #
-# Whoever has to use a mirror has told pip so, and uv reads none of pip's settings. Where uv was not told anything,
-# pip's answer is handed to it.
+# A user of a mirror has configured it in pip, and uv reads none of pip's settings. Where uv has no setting,
+# pip's is passed to it.
 
 _UV_OF_PIP = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS"}
 _UV_OWN = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_CONFIG_FILE")
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
+def uv_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` for uv, with pip's registry settings where uv has none of its own."""
     result = dict(environ)
     if any(environ.get(name) for name in _UV_OWN) or _uv_config(environ).exists():
@@ -82,7 +82,7 @@ _ADVICE = {
 }
 
 
-def run(arguments: Sequence[str], cwd: Path, on_line: Callable[[str], None], stdin: str = "") -> str:
+def run_uv(arguments: Sequence[str], cwd: Path, on_line: Callable[[str], None], stdin: str = "") -> str:
     """Runs uv there and returns its stdout; each line of its stderr goes to `on_line`. Raises TemplateBuildFailed."""
     command = [find_uv_bin(), *arguments, "--color", "never", "--no-progress"]
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -95,13 +95,13 @@ def run(arguments: Sequence[str], cwd: Path, on_line: Callable[[str], None], std
     source.write_text(stdin, "utf-8")
     target = cwd / ".stdout"
     with source.open("rb") as reading, target.open("wb") as writing:
-        status = watch(command, note, cwd=cwd, stdin=reading.fileno(), stdout=writing.fileno(), read="stderr")
+        status = run_watched(command, note, cwd=cwd, stdin=reading.fileno(), stdout=writing.fileno(), read="stderr")
     if status != 0:
-        raise errors.TemplateBuildFailed(_complaint(arguments, status, list(last)))
+        raise errors.TemplateBuildFailed(_failure_message(arguments, status, list(last)))
     return target.read_text("utf-8")
 
 
-def watch(
+def run_watched(
     command: Sequence[str],
     on_line: Callable[[str], None],
     *,
@@ -118,13 +118,13 @@ def watch(
         stdin=stdin,
         stdout=stdout,
         stderr=subprocess.PIPE if read == "stderr" else subprocess.DEVNULL,
-        env=environment(os.environ),
+        env=uv_environment(os.environ),
         encoding="utf-8",
         errors="replace",
         umask=0o022,
         process_group=0,  # so that its own children can be killed with it
     )
-    timer = Timer(seconds, _kill, [process])
+    timer = Timer(seconds, _kill_group, [process])
     timer.daemon = True
     timer.start()
     try:
@@ -133,18 +133,18 @@ def watch(
         return process.wait()
     finally:
         timer.cancel()
-        _kill(process)
+        _kill_group(process)
         process.wait()
         getattr(process, read).close()
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill_group(process: subprocess.Popen[str]) -> None:
     if process.returncode is None:  # not yet waited for: the group's id is still its own
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _complaint(arguments: Sequence[str], status: int, lines: list[str]) -> str:
+def _failure_message(arguments: Sequence[str], status: int, lines: list[str]) -> str:
     said = "\n".join(lines)
     advice = next((advice for sign, advice in _ADVICE.items() if sign in said), "Its own words are above.")
     return f"uv {' '.join(arguments[:2])} failed (exit status {status}):\n{said}\n{advice}"

@@ -1,4 +1,4 @@
-"""`/ui/audit`: who did what, and when; and whether the log was changed since. For admins."""
+"""`/ui/audit`: the audit log of actions, and whether it was changed since. For admins."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.console import format
-from cloche.api.console.context import House, Page, Visitor, is_partial
+from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
 from cloche.store.audit import AuditLine
-from cloche.store.audit_reader import Verdict, Wanted, last, verify
+from cloche.store.audit_reader import AuditQuery, AuditVerdict, read_last, verify_log
 
 ROWS = 100
 MAX_PAGES = 100
 MAX_TEXT = 200
 SHOWN_PROBLEMS = 20
 SINCE = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "all": None}
-TIMES = {"1h": "the last hour", "24h": "the last day", "7d": "the last week", "all": "all that is kept"}
-FAMILIES = (
+SINCE_NAMES = {"1h": "the last hour", "24h": "the last day", "7d": "the last week", "all": "all that is kept"}
+EVENT_FAMILIES = (
     "sandbox", "execution", "command", "terminal", "files", "port", "snapshot", "volume", "build", "template", "key",
     "quota", "admin", "console", "gateway", "librechat", "request", "owner", "audit",
 )  # fmt: skip
 
 
-class Asked(NamedTuple):
+class AuditPageQuery(NamedTuple):
     owner: str = ""
     what: str = ""
     sandbox: str = ""
@@ -42,76 +42,76 @@ class Asked(NamedTuple):
         return urlencode({name: value for name, value in self._replace(page=page)._asdict().items() if value})
 
 
-class Line(NamedTuple):
+class AuditRow(NamedTuple):
     line: AuditLine
     at: str
     iso: str
     bytes: str
 
 
-class Audit:
-    def __init__(self, house: House):
+class AuditPages:
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._directory = Path(house.config.data_dir, "audit")
 
-    async def overview(self, request: Request, visitor: Visitor) -> Response:
-        asked = asked_of(request.query_params)
+    async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        asked = decode_audit_query(request.query_params)
         seconds = SINCE[asked.since]
-        wanted = Wanted(
+        wanted = AuditQuery(
             owner=asked.owner or None,
             what=asked.what or None,
             sandbox=asked.sandbox or None,
             since=None if seconds is None else time.time() - seconds,
         )
-        await self._house.engine.trail.flushed()
-        newest = await self._read(wanted, asked.page * ROWS + 1)
+        await self._house.engine.trail.wait_flushed()
+        newest = await self._read_lines(wanted, asked.page * ROWS + 1)
         shown = newest[(asked.page - 1) * ROWS : asked.page * ROWS]
         return self._house.render(
             request,
             visitor,
             "audit_rows.html" if is_partial(request) else "audit.html",
-            lines=[_line(each) for each in shown],
+            lines=[_audit_row(each) for each in shown],
             asked=asked,
             newer=asked.query(asked.page - 1) if asked.page > 1 else "",
             older=asked.query(asked.page + 1) if len(newest) > asked.page * ROWS and asked.page < MAX_PAGES else "",
-            families=FAMILIES,
-            times=TIMES,
+            families=EVENT_FAMILIES,
+            times=SINCE_NAMES,
             enabled=self._house.config.audit.enabled,
             kept_days=self._house.config.audit.days,
         )
 
-    async def verdict(self, request: Request, visitor: Visitor) -> Response:
-        """Asked for by hand: it reads the whole log."""
-        await self._house.engine.trail.flushed()
+    async def verdict(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """Verifies the log, on request only: it reads all of it."""
+        await self._house.engine.trail.wait_flushed()
         try:
-            found = await asyncio.to_thread(verify, self._directory, self._house.engine.instance.is_live)
+            found = await asyncio.to_thread(verify_log, self._directory, self._house.engine.instance.is_live)
         except OSError as error:
-            raise _unreadable(error) from None
+            raise _unreadable_log(error) from None
         return self._house.render(
-            request, visitor, "audit_verdict.html", verdict=_short(found), problems=len(found.problems)
+            request, visitor, "audit_verdict.html", verdict=_shorten_verdict(found), problems=len(found.problems)
         )
 
-    async def _read(self, wanted: Wanted, limit: int) -> list[AuditLine]:
+    async def _read_lines(self, wanted: AuditQuery, limit: int) -> list[AuditLine]:
         """The newest first."""
         try:
-            return (await asyncio.to_thread(last, self._directory, wanted, limit))[::-1]
+            return (await asyncio.to_thread(read_last, self._directory, wanted, limit))[::-1]
         except OSError as error:
-            raise _unreadable(error) from None
+            raise _unreadable_log(error) from None
 
 
-def asked_of(query: Mapping[str, str]) -> Asked:
-    """Raises InvalidRequest for what cannot be asked for."""
+def decode_audit_query(query: Mapping[str, str]) -> AuditPageQuery:
+    """Raises InvalidRequest for an invalid filter."""
     since, page = query.get("since", "24h"), query.get("page", "1")
     if since not in SINCE:
         raise errors.InvalidRequest(f"since must be one of {', '.join(SINCE)}, not {since[:50]!r}")
     if not (page.isascii() and page.isdigit() and len(page) < 4 and 1 <= int(page) <= MAX_PAGES):
         raise errors.InvalidRequest(f"{page[:50]!r} is no page: use a number from 1 to {MAX_PAGES}")
     texts = {name: query.get(name, "").strip()[:MAX_TEXT] for name in ("owner", "what", "sandbox")}
-    return Asked(since=since, page=int(page), **texts)
+    return AuditPageQuery(since=since, page=int(page), **texts)
 
 
-def _line(line: AuditLine) -> Line:
-    return Line(
+def _audit_row(line: AuditLine) -> AuditRow:
+    return AuditRow(
         line=line,
         at=f"{line.at[:10]} {line.at[11:19]} UTC",
         iso=f"{line.at[:19]}Z",
@@ -119,15 +119,18 @@ def _line(line: AuditLine) -> Line:
     )
 
 
-def _short(verdict: Verdict) -> Verdict:
+def _shorten_verdict(verdict: AuditVerdict) -> AuditVerdict:
     shown = {"problems": verdict.problems[:SHOWN_PROBLEMS], "notes": verdict.notes[:SHOWN_PROBLEMS]}
     return msgspec.structs.replace(verdict, **shown)
 
 
-def _unreadable(error: OSError) -> errors.Unavailable:
+def _unreadable_log(error: OSError) -> errors.Unavailable:
     return errors.Unavailable(f"the audit log cannot be read: {error.strerror}")
 
 
-def pages(house: House) -> list[Page]:
-    audit = Audit(house)
-    return [Page("/audit", audit.overview, admin=True), Page("/audit/verdict", audit.verdict, admin=True)]
+def pages(house: ConsoleContext) -> list[ConsolePage]:
+    audit = AuditPages(house)
+    return [
+        ConsolePage("/audit", audit.show_overview, admin=True),
+        ConsolePage("/audit/verdict", audit.verdict, admin=True),
+    ]

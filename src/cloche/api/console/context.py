@@ -1,4 +1,4 @@
-"""What every page of the console has at hand: the engine and its surroundings, who visits, and how a page is made."""
+"""The state that all pages of the console share: engine, gateway, visitors, and the rendering of templates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from starlette.responses import HTMLResponse, Response
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.console.statics import Statics
-from cloche.api.http import whole_body
-from cloche.api.requests import Traffic, id_of
+from cloche.api.console.statics import ConsoleStatics
+from cloche.api.http import read_whole_body
+from cloche.api.requests import RequestTracker, audited_id_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
@@ -30,11 +30,11 @@ from cloche.store.keys import StoredKeys
 if TYPE_CHECKING:
     import jinja2
 
-TEMPLATES = Path(__file__).parent / "pages"
+PAGES_DIRECTORY = Path(__file__).parent / "pages"
 
 
-class Visitor(NamedTuple):
-    """Whose session it is."""
+class ConsoleVisitor(NamedTuple):
+    """The principal of a session, and its CSRF token."""
 
     principal: Principal
     csrf: str  # what unsafe requests of this session carry
@@ -48,23 +48,23 @@ class Visitor(NamedTuple):
         return self.principal.owner
 
     @property
-    def sees(self) -> str | None:
-        """Whose things they may see, as the engine takes it: None for all."""
+    def visible_owner(self) -> str | None:
+        """The owner of the visible objects, as the engine takes it: None for all."""
         return None if self.is_admin else self.principal.owner
 
 
-Handler = Callable[[Request, Visitor], Awaitable[Response]]
+PageHandler = Callable[[Request, ConsoleVisitor], Awaitable[Response]]
 
 
-class Page(NamedTuple):
+class ConsolePage(NamedTuple):
     path: str  # below /ui, with parameters as Starlette writes them
-    handler: Handler
+    handler: PageHandler
     methods: tuple[str, ...] = ("GET",)
     admin: bool = False  # whether it is for admins alone
 
 
-class Place(NamedTuple):
-    """A line of the navigation."""
+class NavigationEntry(NamedTuple):
+    """An entry of the navigation."""
 
     path: str
     name: str
@@ -77,18 +77,18 @@ class Place(NamedTuple):
 
 
 NAVIGATION = (
-    Place("/playground", "Playground", "p"),
-    Place("/sandboxes", "Sandboxes", "s"),
-    Place("/requests", "Requests", "r"),
-    Place("/templates", "Templates", "t"),
-    Place("/network", "Network", "n"),
-    Place("/keys", "Keys and usage", "k", more=("/usage", "/audit")),
-    Place("/health", "Health", "h"),
+    NavigationEntry("/playground", "Playground", "p"),
+    NavigationEntry("/sandboxes", "Sandboxes", "s"),
+    NavigationEntry("/requests", "Requests", "r"),
+    NavigationEntry("/templates", "Templates", "t"),
+    NavigationEntry("/network", "Network", "n"),
+    NavigationEntry("/keys", "Keys and usage", "k", more=("/usage", "/audit")),
+    NavigationEntry("/health", "Health", "h"),
 )
 
 
-class House:
-    """One for the server. `gatekeeper.keyless` says that nobody logs in here."""
+class ConsoleContext:
+    """One for the server. With `gatekeeper.keyless` there are no logins."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class House:
         *,
         keys: StoredKeys,
         health: Health,
-        traffic: Traffic,
+        traffic: RequestTracker,
     ):
         self.engine = engine
         self.gateway = gateway
@@ -108,98 +108,99 @@ class House:
         self.keys = keys
         self.health = health
         self.traffic = traffic
-        self.statics = Statics()
+        self.statics = ConsoleStatics()
 
     def render(
-        self, request: Request, visitor: Visitor | None, name: str, *, status_code: int = 200, **values: Any
+        self, request: Request, visitor: ConsoleVisitor | None, name: str, *, status_code: int = 200, **values: Any
     ) -> Response:
-        """The template of that name, from `pages`, as an answer."""
+        """Renders the template of that name, from `pages`, as a response."""
         places = [place for place in NAVIGATION if visitor is not None and (visitor.is_admin or not place.admin)]
-        text = self._templates.get_template(name).render(
+        text = self._jinja_environment.get_template(name).render(
             visitor=visitor,
             csrf=visitor.csrf if visitor is not None else "",
             places=places,
             here=request.scope["path"].removeprefix("/ui") or "/",
-            keyless=self.gatekeeper.keyless,
-            release=_release(),
+            keyless=self.gatekeeper.is_keyless,
+            release=_cloche_version(),
             **values,
         )
         return HTMLResponse(text, status_code)
 
     @functools.cached_property
-    def _templates(self) -> jinja2.Environment:
+    def _jinja_environment(self) -> jinja2.Environment:
         import jinja2  # here: only who opens the console needs it
 
         environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True
+            loader=jinja2.FileSystemLoader(PAGES_DIRECTORY), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         environment.globals["static"] = self.statics.url
         return environment
 
 
 @functools.cache
-def _release() -> str:
+def _cloche_version() -> str:
     return version("cloche")
 
 
-# What a page's own script asks for.
+# Requests of the pages' own scripts: partial pages, compression and JSON bodies.
 
 T = TypeVar("T", bound=Struct)
 
-MAX_ASKED_BYTES = 128 * KIB
-PACKING = 5  # of 9: most of the gain, in a millisecond for 200 KB
+MAX_BODY_BYTES = 128 * KIB
+GZIP_LEVEL = 5  # of 9: most of the gain, in a millisecond for 200 KB
 
 
 def is_partial(request: Request) -> bool:
-    """Whether htmx asks, for a part of the page that it has."""
+    """Whether htmx requests a part of a page that it already shows."""
     return "hx-request" in request.headers and "hx-history-restore-request" not in request.headers
 
 
-def packed(request: Request, response: Response) -> Response:
-    """The part of a page that htmx asks for, compressed: a list that is sent every few seconds has much alike in it.
+def compress_partial(request: Request, response: Response) -> Response:
+    """Compresses the part of a page that htmx requests: a list sent every few seconds is repetitive.
 
-    Not for whole pages, which have a session's token in them: what is repeated beside it would show in the length.
+    Whole pages are not compressed: they hold the session's token, and repeated text beside it would show in the
+    length.
     """
     if is_partial(request) and "gzip" in request.headers.get("accept-encoding", ""):
-        response.body = gzip.compress(bytes(response.body), PACKING, mtime=0)
+        response.body = gzip.compress(bytes(response.body), GZIP_LEVEL, mtime=0)
         response.headers["content-length"] = str(len(response.body))
         response.headers["content-encoding"] = "gzip"
     return response
 
 
-async def body_of(request: Request, kind: type[T]) -> T:
+async def decode_body(request: Request, kind: type[T]) -> T:
     """Raises InvalidRequest, TooLarge."""
     try:
-        return msgspec.json.decode(await whole_body(request, MAX_ASKED_BYTES), type=kind)
+        return msgspec.json.decode(await read_whole_body(request, MAX_BODY_BYTES), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidRequest(f"the request makes no sense: {error}") from None
 
 
-# What an admin looks at in the console, told to the audit log: pages that have others' things in them.
+# Audit records of the pages that an admin reads in the console, if they show other owners' objects.
 
-Noted = Callable[..., None]  # as `Trail.note`
+RecordAudit = Callable[..., None]  # as `Trail.note`
 
-TOLD = frozenset({"sandboxes", "requests", "network", "keys", "usage", "audit", "templates"})
-AGAIN_SECONDS = 900.0  # a page that is open asks every few seconds, and is told of once in so many
-MOST = 10_000  # that are remembered
+AUDITED_PAGES = frozenset({"sandboxes", "requests", "network", "keys", "usage", "audit", "templates"})
+REPEAT_SECONDS = 900.0  # a page that is open asks every few seconds, and is told of once in so many
+MAX_REMEMBERED_READS = 10_000  # that are remembered
 
 
-class Looks:
-    def __init__(self, noted: Noted, clock: Callable[[], float] = time.monotonic):
+class AdminReadAudit:
+    def __init__(self, noted: RecordAudit, clock: Callable[[], float] = time.monotonic):
         self._noted = noted
         self._clock = clock
         self._told: dict[tuple[str, str, str], float] = {}  # when, by session, page and id; the oldest first
 
-    def note(self, request: Request, visitor: Visitor, page: Page) -> None:
-        """They were shown that page. Whether they asked for all of it or for a part is no matter."""
-        noun, id = page.path.split("/")[1], id_of(request.scope)
+    def record(self, request: Request, visitor: ConsoleVisitor, page: ConsolePage) -> None:
+        """Records that the visitor was shown that page, whole or in part."""
+        noun, id = page.path.split("/")[1], audited_id_of(request.scope)
         what, now = (visitor.csrf, page.path, id), self._clock()
-        if not visitor.is_admin or request.method != "GET" or noun not in TOLD:
+        if not visitor.is_admin or request.method != "GET" or noun not in AUDITED_PAGES:
             return
-        if now - self._told.get(what, -math.inf) < AGAIN_SECONDS:
+        if now - self._told.get(what, -math.inf) < REPEAT_SECONDS:
             return
         self._told.pop(what, None)
-        if len(self._told) >= MOST:
+        if len(self._told) >= MAX_REMEMBERED_READS:
             del self._told[next(iter(self._told))]
         self._told[what] = now
         self._noted(f"admin.{noun}.read", visitor.owner, id=id, about=f"GET /ui{page.path}")

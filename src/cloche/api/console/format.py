@@ -1,4 +1,4 @@
-"""Durations, sizes and moments, as people read them."""
+"""Formats durations, sizes and times for people."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 from cloche.model import KIB
 
-_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_DURATION_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def duration(seconds: float) -> str:
     """The two largest units of it: 5s, 3m 20s, 2h 1m, 1d 4h."""
     parts: list[str] = []
     rest = max(int(seconds), 0)
-    for unit, size in _UNITS:
+    for unit, size in _DURATION_UNITS:
         count, rest = divmod(rest, size)
         if count or parts or unit == "s":
             parts.append(f"{count}{unit}")

@@ -1,4 +1,4 @@
-"""`/ui/health`: whether the server is well, how full it is, what `cloche doctor` says. For users, only the first."""
+"""`/ui/health`: whether the server works; for admins also its load, and the result of `cloche doctor`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cloche.api.admin import capacity_of
+from cloche.api.admin import measure_capacity
 from cloche.api.console import format
-from cloche.api.console.context import House, Page, Visitor, is_partial
-from cloche.engine.operations.doctor import examine, missing_in
-from cloche.engine.operations.health import Verdict
+from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
+from cloche.engine.operations.doctor import missing_requirements, run_checkup
+from cloche.engine.operations.health import HealthVerdict
 
-# What the host has, and how much of it is used: what the page of its health shows beside the engine's own numbers.
+# Disk, memory, uptime and software versions of the host, for the page of its health.
 
-PACKAGES = ("cloche", "starlette", "uvicorn", "uvloop", "msgspec")
+REPORTED_PACKAGES = ("cloche", "starlette", "uvicorn", "uvloop", "msgspec")
 BLOCK_BYTES = 512  # in which `st_blocks` counts, whatever the file system has
-_PLAIN = {
+_PART_DESCRIPTIONS = {
     "templates": "templates, with their packages",
     "images": "snapshots, paused sandboxes and volumes",
     "blobs": "uploaded files",
@@ -39,8 +39,8 @@ _PLAIN = {
 }
 
 
-class Disk(NamedTuple):
-    """Of the data directory's file system."""
+class DataDisk(NamedTuple):
+    """The file system of the data directory."""
 
     path: str
     free_bytes: int
@@ -51,45 +51,48 @@ class Disk(NamedTuple):
         return 1 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
 
 
-class Part(NamedTuple):
-    """Of the data directory."""
+class DiskPart(NamedTuple):
+    """A part of the data directory."""
 
     name: str
     what: str
     size_bytes: int
 
 
-def disk_of(data_dir: str) -> Disk | None:
-    """None where it cannot be told."""
+def data_disk(data_dir: str) -> DataDisk | None:
+    """None where it cannot be read."""
     try:
         found = shutil.disk_usage(data_dir)
     except OSError:
         return None
-    return Disk(data_dir, found.free, found.total)
+    return DataDisk(data_dir, found.free, found.total)
 
 
-def parts_of(data_dir: str) -> list[Part]:
-    """What takes room, the largest first. It looks at every file: in a thread."""
+def disk_parts(data_dir: str) -> list[DiskPart]:
+    """The parts of the data directory, the largest first. It reads every file's size: run it in a thread."""
     found: dict[str, int] = {}
-    for entry in _entries(data_dir):
+    for entry in _scan_entries(data_dir):
         name = "store" if entry.name.startswith("store.") else entry.name
-        found[name] = found.get(name, 0) + _size(entry)
-    parts = (Part(name, _PLAIN.get(name, "records" if name == "store" else ""), size) for name, size in found.items())
+        found[name] = found.get(name, 0) + _entry_size(entry)
+    parts = (
+        DiskPart(name, _PART_DESCRIPTIONS.get(name, "records" if name == "store" else ""), size)
+        for name, size in found.items()
+    )
     return sorted(parts, key=lambda each: -each.size_bytes)
 
 
-def _size(entry: os.DirEntry[str]) -> int:
-    """With all below it. What goes meanwhile, or may not be seen, counts for nothing."""
+def _entry_size(entry: os.DirEntry[str]) -> int:
+    """The size with all below it. Files that vanish meanwhile, or may not be read, count as 0."""
     try:
         own = entry.stat(follow_symlinks=False).st_blocks * BLOCK_BYTES
     except OSError:
         return 0
     if not entry.is_dir(follow_symlinks=False):
         return own
-    return own + sum(_size(each) for each in _entries(entry.path))
+    return own + sum(_entry_size(each) for each in _scan_entries(entry.path))
 
 
-def _entries(directory: str) -> Iterator[os.DirEntry[str]]:
+def _scan_entries(directory: str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as found:
             yield from found
@@ -97,15 +100,15 @@ def _entries(directory: str) -> Iterator[os.DirEntry[str]]:
         return
 
 
-def versions() -> list[tuple[str, str]]:
-    """Of what matters when somebody asks what is wrong."""
-    own = [(name.capitalize() if name == "cloche" else name, version(name)) for name in PACKAGES]
+def software_versions() -> list[tuple[str, str]]:
+    """The versions of the software that matters for support."""
+    own = [(name.capitalize() if name == "cloche" else name, version(name)) for name in REPORTED_PACKAGES]
     host = [("Python", platform.python_version()), ("Linux", platform.release()), ("SQLite", sqlite3.sqlite_version)]
     return [own[0], *host, *own[1:]]
 
 
-def memory_of_server() -> int | None:
-    """Of this process; None where the host does not tell."""
+def server_memory() -> int | None:
+    """The memory of this process; None where the host does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -114,7 +117,7 @@ def memory_of_server() -> int | None:
 
 
 def uptime_seconds() -> float:
-    """Of this process."""
+    """The age of this process."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -122,7 +125,7 @@ def uptime_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-_WORDS = {
+_VERDICT_MEANINGS = {
     "nursery_failed": "The process that sandboxes are forked from could not be started.",
     "isolation_unavailable": "This host does not allow what the walls of a sandbox need.",
     "template_not_found": "The template “python” is not built.",
@@ -133,75 +136,75 @@ _WORDS = {
 
 
 class HealthPage:
-    def __init__(self, house: House):
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._engine = house.engine
         self._looking = asyncio.Lock()  # one at a time is enough for everybody
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        values = {**self._of_all(), **(self._of_admins() if visitor.is_admin else {})}
+    async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        values = {**self._public_values(), **(self._admin_values() if visitor.is_admin else {})}
         name = "health_facts.html" if is_partial(request) else "health.html"
         return self._house.render(request, visitor, name, words=format, **values)
 
-    async def doctor(self, request: Request, visitor: Visitor) -> Response:
-        """What `cloche doctor` says of this host, now."""
+    async def show_doctor(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """The current result of `cloche doctor` for this host."""
         began = time.monotonic()
         async with self._looking:
-            sections = await asyncio.to_thread(examine, self._house.config)
+            sections = await asyncio.to_thread(run_checkup, self._house.config)
         counts = Counter(check.state for section in sections for check in section.checks)
         return self._house.render(
             request,
             visitor,
             "health_doctor.html",
             sections=sections,
-            missing=missing_in(sections),
+            missing=missing_requirements(sections),
             counts=counts,
             seconds=time.monotonic() - began,
         )
 
-    async def disk(self, request: Request, visitor: Visitor) -> Response:
-        """What takes room in the data directory, now."""
+    async def disk(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """The current sizes of the parts of the data directory."""
         async with self._looking:
-            parts = await asyncio.to_thread(parts_of, self._house.config.data_dir)
+            parts = await asyncio.to_thread(disk_parts, self._house.config.data_dir)
         return self._house.render(request, visitor, "health_disk.html", words=format, parts=parts)
 
-    def _of_all(self) -> dict[str, Any]:
+    def _public_values(self) -> dict[str, Any]:
         verdict = self._house.health.verdict
-        return {"verdict": verdict, "meaning": meaning_of(verdict)}
+        return {"verdict": verdict, "meaning": explain_verdict(verdict)}
 
-    def _of_admins(self) -> dict[str, Any]:
+    def _admin_values(self) -> dict[str, Any]:
         engine, admission = self._engine, self._engine.housing.admission
         return {
             "failing": failing_parts(self._house),
-            "capacity": capacity_of(engine),
+            "capacity": measure_capacity(engine),
             "refused": {gate.what: sum(gate.refused.values()) for gate in (admission.sandboxes, admission.executions)},
             "nurseries": engine.housing.nurseries,
-            "living": Counter(each.record.template for each in engine.living() if each.spec.owner),
-            "disk": disk_of(self._house.config.data_dir),
-            "server_bytes": memory_of_server(),
+            "living": Counter(each.record.template for each in engine.live_sandboxes() if each.spec.owner),
+            "disk": data_disk(self._house.config.data_dir),
+            "server_bytes": server_memory(),
             "load": os.getloadavg(),
             "cores": len(os.sched_getaffinity(0)),
             "uptime_seconds": uptime_seconds(),
-            "versions": versions(),
+            "versions": software_versions(),
             "backend": self._house.config.backend,
         }
 
 
-def meaning_of(verdict: Verdict) -> str:
-    """Why it is not well, for people; empty where it is."""
-    return "" if verdict.ok else _WORDS.get(verdict.why, f"What was seen: {verdict.why}.")
+def explain_verdict(verdict: HealthVerdict) -> str:
+    """The reason why the server does not work, for people; empty where it does."""
+    return "" if verdict.ok else _VERDICT_MEANINGS.get(verdict.why, f"What was seen: {verdict.why}.")
 
 
-def failing_parts(house: House) -> list[str]:
-    """What else does not work, though sandboxes do."""
+def failing_parts(house: ConsoleContext) -> list[str]:
+    """Other parts that fail although sandboxes work."""
     parts = (("The audit log", house.engine.trail.failing), ("The store of records", house.engine.records.failing))
     return [f"{name} cannot be written: look at the disk." for name, fails in parts if fails]
 
 
-def pages(house: House) -> list[Page]:
+def pages(house: ConsoleContext) -> list[ConsolePage]:
     page = HealthPage(house)
     return [
-        Page("/health", page.show),
-        Page("/health/doctor", page.doctor, admin=True),
-        Page("/health/disk", page.disk, admin=True),
+        ConsolePage("/health", page.show),
+        ConsolePage("/health/doctor", page.show_doctor, admin=True),
+        ConsolePage("/health/disk", page.disk, admin=True),
     ]

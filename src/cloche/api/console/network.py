@@ -1,4 +1,4 @@
-"""`/ui/network`: what sandboxes tried to reach, what became of it and why; and what they may reach."""
+"""`/ui/network`: connections that sandboxes tried, with their verdicts, and the rules for them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.console import format
-from cloche.api.console.context import House, Page, Visitor, is_partial
+from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 from cloche.protocol import requests
-from cloche.telemetry import OF_NETWORKS, Entry, log
+from cloche.telemetry import NETWORK_EVENTS, LogEntry, log
 
-# What sandboxes of a visitor tried to reach, the newest first.
+# Connections that a visitor's sandboxes tried, the newest first.
 #
-# Of those that live it is their own log. Of those that have ended it is what the server's log has kept, which is for
-# all
-# of them together, and has sums where much came at once.
+# For running sandboxes it reads their own logs. For ended ones it reads the server's log, which is shared by
+# all of them, and has sums where many lines came at once.
 
-ROWS = 100
+PAGE_ROWS = 100
 MAX_TEXT = 300
 VERDICTS = {"denied": "denied", "failed": "failed", "allowed": "allowed", "open": "open now"}
-LEFT_OUT = "network.left_out"
+LEFT_OUT_EVENT = "network.left_out"
 
 
-class Asked(NamedTuple):
-    """Which of them; empty is all."""
+class NetworkPageQuery(NamedTuple):
+    """The filter; empty fields match all."""
 
     sandbox: str = ""
     verdict: str = ""
@@ -43,11 +42,11 @@ class Asked(NamedTuple):
 
     @property
     def filters(self) -> dict[str, str]:
-        """The same, but for the page."""
+        """The fields without the page."""
         values = (("sandbox", self.sandbox), ("verdict", self.verdict), ("host", self.host), ("owner", self.owner))
         return {name: value for name, value in values if value}
 
-    def wants(self, one: Row | NetworkEntry) -> bool:
+    def matches_row(self, one: NetworkRow | NetworkEntry) -> bool:
         return (
             self.verdict in ("", one.verdict)
             and (not self.host or self.host.lower() in f"{one.host}:{one.port} {one.reason}".lower())
@@ -55,7 +54,7 @@ class Asked(NamedTuple):
         )
 
 
-class Row(NamedTuple):
+class NetworkRow(NamedTuple):
     at: float  # when it began; of a sandbox that has ended, when it was over
     sandbox: str
     owner: str
@@ -76,31 +75,31 @@ class Row(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Its reason, without where to, which is beside it."""
+        """The reason, without the destination, which is shown beside it."""
         return self.reason.removeprefix(f"{self.there} is ").removeprefix(f"{self.there} ")
 
     @property
     def was_let_through(self) -> bool:
-        """By a rule: for packages of the index there are others."""
+        """Whether a rule allowed it: packages of the index have other rules."""
         return self.verdict in ("allowed", "open") and self.protocol != "package"
 
 
-class Found(NamedTuple):
-    rows: list[Row]
+class NetworkListing(NamedTuple):
+    rows: list[NetworkRow]
     has_more: bool
 
 
-def asked_of(query: Mapping[str, str], *, is_admin: bool) -> Asked:
-    """Raises InvalidRequest for what cannot be asked for."""
+def decode_network_query(query: Mapping[str, str], *, is_admin: bool) -> NetworkPageQuery:
+    """Raises InvalidRequest for an invalid filter."""
     texts = {name: query.get(name, "").strip()[:MAX_TEXT] for name in ("sandbox", "verdict", "host", "owner")}
     if texts["verdict"] and texts["verdict"] not in VERDICTS:
         raise errors.InvalidRequest(f"there is no verdict {texts['verdict'][:50]!r}: use {', '.join(VERDICTS)}")
     if not is_admin:
         texts["owner"] = ""
-    return Asked(**texts, before=_moment(query.get("before", "")))
+    return NetworkPageQuery(**texts, before=_decode_moment(query.get("before", "")))
 
 
-def _moment(text: str) -> float | None:
+def _decode_moment(text: str) -> float | None:
     if not text:
         return None
     try:
@@ -109,27 +108,27 @@ def _moment(text: str) -> float | None:
         raise errors.InvalidRequest(f"before is a moment in seconds, not {text[:50]!r}") from None
 
 
-async def found(engine: Engine, owner: str | None, asked: Asked) -> Found:
-    """Of that owner's sandboxes, or with None of all. One more is looked for than is shown: whether there are more."""
-    matching: list[Row] = []
+async def find_connections(engine: Engine, owner: str | None, asked: NetworkPageQuery) -> NetworkListing:
+    """Connections of that owner's sandboxes (None: of all). Looks for one more than a page, to know of more."""
+    matching: list[NetworkRow] = []
     living = set()
-    for sandbox in engine.living():
+    for sandbox in engine.live_sandboxes():
         living.add(sandbox.id)
-        if _is_asked(asked, owner, sandbox.id, sandbox.spec.owner) and (entries := sandbox.network.log):
-            newest = heapq.nlargest(ROWS + 1, filter(asked.wants, entries), key=lambda entry: entry.at)
-            matching += (_row(each, sandbox.id, sandbox.spec.owner) for each in newest)
+        if _is_selected(asked, owner, sandbox.id, sandbox.spec.owner) and (entries := sandbox.network.log):
+            newest = heapq.nlargest(PAGE_ROWS + 1, filter(asked.matches_row, entries), key=lambda entry: entry.at)
+            matching += (_live_row(each, sandbox.id, sandbox.spec.owner) for each in newest)
             await asyncio.sleep(0)  # there may be hundreds of them, each with a thousand lines
-    matching += filter(asked.wants, _of_ended(living, owner, asked))
-    rows = heapq.nlargest(ROWS + 1, matching, key=lambda row: row.at)
-    return Found(rows[:ROWS], len(rows) > ROWS)
+    matching += filter(asked.matches_row, _ended_rows(living, owner, asked))
+    rows = heapq.nlargest(PAGE_ROWS + 1, matching, key=lambda row: row.at)
+    return NetworkListing(rows[:PAGE_ROWS], len(rows) > PAGE_ROWS)
 
 
-def _is_asked(asked: Asked, sees: str | None, sandbox: str, owner: str) -> bool:
+def _is_selected(asked: NetworkPageQuery, sees: str | None, sandbox: str, owner: str) -> bool:
     return bool(owner) and sees in (None, owner) and asked.owner in ("", owner) and asked.sandbox in sandbox
 
 
-def _row(entry: NetworkEntry, sandbox: str, owner: str) -> Row:
-    return Row(
+def _live_row(entry: NetworkEntry, sandbox: str, owner: str) -> NetworkRow:
+    return NetworkRow(
         at=entry.at,
         sandbox=sandbox,
         owner=owner,
@@ -144,20 +143,20 @@ def _row(entry: NetworkEntry, sandbox: str, owner: str) -> Row:
     )
 
 
-def _of_ended(living: set[str], sees: str | None, asked: Asked) -> Iterator[Row]:
+def _ended_rows(living: set[str], sees: str | None, asked: NetworkPageQuery) -> Iterator[NetworkRow]:
     for entry in log.kept:
-        if entry.event not in OF_NETWORKS:
+        if entry.event not in NETWORK_EVENTS:
             continue
         sandbox, owner = str(entry.fields.get("sandbox", "")), str(entry.fields.get("owner", ""))
-        if sandbox not in living and _is_asked(asked, sees, sandbox, owner):
-            yield _logged(entry, sandbox, owner)
+        if sandbox not in living and _is_selected(asked, sees, sandbox, owner):
+            yield _logged_row(entry, sandbox, owner)
 
 
-def _logged(entry: Entry, sandbox: str, owner: str) -> Row:
-    """What is nothing is left out of the server's log."""
+def _logged_row(entry: LogEntry, sandbox: str, owner: str) -> NetworkRow:
+    """A row from the server's log, which leaves out empty fields."""
     fields = entry.fields
-    is_sum = entry.event == LEFT_OUT
-    return Row(
+    is_sum = entry.event == LEFT_OUT_EVENT
+    return NetworkRow(
         at=entry.at,
         sandbox=sandbox,
         owner=owner,
@@ -175,52 +174,64 @@ def _logged(entry: Entry, sandbox: str, owner: str) -> Row:
 
 SHOWN_SANDBOXES = 100
 SHOWN_RULES = 50
-ANYTHING = NetworkPolicy(allow=("*:*",))  # a sandbox that asks for all that it can get
+ALLOW_ANYTHING = NetworkPolicy(allow=("*:*",))  # a sandbox that asks for all that it can get
 
 
 class NetworkPage:
-    def __init__(self, house: House):
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._engine = house.engine
         self._config = house.config
 
-    async def overview(self, request: Request, visitor: Visitor) -> Response:
-        asked = asked_of(request.query_params, is_admin=visitor.is_admin)
-        shown = await found(self._engine, visitor.sees, asked)
+    async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        asked = decode_network_query(request.query_params, is_admin=visitor.is_admin)
+        shown = await find_connections(self._engine, visitor.visible_owner, asked)
         if is_partial(request):
-            return self._render(request, visitor, "network_rows.html", asked, shown)
-        living = self._living(visitor)
+            return self._render_rows(request, visitor, "network_rows.html", asked, shown)
+        living = self._visible_sandboxes(visitor)
         one = next((each for each in living if each.id == asked.sandbox), None)
-        return self._render(
+        return self._render_rows(
             request,
             visitor,
             "network.html",
             asked,
             shown,
-            one=None if one is None else (one.record, requests.info_of(one.network.policy), one.network.dropped),
+            one=None if one is None else (one.record, requests.policy_to_info(one.network.policy), one.network.dropped),
             networked=[(each.record, each.network.policy) for each in living if each.network.policy.allows_something],
         )
 
-    async def check(self, request: Request, visitor: Visitor) -> Response:
-        """Whether somewhere would be let through, and which rules say so. Nothing is looked up or connected to."""
-        from cloche.api.console.network_rules import opinion  # loads the proxy, which most servers have no need for
+    async def check(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """Whether a destination would be allowed, and by which rules. Nothing is looked up or connected to."""
+        from cloche.api.console.network_rules import (
+            check_destination,  # loads the proxy, which most servers have no need for
+        )
 
         place = request.query_params.get("place", "").strip()[:MAX_TEXT]
         id = request.query_params.get("sandbox", "").strip()
-        one = next((each for each in self._living(visitor) if each.id == id), None)
-        policy = ANYTHING if one is None else one.network.policy
-        said = opinion(place, policy, self._config.network)
+        one = next((each for each in self._visible_sandboxes(visitor) if each.id == id), None)
+        policy = ALLOW_ANYTHING if one is None else one.network.policy
+        said = check_destination(place, policy, self._config.network)
         return self._house.render(
             request, visitor, "network_check.html", said=said, place=place, id=id, sandbox=one and one.record
         )
 
-    def _living(self, visitor: Visitor) -> list[Sandbox]:
-        """Theirs, the newest first."""
-        own = [each for each in self._engine.living() if each.spec.owner and visitor.sees in (None, each.spec.owner)]
+    def _visible_sandboxes(self, visitor: ConsoleVisitor) -> list[Sandbox]:
+        """The visitor's running sandboxes, the newest first."""
+        own = [
+            each
+            for each in self._engine.live_sandboxes()
+            if each.spec.owner and visitor.visible_owner in (None, each.spec.owner)
+        ]
         return sorted(own, key=lambda each: -each.record.created_at)
 
-    def _render(
-        self, request: Request, visitor: Visitor, name: str, asked: Asked, shown: Found, **values: Any
+    def _render_rows(
+        self,
+        request: Request,
+        visitor: ConsoleVisitor,
+        name: str,
+        asked: NetworkPageQuery,
+        shown: NetworkListing,
+        **values: Any,
     ) -> Response:
         older = urlencode({**asked.filters, "before": shown.rows[-1].at}) if shown.has_more else ""
         return self._house.render(
@@ -236,23 +247,23 @@ class NetworkPage:
             network=self._config.network,
             packages=self._config.packages,
             sealed=self._engine.networks.sealed,
-            page_rows=ROWS,
+            page_rows=PAGE_ROWS,
             shown_sandboxes=SHOWN_SANDBOXES,
             shown_rules=SHOWN_RULES,
             **values,
         )
 
-    def _with_rules(self, rows: list[Row]) -> list[tuple[Row, str]]:
-        """Those that were let through with the rule for it, as it is now. Of all others, the reason says it."""
-        policies = {each.id: each.network.policy for each in self._engine.living()}
+    def _with_rules(self, rows: list[NetworkRow]) -> list[tuple[NetworkRow, str]]:
+        """Allowed connections with the current rule for them. For all others, the reason is enough."""
+        policies = {each.id: each.network.policy for each in self._engine.live_sandboxes()}
         if not any(row.sandbox in policies for row in rows):
             return [(row, "") for row in rows]
-        from cloche.api.console.network_rules import Deciders
+        from cloche.api.console.network_rules import DecidingRules
 
-        deciders = Deciders(policies, self._config.network.bound)
-        return [(row, deciders.rule(row) if row.was_let_through else "") for row in rows]
+        deciders = DecidingRules(policies, self._config.network.bound)
+        return [(row, deciders.deciding_rule(row) if row.was_let_through else "") for row in rows]
 
 
-def pages(house: House) -> list[Page]:
+def pages(house: ConsoleContext) -> list[ConsolePage]:
     page = NetworkPage(house)
-    return [Page("/network", page.overview), Page("/network/check", page.check)]
+    return [ConsolePage("/network", page.show_overview), ConsolePage("/network/check", page.check)]

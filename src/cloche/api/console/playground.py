@@ -1,8 +1,8 @@
-"""The playground: a notebook on a live sandbox, and the frame in which it shows what programs drew.
+"""The playground: a notebook on a live sandbox, and the frame that shows the output of programs.
 
-The frame is an opaque origin without network. All that it needs comes to it by postMessage, libraries too: so its
-policy names no address at all, and nothing that runs in it can make a request. WebRTC heeds no such policy: where a
-browser knows it, `Connection-Allowlist` stops that, too.
+The frame is an opaque origin without network. All that it needs comes to it by postMessage, libraries too: so
+its policy names no address at all, and nothing that runs in it can make a request. WebRTC ignores such
+policies: where a browser supports it, `Connection-Allowlist` stops that, too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import functools
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cloche.api.console.context import House, Page, Visitor
-from cloche.api.console.statics import PLACE
+from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor
+from cloche.api.console.statics import STATIC_DIRECTORY
 from cloche.engine.executions.context import LANGUAGES
 from cloche.templates import Catalogue
 
@@ -24,18 +24,20 @@ FRAME_POLICY = (
     "img-src data: blob:; media-src data: blob:; font-src data:; worker-src blob:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'self'"
 )
-_FRAME = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Output</title><style>{style}</style></head>'
+_FRAME_HEAD = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Output</title><style>{style}</style></head>'
+)
 _FRAME_BODY = '<body><main id="shown"></main><script>{script}</script></body></html>'
 _ID_CHARACTERS = 64
 _LIFE_SECONDS = 1800.0  # of a sandbox that nobody works in any more
 
 
-class Playground:
-    def __init__(self, house: House):
+class PlaygroundPages:
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._catalogue = Catalogue(house.config.data_dir, house.config.aliases)
 
-    async def page(self, request: Request, visitor: Visitor) -> Response:
+    async def page(self, request: Request, visitor: ConsoleVisitor) -> Response:
         found = await asyncio.to_thread(self._catalogue.list)
         names = sorted({each.name for each in found}, key=lambda name: (name != "python", name)) or ["python"]
         return self._house.render(
@@ -46,33 +48,33 @@ class Playground:
             templates=names,
             languages=list(LANGUAGES),
             panels=PANELS,
-            modules=_modules(),
+            modules=_script_modules(),
             seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),
         )
 
-    async def frame(self, request: Request, visitor: Visitor) -> Response:
+    async def frame(self, request: Request, visitor: ConsoleVisitor) -> Response:
         headers = {
             "content-security-policy": FRAME_POLICY,
             "connection-allowlist": "()",
             "x-frame-options": "SAMEORIGIN",
         }
-        return Response(await asyncio.to_thread(_frame), media_type="text/html", headers=headers)
+        return Response(await asyncio.to_thread(_frame_html), media_type="text/html", headers=headers)
 
 
 @functools.cache
-def _modules() -> list[str]:
-    """What the page's script imports, so that the browser asks for all of it at once."""
-    return ["panel-parts.js", *sorted(path.name for path in PLACE.glob("playground-*.js"))]
+def _script_modules() -> list[str]:
+    """The modules that the page's script imports, so that the browser requests all of them at once."""
+    return ["panel-parts.js", *sorted(path.name for path in STATIC_DIRECTORY.glob("playground-*.js"))]
 
 
 @functools.cache
-def _frame() -> str:
-    """The same for everybody. Its script and style are in it, as an opaque origin may load nothing."""
-    style = (PLACE / "frame.css").read_text()
-    script = (PLACE / "frame.js").read_text()
-    return _FRAME.format(style=style) + _FRAME_BODY.format(script=script)
+def _frame_html() -> str:
+    """The frame's page, equal for all visitors. Script and style are inline: an opaque origin may load nothing."""
+    style = (STATIC_DIRECTORY / "frame.css").read_text()
+    script = (STATIC_DIRECTORY / "frame.js").read_text()
+    return _FRAME_HEAD.format(style=style) + _FRAME_BODY.format(script=script)
 
 
-def pages(house: House) -> list[Page]:
-    playground = Playground(house)
-    return [Page("/playground", playground.page), Page("/frame", playground.frame)]
+def pages(house: ConsoleContext) -> list[ConsolePage]:
+    playground = PlaygroundPages(house)
+    return [ConsolePage("/playground", playground.page), ConsolePage("/frame", playground.frame)]

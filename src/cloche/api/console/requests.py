@@ -1,4 +1,4 @@
-"""`/ui/requests`: what requests to the gateway did, a line each, and one of them as a tree with a waterfall."""
+"""`/ui/requests`: the gateway's requests, a line each, and one of them as a tree with a waterfall."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.admin_requests import UNFINISHED, line_of, trees
+from cloche.api.admin_requests import UNFINISHED, build_request_trees, request_summary
 from cloche.api.console import format
-from cloche.api.console.context import House, Page, Visitor, is_partial
-from cloche.store.gateway import Page as Wanted
-from cloche.store.gateway import Step
+from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
+from cloche.store.gateway import StepQuery as Wanted
+from cloche.store.gateway import StepRecord
 
-# How a request for a model's answer, or a step of it, ended: in plain words.
+# Outcomes of gateway requests and their steps, in plain words.
 
-Tone = Literal["ok", "quiet", "warn", "bad"]
+OutcomeTone = Literal["ok", "quiet", "warn", "bad"]
 
 
-class Outcome(NamedTuple):
+class OutcomeLabel(NamedTuple):
     code: str
-    tone: Tone
+    tone: OutcomeTone
     label: str
     meaning: str  # a sentence; empty where nothing is to be said
 
 
-_KNOWN: dict[str, tuple[Tone, str, str]] = {
+_OUTCOMES: dict[str, tuple[OutcomeTone, str, str]] = {
     "ok": ("ok", "ok", ""),
     UNFINISHED: ("quiet", "under way", "It goes on, or its server died before it had ended."),
     "left": ("quiet", "left", "The client stopped waiting before the answer was whole."),
@@ -56,14 +56,23 @@ _KNOWN: dict[str, tuple[Tone, str, str]] = {
     "shutting_down": ("bad", "shutting down", "The server was being stopped."),
 }
 
-FILTERS = ("ok", "!ok", "left", "cancelled", "incomplete", "upstream_failed", "model_not_found", "quota_exceeded")
+OUTCOME_FILTERS = (
+    "ok",
+    "!ok",
+    "left",
+    "cancelled",
+    "incomplete",
+    "upstream_failed",
+    "model_not_found",
+    "quota_exceeded",
+)
 """What can be chosen of requests; `!ok` is all that did not end well."""
 
-_REASONS = {
+_INCOMPLETE_REASONS = {
     "max_output_tokens": "It reached the number of output tokens that it was allowed.",
     "content_filter": "The model's server filtered its content.",
 }
-_STATUSES = {
+_STATUS_MEANINGS = {
     400: "It did not understand the request.",
     401: "It did not accept the gateway's key: see api_key of the upstream in the configuration.",
     403: "It did not allow this with the gateway's key.",
@@ -72,54 +81,54 @@ _STATUSES = {
 }
 
 
-def outcome_of(code: str, fields: Mapping[str, Any]) -> Outcome:
-    """`fields` are those of the record: what a model's server said is among them."""
-    tone, label, meaning = _KNOWN.get(code) or ("bad", code.replace("_", " "), "")
-    return Outcome(code, tone, label, " ".join(filter(None, (meaning, *_why(code, fields)))))
+def describe_outcome(code: str, fields: Mapping[str, Any]) -> OutcomeLabel:
+    """`fields` are those of the record: they include the upstream's status and error."""
+    tone, label, meaning = _OUTCOMES.get(code) or ("bad", code.replace("_", " "), "")
+    return OutcomeLabel(code, tone, label, " ".join(filter(None, (meaning, *_upstream_reasons(code, fields)))))
 
 
-def label_of(code: str) -> str:
-    return "not ok" if code == "!ok" else outcome_of(code, {}).label
+def outcome_label(code: str) -> str:
+    return "not ok" if code == "!ok" else describe_outcome(code, {}).label
 
 
-def _why(code: str, fields: Mapping[str, Any]) -> list[str]:
-    """What the model's server said, of its status and its word for it."""
+def _upstream_reasons(code: str, fields: Mapping[str, Any]) -> list[str]:
+    """Sentences on the upstream's status and its error."""
     status, word = fields.get("upstream_status"), fields.get("error")
     if code == "ok" or (status in (None, 200) and not word):
         return []
     if code == "incomplete":
-        return [_REASONS.get(str(word), f"The reason it gave: {word}.")] if word else []
+        return [_INCOMPLETE_REASONS.get(str(word), f"The reason it gave: {word}.")] if word else []
     said = [f"Its status was {status}."] if status not in (None, 200) else []
     if isinstance(status, int):
-        said.append(_STATUSES.get(status, "It failed: try again, or ask its operator." if status >= 500 else ""))
+        said.append(_STATUS_MEANINGS.get(status, "It failed: try again, or ask its operator." if status >= 500 else ""))
     return [*said, f"Its word for it: {word}."] if word else said
 
 
-# A request and what it did, as rows of a waterfall: what led to what, and when.
+# A request and its steps, as rows of a waterfall: cause, order and time.
 
-CONTAINER = "cntr_"  # before a sandbox's id, as OpenAI's clients know it
-MIN_WIDTH = 0.4  # percent: what took no time is seen, too
-MAX_SHOWN = 32_768  # characters of what was captured
+CONTAINER_PREFIX = "cntr_"  # before a sandbox's id, as OpenAI's clients know it
+MIN_BAR_WIDTH = 0.4  # percent: what took no time is seen, too
+MAX_SHOWN_CHARACTERS = 32_768  # characters of what was captured
 
-_HOW = {
+_CONTAINER_ORIGINS = {
     "created": "made for this request",
     "reused": "one that was there already",
     "replaced": "made in the place of one that was gone",
 }
-_NAMES = {"request": "Request", "container": "Container", "execution": "Code"}
-_TEXTS = {"prompt": "What the model was asked", "code": "Code", "output": "Output"}
+_STEP_NAMES = {"request": "Request", "container": "Container", "execution": "Code"}
+_TEXT_TITLES = {"prompt": "What the model was asked", "code": "Code", "output": "Output"}
 
 
-class Bar(NamedTuple):
-    """Where it is drawn, in percent of the whole request."""
+class WaterfallBar(NamedTuple):
+    """The position of a bar, in percent of the whole request."""
 
     start: str
     width: str
     first: str  # until its first word came; empty where nobody knows
 
 
-class Text(NamedTuple):
-    """Something that was captured. Shown as text, whatever it is."""
+class CapturedText(NamedTuple):
+    """A captured text. Always shown as plain text."""
 
     name: str
     title: str
@@ -127,7 +136,7 @@ class Text(NamedTuple):
     cut: int  # characters that are not shown
 
 
-class Row(NamedTuple):
+class WaterfallRow(NamedTuple):
     record: str
     kind: str
     name: str
@@ -136,23 +145,23 @@ class Row(NamedTuple):
     goes_on: bool  # whether below it comes another step of the request itself
     begins: str
     took: str
-    bar: Bar
+    bar: WaterfallBar
     tokens: str
     cached: str  # of those
-    outcome: Outcome
+    outcome: OutcomeLabel
     notes: tuple[str, ...]
     sandbox: str  # the id of the one that it is about; empty where there is none
-    texts: tuple[Text, ...]
+    texts: tuple[CapturedText, ...]
 
 
-class Tree(NamedTuple):
+class RequestTree(NamedTuple):
     id: str
     record: str
     owner: str
     at: str
     moment: str
     model: str
-    outcome: Outcome
+    outcome: OutcomeLabel
     took: str
     tokens: str
     calls: int
@@ -162,55 +171,55 @@ class Tree(NamedTuple):
     completion: str
     unfinished: bool
     captured: bool
-    rows: tuple[Row, ...]
+    rows: tuple[WaterfallRow, ...]
 
 
-def took(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """12.3 ms, 1.40 s, 2m 5s."""
     if seconds >= 60:
         return format.duration(seconds)
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
 
 
-def tokens(fields: Mapping[str, Any]) -> str:
-    """1,520 in, 231 out. Empty where nobody counted."""
+def format_tokens(fields: Mapping[str, Any]) -> str:
+    """1,520 in, 231 out. Empty where there is no count."""
     if "input_tokens" not in fields:
         return ""
     return f"{fields['input_tokens']:,} in, {fields.get('output_tokens', 0):,} out"
 
 
-def cached(fields: Mapping[str, Any]) -> str:
-    """What of the input the model's server had at hand: 1,024 cached. Empty where that is nothing."""
+def format_cached(fields: Mapping[str, Any]) -> str:
+    """The input tokens that the upstream had cached: 1,024 cached. Empty where there are none."""
     return f"{fields['cached_tokens']:,} cached" if fields.get("cached_tokens") else ""
 
 
-def href(id: str) -> str:
-    """Where a request's page is. A client may have chosen the id, so nothing in it may be a path of its own."""
+def request_href(id: str) -> str:
+    """The address of a request's page. A client may have chosen the id, so all of it is quoted."""
     return f"/ui/requests/{quote(id, safe='')}"
 
 
-def sandbox_of(container: object) -> str:
-    return str(container or "").removeprefix(CONTAINER)
+def container_sandbox(container: object) -> str:
+    return str(container or "").removeprefix(CONTAINER_PREFIX)
 
 
-def tree_of(told: Mapping[str, Any]) -> Tree:
-    """From what `/admin/requests/{id}` tells of one request."""
+def build_tree(told: Mapping[str, Any]) -> RequestTree:
+    """Builds the tree of one request from the data of `/admin/requests/{id}`."""
     steps = told["steps"]
     whole = max([float(told["seconds"]), *(each["offset_seconds"] + each["seconds"] for each in steps)], default=0.0)
-    rows = (_root(told), *_rows(steps, whole or 1e-9))
-    return Tree(
+    rows = (_root_row(told), *_step_rows(steps, whole or 1e-9))
+    return RequestTree(
         id=told["id"],
         record=told["record"],
         owner=told["owner"],
         at=format.iso(told["at"]),
         moment=format.moment(told["at"]),
         model=str(told.get("model") or next((each["model"] for each in steps if each.get("model")), "")),
-        outcome=outcome_of(told["outcome"], told),
-        took=took(told["seconds"]),
-        tokens=", ".join(filter(None, (tokens(told), cached(told)))),
+        outcome=describe_outcome(told["outcome"], told),
+        took=format_seconds(told["seconds"]),
+        tokens=", ".join(filter(None, (format_tokens(told), format_cached(told)))),
         calls=int(told.get("model_calls", 0)),
         executions=int(told.get("executions", 0)),
-        sandboxes=tuple(sandbox_of(each) for each in told.get("containers", ())),
+        sandboxes=tuple(container_sandbox(each) for each in told.get("containers", ())),
         response=str(told.get("response", "")),
         completion=str(told.get("completion", "")),
         unfinished=told["outcome"] == UNFINISHED,
@@ -219,17 +228,19 @@ def tree_of(told: Mapping[str, Any]) -> Tree:
     )
 
 
-def _root(told: Mapping[str, Any]) -> Row:
-    return _row({**told, "kind": "request", "offset_seconds": 0.0}, max(float(told["seconds"]), 1e-9), 0, last=True)
+def _root_row(told: Mapping[str, Any]) -> WaterfallRow:
+    return _waterfall_row(
+        {**told, "kind": "request", "offset_seconds": 0.0}, max(float(told["seconds"]), 1e-9), 0, last=True
+    )
 
 
-def _rows(steps: list[dict[str, Any]], whole: float) -> Iterator[Row]:
-    """In the order in which they began. What came after a model's call, and is none, is what that led to."""
+def _step_rows(steps: list[dict[str, Any]], whole: float) -> Iterator[WaterfallRow]:
+    """The steps in the order of their starts. Other steps after a model call are its consequences."""
     depths = [
         1 if each["kind"] == "model_call" or not _follows_a_call(steps[:at]) else 2 for at, each in enumerate(steps)
     ]
     for at, step in enumerate(steps):
-        yield _row(step, whole, depths[at], last=_is_last(depths, at), goes_on=1 in depths[at + 1 :])
+        yield _waterfall_row(step, whole, depths[at], last=_is_last(depths, at), goes_on=1 in depths[at + 1 :])
 
 
 def _follows_a_call(before: list[dict[str, Any]]) -> bool:
@@ -243,55 +254,61 @@ def _is_last(depths: list[int], at: int) -> bool:
     return True
 
 
-def _row(step: Mapping[str, Any], whole: float, depth: int, *, last: bool, goes_on: bool = False) -> Row:
-    outcome = outcome_of(step["outcome"], step)
-    return Row(
+def _waterfall_row(
+    step: Mapping[str, Any], whole: float, depth: int, *, last: bool, goes_on: bool = False
+) -> WaterfallRow:
+    outcome = describe_outcome(step["outcome"], step)
+    return WaterfallRow(
         record=step["record"],
         kind=step["kind"],
-        name=_name(step),
+        name=_step_name(step),
         depth=depth,
         last=last,
         goes_on=goes_on,
-        begins=took(step["offset_seconds"]),
-        took=took(step["seconds"]),
-        bar=_bar(step, whole),
-        tokens=tokens(step),
-        cached=cached(step),
+        begins=format_seconds(step["offset_seconds"]),
+        took=format_seconds(step["seconds"]),
+        bar=_step_bar(step, whole),
+        tokens=format_tokens(step),
+        cached=format_cached(step),
         outcome=outcome,
-        notes=tuple(filter(None, (*_notes(step), outcome.meaning))),
-        sandbox=sandbox_of(step.get("container")),
-        texts=tuple(_texts(step.get("captured") or {})),
+        notes=tuple(filter(None, (*_step_notes(step), outcome.meaning))),
+        sandbox=container_sandbox(step.get("container")),
+        texts=tuple(_captured_texts(step.get("captured") or {})),
     )
 
 
-def _name(step: Mapping[str, Any]) -> str:
+def _step_name(step: Mapping[str, Any]) -> str:
     kind = step["kind"]
     if kind == "model_call":
         after = int(step.get("leg", 1)) - 1
         return "Model call" if not after else "Follow-up call" if after == 1 else f"Follow-up call {after}"
-    return _NAMES.get(kind, str(kind))
+    return _STEP_NAMES.get(kind, str(kind))
 
 
-def _bar(step: Mapping[str, Any], whole: float) -> Bar:
-    begins = min(step["offset_seconds"] / whole * 100, 100 - MIN_WIDTH)
-    width = min(max(step["seconds"] / whole * 100, MIN_WIDTH), 100 - begins)
+def _step_bar(step: Mapping[str, Any], whole: float) -> WaterfallBar:
+    begins = min(step["offset_seconds"] / whole * 100, 100 - MIN_BAR_WIDTH)
+    width = min(max(step["seconds"] / whole * 100, MIN_BAR_WIDTH), 100 - begins)
     first = min(step["first_seconds"] / whole * 100, width) if "first_seconds" in step else None
-    return Bar(f"{begins:.2f}", f"{width:.2f}", "" if first is None else f"{first:.2f}")
+    return WaterfallBar(f"{begins:.2f}", f"{width:.2f}", "" if first is None else f"{first:.2f}")
 
 
-def _notes(step: Mapping[str, Any]) -> Iterator[str]:
+def _step_notes(step: Mapping[str, Any]) -> Iterator[str]:
     if step["kind"] == "model_call":
         yield str(step.get("model", ""))
-        yield f"first word after {took(step['first_seconds'])}" if "first_seconds" in step else ""
-    yield _HOW.get(step.get("how", ""), "")
+        yield f"first word after {format_seconds(step['first_seconds'])}" if "first_seconds" in step else ""
+    yield _CONTAINER_ORIGINS.get(step.get("how", ""), "")
     if "cpu_seconds" in step:
-        yield f"CPU {took(step['cpu_seconds'])}, memory {format.size(step.get('memory_peak_bytes', 0))}"
+        yield f"CPU {format_seconds(step['cpu_seconds'])}, memory {format.size(step.get('memory_peak_bytes', 0))}"
 
 
-def _texts(captured: Mapping[str, Any]) -> Iterator[Text]:
-    for name in sorted(captured, key=lambda each: [*_TEXTS].index(each) if each in _TEXTS else len(_TEXTS)):
+def _captured_texts(captured: Mapping[str, Any]) -> Iterator[CapturedText]:
+    for name in sorted(
+        captured, key=lambda each: [*_TEXT_TITLES].index(each) if each in _TEXT_TITLES else len(_TEXT_TITLES)
+    ):
         text = str(captured[name])
-        yield Text(name, _TEXTS.get(name, name), text[:MAX_SHOWN], max(len(text) - MAX_SHOWN, 0))
+        yield CapturedText(
+            name, _TEXT_TITLES.get(name, name), text[:MAX_SHOWN_CHARACTERS], max(len(text) - MAX_SHOWN_CHARACTERS, 0)
+        )
 
 
 ROWS = 50
@@ -301,8 +318,8 @@ SINCE = {"1h": 3600.0, "24h": 86400.0, "7d": 7 * 86400.0}
 _SINCE_NAMES = {"1h": "the last hour", "24h": "the last day", "7d": "the last week"}
 
 
-class Asked(NamedTuple):
-    """Which of them; empty is all."""
+class RequestPageQuery(NamedTuple):
+    """The filter; empty fields match all."""
 
     outcome: str = ""
     model: str = ""
@@ -313,23 +330,23 @@ class Asked(NamedTuple):
 
     @property
     def query(self) -> str:
-        """The same, but for the page."""
+        """The filter without the page, as a query string."""
         return urlencode({name: value for name, value in self._asdict().items() if value and name != "before"})
 
     @property
     def is_live(self) -> bool:
-        """Whether new ones come to it: not on an older page, nor where one is looked for by an id."""
+        """Whether new requests are added to it: not on an older page, nor in a search by id."""
         return not self.before and not self.id
 
 
-class Line(NamedTuple):
+class RequestLine(NamedTuple):
     href: str
     id: str
     at: str
     moment: str
     model: str
     owner: str
-    outcome: Outcome
+    outcome: OutcomeLabel
     took: str
     tokens_in: str
     tokens_out: str
@@ -338,29 +355,32 @@ class Line(NamedTuple):
     sandboxes: tuple[str, ...]
 
 
-def pages(house: House) -> list[Page]:
-    desk = Requests(house)
-    return [Page("/requests", desk.overview), Page("/requests/{id:path}", desk.show)]
+def pages(house: ConsoleContext) -> list[ConsolePage]:
+    desk = RequestPages(house)
+    return [ConsolePage("/requests", desk.show_overview), ConsolePage("/requests/{id:path}", desk.show)]
 
 
-class Requests:
-    def __init__(self, house: House):
+class RequestPages:
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._steps = house.gateway.shelf.steps
 
-    async def overview(self, request: Request, visitor: Visitor) -> Response:
-        asked = asked_of(request.query_params, visitor)
+    async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        asked = decode_request_query(request.query_params, visitor)
         wanted = Wanted(
             limit=ROWS + 1,
             before=asked.before or None,
-            owner=visitor.sees or asked.owner or None,
+            owner=visitor.visible_owner or asked.owner or None,
             outcome=asked.outcome or None,
             model=asked.model or None,
             id=asked.id or None,
             since=time.time() - SINCE[asked.since] if asked.since else None,
         )
         found = await self._steps.requests(wanted)
-        lines = [*await self._under_way(asked, visitor), *(_line(line_of(each)) for each in found[:ROWS])]
+        lines = [
+            *await self._unfinished_lines(asked, visitor),
+            *(_request_line(request_summary(each)) for each in found[:ROWS]),
+        ]
         older = urlencode({"before": found[ROWS - 1].id}) if len(found) > ROWS else ""
         name = "requests_rows.html" if is_partial(request) else "requests.html"
         return self._house.render(
@@ -370,25 +390,31 @@ class Requests:
             lines=lines,
             asked=asked,
             older="&".join(filter(None, (asked.query, older))) if older else "",
-            outcomes=[(code, label_of(code)) for code in FILTERS],
+            outcomes=[(code, outcome_label(code)) for code in OUTCOME_FILTERS],
             times=_SINCE_NAMES,
             models=sorted({line.model for line in lines if line.model}),
             capture=self._house.config.gateway.capture,
         )
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        """By the id of its record, or by its own: clients may have given that to several."""
+    async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """A request by the id of its record, or by its own: clients may have given that to several."""
         id = request.path_params["id"]
-        steps = await self._found(id, visitor.sees)
+        steps = await self._find_steps(id, visitor.visible_owner)
         if not steps:
             raise errors.NotFound(f"there is no record of a request {id[:200]!r}: they are kept for 30 days")
-        found = [tree_of(_until_now(each)) for each in trees(steps)]
+        found = [build_tree(_elapsed_until_now(each)) for each in build_request_trees(steps)]
         name = "request_trees.html" if is_partial(request) else "request.html"
         return self._house.render(
-            request, visitor, name, id=id, href=href(id), trees=found, capture=self._house.config.gateway.capture
+            request,
+            visitor,
+            name,
+            id=id,
+            href=request_href(id),
+            trees=found,
+            capture=self._house.config.gateway.capture,
         )
 
-    async def _found(self, id: str, owner: str | None) -> list[Step]:
+    async def _find_steps(self, id: str, owner: str | None) -> list[StepRecord]:
         record = await self._steps.get(id)
         if record is None or owner not in (None, record.owner):
             return await self._steps.of(id, owner)
@@ -397,55 +423,57 @@ class Requests:
             record
         ]
 
-    async def _under_way(self, asked: Asked, visitor: Visitor) -> list[Line]:
-        """Those that have not ended. Only where nothing is asked for that nobody knows before the end."""
+    async def _unfinished_lines(self, asked: RequestPageQuery, visitor: ConsoleVisitor) -> list[RequestLine]:
+        """Requests that have not ended. None where the filter needs a fact that is known only at the end."""
         if not asked.is_live or asked.outcome:
             return []
-        owner = visitor.sees or asked.owner or None
-        steps = await self._steps.under_way(time.time() - UNDER_WAY_SECONDS, owner)
-        found = [_unfinished(each) for each in reversed(trees(steps)) if each["outcome"] == UNFINISHED]
+        owner = visitor.visible_owner or asked.owner or None
+        steps = await self._steps.list_unfinished(time.time() - UNDER_WAY_SECONDS, owner)
+        found = [
+            _unfinished_line(each) for each in reversed(build_request_trees(steps)) if each["outcome"] == UNFINISHED
+        ]
         return [line for line in found if asked.model in ("", line.model)]
 
 
-def asked_of(query: Mapping[str, str], visitor: Visitor) -> Asked:
-    """Raises InvalidRequest for what cannot be asked for."""
-    texts = {name: query.get(name, "").strip()[:MAX_TEXT] for name in Asked._fields}
+def decode_request_query(query: Mapping[str, str], visitor: ConsoleVisitor) -> RequestPageQuery:
+    """Raises InvalidRequest for an invalid filter."""
+    texts = {name: query.get(name, "").strip()[:MAX_TEXT] for name in RequestPageQuery._fields}
     if texts["since"] and texts["since"] not in SINCE:
         raise errors.InvalidRequest(f"since must be one of {', '.join(SINCE)}, not {texts['since'][:50]!r}")
-    return Asked(**{**texts, "owner": texts["owner"] if visitor.is_admin else ""})
+    return RequestPageQuery(**{**texts, "owner": texts["owner"] if visitor.is_admin else ""})
 
 
-def _line(told: Mapping[str, Any]) -> Line:
-    return Line(
-        href=href(told["record"]),
+def _request_line(told: Mapping[str, Any]) -> RequestLine:
+    return RequestLine(
+        href=request_href(told["record"]),
         id=told["id"],
         at=format.iso(told["at"]),
         moment=format.moment(told["at"]),
         model=str(told.get("model", "")),
         owner=told["owner"],
-        outcome=outcome_of(told["outcome"], told),
-        took=took(told["seconds"]),
+        outcome=describe_outcome(told["outcome"], told),
+        took=format_seconds(told["seconds"]),
         tokens_in=f"{told.get('input_tokens', 0):,}",
         tokens_out=f"{told.get('output_tokens', 0):,}",
         calls=int(told.get("model_calls", 0)),
         executions=int(told.get("executions", 0)),
-        sandboxes=tuple(sandbox_of(each) for each in told.get("containers", ())),
+        sandboxes=tuple(container_sandbox(each) for each in told.get("containers", ())),
     )
 
 
-def _until_now(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What has no end may go on: it takes as long as it has been there. After a while nobody believes that any more."""
+def _elapsed_until_now(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An unfinished record with the time until now. After a while it is taken for lost."""
     seconds = time.time() - told["at"]
     if told["outcome"] != UNFINISHED or not told["seconds"] < seconds < UNDER_WAY_SECONDS:
         return told
     return {**told, "seconds": seconds}
 
 
-def _unfinished(told: Mapping[str, Any]) -> Line:
-    """Its own record has no sums yet: those of its steps."""
+def _unfinished_line(told: Mapping[str, Any]) -> RequestLine:
+    """A line of an unfinished request: its record has no sums yet, so its steps are added up."""
     steps = told["steps"]
     kinds = [each["kind"] for each in steps]
     sums = {name: sum(each.get(name, 0) for each in steps) for name in ("input_tokens", "output_tokens")}
     model = next((each["model"] for each in steps if each.get("model")), "")
-    line = _line({**_until_now(told), **sums, "model": model, "model_calls": kinds.count("model_call")})
-    return line._replace(href=href(told["id"]), executions=kinds.count("execution"))
+    line = _request_line({**_elapsed_until_now(told), **sums, "model": model, "model_calls": kinds.count("model_call")})
+    return line._replace(href=request_href(told["id"]), executions=kinds.count("execution"))

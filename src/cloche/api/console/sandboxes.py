@@ -1,4 +1,4 @@
-"""The pages of sandboxes: the list, each one's own, and what can be done to them."""
+"""The pages of sandboxes: the list, each one's own, and their actions."""
 
 from __future__ import annotations
 
@@ -13,62 +13,69 @@ from starlette.responses import JSONResponse, Response
 
 from cloche import errors
 from cloche.api.console import format
-from cloche.api.console.context import House, Page, Visitor, body_of, is_partial, packed
+from cloche.api.console.context import (
+    ConsoleContext,
+    ConsolePage,
+    ConsoleVisitor,
+    compress_partial,
+    decode_body,
+    is_partial,
+)
 from cloche.api.console.sandbox_list import (
-    LIVE,
+    LIVE_STATES,
     LONG_HEIGHT,
-    LONG_POINTS,
     LONG_WIDTH,
-    Ending,
-    Usage,
-    asked_of,
-    found,
-    usage_of,
-    why,
+    PAGE_POINTS,
+    EndingExplanation,
+    UsageSparklines,
+    decode_sandbox_query,
+    explain_ending,
+    find_sandboxes,
+    usage_sparklines,
 )
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
-from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, absent, never
-from cloche.engine.sandboxes.network import listening
+from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error, sandbox_not_found_error
+from cloche.engine.sandboxes.network import listening_ports
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import ProcessInfo, SnapshotInfo, Struct
 from cloche.protocol import requests
 from cloche.protocol.responses import NetworkInfo
-from cloche.store.audit_reader import Wanted, last
+from cloche.store.audit_reader import AuditQuery, read_last
 from cloche.store.base import SandboxRecord
-from cloche.telemetry import Entry, log
+from cloche.telemetry import LogEntry, log
 
-# All that is known of one sandbox, as its own page shows it.
+# All facts about one sandbox, for its own page.
 
 T = TypeVar("T")
 
 ASK_SECONDS = 2.0  # for a sandbox to say what runs in it
 LOG_LINES = 100
 SHOWN_RULES = 50
-OF_OWNERS = ("sandbox.", "network.")  # events of one's own sandbox that are no business of the server alone
+OWNER_EVENTS = ("sandbox.", "network.")  # events of one's own sandbox that are no business of the server alone
 
 
-class Inside(NamedTuple):
-    """What one that runs says of itself. None where it does not answer in time."""
+class SandboxActivity(NamedTuple):
+    """Contexts, processes and ports of a running sandbox. None where it does not answer in time."""
 
     contexts: Sequence[Context] = ()
     processes: Sequence[ProcessInfo] | None = ()
     ports: Sequence[int] | None = ()
 
 
-class Facts(NamedTuple):
+class SandboxFacts(NamedTuple):
     record: SandboxRecord
     sandbox: Sandbox | None
-    ending: Ending | None
-    usage: Usage | None
-    inside: Inside
+    ending: EndingExplanation | None
+    usage: UsageSparklines | None
+    inside: SandboxActivity
     network: NetworkInfo | None
     snapshots: Sequence[SnapshotInfo]
-    lines: Sequence[Entry]
+    lines: Sequence[LogEntry]
 
     @property
     def state(self) -> str:
-        return self.record.state if self.record.state in LIVE else "ended"
+        return self.record.state if self.record.state in LIVE_STATES else "ended"
 
     @property
     def lived_seconds(self) -> float:
@@ -79,44 +86,44 @@ class Facts(NamedTuple):
         return None if self.sandbox is None else self.sandbox.meter.processes
 
 
-async def recorded(engine: Engine, id: str, owner: str | None) -> tuple[SandboxRecord, Sandbox | None]:
-    """One of that owner, or with None of anybody, and its cell. Nothing is woken by it. Raises SandboxNotFound."""
-    sandbox = next((each for each in engine.living() if each.id == id and each.spec.owner), None)
+async def find_record(engine: Engine, id: str, owner: str | None) -> tuple[SandboxRecord, Sandbox | None]:
+    """A sandbox of that owner (None: of any) and its cell. It wakes no sandbox. Raises SandboxNotFound."""
+    sandbox = next((each for each in engine.live_sandboxes() if each.id == id and each.spec.owner), None)
     if sandbox is not None and owner in (None, sandbox.spec.owner):
         return sandbox.record, sandbox
     record = await engine.records.get(id, owner)
     if record is None:
-        raise never(id)
+        raise sandbox_not_found_error(id)
     return record, None
 
 
-async def facts_of(engine: Engine, id: str, owner: str | None) -> Facts:
+async def load_facts(engine: Engine, id: str, owner: str | None) -> SandboxFacts:
     """Raises SandboxNotFound."""
-    record, sandbox = await recorded(engine, id, owner)
+    record, sandbox = await find_record(engine, id, owner)
     snapshots = await engine.snapshots.list(record.owner, id)
-    return Facts(
+    return SandboxFacts(
         record=record,
         sandbox=sandbox,
-        ending=None if record.state in LIVE else why(record),
-        usage=None if sandbox is None else usage_of(sandbox.meter, LONG_POINTS, LONG_WIDTH, LONG_HEIGHT),
-        inside=await _inside(sandbox, sealed=engine.networks.sealed),
-        network=None if sandbox is None else requests.info_of(sandbox.network.policy),
+        ending=None if record.state in LIVE_STATES else explain_ending(record),
+        usage=None if sandbox is None else usage_sparklines(sandbox.meter, PAGE_POINTS, LONG_WIDTH, LONG_HEIGHT),
+        inside=await _query_activity(sandbox, sealed=engine.networks.sealed),
+        network=None if sandbox is None else requests.policy_to_info(sandbox.network.policy),
         snapshots=[each.info for each in snapshots],
-        lines=_lines(id, all=owner is None),
+        lines=_log_lines(id, all=owner is None),
     )
 
 
-async def _inside(sandbox: Sandbox | None, *, sealed: bool) -> Inside:
-    """Without walls the ports are those of the host, and nobody's business."""
+async def _query_activity(sandbox: Sandbox | None, *, sealed: bool) -> SandboxActivity:
+    """Queries a running sandbox. Without isolation the ports are the host's, and are not shown."""
     if sandbox is None or sandbox.record.state != "running":
-        return Inside()
-    ask_ports = listening(sandbox.guest) if sealed else _none()
+        return SandboxActivity()
+    ask_ports = listening_ports(sandbox.guest) if sealed else _no_ports()
     processes, ports = await asyncio.gather(_in_time(sandbox.commands.list()), _in_time(ask_ports))
     contexts = sandbox.contexts if sandbox.record.state == "running" else ()
-    return Inside(contexts, processes, ports)
+    return SandboxActivity(contexts, processes, ports)
 
 
-async def _none() -> Sequence[int]:
+async def _no_ports() -> Sequence[int]:
     return ()
 
 
@@ -128,17 +135,17 @@ async def _in_time(asking: Awaitable[T]) -> T | None:
         return None
 
 
-def _lines(id: str, *, all: bool) -> list[Entry]:
-    """What the server said of it, the newest first."""
+def _log_lines(id: str, *, all: bool) -> list[LogEntry]:
+    """The server's log lines about it, the newest first."""
     found = [each for each in log.kept if each.fields.get("sandbox") == id]
-    return [each for each in reversed(found) if all or each.event.startswith(OF_OWNERS)][:LOG_LINES]
+    return [each for each in reversed(found) if all or each.event.startswith(OWNER_EVENTS)][:LOG_LINES]
 
 
-MAX_AT_ONCE = 1000  # that are killed by one request
+MAX_KILLED_AT_ONCE = 1000  # that are killed by one request
 KILLS_AT_ONCE = 16
 MAX_MINUTES = 7 * 24 * 60
 AUDIT_LINES = 50
-COLUMNS = (
+SANDBOX_COLUMNS = (
     ("id", "Sandbox"),
     ("state", "State"),
     ("owner", "Owner"),
@@ -149,133 +156,135 @@ COLUMNS = (
     ("memory", "Memory"),
     ("processes", "Procs"),
 )
-NUMBERS = ("age", "deadline", "processes")  # of the columns
+NUMBER_COLUMNS = ("age", "deadline", "processes")  # of the columns
 
 
-class Renewal(Struct, forbid_unknown_fields=True):
+class RenewalRequest(Struct, forbid_unknown_fields=True):
     minutes: float
 
 
-class Several(Struct, forbid_unknown_fields=True):
+class KillSeveralRequest(Struct, forbid_unknown_fields=True):
     ids: list[str]
 
 
-class Sandboxes:
-    def __init__(self, house: House):
+class SandboxPages:
+    def __init__(self, house: ConsoleContext):
         self._house = house
         self._engine = house.engine
 
     # -- what is shown
 
-    async def list(self, request: Request, visitor: Visitor) -> Response:
-        asked = asked_of(request.query_params)
+    async def list(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        asked = decode_sandbox_query(request.query_params)
         values = {
             "asked": asked,
-            "found": await found(self._engine, visitor.sees, asked),
-            "columns": [each for each in COLUMNS if each[0] != "owner" or visitor.is_admin],
-            "numbers": NUMBERS,
+            "found": await find_sandboxes(self._engine, visitor.visible_owner, asked),
+            "columns": [each for each in SANDBOX_COLUMNS if each[0] != "owner" or visitor.is_admin],
+            "numbers": NUMBER_COLUMNS,
         }
         name = "sandbox_rows.html" if is_partial(request) else "sandboxes.html"
-        return packed(request, self._render(request, visitor, name, values))
+        return compress_partial(request, self._render_page(request, visitor, name, values))
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        facts = await facts_of(self._engine, request.path_params["id"], visitor.sees)
+    async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        facts = await load_facts(self._engine, request.path_params["id"], visitor.visible_owner)
         values = {"facts": facts, "shown_rules": SHOWN_RULES}
-        return self._render(request, visitor, "sandbox_facts.html" if is_partial(request) else "sandbox.html", values)
+        return self._render_page(
+            request, visitor, "sandbox_facts.html" if is_partial(request) else "sandbox.html", values
+        )
 
-    async def audit(self, request: Request, visitor: Visitor) -> Response:
-        """Who did what to it, and in it. Asked for by hand, as it takes a while where there is much."""
-        record, _ = await recorded(self._engine, request.path_params["id"], visitor.sees)
-        await self._engine.trail.flushed()
-        wanted = Wanted(sandbox=record.id, since=record.created_at)
+    async def audit(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        """The audit lines of a sandbox. Loaded on request only, as a long log takes a while."""
+        record, _ = await find_record(self._engine, request.path_params["id"], visitor.visible_owner)
+        await self._engine.trail.wait_flushed()
+        wanted = AuditQuery(sandbox=record.id, since=record.created_at)
         directory = Path(self._house.config.data_dir, "audit")
         try:
-            lines = await asyncio.to_thread(last, directory, wanted, AUDIT_LINES)
+            lines = await asyncio.to_thread(read_last, directory, wanted, AUDIT_LINES)
         except OSError as error:
             raise errors.Unavailable(f"the audit log cannot be read: {error.strerror}") from None
-        return self._render(request, visitor, "sandbox_audit.html", {"lines": lines[::-1]})
+        return self._render_page(request, visitor, "sandbox_audit.html", {"lines": lines[::-1]})
 
-    def _render(self, request: Request, visitor: Visitor, name: str, values: dict[str, Any]) -> Response:
+    def _render_page(self, request: Request, visitor: ConsoleVisitor, name: str, values: dict[str, Any]) -> Response:
         return self._house.render(request, visitor, name, words=format, now=time.time(), **values)
 
     # -- what is done
 
-    async def pause(self, request: Request, visitor: Visitor) -> Response:
-        record, _ = await self._meant(request, visitor)
+    async def pause(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        record, _ = await self._find_sandbox(request, visitor)
         await self._engine.pause(record.id, record.owner)
-        return _said(f"{record.id} is paused")
+        return _message_reply(f"{record.id} is paused")
 
-    async def resume(self, request: Request, visitor: Visitor) -> Response:
-        record, _ = await self._meant(request, visitor)
+    async def resume(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        record, _ = await self._find_sandbox(request, visitor)
         await self._engine.resume(record.id, record.owner)
-        return _said(f"{record.id} runs again")
+        return _message_reply(f"{record.id} runs again")
 
-    async def renew(self, request: Request, visitor: Visitor) -> Response:
-        record, sandbox = await self._meant(request, visitor)
-        minutes = (await body_of(request, Renewal)).minutes
+    async def renew(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        record, sandbox = await self._find_sandbox(request, visitor)
+        minutes = (await decode_body(request, RenewalRequest)).minutes
         if not 0 < minutes <= MAX_MINUTES:
             raise errors.InvalidRequest(f"a sandbox is renewed for more than 0 and at most {MAX_MINUTES} minutes")
         if sandbox is None:
-            raise absent(record)
+            raise not_running_error(record)
         deadline = sandbox.renew(minutes * 60).deadline_at or 0.0
-        return _said(f"{record.id} has {format.duration(deadline - time.time())} from now")
+        return _message_reply(f"{record.id} has {format.duration(deadline - time.time())} from now")
 
-    async def kill(self, request: Request, visitor: Visitor) -> Response:
-        record, _ = await self._meant(request, visitor)
-        await self._kill(record, visitor)
-        return _said(f"{record.id} was killed")
+    async def kill(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        record, _ = await self._find_sandbox(request, visitor)
+        await self._kill_sandbox(record, visitor)
+        return _message_reply(f"{record.id} was killed")
 
-    async def kill_several(self, request: Request, visitor: Visitor) -> Response:
-        ids = dict.fromkeys((await body_of(request, Several)).ids)
-        if len(ids) > MAX_AT_ONCE:
-            raise errors.InvalidRequest(f"{MAX_AT_ONCE} sandboxes can be killed at once, not {len(ids)}")
+    async def kill_several(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        ids = dict.fromkeys((await decode_body(request, KillSeveralRequest)).ids)
+        if len(ids) > MAX_KILLED_AT_ONCE:
+            raise errors.InvalidRequest(f"{MAX_KILLED_AT_ONCE} sandboxes can be killed at once, not {len(ids)}")
         room = asyncio.Semaphore(KILLS_AT_ONCE)
         told = await asyncio.gather(*(self._try_to_kill(id, visitor, room) for id in ids))
         failed = [each for each in told if each]
         more = f"; {len(failed)} not: {failed[0]}" if failed else ""
-        return _said(f"{len(ids) - len(failed)} killed{more}")
+        return _message_reply(f"{len(ids) - len(failed)} killed{more}")
 
-    async def kill_process(self, request: Request, visitor: Visitor) -> Response:
-        record, sandbox = await self._meant(request, visitor)
+    async def kill_process(self, request: Request, visitor: ConsoleVisitor) -> Response:
+        record, sandbox = await self._find_sandbox(request, visitor)
         if sandbox is None:
-            raise absent(record)
+            raise not_running_error(record)
         sandbox.check_running()
         sandbox.commands.kill(request.path_params["process"])
-        return _said("The process was killed")
+        return _message_reply("The process was killed")
 
-    async def _meant(self, request: Request, visitor: Visitor) -> tuple[SandboxRecord, Sandbox | None]:
-        return await recorded(self._engine, request.path_params["id"], visitor.sees)
+    async def _find_sandbox(self, request: Request, visitor: ConsoleVisitor) -> tuple[SandboxRecord, Sandbox | None]:
+        return await find_record(self._engine, request.path_params["id"], visitor.visible_owner)
 
-    async def _try_to_kill(self, id: str, visitor: Visitor, room: asyncio.Semaphore) -> str | None:
+    async def _try_to_kill(self, id: str, visitor: ConsoleVisitor, room: asyncio.Semaphore) -> str | None:
         async with room:
             try:
-                record, _ = await recorded(self._engine, id, visitor.sees)
-                await self._kill(record, visitor)
+                record, _ = await find_record(self._engine, id, visitor.visible_owner)
+                await self._kill_sandbox(record, visitor)
             except errors.ClocheError as error:
                 return str(error)
         return None
 
-    async def _kill(self, record: SandboxRecord, visitor: Visitor) -> None:
+    async def _kill_sandbox(self, record: SandboxRecord, visitor: ConsoleVisitor) -> None:
         own = record.owner == visitor.owner
         by = KILLED_BY_OWNER if own else f"killed by an admin ({visitor.owner})"
         await self._engine.kill(record.id, record.owner, f"{by}, in the console")
 
 
-def _said(text: str) -> Response:
+def _message_reply(text: str) -> Response:
     return JSONResponse({"said": text})
 
 
-def pages(house: House) -> list[Page]:
-    sandboxes = Sandboxes(house)
+def pages(house: ConsoleContext) -> list[ConsolePage]:
+    sandboxes = SandboxPages(house)
     post = ("POST",)
     return [
-        Page("/sandboxes", sandboxes.list),
-        Page("/sandboxes/kill", sandboxes.kill_several, post),
-        Page("/sandboxes/{id}", sandboxes.show),
-        Page("/sandboxes/{id}/audit", sandboxes.audit, admin=True),
-        Page("/sandboxes/{id}/pause", sandboxes.pause, post),
-        Page("/sandboxes/{id}/resume", sandboxes.resume, post),
-        Page("/sandboxes/{id}/renew", sandboxes.renew, post),
-        Page("/sandboxes/{id}/kill", sandboxes.kill, post),
-        Page("/sandboxes/{id}/processes/{process}/kill", sandboxes.kill_process, post),
+        ConsolePage("/sandboxes", sandboxes.list),
+        ConsolePage("/sandboxes/kill", sandboxes.kill_several, post),
+        ConsolePage("/sandboxes/{id}", sandboxes.show),
+        ConsolePage("/sandboxes/{id}/audit", sandboxes.audit, admin=True),
+        ConsolePage("/sandboxes/{id}/pause", sandboxes.pause, post),
+        ConsolePage("/sandboxes/{id}/resume", sandboxes.resume, post),
+        ConsolePage("/sandboxes/{id}/renew", sandboxes.renew, post),
+        ConsolePage("/sandboxes/{id}/kill", sandboxes.kill, post),
+        ConsolePage("/sandboxes/{id}/processes/{process}/kill", sandboxes.kill_process, post),
     ]

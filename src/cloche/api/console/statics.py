@@ -1,7 +1,7 @@
-"""The console's own files: scripts, styles, fonts, and the libraries that are vendored with it.
+"""The console's own files: scripts, styles, fonts, and vendored libraries.
 
-Anybody may have them: they are the same on every server. Their addresses have a version, so that a browser keeps them
-for good; a page in an opaque origin (`/ui/frame`) may use them, too.
+They need no login: they are the same on every server. Their addresses have a version, so that a browser
+caches them forever; a page in an opaque origin (`/ui/frame`) may use them, too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from starlette.responses import Response
 
 from cloche import errors
 
-PLACE = Path(__file__).parent / "static"
-PREFIX = "/ui/static/"
-FOR_GOOD = "public, max-age=31536000, immutable"
-TYPES = {
+STATIC_DIRECTORY = Path(__file__).parent / "static"
+STATIC_PREFIX = "/ui/static/"
+CACHE_FOREVER = "public, max-age=31536000, immutable"
+CONTENT_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -34,10 +34,10 @@ TYPES = {
 }
 MAX_NAME = 200  # characters: more than a file system takes raises what is no answer
 NO_FILE = "there is no such file of the console"
-PACKED = frozenset({".png", ".woff2", ".ico"})  # compressed as they are
+COMPRESSED_TYPES = frozenset({".png", ".woff2", ".ico"})  # compressed as they are
 
 
-class Kept(NamedTuple):
+class ConsoleStatic(NamedTuple):
     """A file as it is sent."""
 
     tag: str
@@ -45,30 +45,30 @@ class Kept(NamedTuple):
     packed: bytes | None
 
 
-class Statics:
+class ConsoleStatics:
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Kept] = {}  # by name and time of change: those that there are
+        self._kept: dict[tuple[str, int], ConsoleStatic] = {}  # by name and time of change: those that there are
         self.version = ""
 
     async def ready(self) -> None:
-        """To be awaited before anything else: from here on the version is known."""
+        """Computes the version. To be awaited before anything else."""
         if not self.version:
-            self.version = await asyncio.to_thread(_version)
+            self.version = await asyncio.to_thread(_files_version)
 
     def url(self, name: str) -> str:
-        """Where a page finds that file."""
-        return f"{PREFIX}v-{self.version}/{name}"
+        """The address of that file."""
+        return f"{STATIC_PREFIX}v-{self.version}/{name}"
 
     async def answer(self, request: Request) -> Response:
         """Raises NotFound."""
-        name = request.scope["path"].removeprefix(PREFIX)
+        name = request.scope["path"].removeprefix(STATIC_PREFIX)
         asked, _, rest = name.partition("/")
         versioned = asked.startswith("v-")
-        path = _found(rest if versioned else name)
-        kept = await self._read(path)
+        path = _find_file(rest if versioned else name)
+        kept = await self._load_file(path)
         current = versioned and asked == f"v-{self.version}"
         headers = {
-            "cache-control": FOR_GOOD if current else "no-cache",
+            "cache-control": CACHE_FOREVER if current else "no-cache",
             "etag": kept.tag,
             "vary": "accept-encoding",
             "access-control-allow-origin": "*",  # fonts and modules of an opaque origin
@@ -79,34 +79,39 @@ class Statics:
         body = kept.plain
         if kept.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
             body, headers["content-encoding"] = kept.packed, "gzip"
-        return Response(body, headers={**headers, "content-type": TYPES[path.suffix]})
+        return Response(body, headers={**headers, "content-type": CONTENT_TYPES[path.suffix]})
 
-    async def _read(self, path: Path) -> Kept:
+    async def _load_file(self, path: Path) -> ConsoleStatic:
         key = str(path), path.stat().st_mtime_ns
         if key not in self._kept:
-            self._kept[key] = await asyncio.to_thread(_kept, path)
+            self._kept[key] = await asyncio.to_thread(_read_static, path)
         return self._kept[key]
 
 
-def _version() -> str:
-    """Another one whenever any file is another one. It reads them all: 7 MB."""
+def _files_version() -> str:
+    """A hash that changes with any file. It reads them all: 7 MB."""
     digest = hashlib.sha256()
-    for path in sorted(PLACE.rglob("*")):
+    for path in sorted(STATIC_DIRECTORY.rglob("*")):
         if path.is_file():
-            digest.update(f"{path.relative_to(PLACE)}\0".encode() + path.read_bytes() + b"\0")
+            digest.update(f"{path.relative_to(STATIC_DIRECTORY)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 
 
-def _found(name: str) -> Path:
-    path = PLACE / name
-    if len(name) > MAX_NAME or "\0" in name or path.suffix not in TYPES or not path.resolve().is_relative_to(PLACE):
+def _find_file(name: str) -> Path:
+    path = STATIC_DIRECTORY / name
+    if (
+        len(name) > MAX_NAME
+        or "\0" in name
+        or path.suffix not in CONTENT_TYPES
+        or not path.resolve().is_relative_to(STATIC_DIRECTORY)
+    ):
         raise errors.NotFound(NO_FILE)
     if not path.is_file():
         raise errors.NotFound(NO_FILE)
     return path
 
 
-def _kept(path: Path) -> Kept:
+def _read_static(path: Path) -> ConsoleStatic:
     plain = path.read_bytes()
-    packed = None if path.suffix in PACKED else gzip.compress(plain, 9, mtime=0)
-    return Kept(f'"{hashlib.sha256(plain).hexdigest()[:20]}"', plain, packed)
+    packed = None if path.suffix in COMPRESSED_TYPES else gzip.compress(plain, 9, mtime=0)
+    return ConsoleStatic(f'"{hashlib.sha256(plain).hexdigest()[:20]}"', plain, packed)

@@ -1,6 +1,6 @@
 """The code server (port 49999): executions as lines of JSON, and contexts.
 
-Who may ask was checked before a request comes here: see access.py.
+Access was checked before a request arrives here: see app.py.
 """
 
 from __future__ import annotations
@@ -17,122 +17,124 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b.registry import Residents, away_reply
-from cloche.api.e2b.replies import AWAY, json_reply
+from cloche.api.e2b.registry import E2bSandboxes, sandbox_away_reply
+from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, json_reply
 from cloche.api.encoding import ascii_json
-from cloche.api.http import Dropped, Edge, Handler, Stream, status_of, whole_body
+from cloche.api.http import DialectEndpoint, DropConnection, Handler, StreamResponse, read_whole_body, status_of
 from cloche.config import Config
 from cloche.engine.executions.context import LANGUAGES, Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
-from cloche.model import Showing, Struct
+from cloche.model import DisplayOptions, Struct
 
-# The code server's bytes: requests decoded, events encoded. Pure.
+# The code server's wire format: decodes requests, encodes events. Pure.
 #
-# Requests are JSON, checked as FastAPI checks them. Answers of `/execute` are lines of JSON in ASCII: Python's client
-# splits them where `str.splitlines` does, JavaScript's decodes each chunk of bytes by itself.
+# Requests are JSON, validated as FastAPI does. Responses of `/execute` are lines of ASCII JSON: the Python
+# client splits them as `str.splitlines` does, the JavaScript client decodes each chunk of bytes separately.
 
-KEEPALIVE = b'{"type": "keepalive"}\n'
-END = b'{"type": "end_of_execution"}\n'
+KEEPALIVE_LINE = b'{"type": "keepalive"}\n'
+END_LINE = b'{"type": "end_of_execution"}\n'
 DEFAULT_LANGUAGE = "python"
 
 _SHORT_LANGUAGES = {"js": "javascript", "ts": "typescript", "": DEFAULT_LANGUAGE}
 _QUOTES = ("'", '"')
 
 
-class Unprocessable(errors.InvalidRequest):
-    """A request of the wrong shape. `detail` is as FastAPI puts it."""
+class UnprocessableRequest(errors.InvalidRequest):
+    """A request of the wrong shape. `detail` has FastAPI's format."""
 
     def __init__(self, kind: str, where: tuple[str | int, ...], message: str):
         super().__init__(message)
         self.detail = [{"type": kind, "loc": ["body", *where], "msg": message}]
 
 
-class ExecuteRequest(Struct):
+class E2bExecuteRequest(Struct):
     code: str
     context_id: str | None = None
     language: str | None = None
     env_vars: dict[str, str] = {}
 
 
-class ContextRequest(Struct):
+class E2bContextRequest(Struct):
     language: str = DEFAULT_LANGUAGE
     cwd: str | None = None
 
 
-def decode_execute(body: bytes) -> ExecuteRequest:
-    """Raises Unprocessable, or InvalidRequest for a context and a language at once."""
-    asked = _object(body)
+def decode_execute_request(body: bytes) -> E2bExecuteRequest:
+    """Raises UnprocessableRequest, or InvalidRequest for a context and a language at once."""
+    asked = _decode_json_object(body)
     if "code" not in asked:
-        raise Unprocessable("missing", ("code",), "Field required")
-    context_id, language = _text(asked, "context_id"), _text(asked, "language")
+        raise UnprocessableRequest("missing", ("code",), "Field required")
+    context_id, language = _string_field(asked, "context_id"), _string_field(asked, "language")
     if context_id and language:
         raise errors.InvalidRequest("Only one of context_id or language can be provided")
-    return ExecuteRequest(
-        code=_text(asked, "code", required=True) or "",
+    return E2bExecuteRequest(
+        code=_string_field(asked, "code", required=True) or "",
         context_id=context_id or None,
-        language=normal_language(language) if language else None,
-        env_vars=_env(asked.get("env_vars")),
+        language=normalize_language(language) if language else None,
+        env_vars=_decode_env_vars(asked.get("env_vars")),
     )
 
 
-def decode_context(body: bytes) -> ContextRequest:
-    """Raises Unprocessable."""
-    asked = _object(body)
-    return ContextRequest(language=normal_language(_text(asked, "language")), cwd=_text(asked, "cwd") or None)
+def decode_context_request(body: bytes) -> E2bContextRequest:
+    """Raises UnprocessableRequest."""
+    asked = _decode_json_object(body)
+    return E2bContextRequest(
+        language=normalize_language(_string_field(asked, "language")), cwd=_string_field(asked, "cwd") or None
+    )
 
 
-def normal_language(given: str | None) -> str:
+def normalize_language(given: str | None) -> str:
     name = (given or "").lower().strip()
     return _SHORT_LANGUAGES.get(name, name)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _decode_json_object(body: bytes) -> dict[str, Any]:
     if not body.strip():
-        raise Unprocessable("missing", (), "Field required")
+        raise UnprocessableRequest("missing", (), "Field required")
     try:
         asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
     except json.JSONDecodeError as error:
-        raise Unprocessable("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
+        raise UnprocessableRequest("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
     except (ValueError, RecursionError):
         message = "JSON decode error: not UTF-8, nested too deeply, or a number of thousands of digits"
-        raise Unprocessable("json_invalid", (), message) from None
+        raise UnprocessableRequest("json_invalid", (), message) from None
     if not isinstance(asked, dict):
-        raise Unprocessable("model_attributes_type", (), "Input should be a valid dictionary")
+        raise UnprocessableRequest("model_attributes_type", (), "Input should be a valid dictionary")
     return asked
 
 
-def _text(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
+def _string_field(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
     value = asked.get(name)
     if value is None and not required:
         return None
     if not isinstance(value, str):
-        raise Unprocessable("string_type", (name,), "Input should be a valid string")
+        raise UnprocessableRequest("string_type", (name,), "Input should be a valid string")
     if name != "code":
         _check_unicode(value, (name,))
     return value
 
 
 def _check_unicode(text: str, where: tuple[str, ...]) -> None:
-    """Lone surrogates are for programs only."""
+    """Lone surrogates are allowed in code only. Raises UnprocessableRequest."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Unprocessable(
+        raise UnprocessableRequest(
             "string_unicode", where, "Input should be a valid string, unable to parse it as Unicode"
         ) from None
 
 
-def _env(given: object) -> dict[str, str]:
+def _decode_env_vars(given: object) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise Unprocessable("dict_type", ("env_vars",), "Input should be a valid dictionary")
+        raise UnprocessableRequest("dict_type", ("env_vars",), "Input should be a valid dictionary")
     for name, value in given.items():
         _check_unicode(name, ("env_vars",))
         if not isinstance(value, str):
-            raise Unprocessable("string_type", ("env_vars", name), "Input should be a valid string")
+            raise UnprocessableRequest("string_type", ("env_vars", name), "Input should be a valid string")
         _check_unicode(value, ("env_vars", name))
     return given
 
@@ -141,41 +143,44 @@ def encode_context(context: Context) -> dict[str, str]:
     return {"id": context.id, "language": context.language, "cwd": context.cwd}
 
 
-class Lines:
-    """Events as lines. An execution has one error at most: it waits for the end, which may know more of it."""
+class ExecutionLineEncoder:
+    """Encodes events as lines.
+
+    An execution has one error at most, sent at the end, when more is known about it.
+    """
 
     def __init__(self) -> None:
         self._error: dict[str, Any] | None = None
 
     def encode(self, events: Iterable[AnyEvent], timestamp: str) -> bytes:
-        """What these events are on the wire; nothing for those that E2B does not know."""
-        return b"".join([self._lines(event, timestamp) for event in events])
+        """The lines for these events; empty for events that E2B does not have."""
+        return b"".join([self._encode_event_lines(event, timestamp) for event in events])
 
-    def _lines(self, event: AnyEvent, timestamp: str) -> bytes:
+    def _encode_event_lines(self, event: AnyEvent, timestamp: str) -> bytes:
         match event:
             case Output():
-                return line({"type": event.stream, "text": event.text, "timestamp": timestamp})
+                return encode_line({"type": event.stream, "text": event.text, "timestamp": timestamp})
             case Display(update=False):
-                return line(result(event))
+                return encode_line(encode_result(event))
             case Started():
-                return line({"type": "number_of_executions", "execution_count": event.count})
+                return encode_line({"type": "number_of_executions", "execution_count": event.count})
             case Raised():
                 self._error = self._error or encode_error(event.name, event.value, event.traceback)
             case Ended():
-                return self._end(event)
+                return self._encode_end_lines(event)
         return b""
 
-    def _end(self, ended: Ended) -> bytes:
+    def _encode_end_lines(self, ended: Ended) -> bytes:
         found = self._error
         if ended.outcome not in ("ok", "raised") and (found is None or ended.outcome == "timed_out"):
-            found = encode_error(*failure(ended), found["traceback"] if found else "")
+            found = encode_error(*describe_failed_outcome(ended), found["traceback"] if found else "")
         elif found is None and ended.exit_code:
             found = encode_error("", str(ended.exit_code))  # so says E2B's bash of a cell whose last command failed
-        return (line(found) if found else b"") + END
+        return (encode_line(found) if found else b"") + END_LINE
 
 
-def failure(ended: Ended) -> tuple[str, str]:
-    """Name and value of an error that was no exception of the program."""
+def describe_failed_outcome(ended: Ended) -> tuple[str, str]:
+    """Name and value of an error that was not an exception of the program."""
     reason = ended.reason or ended.outcome
     if ended.outcome == "died":
         return "ContextRestarting", f"Context was restarted: {reason}"
@@ -187,41 +192,41 @@ def encode_error(name: str, value: str, traceback: str = "") -> dict[str, Any]:
     return {"type": "error", "name": name, "value": value, "traceback": traceback}
 
 
-def result(event: Display) -> dict[str, Any]:
-    """A display, field by field: bytes in base 64, no field without a value but `extra`."""
+def encode_result(event: Display) -> dict[str, Any]:
+    """A display, field by field: bytes in base64; only `extra` may be without a value."""
     made = Result.from_bundle(event.data, main=event.main)
-    fields = {name: _plain(getattr(made, name)) for name in Result.FIELDS.values()}
+    fields = {name: _to_json_value(getattr(made, name)) for name in Result.FIELDS.values()}
     if made.text is not None:
-        fields["text"] = unquoted(made.text)
+        fields["text"] = strip_outer_quotes(made.text)
     known = {name: value for name, value in fields.items() if value is not None}
-    extra = {mime: _plain(value) for mime, value in made.extra.items()}
+    extra = {mime: _to_json_value(value) for mime, value in made.extra.items()}
     return {"type": "result", **known, "extra": extra, "is_main_result": event.main}
 
 
-def unquoted(text: str) -> str:
-    """Without its outer quotes, where they match: so a string's value, mostly, and not its repr."""
+def strip_outer_quotes(text: str) -> str:
+    """The text without matching outer quotes: mostly a string's value instead of its repr."""
     paired = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
     return text[1:-1] if paired else text
 
 
-def line(fields: Mapping[str, Any]) -> bytes:
+def encode_line(fields: Mapping[str, Any]) -> bytes:
     return ascii_json(fields) + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 QUIET_SECONDS = 5.0
-SHOWING = Showing(json=True, whole_text=True, whole_data=True, saved_images=True)
+SHOWING = DisplayOptions(json=True, whole_text=True, whole_data=True, saved_images=True)
 LISTED_FROM_THE_START = ("javascript",)  # beside Python's
 
 
-def routes(residents: Residents, config: Config) -> list[BaseRoute]:
-    plane = Code()
+def code_routes(residents: E2bSandboxes, config: Config) -> list[BaseRoute]:
+    plane = CodeServer()
 
     def route(path: str, method: str, handler: Handler) -> Route:
-        return Route(path, Edge(plane, handler), methods=[method])
+        return Route(path, DialectEndpoint(plane, handler), methods=[method])
 
     return [
         route("/health", "GET", plane.health),
@@ -233,62 +238,62 @@ def routes(residents: Residents, config: Config) -> list[BaseRoute]:
     ]
 
 
-class ContextFailed(errors.ClocheError):
-    """No context could be made. E2B has one status for it, whatever the reason."""
+class ContextCreationFailed(errors.ClocheError):
+    """No context could be created. E2B has one status for every reason."""
 
     def __init__(self, reason: errors.ClocheError):
         super().__init__(f"Failed to create context: {reason}")
 
 
-class Code:
+class CodeServer:
     def __init__(self) -> None:
         self._opened: WeakSet[Sandbox] = WeakSet()
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        if isinstance(error, Unprocessable):
+        if isinstance(error, UnprocessableRequest):
             return json_reply({"detail": error.detail}, 422)
-        if isinstance(error, AWAY):
-            return away_reply(error, request)
+        if isinstance(error, SANDBOX_AWAY_ERRORS):
+            return sandbox_away_reply(error, request)
         return PlainTextResponse(str(error), status_of(error))
 
     async def health(self, request: Request) -> Response:
         return json_reply("OK")
 
     async def execute(self, request: Request) -> Response:
-        sandbox = self._sandbox(request)
-        asked = decode_execute(await whole_body(request))
-        context = _context_for(sandbox, asked)
+        sandbox = self._open_sandbox(request)
+        asked = decode_execute_request(await read_whole_body(request))
+        context = _context_for_request(sandbox, asked)
         execution = context.execute(asked.code, env=asked.env_vars, until_deadline=True, showing=SHOWING)
-        return Stream(
-            _lines(execution, sandbox),
+        return StreamResponse(
+            _stream_execution_lines(execution, sandbox),
             at_once=True,
             quiet_seconds=QUIET_SECONDS,
-            keepalive=KEEPALIVE,
+            keepalive=KEEPALIVE_LINE,
             until=sandbox.wait_ended,
         )
 
     async def list_contexts(self, request: Request) -> Response:
-        return json_reply([encode_context(each) for each in self._sandbox(request).contexts])
+        return json_reply([encode_context(each) for each in self._open_sandbox(request).contexts])
 
     async def create_context(self, request: Request) -> Response:
-        sandbox = self._sandbox(request)
-        asked = decode_context(await whole_body(request))
+        sandbox = self._open_sandbox(request)
+        asked = decode_context_request(await read_whole_body(request))
         try:
             context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
         except (errors.InvalidRequest, errors.FileError, errors.Unavailable) as error:
-            raise ContextFailed(error) from error
+            raise ContextCreationFailed(error) from error
         return json_reply(encode_context(context))
 
     async def restart_context(self, request: Request) -> Response:
-        await _context(self._sandbox(request), request.path_params["id"]).restart()
+        await _find_context(self._open_sandbox(request), request.path_params["id"]).restart()
         return json_reply(None)
 
     async def remove_context(self, request: Request) -> Response:
-        sandbox = self._sandbox(request)
-        sandbox.remove_context(_context(sandbox, request.path_params["id"]).id)
+        sandbox = self._open_sandbox(request)
+        sandbox.remove_context(_find_context(sandbox, request.path_params["id"]).id)
         return json_reply(None)
 
-    def _sandbox(self, request: Request) -> Sandbox:
+    def _open_sandbox(self, request: Request) -> Sandbox:
         sandbox: Sandbox = request.scope["state"]["resident"].sandbox
         if sandbox not in self._opened:
             self._opened.add(sandbox)
@@ -298,33 +303,36 @@ class Code:
         return sandbox
 
 
-def _context_for(sandbox: Sandbox, asked: ExecuteRequest) -> Context:
+def _context_for_request(sandbox: Sandbox, asked: E2bExecuteRequest) -> Context:
     if asked.context_id is not None:
-        return _context(sandbox, asked.context_id)
+        return _find_context(sandbox, asked.context_id)
     try:
         return sandbox.default_context(asked.language or DEFAULT_LANGUAGE)
     except errors.InvalidRequest as error:
-        raise ContextFailed(error) from error
+        raise ContextCreationFailed(error) from error
 
 
-def _context(sandbox: Sandbox, id: str) -> Context:
+def _find_context(sandbox: Sandbox, id: str) -> Context:
     try:
         return sandbox.context(id)
     except errors.ContextNotFound:
         raise errors.ContextNotFound(f"Context {id} not found") from None
 
 
-async def _lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes, None]:
-    """Closing it interrupts the program. Raises Dropped if the sandbox ends meanwhile."""
-    lines = Lines()
+async def _stream_execution_lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes, None]:
+    """The response lines. Closing the generator interrupts the program.
+
+    Raises DropConnection if the sandbox ends meanwhile.
+    """
+    lines = ExecutionLineEncoder()
     try:
         async with execution:
             while events := await execution.next_events():
                 if execution.ended is not None and execution.ended.reason == (sandbox.ending or ""):
-                    raise Dropped
+                    raise DropConnection
                 if encoded := lines.encode(events, datetime.now(UTC).isoformat()):
                     yield encoded
-    except AWAY:
-        raise Dropped from None
+    except SANDBOX_AWAY_ERRORS:
+        raise DropConnection from None
     except errors.ClocheError as error:  # no kernel could be started: the headers are out, so it is said here
-        yield line(encode_error(type(error).__name__, str(error))) + END
+        yield encode_line(encode_error(type(error).__name__, str(error))) + END_LINE

@@ -1,8 +1,9 @@
-"""Connect-RPC with the JSON codec and without compression: all that E2B's clients speak to envd.
+"""Connect-RPC with the JSON codec and without compression: the subset that E2B's clients use with envd.
 
-A service is a list of routes of handlers made here: `unary`, `server_stream` and `client_stream` decode what comes
-into a `Message`, call, and encode what is returned. Whatever a handler raises becomes an error of the protocol: by
-`render_error` before an answer has begun, and in the end frame of a stream after that.
+A service is a list of routes of handlers made here: `unary_handler`, `server_stream_handler` and
+`client_stream_handler` decode a request into a `ConnectMessage`, call, and encode the result. Every exception
+of a handler becomes an error of the protocol: by `render_connect_error` before the response has started, and
+in the end frame of a stream after that.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b.replies import AWAY, json_reply
-from cloche.api.http import Dialect, Edge, Handler, Reset, Stream, body_chunks, whole_body
+from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, json_reply
+from cloche.api.http import (
+    Dialect,
+    DialectEndpoint,
+    Handler,
+    ResetConnection,
+    StreamResponse,
+    read_body_chunks,
+    read_whole_body,
+)
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
@@ -68,8 +77,8 @@ _CODES: dict[type[errors.ClocheError], str] = {
 }
 
 
-class Refusal(errors.ClocheError):
-    """An error whose Connect code the error tree does not imply. `connect_code` is one of STATUSES."""
+class ConnectRpcError(errors.ClocheError):
+    """An error with a Connect code that the error tree does not imply. `connect_code` is one of STATUSES."""
 
     code = "refused"
 
@@ -79,78 +88,83 @@ class Refusal(errors.ClocheError):
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy
-class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of the requests: proto3's JSON, with names in either case. Every field needs a default, as in proto3."""
+class ConnectMessage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of the requests: proto3's JSON, with field names in either case.
+
+    Every field has a default, as in proto3.
+    """
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=ConnectMessage)
 Reply = Mapping[str, Any]
 
 
 # -- handlers
 
 
-def service(name: str, dialect: Dialect, methods: Mapping[str, Handler]) -> list[BaseRoute]:
+def service_routes(name: str, dialect: Dialect, methods: Mapping[str, Handler]) -> list[BaseRoute]:
     """The routes of one service, such as `process.Process`."""
-    return [Route(f"/{name}/{method}", Edge(dialect, call), methods=["POST"]) for method, call in methods.items()]
+    return [
+        Route(f"/{name}/{method}", DialectEndpoint(dialect, call), methods=["POST"]) for method, call in methods.items()
+    ]
 
 
-def unary(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]]) -> Handler:
+def unary_handler(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]]) -> Handler:
     """One message in, one out."""
 
     async def handle(request: Request) -> Response:
-        _check_type(request, UNARY_TYPE)
-        asked = decode(kind, await whole_body(request, MAX_MESSAGE_BYTES))
+        _check_content_type(request, UNARY_TYPE)
+        asked = decode_message(kind, await read_whole_body(request, MAX_MESSAGE_BYTES))
         return json_reply(await call(request, asked))
 
     return handle
 
 
-def server_stream(
+def server_stream_handler(
     kind: type[M],
     call: Callable[[Request, M], Awaitable[AsyncGenerator[Reply, None]]],
     *,
     keepalive: Reply,
 ) -> Handler:
-    """One message in, many out. What `call` raises, and what its generator raises, ends the stream with an error.
+    """One message in, many out. An exception of `call`, or of its generator, ends the stream with an error.
 
-    The generator is closed when the client leaves or its `Connect-Timeout-Ms` has passed. Each step of it may run in a
-    task of its own: it must not hold an `asyncio.timeout` or a task group across a `yield`.
+    The generator is closed when the client disconnects or its `Connect-Timeout-Ms` has passed. Each step of it
+    may run in a task of its own: it must not hold an `asyncio.timeout` or a task group across a `yield`.
     """
 
     async def handle(request: Request) -> Response:
-        _check_type(request, STREAM_TYPE)
-        ends_at = _end_of(request)
-        asked = await _only_message(request, kind)
+        _check_content_type(request, STREAM_TYPE)
+        ends_at = _call_deadline_of(request)
+        asked = await _read_only_message(request, kind)
         replies = await call(request, asked)
-        return Stream(
-            _framed(replies, ends_at),
-            until=_sandbox(request).wait_ended,
+        return StreamResponse(
+            _frame_replies(replies, ends_at),
+            until=_sandbox_of_request(request).wait_ended,
             media_type=STREAM_TYPE,
             at_once=True,
-            quiet_seconds=quiet_seconds(request),
-            keepalive=frame(keepalive),
+            quiet_seconds=keepalive_interval_seconds(request),
+            keepalive=encode_frame(keepalive),
         )
 
     return handle
 
 
-def client_stream(kind: type[M], call: Callable[[Request, AsyncIterator[M]], Awaitable[Reply]]) -> Handler:
+def client_stream_handler(kind: type[M], call: Callable[[Request, AsyncIterator[M]], Awaitable[Reply]]) -> Handler:
     """Many messages in, one out."""
 
     async def handle(request: Request) -> Response:
-        _check_type(request, STREAM_TYPE)
-        async with contextlib.aclosing(messages(request, kind)) as coming:
-            reply = await _while_running(_sandbox(request), call(request, coming))
-        return Response(frame(reply) + end_frame(), media_type=STREAM_TYPE)
+        _check_content_type(request, STREAM_TYPE)
+        async with contextlib.aclosing(iterate_client_messages(request, kind)) as coming:
+            reply = await _call_while_running(_sandbox_of_request(request), call(request, coming))
+        return Response(encode_frame(reply) + encode_end_frame(), media_type=STREAM_TYPE)
 
     return handle
 
 
-async def _while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply:
-    """What `call` gives. Raises Gone when the sandbox ends before that: a client may be silent for long.
+async def _call_while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply:
+    """Returns the result of `call`. Raises Gone if the sandbox ends first: a client may be silent for long.
 
-    Or when it has ended and the call failed of it, as its processes were gone already.
+    Also raises Gone if the call failed because the sandbox, with its processes, had ended.
     """
     calling, ending = asyncio.ensure_future(call), asyncio.ensure_future(sandbox.wait_ended())
     try:
@@ -164,7 +178,7 @@ async def _while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply:
         await asyncio.gather(calling, ending, return_exceptions=True)
 
 
-def _sandbox(request: Request) -> Sandbox:
+def _sandbox_of_request(request: Request) -> Sandbox:
     sandbox: Sandbox = request.scope["state"]["resident"].sandbox
     return sandbox
 
@@ -172,17 +186,17 @@ def _sandbox(request: Request) -> Sandbox:
 # -- what comes
 
 
-def decode(kind: type[M], data: bytes) -> M:
-    """A message. Fields that are not known are ignored, null is the default. Raises InvalidRequest."""
+def decode_message(kind: type[M], data: bytes) -> M:
+    """Decodes a message. Unknown fields are ignored, null means the default. Raises InvalidRequest."""
     try:
         given = msgspec.json.decode(data or b"{}")
-        return msgspec.convert(_named(kind, given), kind, strict=False)
+        return msgspec.convert(_rename_to_json_fields(kind, given), kind, strict=False)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise errors.InvalidRequest(f"this is no message that can be read here: {error}") from None
 
 
-def _named(kind: Any, given: Any) -> Any:
-    """Names as proto3 wrote them (snake_case) become those of its JSON, in messages only: maps have keys of users."""
+def _rename_to_json_fields(kind: Any, given: Any) -> Any:
+    """Renames proto3's snake_case fields to their JSON names, in messages only: maps have keys of users."""
     if not isinstance(given, dict):
         return given
     named = {}
@@ -190,43 +204,44 @@ def _named(kind: Any, given: Any) -> Any:
         value = given.get(field.encode_name, given.get(field.name))
         if value is not None:
             inner = _message_type(field.type)
-            named[field.encode_name] = value if inner is None else _named(inner, value)
+            named[field.encode_name] = value if inner is None else _rename_to_json_fields(inner, value)
     return named
 
 
-def _message_type(kind: Any) -> type[Message] | None:
-    """The message that a field holds, also where it may be missing."""
+def _message_type(kind: Any) -> type[ConnectMessage] | None:
+    """The message type of a field, also of an optional one; None for other fields."""
     for each in (kind, *getattr(kind, "__args__", ())):
-        if isinstance(each, type) and issubclass(each, Message):
+        if isinstance(each, type) and issubclass(each, ConnectMessage):
             return each
     return None
 
 
-async def messages(request: Request, kind: type[M]) -> AsyncGenerator[M, None]:
-    """The messages of a client's stream, as they come. Raises InvalidRequest for what is no whole stream of them.
+async def iterate_client_messages(request: Request, kind: type[M]) -> AsyncGenerator[M, None]:
+    """The messages of a client's stream, as they arrive.
 
-    The sandbox's life bounds it, not bytes or silence: what is kept of it is one message.
+    Raises InvalidRequest for an invalid or incomplete stream. Only the sandbox's lifetime limits it, not bytes or
+    silence: one message at a time is kept in memory.
     """
-    async with contextlib.aclosing(_frames(request, unbounded=True)) as frames:
+    async with contextlib.aclosing(_iterate_request_frames(request, unbounded=True)) as frames:
         async for data in frames:
-            yield decode(kind, data)
+            yield decode_message(kind, data)
 
 
-async def _only_message(request: Request, kind: type[M]) -> M:
+async def _read_only_message(request: Request, kind: type[M]) -> M:
     only: bytes | None = None
-    async with contextlib.aclosing(_frames(request)) as frames:
+    async with contextlib.aclosing(_iterate_request_frames(request)) as frames:
         async for data in frames:
             if only is not None:
                 raise errors.InvalidRequest("this call takes one message, and more came")
             only = data
     if only is None:
         raise errors.InvalidRequest("this call takes one message, and none came")
-    return decode(kind, only)
+    return decode_message(kind, only)
 
 
-async def _frames(request: Request, *, unbounded: bool = False) -> AsyncGenerator[bytes, None]:
+async def _iterate_request_frames(request: Request, *, unbounded: bool = False) -> AsyncGenerator[bytes, None]:
     buffer = bytearray()
-    async with contextlib.aclosing(body_chunks(request, unbounded=unbounded)) as chunks:
+    async with contextlib.aclosing(read_body_chunks(request, unbounded=unbounded)) as chunks:
         async for chunk in chunks:
             buffer += chunk
             while (data := take_frame(buffer)) is not None:
@@ -236,12 +251,12 @@ async def _frames(request: Request, *, unbounded: bool = False) -> AsyncGenerato
 
 
 def take_frame(buffer: bytearray) -> bytes | None:
-    """Takes the first frame's message away from `buffer`; None if it is not whole yet. Raises InvalidRequest."""
+    """Removes the first frame from `buffer` and returns its message; None if incomplete. Raises InvalidRequest."""
     if len(buffer) < _ENVELOPE.size:
         return None
     flags, size = _ENVELOPE.unpack_from(buffer)
     if flags & _COMPRESSED:
-        raise Refusal("unimplemented", "compressed messages are not understood here: send them as they are")
+        raise ConnectRpcError("unimplemented", "compressed messages are not understood here: send them as they are")
     if flags:
         raise errors.InvalidRequest(f"a frame of a request cannot have the flags {flags:#04x}: send 0x00")
     if size > MAX_MESSAGE_BYTES:
@@ -254,21 +269,21 @@ def take_frame(buffer: bytearray) -> bytes | None:
     return data
 
 
-def _check_type(request: Request, wanted: str) -> None:
+def _check_content_type(request: Request, wanted: str) -> None:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != wanted:
-        raise UnsupportedType(f"this call takes {wanted}, not {given or 'a body without a type'}")
+        raise UnsupportedContentType(f"this call takes {wanted}, not {given or 'a body without a type'}")
     encoding = request.headers.get("connect-content-encoding" if wanted == STREAM_TYPE else "content-encoding", "")
     if encoding not in ("", "identity"):
-        raise Refusal("unimplemented", f"the compression {encoding!r} is not understood here: send it as it is")
+        raise ConnectRpcError("unimplemented", f"the compression {encoding!r} is not understood here: send it as it is")
 
 
-class UnsupportedType(errors.InvalidRequest):
-    """A codec or protocol that is not spoken here."""
+class UnsupportedContentType(errors.InvalidRequest):
+    """A codec or protocol that is not supported."""
 
 
-def timeout_seconds(request: Request) -> float | None:
-    """The client's `Connect-Timeout-Ms`; None where it sets no time. Raises InvalidRequest."""
+def client_timeout_seconds(request: Request) -> float | None:
+    """The client's `Connect-Timeout-Ms`; None if it sets none. Raises InvalidRequest."""
     given = request.headers.get("connect-timeout-ms")
     if given is None:
         return None
@@ -277,75 +292,76 @@ def timeout_seconds(request: Request) -> float | None:
     return int(given) / 1000 or None
 
 
-def quiet_seconds(request: Request) -> float:
-    """After how much silence the client wants to hear something: its `Keepalive-Ping-Interval`."""
+def keepalive_interval_seconds(request: Request) -> float:
+    """The silence after which the client expects a keepalive: its `Keepalive-Ping-Interval`."""
     given = request.headers.get("keepalive-ping-interval", "")
     if not (given.isascii() and given.isdigit() and len(given) <= 6):
         return QUIET_SECONDS
     return max(float(given), _LEAST_QUIET_SECONDS)
 
 
-def _end_of(request: Request) -> float | None:
-    seconds = timeout_seconds(request)
+def _call_deadline_of(request: Request) -> float | None:
+    seconds = client_timeout_seconds(request)
     return None if seconds is None else asyncio.get_running_loop().time() + seconds
 
 
 # -- what goes
 
 
-def frame(reply: Reply, flags: int = 0) -> bytes:
+def encode_frame(reply: Reply, flags: int = 0) -> bytes:
     data = msgspec.json.encode(reply)
     return _ENVELOPE.pack(flags, len(data)) + data
 
 
-def end_frame(error: errors.ClocheError | None = None) -> bytes:
-    """The last frame of a stream, which says whether it went well."""
-    return frame({} if error is None else {"error": error_body(error)}, _END)
+def encode_end_frame(error: errors.ClocheError | None = None) -> bytes:
+    """The last frame of a stream, with its error if it failed."""
+    return encode_frame({} if error is None else {"error": connect_error_body(error)}, _END)
 
 
-async def _framed(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> AsyncGenerator[bytes, None]:
+async def _frame_replies(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(replies):
         try:
-            while (reply := await _next(replies, ends_at)) is not None:
-                yield frame(reply)
-            yield end_frame()
-        except AWAY:
-            raise Reset from None  # clients look whether the sandbox lives when a stream breaks off, and only then
+            while (reply := await _next_reply(replies, ends_at)) is not None:
+                yield encode_frame(reply)
+            yield encode_end_frame()
+        except SANDBOX_AWAY_ERRORS:
+            # Clients check whether the sandbox lives when a stream breaks off, and only then.
+            raise ResetConnection from None
         except errors.ClocheError as error:
-            yield end_frame(error)
+            yield encode_end_frame(error)
 
 
-async def _next(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> Reply | None:
+async def _next_reply(replies: AsyncGenerator[Reply, None], ends_at: float | None) -> Reply | None:
     try:
         async with asyncio.timeout_at(ends_at):
             return await anext(replies, None)
     except TimeoutError:
-        raise Refusal("deadline_exceeded", "the time that the client gave this call has passed") from None
+        raise ConnectRpcError("deadline_exceeded", "the time that the client gave this call has passed") from None
 
 
-def code_of(error: errors.ClocheError) -> str:
-    """Connect's code for an error of ours."""
-    if isinstance(error, Refusal):
+def connect_code_of(error: errors.ClocheError) -> str:
+    """The Connect code of a Cloche error."""
+    if isinstance(error, ConnectRpcError):
         return error.connect_code
     return next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), "internal")
 
 
-def error_body(error: errors.ClocheError) -> dict[str, str]:
+def connect_error_body(error: errors.ClocheError) -> dict[str, str]:
     # Clients look for "was not found" to tell that a sandbox has ended.
-    message = f"The sandbox was not found: {error}" if isinstance(error, AWAY) else str(error)
-    return {"code": code_of(error), "message": message}
+    message = f"The sandbox was not found: {error}" if isinstance(error, SANDBOX_AWAY_ERRORS) else str(error)
+    return {"code": connect_code_of(error), "message": message}
 
 
-def is_stream(request: Request) -> bool:
+def is_stream_request(request: Request) -> bool:
     return request.headers.get("content-type", "").lower().startswith("application/connect+")
 
 
-def render_error(error: errors.ClocheError, request: Request) -> Response:
-    """An error before an answer has begun, in the shape of the call that was made."""
-    if isinstance(error, UnsupportedType):
-        return json_reply(error_body(error), 415, {"accept-post": f"{UNARY_TYPE}, {STREAM_TYPE}"})
-    if isinstance(error, AWAY):
-        return json_reply(error_body(error), 502)
-    if is_stream(request):
-        return Response(end_frame(error), media_type=STREAM_TYPE)
-    return json_reply(error_body(error), STATUSES[code_of(error)])
+def render_connect_error(error: errors.ClocheError, request: Request) -> Response:
+    """An error before the response has started, in the format of the call."""
+    if isinstance(error, UnsupportedContentType):
+        return json_reply(connect_error_body(error), 415, {"accept-post": f"{UNARY_TYPE}, {STREAM_TYPE}"})
+    if isinstance(error, SANDBOX_AWAY_ERRORS):
+        return json_reply(connect_error_body(error), 502)
+    if is_stream_request(request):
+        return Response(encode_end_frame(error), media_type=STREAM_TYPE)
+    return json_reply(connect_error_body(error), STATUSES[connect_code_of(error)])

@@ -1,4 +1,4 @@
-"""Where the control plane's handlers meet who asks, what for, and how errors are said."""
+"""The context of the control plane's handlers: authentication, the requested sandbox, bodies and errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.e2b.registry import Resident, Residents
-from cloche.api.e2b.replies import Conflict, NotOffered, bare_id, error_reply, is_worth_a_retry
-from cloche.api.http import Edge, Handler, status_of, whole_body
+from cloche.api.e2b.registry import E2bSandbox, E2bSandboxes
+from cloche.api.e2b.replies import E2bConflict, E2bUnsupported, error_reply, is_worth_retrying, strip_client_id
+from cloche.api.http import DialectEndpoint, Handler, read_whole_body, status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -19,10 +19,10 @@ from cloche.model import MIB
 MAX_BODY_BYTES = 4 * MIB
 
 
-class Desk:
-    """What every handler of the control plane needs."""
+class E2bContext:
+    """The services shared by the handlers of the control plane."""
 
-    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, residents: Residents, config: Config):
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config):
         self.engine = engine
         self.residents = residents
         self.domain = config.server.domain
@@ -30,26 +30,26 @@ class Desk:
         self._gatekeeper = gatekeeper
 
     def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, Edge(self, handler), methods=[method])
+        return Route(path, DialectEndpoint(self, handler), methods=[method])
 
     def owner(self, request: Request) -> str:
         """Raises Unauthenticated or Forbidden."""
         return self._gatekeeper.admit(request).owner
 
     async def sandbox(self, request: Request) -> Sandbox:
-        """The running one of the caller's that the path names; nobody is woken. Raises SandboxPaused, and as below."""
-        return (await self.resident(request)).sandbox
+        """The caller's running sandbox in the path; never resumes one. Raises SandboxPaused, and as `e2b_sandbox`."""
+        return (await self.e2b_sandbox(request)).sandbox
 
-    async def resident(self, request: Request) -> Resident:
-        """As it is, running or asleep. Raises SandboxNotFound, Gone, and as `owner`."""
+    async def e2b_sandbox(self, request: Request) -> E2bSandbox:
+        """The sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `owner`."""
         owner = self.owner(request)
         return await self.residents.find(self.id(request), owner)
 
     def id(self, request: Request) -> str:
-        return bare_id(request.path_params["id"])
+        return strip_client_id(request.path_params["id"])
 
     async def body(self, request: Request) -> bytes:
-        return await whole_body(request, MAX_BODY_BYTES)
+        return await read_whole_body(request, MAX_BODY_BYTES)
 
     def check_timeout(self, name: str, seconds: int, least: int = 0) -> None:
         """Raises InvalidRequest that names the field."""
@@ -60,7 +60,7 @@ class Desk:
             raise errors.InvalidRequest(f"{name}: it can be {most} s at most on this server, not {seconds}")
 
     def seconds(self, timeout: int | None, default: int | None) -> int:
-        """From now on; what a client leaves out is the default. Raises InvalidRequest."""
+        """Seconds from now; an omitted timeout means the default. Raises InvalidRequest."""
         if timeout is not None:
             self.check_timeout("timeout", timeout)
             return timeout
@@ -69,19 +69,19 @@ class Desk:
         return default
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        status = _status_of(error)
+        status = _control_status_of(error)
         response = error_reply(status, str(error))
-        if not is_worth_a_retry(status, error):
+        if not is_worth_retrying(status, error):
             response.headers["Should-Retry"] = "false"  # else clients try a 429 or 503 again, three times
         return response
 
 
-def _status_of(error: errors.ClocheError) -> int:
+def _control_status_of(error: errors.ClocheError) -> int:
     match error:
         case errors.Gone():
             return 404  # clients know no 410; the message says when and why
-        case NotOffered():
+        case E2bUnsupported():
             return 501
-        case Conflict():
+        case E2bConflict():
             return 409
     return status_of(error)

@@ -13,9 +13,16 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.e2b import envd_schema as wire
-from cloche.api.e2b.connect import Message, Refusal, Reply, server_stream, service, unary
+from cloche.api.e2b.connect import (
+    ConnectMessage,
+    ConnectRpcError,
+    Reply,
+    server_stream_handler,
+    service_routes,
+    unary_handler,
+)
 from cloche.api.http import Dialect
-from cloche.engine.sandboxes.files import TooManyWatches, Watch
+from cloche.engine.sandboxes.files import DirectoryWatch, TooManyWatches
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileChange, User, new_id
 
@@ -31,192 +38,199 @@ _EVENTS = {
 }
 
 
-class PathRequest(Message):
+class EnvdPathRequest(ConnectMessage):
     path: str = ""
 
 
-class ListDirRequest(Message):
+class EnvdListDirRequest(ConnectMessage):
     path: str = ""
     depth: int = 0
 
 
-class MoveRequest(Message):
+class EnvdMoveRequest(ConnectMessage):
     source: str = ""
     destination: str = ""
 
 
-class WatchRequest(Message):
+class EnvdWatchRequest(ConnectMessage):
     path: str = ""
     recursive: bool = False
     include_entry: bool = False
 
 
-class WatcherRequest(Message):
+class EnvdWatcherRequest(ConnectMessage):
     watcher_id: str = ""
 
 
-def routes(dialect: Dialect) -> list[BaseRoute]:
-    files = Filesystem()
-    return service(
+def filesystem_routes(dialect: Dialect) -> list[BaseRoute]:
+    files = FilesystemService()
+    return service_routes(
         "filesystem.Filesystem",
         dialect,
         {
-            "Stat": unary(PathRequest, files.stat),
-            "MakeDir": unary(PathRequest, files.make_dir),
-            "Move": unary(MoveRequest, files.move),
-            "ListDir": unary(ListDirRequest, files.list_dir),
-            "Remove": unary(PathRequest, files.remove),
-            "WatchDir": server_stream(WatchRequest, files.watch_dir, keepalive=KEEPALIVE),
-            "CreateWatcher": unary(WatchRequest, files.create_watcher),
-            "GetWatcherEvents": unary(WatcherRequest, files.get_watcher_events),
-            "RemoveWatcher": unary(WatcherRequest, files.remove_watcher),
+            "Stat": unary_handler(EnvdPathRequest, files.stat),
+            "MakeDir": unary_handler(EnvdPathRequest, files.make_dir),
+            "Move": unary_handler(EnvdMoveRequest, files.move),
+            "ListDir": unary_handler(EnvdListDirRequest, files.list_dir),
+            "Remove": unary_handler(EnvdPathRequest, files.remove),
+            "WatchDir": server_stream_handler(EnvdWatchRequest, files.watch_dir, keepalive=KEEPALIVE),
+            "CreateWatcher": unary_handler(EnvdWatchRequest, files.create_watcher),
+            "GetWatcherEvents": unary_handler(EnvdWatcherRequest, files.get_watcher_events),
+            "RemoveWatcher": unary_handler(EnvdWatcherRequest, files.remove_watcher),
         },
     )
 
 
-class Filesystem:
+class FilesystemService:
     def __init__(self) -> None:
-        self._watchers: dict[Sandbox, dict[str, Watcher]] = {}  # those that are asked for their events
+        self._watchers: dict[Sandbox, dict[str, DirectoryWatcher]] = {}  # those that are asked for their events
         self._until_end: set[asyncio.Task[None]] = set()
 
-    async def stat(self, request: Request, asked: PathRequest) -> Reply:
-        user = wire.caller(request)
-        path = wire.absolute(asked.path, user)
+    async def stat(self, request: Request, asked: EnvdPathRequest) -> Reply:
+        user = wire.calling_user(request)
+        path = wire.resolve_user_path(asked.path, user)
         try:
-            info = await _sandbox(request).files.stat(path, user=wire.rights(user))
+            info = await _sandbox_of_call(request).files.stat(path, user=wire.file_access_user(user))
         except (errors.FileNotFound, errors.NotADirectory):
             raise errors.FileNotFound(f"path '{path}' does not exist") from None
-        return {"entry": wire.entry(info)}
+        return {"entry": wire.encode_entry_info(info)}
 
-    async def make_dir(self, request: Request, asked: PathRequest) -> Reply:
-        user, files = wire.caller(request), _sandbox(request).files
-        path = wire.absolute(asked.path, user)
+    async def make_dir(self, request: Request, asked: EnvdPathRequest) -> Reply:
+        user, files = wire.calling_user(request), _sandbox_of_call(request).files
+        path = wire.resolve_user_path(asked.path, user)
         try:
-            made = await files.make_dir(path, user=wire.rights(user), owner=user)
+            made = await files.make_dir(path, user=wire.file_access_user(user), owner=user)
         except (errors.FileExists, errors.NotADirectory):
             raise errors.InvalidRequest(f"path '{path}' cannot be a directory: a file is in the way") from None
         if not made:
             raise errors.FileExists(f"directory '{path}' already exists")
-        return {"entry": wire.entry(await files.stat(path, user=wire.rights(user)))}
+        return {"entry": wire.encode_entry_info(await files.stat(path, user=wire.file_access_user(user)))}
 
-    async def move(self, request: Request, asked: MoveRequest) -> Reply:
-        user = wire.caller(request)
-        source, destination = wire.absolute(asked.source, user), wire.absolute(asked.destination, user)
-        info = await _sandbox(request).files.move(source, destination, user=wire.rights(user), owner=user)
-        return {"entry": wire.entry(info)}
+    async def move(self, request: Request, asked: EnvdMoveRequest) -> Reply:
+        user = wire.calling_user(request)
+        source, destination = (
+            wire.resolve_user_path(asked.source, user),
+            wire.resolve_user_path(asked.destination, user),
+        )
+        info = await _sandbox_of_call(request).files.move(
+            source, destination, user=wire.file_access_user(user), owner=user
+        )
+        return {"entry": wire.encode_entry_info(info)}
 
-    async def list_dir(self, request: Request, asked: ListDirRequest) -> Reply:
-        user = wire.caller(request)
+    async def list_dir(self, request: Request, asked: EnvdListDirRequest) -> Reply:
+        user = wire.calling_user(request)
         if asked.depth < 0:
             raise errors.InvalidRequest("depth should be at least 1")
         depth = min(asked.depth or 1, MAX_DEPTH)
-        listed = await _sandbox(request).files.list(
-            wire.absolute(asked.path, user), depth=depth, user=wire.rights(user)
+        listed = await _sandbox_of_call(request).files.list(
+            wire.resolve_user_path(asked.path, user), depth=depth, user=wire.file_access_user(user)
         )
-        return {"entries": [wire.entry(info) for info in listed]}
+        return {"entries": [wire.encode_entry_info(info) for info in listed]}
 
-    async def remove(self, request: Request, asked: PathRequest) -> Reply:
-        """What is not there is as good as removed."""
-        user = wire.caller(request)
+    async def remove(self, request: Request, asked: EnvdPathRequest) -> Reply:
+        """Removes a path. A missing path is not an error."""
+        user = wire.calling_user(request)
         try:
-            await _sandbox(request).files.remove(wire.absolute(asked.path, user), user=wire.rights(user))
+            await _sandbox_of_call(request).files.remove(
+                wire.resolve_user_path(asked.path, user), user=wire.file_access_user(user)
+            )
         except errors.FileNotFound:
             pass
         return {}
 
     # -- watching
 
-    async def watch_dir(self, request: Request, asked: WatchRequest) -> AsyncGenerator[Reply, None]:
-        return _told(Watcher(_sandbox(request), wire.caller(request), asked))
+    async def watch_dir(self, request: Request, asked: EnvdWatchRequest) -> AsyncGenerator[Reply, None]:
+        return _stream_watch_replies(DirectoryWatcher(_sandbox_of_call(request), wire.calling_user(request), asked))
 
-    async def create_watcher(self, request: Request, asked: WatchRequest) -> Reply:
-        sandbox = _sandbox(request)
-        watcher = Watcher(sandbox, wire.caller(request), asked)
+    async def create_watcher(self, request: Request, asked: EnvdWatchRequest) -> Reply:
+        sandbox = _sandbox_of_call(request)
+        watcher = DirectoryWatcher(sandbox, wire.calling_user(request), asked)
         await watcher.start()
         sandbox.check_running()  # else nobody would forget it
         id = new_id("w")
-        self._of(sandbox)[id] = watcher
+        self._watchers_of_sandbox(sandbox)[id] = watcher
         return {"watcherId": id}
 
-    async def get_watcher_events(self, request: Request, asked: WatcherRequest) -> Reply:
-        watcher = self._watcher(request, asked)
+    async def get_watcher_events(self, request: Request, asked: EnvdWatcherRequest) -> Reply:
+        watcher = self._find_watcher(request, asked)
         watch = watcher.watch
         await watch.catch_up()
         if watch.missed:
             watch.missed = 0  # what was kept comes with the next call
-            raise _missed()
+            raise _missed_changes_error()
         return {"events": [await watcher.event(change) for change in watch.take()]}
 
-    async def remove_watcher(self, request: Request, asked: WatcherRequest) -> Reply:
-        self._watcher(request, asked).watch.close()
-        del self._of(_sandbox(request))[asked.watcher_id]
+    async def remove_watcher(self, request: Request, asked: EnvdWatcherRequest) -> Reply:
+        self._find_watcher(request, asked).watch.close()
+        del self._watchers_of_sandbox(_sandbox_of_call(request))[asked.watcher_id]
         return {}
 
-    def _watcher(self, request: Request, asked: WatcherRequest) -> Watcher:
-        """Raises NotFound also for one of another sandbox."""
-        watcher = self._watchers.get(_sandbox(request), {}).get(asked.watcher_id)
+    def _find_watcher(self, request: Request, asked: EnvdWatcherRequest) -> DirectoryWatcher:
+        """Raises NotFound also for a watcher of another sandbox."""
+        watcher = self._watchers.get(_sandbox_of_call(request), {}).get(asked.watcher_id)
         if watcher is None:
             raise errors.NotFound(f"watcher with id {asked.watcher_id!r} not found")
         return watcher
 
-    def _of(self, sandbox: Sandbox) -> dict[str, Watcher]:
+    def _watchers_of_sandbox(self, sandbox: Sandbox) -> dict[str, DirectoryWatcher]:
         if sandbox not in self._watchers:
             self._watchers[sandbox] = {}
-            until_end = asyncio.create_task(self._forget_at_end(sandbox))
+            until_end = asyncio.create_task(self._remove_watchers_at_end(sandbox))
             self._until_end.add(until_end)
             until_end.add_done_callback(self._until_end.discard)
         return self._watchers[sandbox]
 
-    async def _forget_at_end(self, sandbox: Sandbox) -> None:
+    async def _remove_watchers_at_end(self, sandbox: Sandbox) -> None:
         await sandbox.wait_ended()
         del self._watchers[sandbox]
 
 
-class Watcher:
-    """A watched directory, and how its changes are told."""
+class DirectoryWatcher:
+    """A watched directory, and the encoding of its changes."""
 
-    def __init__(self, sandbox: Sandbox, user: User, asked: WatchRequest):
+    def __init__(self, sandbox: Sandbox, user: User, asked: EnvdWatchRequest):
         self.sandbox = sandbox
-        self._user = wire.rights(user)
-        self._path = wire.absolute(asked.path, user)
+        self._user = wire.file_access_user(user)
+        self._path = wire.resolve_user_path(asked.path, user)
         self._with_entry = asked.include_entry
-        self.watch: Watch = sandbox.files.watch(self._path, recursive=asked.recursive, user=self._user)
+        self.watch: DirectoryWatch = sandbox.files.watch(self._path, recursive=asked.recursive, user=self._user)
 
-    async def start(self) -> Watch:
-        """Raises Refusal where the sandbox has too many, and what else the engine says."""
+    async def start(self) -> DirectoryWatch:
+        """Raises ConnectRpcError if the sandbox has too many watches, and every other error of the engine."""
         try:
             return await self.watch.__aenter__()
         except TooManyWatches as error:
-            raise Refusal("resource_exhausted", str(error)) from None
+            raise ConnectRpcError("resource_exhausted", str(error)) from None
 
     async def event(self, change: FileChange) -> dict[str, Any]:
-        """FilesystemEvent, with what is there now where that is asked for."""
+        """FilesystemEvent, with the entry's current state if requested."""
         told: dict[str, Any] = {
             "name": posixpath.relpath(change.path, self._path),
             "type": _EVENTS[change.kind],
         }
         if self._with_entry and change.kind not in ("removed", "renamed"):
             try:
-                told["entry"] = wire.entry(await self.sandbox.files.stat(change.path, user=self._user))
+                told["entry"] = wire.encode_entry_info(await self.sandbox.files.stat(change.path, user=self._user))
             except (errors.FileNotFound, errors.FileError):
                 pass  # gone by now
         return told
 
 
-async def _told(watcher: Watcher) -> AsyncGenerator[Reply, None]:
+async def _stream_watch_replies(watcher: DirectoryWatcher) -> AsyncGenerator[Reply, None]:
     changes = await watcher.start()
     with contextlib.closing(changes):
         yield {"start": {}}
         while await changes.news():
             if changes.missed:
-                raise _missed()
+                raise _missed_changes_error()
             yield {"filesystem": await watcher.event(await anext(changes))}
 
 
-def _sandbox(request: Request) -> Sandbox:
+def _sandbox_of_call(request: Request) -> Sandbox:
     sandbox: Sandbox = request.scope["state"]["resident"].sandbox
     return sandbox
 
 
-def _missed() -> Refusal:
-    return Refusal("data_loss", "more has changed than could be told in time: ask more often, or watch less")
+def _missed_changes_error() -> ConnectRpcError:
+    return ConnectRpcError("data_loss", "more has changed than could be told in time: ask more often, or watch less")

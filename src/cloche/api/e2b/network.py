@@ -1,4 +1,4 @@
-"""The control plane: what a sandbox may reach, when it is made and while it runs."""
+"""The control plane's network policy: at creation and while the sandbox runs."""
 
 from __future__ import annotations
 
@@ -6,42 +6,47 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cloche.api.e2b.context import Desk
-from cloche.api.e2b.network_schema import Egress, Network, egress, policy_of
-from cloche.api.e2b.sandboxes_schema import decode
+from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.network_schema import E2bEgressRequest, E2bNetworkBody, decode_egress_request, policy_from_request
+from cloche.api.e2b.sandboxes_schema import decode_json_body
 from cloche.engine.sandboxes.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy
 
 
-def routes(desk: Desk) -> list[BaseRoute]:
+def network_routes(desk: E2bContext) -> list[BaseRoute]:
     return [desk.route("PUT", "/sandboxes/{id}/network", ControlNetwork(desk).replace)]
 
 
 class ControlNetwork:
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: E2bContext):
         self._desk = desk
 
     async def replace(self, request: Request) -> Response:
-        """What is left out is as if nobody had ever asked for it."""
+        """Replaces the whole policy: omitted fields get their defaults."""
         sandbox = await self._desk.sandbox(request)
-        asked = decode(await self._desk.body(request), Network)
+        asked = decode_json_body(await self._desk.body(request), E2bNetworkBody)
         networks = self._desk.engine.networks
-        await networks.replace(sandbox, bounded(egress(asked, asked.allow_internet_access), networks))
+        await networks.replace(
+            sandbox, policy_within_bound(decode_egress_request(asked, asked.allow_internet_access), networks)
+        )
         return Response(status_code=204)
 
 
-def policy_for(asked: Egress, template: Template, networks: Networks) -> NetworkPolicy | None:
-    """For a new sandbox. None: nothing is asked for that its template, or the lack of walls, has not settled.
+def policy_for_new_sandbox(asked: E2bEgressRequest, template: Template, networks: Networks) -> NetworkPolicy | None:
+    """The policy of a new sandbox. None: the template, or the lack of isolation, already settles the request.
 
     Raises InvalidRequest.
     """
     settled = template.network is not None or not networks.sealed
-    return None if asked == Egress() and settled else bounded(asked, networks)
+    return None if asked == E2bEgressRequest() and settled else policy_within_bound(asked, networks)
 
 
-def bounded(asked: Egress, networks: Networks) -> NetworkPolicy:
-    """What was named must be something that the operator allows. Raises InvalidRequest."""
+def policy_within_bound(asked: E2bEgressRequest, networks: Networks) -> NetworkPolicy:
+    """The policy, limited to the hosts that the operator allows.
+
+    Raises InvalidRequest for a named host outside of them.
+    """
     if asked.secrets:
         networks.check(NetworkPolicy(allow=tuple(secret.domain for secret in asked.secrets)))
-    return policy_of(asked, networks.bound)
+    return policy_from_request(asked, networks.bound)

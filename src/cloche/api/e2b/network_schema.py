@@ -1,7 +1,7 @@
-"""What a client says of a sandbox's network in E2B's words, as a policy of ours, and a policy in E2B's words. Pure.
+"""E2B's network settings: requests converted to our policies, and policies to E2B's format. Pure.
 
-E2B's rules: the internet is there unless it is declined; what is allowed comes before what is denied; ports do not
-matter. What stands here for the internet is what this host's operator allows: its bound.
+E2B's rules: the internet is allowed unless declined; allow rules precede deny rules; ports do not matter.
+"The internet" here is the set of hosts that this host's operator allows: the bound.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cloche import errors
-from cloche.api.e2b.replies import NotOffered
+from cloche.api.e2b.replies import E2bUnsupported
 from cloche.model import Struct
 from cloche.network_policy import (
     MAX_RULES,
     REDACTED,
-    Action,
     NetworkPolicy,
     NetworkRule,
+    RuleAction,
     Secret,
     parse_pattern,
-    with_secrets,
+    with_usable_secrets,
 )
 
 ALL_TRAFFIC = "0.0.0.0/0"
@@ -32,7 +32,7 @@ DOMAINS_NEED_DENIAL = (
     "When specifying allowed domains in allow out, you must include 'ALL_TRAFFIC' in deny out to block all other "
     "traffic."
 )
-_ABSENT = {
+_UNSUPPORTED_FIELDS = {
     "dnsServers": "the server looks up names itself",
     "egressProxy": "what leaves a sandbox goes through the server's own proxy",
     "httpsPorts": "programs inside are spoken to in plain HTTP",
@@ -41,16 +41,16 @@ _PLACEHOLDER = "${e2b."
 _HOST = re.compile(r"([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 
 
-class Transform(Struct):
+class E2bRuleTransform(Struct):
     headers: dict[str, str] | None = None
 
 
-class Rule(Struct):
-    transform: Transform | None = None
+class E2bNetworkRule(Struct):
+    transform: E2bRuleTransform | None = None
 
 
-class Network(Struct):
-    """Of a creation, or of an update, which knows fewer of them. The names are E2B's."""
+class E2bNetworkBody(Struct):
+    """The network of a creation, or of an update, which has fewer fields. The names are E2B's."""
 
     allowPublicTraffic: bool | None = None
     allowOut: list[str] | None = None
@@ -59,12 +59,12 @@ class Network(Struct):
     egressProxy: dict[str, Any] | None = None
     maskRequestHost: str | None = None
     httpsPorts: list[int] | None = None
-    rules: dict[str, list[Rule]] | None = None
+    rules: dict[str, list[E2bNetworkRule]] | None = None
     allow_internet_access: bool | None = None
 
 
-class Egress(Struct):
-    """What a sandbox may reach, as it was asked for."""
+class E2bEgressRequest(Struct):
+    """The requested egress of a sandbox."""
 
     allow: tuple[str, ...] = ()  # patterns
     deny: tuple[str, ...] = ()
@@ -73,58 +73,62 @@ class Egress(Struct):
     secrets: tuple[Secret, ...] = ()
 
 
-def egress(asked: Network | None, internet: bool | None = None) -> Egress:
-    """Raises InvalidRequest as E2B does, and NotOffered."""
-    network = asked or Network()
-    for name, why in _ABSENT.items():
+def decode_egress_request(asked: E2bNetworkBody | None, internet: bool | None = None) -> E2bEgressRequest:
+    """The requested egress. Raises InvalidRequest as E2B does, and E2bUnsupported."""
+    network = asked or E2bNetworkBody()
+    for name, why in _UNSUPPORTED_FIELDS.items():
         if getattr(network, name):
-            raise NotOffered(f"network.{name} is not possible on this server: {why}; leave it out")
+            raise E2bUnsupported(f"network.{name} is not possible on this server: {why}; leave it out")
     allow, deny = network.allowOut or [], network.denyOut or []
-    _check_sizes(network)
-    _check_entries(allow, deny)
-    return Egress(
-        allow=tuple(_pattern(entry) for entry in allow if entry not in (ALL_TRAFFIC, "*")),
-        deny=tuple(_pattern(entry) for entry in deny if entry != ALL_TRAFFIC),
+    _check_list_sizes(network)
+    _check_list_entries(allow, deny)
+    return E2bEgressRequest(
+        allow=tuple(_to_host_pattern(entry) for entry in allow if entry not in (ALL_TRAFFIC, "*")),
+        deny=tuple(_to_host_pattern(entry) for entry in deny if entry != ALL_TRAFFIC),
         everything=ALL_TRAFFIC in allow or "*" in allow,
         internet=internet is not False and ALL_TRAFFIC not in deny,
-        secrets=tuple(_secrets(network.rules or {})),
+        secrets=tuple(_secrets_from_rules(network.rules or {})),
     )
 
 
-def policy_of(asked: Egress, bound: NetworkPolicy) -> NetworkPolicy:
-    """The same in our words. The internet is what `bound` allows; what was named may be outside of it.
+def policy_from_request(asked: E2bEgressRequest, bound: NetworkPolicy) -> NetworkPolicy:
+    """The request as a policy. The internet is the part that `bound` allows; named hosts may lie outside of it.
 
-    A rule for a host that is not allowed is none, as in E2B.
+    A rule for a host that is not allowed has no effect, as in E2B.
     """
-    allowed, denied, internet = _rules("allow", asked.allow), _rules("deny", asked.deny), _rules("allow", bound.allow)
+    allowed, denied, internet = (
+        _rules_from_patterns("allow", asked.allow),
+        _rules_from_patterns("deny", asked.deny),
+        _rules_from_patterns("allow", bound.allow),
+    )
     if asked.everything:
         rules = (*allowed, *internet)
     elif asked.internet and internet:
         rules = (*allowed, *denied, *internet)
     else:  # where no rule fits it is denied anyway
         rules = allowed
-    return with_secrets(NetworkPolicy(rules=rules), asked.secrets)
+    return with_usable_secrets(NetworkPolicy(rules=rules), asked.secrets)
 
 
-def shown(policy: NetworkPolicy) -> dict[str, Any]:
-    """A policy in E2B's words; without the values of what is added to requests."""
-    allowed, denied = _hosts(policy, "allow"), _hosts(policy, "deny")
-    internet = has_internet(policy)
+def encode_policy(policy: NetworkPolicy) -> dict[str, Any]:
+    """A policy in E2B's format, without the values of injected headers."""
+    allowed, denied = _hosts_with_action(policy, "allow"), _hosts_with_action(policy, "deny")
+    internet = allows_internet(policy)
     lists = {
         "allowOut": [host for host in allowed if host != "*"],
         "denyOut": denied if internet else [*denied, ALL_TRAFFIC],
-        "rules": _shown_rules(policy.secrets),
+        "rules": _encode_secret_rules(policy.secrets),
     }
     return {name: value for name, value in lists.items() if value}
 
 
-def has_internet(policy: NetworkPolicy) -> bool:
-    """Whether it allows what it does not name."""
-    return "*" in _hosts(policy, "allow")
+def allows_internet(policy: NetworkPolicy) -> bool:
+    """Whether the policy allows hosts that it does not name."""
+    return "*" in _hosts_with_action(policy, "allow")
 
 
-def host_mask(asked: Network | None) -> str | None:
-    """What programs are told for a Host, with `${PORT}` for their port. Raises InvalidRequest."""
+def decode_host_mask(asked: E2bNetworkBody | None) -> str | None:
+    """The Host header for programs, with `${PORT}` for their port. Raises InvalidRequest."""
     mask = asked.maskRequestHost if asked is not None else None
     if not mask:
         return None
@@ -138,8 +142,8 @@ def host_mask(asked: Network | None) -> str | None:
 # -- lists
 
 
-def _check_sizes(network: Network) -> None:
-    """Before anything is looked at more closely."""
+def _check_list_sizes(network: E2bNetworkBody) -> None:
+    """Checks the list sizes before any other validation."""
     if len(network.allowOut or ()) + len(network.denyOut or ()) > MAX_RULES:
         raise errors.InvalidRequest(f"network.allowOut and network.denyOut can have {MAX_RULES} entries: use wildcards")
     if len(network.rules or ()) > MAX_RULE_DOMAINS:
@@ -150,27 +154,27 @@ def _check_sizes(network: Network) -> None:
             raise errors.InvalidRequest(f"Domain {domain[:300]!r} can have at most {MAX_RULE_HEADERS} headers.")
 
 
-def _check_entries(allow: Iterable[str], deny: list[str]) -> None:
+def _check_list_entries(allow: Iterable[str], deny: list[str]) -> None:
     for entry in deny:
         if not _is_address(entry):
             raise errors.InvalidRequest(f"invalid denied CIDR {entry[:300]}")
     for entry in allow:
         if _is_address(entry):
             continue
-        if _network(entry) is not None:
+        if _parse_ip_network(entry) is not None:
             raise errors.InvalidRequest(f"invalid allowed address {entry[:300]}")
         if ALL_TRAFFIC not in deny:
             raise errors.InvalidRequest(DOMAINS_NEED_DENIAL)
 
 
 def _is_address(entry: str) -> bool:
-    """Whether it is an address or a network, and not the one that means none."""
+    """Whether it is an address or a network, and not the unspecified one."""
     unspecified = ("0.0.0.0", "::")
-    network = _network(entry)
+    network = _parse_ip_network(entry)
     return entry == ALL_TRAFFIC or (network is not None and str(network.network_address) not in unspecified)
 
 
-def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+def _parse_ip_network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     if "%" in entry or "." in entry.partition("/")[2]:  # a zone, a mask: no CIDR
         return None
     try:
@@ -179,17 +183,17 @@ def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None
         return None
 
 
-def _pattern(entry: str) -> str:
-    """An entry as a pattern of ours: for all ports, unless it has some, which E2B's entries do not."""
-    bare = f"[{entry}]" if ":" in entry and _network(entry) is not None else entry
+def _to_host_pattern(entry: str) -> str:
+    """An entry as one of our patterns: for all ports unless it has one, which E2B's entries do not."""
+    bare = f"[{entry}]" if ":" in entry and _parse_ip_network(entry) is not None else entry
     return bare if parse_pattern(bare).ports is not None else f"{bare}:*"
 
 
-def _rules(action: Action, patterns: Iterable[str]) -> tuple[NetworkRule, ...]:
+def _rules_from_patterns(action: RuleAction, patterns: Iterable[str]) -> tuple[NetworkRule, ...]:
     return tuple(NetworkRule(action=action, host=pattern) for pattern in patterns)
 
 
-def _hosts(policy: NetworkPolicy, action: Action) -> list[str]:
+def _hosts_with_action(policy: NetworkPolicy, action: RuleAction) -> list[str]:
     hosts = (rule.host.removesuffix(":*") for rule in policy.ordered if rule.action == action)
     return list(dict.fromkeys(host.strip("[]") if host.endswith("]") else host for host in hosts))
 
@@ -197,7 +201,7 @@ def _hosts(policy: NetworkPolicy, action: Action) -> list[str]:
 # -- headers that are added
 
 
-def _secrets(rules: Mapping[str, list[Rule]]) -> Iterator[Secret]:
+def _secrets_from_rules(rules: Mapping[str, list[E2bNetworkRule]]) -> Iterator[Secret]:
     for domain, transforms in rules.items():
         if not domain:
             raise errors.InvalidRequest("Rule domain must not be empty.")
@@ -206,12 +210,12 @@ def _secrets(rules: Mapping[str, list[Rule]]) -> Iterator[Secret]:
             given = rule.transform.headers if rule.transform is not None else None
             headers |= {name.lower(): (name, value) for name, value in (given or {}).items()}
         for name, value in headers.values():
-            yield _secret(domain, name, value)
+            yield _secret_from_header(domain, name, value)
 
 
-def _secret(domain: str, name: str, value: str) -> Secret:
+def _secret_from_header(domain: str, name: str, value: str) -> Secret:
     if _PLACEHOLDER in value:
-        raise NotOffered(
+        raise E2bUnsupported(
             f"the value for header {name!r} in the rule for domain {domain!r} names something that E2B keeps: this "
             "server keeps no secrets and issues no identities; send the value itself"
         )
@@ -226,7 +230,7 @@ def _secret(domain: str, name: str, value: str) -> Secret:
         raise errors.InvalidRequest(f"network.rules: {error}") from None
 
 
-def _shown_rules(secrets: Iterable[Secret]) -> dict[str, Any]:
+def _encode_secret_rules(secrets: Iterable[Secret]) -> dict[str, Any]:
     headers: dict[str, dict[str, str]] = {}
     for secret in secrets:
         if secret.header is not None:

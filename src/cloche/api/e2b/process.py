@@ -1,4 +1,4 @@
-"""envd's process service: programs that anybody with the sandbox's token may start, listen to, feed and end."""
+"""envd's process service: holders of the sandbox's token start, follow, feed and end programs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.e2b.connect import Message, Refusal, client_stream, server_stream, service, timeout_seconds, unary
-from cloche.api.e2b.envd_schema import absolute, caller
+from cloche.api.e2b.connect import (
+    ConnectMessage,
+    ConnectRpcError,
+    client_stream_handler,
+    client_timeout_seconds,
+    server_stream_handler,
+    service_routes,
+    unary_handler,
+)
+from cloche.api.e2b.envd_schema import calling_user, resolve_user_path
 from cloche.api.http import Dialect
-from cloche.engine.commands.jobs import Chunk, Job, PastJob
+from cloche.engine.commands.jobs import CommandJob, EndedJob, OutputChunk
 from cloche.engine.commands.program import Exited
 from cloche.engine.sandboxes.sandbox import Sandbox
 
-# envd's process service on the wire: what its messages say, and how the engine's events look in it.
+# Wire format of envd's process service: its messages, and the engine's events as its events.
 
-CHUNK_BYTES = 32 << 10
+DATA_FRAME_BYTES = 32 << 10
 SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}
 KEEPALIVE: dict[str, Any] = {"event": {"keepalive": {}}}
 
@@ -50,99 +58,99 @@ _SIGNAL_NAMES = {
 # -- what clients say
 
 
-class ProcessConfig(Message):
+class ProcessConfigMessage(ConnectMessage):
     cmd: str = ""
     args: tuple[str, ...] = ()
     envs: dict[str, str] = {}
     cwd: str = ""
 
 
-class Size(Message):
+class TerminalSizeMessage(ConnectMessage):
     cols: int = 0
     rows: int = 0
 
 
-class Terminal(Message):
-    size: Size = Size()
+class TerminalMessage(ConnectMessage):
+    size: TerminalSizeMessage = TerminalSizeMessage()
 
 
-class Selector(Message):
+class ProcessSelector(ConnectMessage):
     pid: int | None = None
     tag: str | None = None
 
 
-class Input(Message):
+class ProcessInput(ConnectMessage):
     stdin: str | None = None
     pty: str | None = None
 
 
-class ListRequest(Message):
+class EnvdListRequest(ConnectMessage):
     pass
 
 
-class StartRequest(Message):
-    process: ProcessConfig = ProcessConfig()
-    pty: Terminal | None = None
+class EnvdStartRequest(ConnectMessage):
+    process: ProcessConfigMessage = ProcessConfigMessage()
+    pty: TerminalMessage | None = None
     tag: str | None = None
     stdin: bool | None = None
 
 
-class ProcessRequest(Message):
+class EnvdProcessRequest(ConnectMessage):
     """Connect and CloseStdin."""
 
-    process: Selector = Selector()
+    process: ProcessSelector = ProcessSelector()
 
 
-class UpdateRequest(Message):
-    process: Selector = Selector()
-    pty: Terminal | None = None
+class EnvdUpdateRequest(ConnectMessage):
+    process: ProcessSelector = ProcessSelector()
+    pty: TerminalMessage | None = None
 
 
-class SendInputRequest(Message):
-    process: Selector = Selector()
-    input: Input = Input()
+class EnvdSendInputRequest(ConnectMessage):
+    process: ProcessSelector = ProcessSelector()
+    input: ProcessInput = ProcessInput()
 
 
-class SendSignalRequest(Message):
-    process: Selector = Selector()
+class EnvdSendSignalRequest(ConnectMessage):
+    process: ProcessSelector = ProcessSelector()
     signal: str | int = "SIGNAL_UNSPECIFIED"
 
 
-class InputStart(Message):
-    process: Selector = Selector()
+class InputStart(ConnectMessage):
+    process: ProcessSelector = ProcessSelector()
 
 
-class InputData(Message):
-    input: Input = Input()
+class InputData(ConnectMessage):
+    input: ProcessInput = ProcessInput()
 
 
-class StreamInputRequest(Message):
+class EnvdStreamInputRequest(ConnectMessage):
     """One of these; a keepalive is a message with none of them."""
 
     start: InputStart | None = None
     data: InputData | None = None
 
 
-def size_of(terminal: Terminal) -> tuple[int, int]:
+def terminal_size_of(terminal: TerminalMessage) -> tuple[int, int]:
     """Rows and columns."""
     return terminal.size.rows, terminal.size.cols
 
 
-def signal_of(given: str | int) -> int:
-    """Raises Refusal for one that cannot be sent."""
+def decode_signal_number(given: str | int) -> int:
+    """Raises ConnectRpcError for an unsupported signal."""
     number = SIGNALS.get(str(given))
     if number is None:
-        raise Refusal(
+        raise ConnectRpcError(
             "unimplemented", f"invalid signal: {str(given)[:40]}; there are SIGNAL_SIGTERM and SIGNAL_SIGKILL"
         )
     return number
 
 
-def input_of(given: Input) -> bytes:
-    """Raises InvalidRequest for what is not base64, Refusal for no input at all."""
+def decode_process_input(given: ProcessInput) -> bytes:
+    """Raises InvalidRequest for invalid base64, ConnectRpcError for missing input."""
     data = given.stdin if given.stdin is not None else given.pty
     if data is None:
-        raise Refusal("unimplemented", "invalid input type: give `stdin` or `pty`")
+        raise ConnectRpcError("unimplemented", "invalid input type: give `stdin` or `pty`")
     try:
         # As proto3's JSON: either alphabet, with or without padding.
         plain = data.replace("-", "+").replace("_", "/").rstrip("=")
@@ -154,19 +162,19 @@ def input_of(given: Input) -> bytes:
 # -- what we say
 
 
-def started(pid: int) -> dict[str, Any]:
+def encode_start_event(pid: int) -> dict[str, Any]:
     return {"event": {"start": {"pid": pid}}}
 
 
-def data_frames(chunk: Chunk, terminal: bool) -> list[dict[str, Any]]:
-    """The bytes as they are: whoever decodes them knows what to do with a character that was cut in two."""
+def encode_data_events(chunk: OutputChunk, terminal: bool) -> list[dict[str, Any]]:
+    """The bytes unchanged: the client decodes them, including characters split between frames."""
     name, data = "pty" if terminal else chunk.stream, chunk.data
-    parts = (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
+    parts = (data[start : start + DATA_FRAME_BYTES] for start in range(0, len(data), DATA_FRAME_BYTES))
     return [{"event": {"data": {name: base64.b64encode(part).decode()}}} for part in parts]
 
 
-def ended(exited: Exited) -> dict[str, Any]:
-    """As Go describes the state of a process. One that a signal ended has exit code -1."""
+def encode_end_event(exited: Exited) -> dict[str, Any]:
+    """Go's description of a process state. A process that a signal ended has exit code -1."""
     code = -1 if exited.signal is not None else exited.exit_code
     status = f"exit status {code}" if exited.signal is None else f"signal: {_signal_name(exited.signal)}"
     end: dict[str, Any] = {"exitCode": code, "exited": exited.signal is None, "status": status}
@@ -177,7 +185,7 @@ def _signal_name(number: int) -> str:
     return _SIGNAL_NAMES.get(number, f"signal {number}")
 
 
-def listed(job: Job) -> dict[str, Any]:
+def encode_listed_process(job: CommandJob) -> dict[str, Any]:
     argv = job.ask.argv or ()
     config = {"cmd": argv[0] if argv else "", "args": argv[1:], "envs": job.ask.env, "cwd": job.ask.cwd}
     return {"config": config, "pid": job.pid, **({} if job.tag is None else {"tag": job.tag})}
@@ -189,82 +197,82 @@ KILL_SECONDS = 5.0  # how long the answer to a signal that kills waits for the e
 Reply = dict[str, Any]
 
 
-def routes(dialect: Dialect) -> list[BaseRoute]:
-    return service(
+def process_routes(dialect: Dialect) -> list[BaseRoute]:
+    return service_routes(
         "process.Process",
         dialect,
         {
-            "List": unary(ListRequest, list_),
-            "Start": server_stream(StartRequest, start, keepalive=KEEPALIVE),
-            "Connect": server_stream(ProcessRequest, connect, keepalive=KEEPALIVE),
-            "Update": unary(UpdateRequest, update),
-            "SendInput": unary(SendInputRequest, send_input),
-            "StreamInput": client_stream(StreamInputRequest, stream_input),
-            "SendSignal": unary(SendSignalRequest, send_signal),
-            "CloseStdin": unary(ProcessRequest, close_stdin),
+            "List": unary_handler(EnvdListRequest, list_processes),
+            "Start": server_stream_handler(EnvdStartRequest, start_process, keepalive=KEEPALIVE),
+            "Connect": server_stream_handler(EnvdProcessRequest, connect_process, keepalive=KEEPALIVE),
+            "Update": unary_handler(EnvdUpdateRequest, update_process),
+            "SendInput": unary_handler(EnvdSendInputRequest, send_input),
+            "StreamInput": client_stream_handler(EnvdStreamInputRequest, stream_input),
+            "SendSignal": unary_handler(EnvdSendSignalRequest, send_signal),
+            "CloseStdin": unary_handler(EnvdProcessRequest, close_stdin),
         },
     )
 
 
-async def list_(request: Request, _: ListRequest) -> Reply:
-    return {"processes": [listed(job) for job in _sandbox(request).commands.jobs.list()]}
+async def list_processes(request: Request, _: EnvdListRequest) -> Reply:
+    return {"processes": [encode_listed_process(job) for job in _sandbox_for_call(request).commands.jobs.list()]}
 
 
-async def start(request: Request, asked: StartRequest) -> AsyncGenerator[Reply, None]:
-    """The client's time limit is the program's: at its end the program is killed."""
-    sandbox, user = _sandbox(request), caller(request)
+async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGenerator[Reply, None]:
+    """Starts a program. The client's timeout is the program's: then the program is killed."""
+    sandbox, user = _sandbox_for_call(request), calling_user(request)
     if not asked.process.cmd:
         raise errors.InvalidRequest("there is no program to start: give `process.cmd`")
-    cwd = absolute(asked.process.cwd, user) if asked.process.cwd else sandbox.spec.cwd
+    cwd = resolve_user_path(asked.process.cwd, user) if asked.process.cwd else sandbox.spec.cwd
     try:
         job = await sandbox.commands.launch(
             (asked.process.cmd, *asked.process.args),
             user=user,
             env=asked.process.envs,
             cwd=cwd,
-            timeout_seconds=timeout_seconds(request),
+            timeout_seconds=client_timeout_seconds(request),
             stdin=asked.stdin is not False and asked.pty is None,
-            pty=None if asked.pty is None else size_of(asked.pty),
+            pty=None if asked.pty is None else terminal_size_of(asked.pty),
             tag=asked.tag,
         )
     except errors.FileNotFound:
         raise errors.InvalidRequest(f"cwd '{cwd}' does not exist") from None
     except errors.NotADirectory:
         raise errors.InvalidRequest(f"cwd '{cwd}' is not a directory") from None
-    return _events(sandbox, job, starter=True)
+    return _stream_process_events(sandbox, job, starter=True)
 
 
-async def connect(request: Request, asked: ProcessRequest) -> AsyncGenerator[Reply, None]:
-    jobs, selected = _sandbox(request).commands.jobs, _named(asked.process)
-    return _events(_sandbox(request), jobs.recall(selected.pid, selected.tag), starter=False)
+async def connect_process(request: Request, asked: EnvdProcessRequest) -> AsyncGenerator[Reply, None]:
+    jobs, selected = _sandbox_for_call(request).commands.jobs, _check_selector(asked.process)
+    return _stream_process_events(_sandbox_for_call(request), jobs.recall(selected.pid, selected.tag), starter=False)
 
 
-async def update(request: Request, asked: UpdateRequest) -> Reply:
-    job = _job(request, asked.process)
+async def update_process(request: Request, asked: EnvdUpdateRequest) -> Reply:
+    job = _find_selected_job(request, asked.process)
     if asked.pty is not None:
-        job.resize(*size_of(asked.pty))
+        job.resize(*terminal_size_of(asked.pty))
     return {}
 
 
-async def send_input(request: Request, asked: SendInputRequest) -> Reply:
-    await _feed(request, _job(request, asked.process), asked.input)
+async def send_input(request: Request, asked: EnvdSendInputRequest) -> Reply:
+    await _send_process_input(request, _find_selected_job(request, asked.process), asked.input)
     return {}
 
 
-async def stream_input(request: Request, coming: AsyncIterator[StreamInputRequest]) -> Reply:
-    job: Job | None = None
+async def stream_input(request: Request, coming: AsyncIterator[EnvdStreamInputRequest]) -> Reply:
+    job: CommandJob | None = None
     async for message in coming:
         if message.start is not None:
-            job = _job(request, message.start.process)
+            job = _find_selected_job(request, message.start.process)
         elif message.data is not None:
             if job is None:
                 raise errors.InvalidRequest("input came before it was said for which process: send `start` first")
-            await _feed(request, job, message.data.input)
+            await _send_process_input(request, job, message.data.input)
     return {}
 
 
-async def send_signal(request: Request, asked: SendSignalRequest) -> Reply:
-    job, number = _job(request, asked.process), signal_of(asked.signal)
+async def send_signal(request: Request, asked: EnvdSendSignalRequest) -> Reply:
+    job, number = _find_selected_job(request, asked.process), decode_signal_number(asked.signal)
     job.kill(number)
     if number == signal.SIGKILL:  # clients look at once whether it is gone
         with contextlib.suppress(TimeoutError):
@@ -273,60 +281,67 @@ async def send_signal(request: Request, asked: SendSignalRequest) -> Reply:
     return {}
 
 
-async def close_stdin(request: Request, asked: ProcessRequest) -> Reply:
-    job = _job(request, asked.process)
+async def close_stdin(request: Request, asked: EnvdProcessRequest) -> Reply:
+    job = _find_selected_job(request, asked.process)
     if job.ask.pty is not None:
-        raise Refusal("unknown", "error closing stdin: a terminal's input has no end: send Ctrl+D (0x04) instead")
+        raise ConnectRpcError(
+            "unknown", "error closing stdin: a terminal's input has no end: send Ctrl+D (0x04) instead"
+        )
     job.close_stdin()
     return {}
 
 
-def _sandbox(request: Request) -> Sandbox:
+def _sandbox_for_call(request: Request) -> Sandbox:
     sandbox: Sandbox = request.scope["state"]["resident"].sandbox
     return sandbox
 
 
-def _job(request: Request, selected: Selector) -> Job:
-    return _sandbox(request).commands.jobs.find(_named(selected).pid, selected.tag)
+def _find_selected_job(request: Request, selected: ProcessSelector) -> CommandJob:
+    return _sandbox_for_call(request).commands.jobs.find(_check_selector(selected).pid, selected.tag)
 
 
-def _named(selected: Selector) -> Selector:
+def _check_selector(selected: ProcessSelector) -> ProcessSelector:
     if selected.pid is None and selected.tag is None:
         raise errors.InvalidRequest("no process is named: give its pid or its tag")
     return selected
 
 
-async def _feed(request: Request, job: Job, given: Input) -> None:
-    """Waits until the program has room for it, as long as the client does."""
-    data = input_of(given)
+async def _send_process_input(request: Request, job: CommandJob, given: ProcessInput) -> None:
+    """Waits until the program accepts the input, or the client's timeout."""
+    data = decode_process_input(given)
     if (given.pty is not None) != (job.ask.pty is not None):
-        raise Refusal("internal", f"process {job.pid} has {'a' if job.ask.pty else 'no'} terminal: send `{_way(job)}`")
+        raise ConnectRpcError(
+            "internal",
+            f"process {job.pid} has {'a' if job.ask.pty else 'no'} terminal: send `{_input_field_name(job)}`",
+        )
     try:
-        async with asyncio.timeout(timeout_seconds(request) or INPUT_SECONDS):
+        async with asyncio.timeout(client_timeout_seconds(request) or INPUT_SECONDS):
             await job.send_stdin(data)
     except TimeoutError:
-        raise Refusal("deadline_exceeded", f"process {job.pid} does not read its input in time") from None
+        raise ConnectRpcError("deadline_exceeded", f"process {job.pid} does not read its input in time") from None
     except errors.InvalidRequest as error:
-        raise Refusal("internal", f"error writing to {_way(job)}: {error}") from None
+        raise ConnectRpcError("internal", f"error writing to {_input_field_name(job)}: {error}") from None
 
 
-def _way(job: Job) -> str:
+def _input_field_name(job: CommandJob) -> str:
     return "stdin" if job.ask.pty is None else "pty"
 
 
-async def _events(sandbox: Sandbox, job: Job | PastJob, *, starter: bool) -> AsyncGenerator[Reply, None]:
-    """Raises Gone or SandboxPaused when the cell ends: then nobody can say how the program did."""
-    in_terminal = isinstance(job, Job) and job.ask.pty is not None
+async def _stream_process_events(
+    sandbox: Sandbox, job: CommandJob | EndedJob, *, starter: bool
+) -> AsyncGenerator[Reply, None]:
+    """Raises Gone or SandboxPaused when the cell ends: then the program's outcome is unknown."""
+    in_terminal = isinstance(job, CommandJob) and job.ask.pty is not None
     async with job.listen() as listener:
-        yield started(job.pid)
+        yield encode_start_event(job.pid)
         while events := await listener.next_events():
             for event in events:
-                if isinstance(event, Chunk):
-                    for reply in data_frames(event, in_terminal):
+                if isinstance(event, OutputChunk):
+                    for reply in encode_data_events(event, in_terminal):
                         yield reply
                     continue
                 if sandbox.ending is not None:
                     sandbox.check_running()
                 if starter and event.outcome == "timed_out":
-                    raise Refusal("deadline_exceeded", f"the process was killed: {event.reason}")
-                yield ended(event)
+                    raise ConnectRpcError("deadline_exceeded", f"the process was killed: {event.reason}")
+                yield encode_end_event(event)

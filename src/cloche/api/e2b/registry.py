@@ -1,4 +1,4 @@
-"""A sandbox as E2B knows it, beside what the engine knows of it."""
+"""Sandboxes as E2B's clients see them: the engine's sandbox with tokens, template alias and port access."""
 
 from __future__ import annotations
 
@@ -16,46 +16,48 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.auth import same as same
-from cloche.api.auth import token_of
+from cloche.api.auth import derive_sandbox_token
+from cloche.api.auth import secrets_match as secrets_match
 from cloche.api.e2b.network_schema import PORT_VARIABLE
 from cloche.api.e2b.replies import json_reply
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo
 
-# The secrets of one sandbox, made from the server's own: nothing to store, and the same after a restart.
+# E2B's sandbox tokens, derived from the server's secret: not stored, and the same after a restart.
 
-MAX_KNOWN = 16384
+MAX_CACHED_TOKENS = 16384
 _VERSION = "v1_"
 _SIGNATURE = re.compile("v1_[A-Za-z0-9+/]{43}")
 
-Operation = Literal["read", "write"]
+FileOperation = Literal["read", "write"]
 
 
-class Tokens:
+class E2bTokens:
     """`secret` is the server's, and never leaves it."""
 
     def __init__(self, secret: bytes):
         self._secret = secret
-        self.access = lru_cache(MAX_KNOWN)(self._access)  # asked for each sandbox where a signed URL names none
+        self.access = lru_cache(MAX_CACHED_TOKENS)(
+            self._derive_access_token
+        )  # asked for each sandbox where a signed URL names none
 
-    def _access(self, sandbox: str) -> str:
-        """For envd and the code server: as good as a key, for this one sandbox."""
-        return self._made("access", sandbox)
+    def _derive_access_token(self, sandbox: str) -> str:
+        """The token for envd and the code server: equivalent to a key, for this one sandbox."""
+        return self._derive_token_for("access", sandbox)
 
     def traffic(self, sandbox: str) -> str:
-        """For the sandbox's ports other than envd's."""
-        return self._made("traffic", sandbox)
+        """The token for the sandbox's ports other than envd's."""
+        return self._derive_token_for("traffic", sandbox)
 
-    def _made(self, purpose: str, sandbox: str) -> str:
-        return token_of(self._secret, f"e2b:{purpose}", sandbox)
+    def _derive_token_for(self, purpose: str, sandbox: str) -> str:
+        return derive_sandbox_token(self._secret, f"e2b:{purpose}", sandbox)
 
 
-class Signed:
-    """What is signed in a file URL, by whichever token. `path` is as it was given, `user` empty where none was."""
+class SignedFileUrl:
+    """The signed part of a file URL, for any token. `path` is unchanged from the request, `user` may be empty."""
 
-    def __init__(self, path: str, operation: Operation, user: str, expiration: int | None = None):
+    def __init__(self, path: str, operation: FileOperation, user: str, expiration: int | None = None):
         begin = f"{path}:{operation}:{user}:"  # a path may be long, and is read once for all tokens
         self._begun = hashlib.sha256(begin.encode("utf-8", "surrogatepass"))
         self._end = "" if expiration is None else f":{expiration}"
@@ -66,14 +68,14 @@ class Signed:
         return whole.digest()
 
 
-def signature(path: str, operation: Operation, user: str, token: str, expiration: int | None = None) -> str:
+def sign_file_url(path: str, operation: FileOperation, user: str, token: str, expiration: int | None = None) -> str:
     """E2B's signature of a file URL, version 1."""
-    digest = Signed(path, operation, user, expiration).digest(token)
+    digest = SignedFileUrl(path, operation, user, expiration).digest(token)
     return _VERSION + base64.b64encode(digest).rstrip(b"=").decode()
 
 
-def digest_in(given: str) -> bytes | None:
-    """What a signature holds; None if it cannot be one."""
+def decode_signature_digest(given: str) -> bytes | None:
+    """The digest inside a signature; None if the format is invalid."""
     if not _SIGNATURE.fullmatch(given):
         return None
     return base64.b64decode(given.removeprefix(_VERSION) + "=")
@@ -82,63 +84,66 @@ def digest_in(given: str) -> bytes | None:
 # What a sandbox's notes say of it, which outlive pauses and this process. What is not there is as by default.
 ALIAS, SECURE, PUBLIC_TRAFFIC, HOST_MASK = "e2b.alias", "e2b.secure", "e2b.public_traffic", "e2b.host_mask"
 TEMPLATE = "e2b.template"
-NO = "no"
-SEARCHES = 2  # at once, for who signed a file URL
-AT_ONCE = 64  # sandboxes
+NOTE_NO = "no"
+MAX_SIGNER_SEARCHES = 2  # at once, for who signed a file URL
+SIGNER_CHECKS_PER_TURN = 64  # sandboxes
 
 
-def template_name(ref: str) -> str:
+def template_name_of(ref: str) -> str:
     return ref.partition("@")[0]
 
 
-def notes_of(
+def encode_sandbox_notes(
     *, alias: str, template: str | None, secure: bool, public_traffic: bool, host_mask: str | None
 ) -> dict[str, str]:
-    """What is noted of a sandbox that this dialect makes. `template`: the id of one that a client built."""
+    """The notes stored with a sandbox that this dialect creates.
+
+    `template`: the id of a template built by a client.
+    """
     notes = {ALIAS: alias}
     if template is not None:
         notes[TEMPLATE] = template
     if not secure:
-        notes[SECURE] = NO
+        notes[SECURE] = NOTE_NO
     if not public_traffic:
-        notes[PUBLIC_TRAFFIC] = NO
+        notes[PUBLIC_TRAFFIC] = NOTE_NO
     if host_mask is not None:
         notes[HOST_MASK] = host_mask
     return notes
 
 
-def template_id(info: SandboxInfo) -> str:
-    """What it was made from, by a name that stays."""
+def template_id_of(info: SandboxInfo) -> str:
+    """The permanent id of the sandbox's template."""
     return info.notes.get(TEMPLATE) or info.template
 
 
-def alias_of(info: SandboxInfo) -> str:
-    """The name by which its template was asked for."""
-    return info.notes.get(ALIAS) or template_name(info.template)
+def template_alias_of(info: SandboxInfo) -> str:
+    """The template name that the client requested."""
+    return info.notes.get(ALIAS) or template_name_of(info.template)
 
 
 def is_secure(notes: Mapping[str, str]) -> bool:
-    return notes.get(SECURE) != NO
+    return notes.get(SECURE) != NOTE_NO
 
 
-class Lock:
-    """What opens the ports of a sandbox, by what is noted of it.
+class PortAccess:
+    """The tokens and settings for access to a sandbox's ports, derived from its notes.
 
-    Of one that never was nothing is noted, and its ports are as closed as a private one's. So are those of sandboxes
-    that another dialect made: E2B's clients expect open ports, and nobody else does.
+    An id without a sandbox has no notes, and its ports are closed as a private one's are. So are the ports of
+    sandboxes from other dialects: only E2B's clients expect open ports.
     """
 
-    def __init__(self, id: str, notes: Mapping[str, str], tokens: Tokens):
+    def __init__(self, id: str, notes: Mapping[str, str], tokens: E2bTokens):
         self.id = id
-        self.public_traffic = ALIAS in notes and notes.get(PUBLIC_TRAFFIC) != NO
+        self.public_traffic = ALIAS in notes and notes.get(PUBLIC_TRAFFIC) != NOTE_NO
         self.access_token = tokens.access(id) if is_secure(notes) else None
         self.traffic_token = tokens.traffic(id)
 
 
-class Resident(Lock):
-    """One sandbox, running or paused. Those that another dialect made are residents too."""
+class E2bSandbox(PortAccess):
+    """One sandbox, running or paused, also one that another dialect created."""
 
-    def __init__(self, info: SandboxInfo, tokens: Tokens, sandbox: Sandbox | None = None):
+    def __init__(self, info: SandboxInfo, tokens: E2bTokens, sandbox: Sandbox | None = None):
         super().__init__(info.id, info.notes, tokens)
         self._info = info
         self._sandbox = sandbox
@@ -150,50 +155,50 @@ class Resident(Lock):
         return self._info if self._sandbox is None else self._sandbox.info
 
     @property
-    def is_asleep(self) -> bool:
-        """Whether it was paused when it was looked for."""
+    def is_paused(self) -> bool:
+        """Whether it was paused at the time of the lookup."""
         return self._sandbox is None
 
     @property
     def sandbox(self) -> Sandbox:
-        """Raises SandboxPaused if it is asleep."""
+        """Raises SandboxPaused if it is paused."""
         if self._sandbox is None:
             raise errors.SandboxPaused(f"sandbox {self.id} is paused: connect to it, and it goes on")
         return self._sandbox
 
     def host_for(self, port: int) -> str | None:
-        """What the program on that port is told for a Host; None: what the client said."""
+        """The Host header for the program on that port; None: the client's own."""
         return None if self.host_mask is None else self.host_mask.replace(PORT_VARIABLE, str(port))
 
 
-class Residents:
-    """All sandboxes that run or are paused, as E2B knows them."""
+class E2bSandboxes:
+    """All running and paused sandboxes, in E2B's view."""
 
-    def __init__(self, engine: Engine, tokens: Tokens):
+    def __init__(self, engine: Engine, tokens: E2bTokens):
         self.tokens = tokens
         self._engine = engine
-        self._running: dict[str, Resident] = {}
-        self._searches = asyncio.Semaphore(SEARCHES)
+        self._running: dict[str, E2bSandbox] = {}
+        self._searches = asyncio.Semaphore(MAX_SIGNER_SEARCHES)
 
-    def of(self, sandbox: Sandbox) -> Resident:
-        """The resident that this sandbox is, which runs."""
+    def of(self, sandbox: Sandbox) -> E2bSandbox:
+        """The E2bSandbox of this running sandbox."""
         known = self._running.get(sandbox.id)
         if known is None or known.sandbox is not sandbox:  # one that was paused without memory runs in another cell
-            self._forget_ended()
-            known = self._running[sandbox.id] = Resident(sandbox.info, self.tokens, sandbox)
+            self._remove_ended_sandboxes()
+            known = self._running[sandbox.id] = E2bSandbox(sandbox.info, self.tokens, sandbox)
         return known
 
-    def running(self, id: str) -> Resident | None:
-        """One that runs and was used before."""
+    def running(self, id: str) -> E2bSandbox | None:
+        """The sandbox if it runs and was used before."""
         known = self._running.get(id)
         return known if known is not None and known.sandbox.record.state == "running" else None
 
-    async def lock(self, id: str) -> Lock:
-        """Of any id at all. It is read from the records, whether there is such a sandbox or not, and where it runs."""
-        return Lock(id, await self._engine.records.notes(id), self.tokens)
+    async def lock(self, id: str) -> PortAccess:
+        """The access data of any id, read from the records whether or not the sandbox exists or runs."""
+        return PortAccess(id, await self._engine.records.notes(id), self.tokens)
 
-    async def find(self, id: str, owner: str | None = None) -> Resident:
-        """A sandbox as it is, running or asleep, of that owner; with None of anybody's: the caller checks its token.
+    async def find(self, id: str, owner: str | None = None) -> E2bSandbox:
+        """A sandbox of that owner, running or paused; with None of any owner: then the caller checks the token.
 
         Raises SandboxNotFound or Gone.
         """
@@ -202,47 +207,47 @@ class Residents:
             return known
         info = await self._engine.describe(id, owner)
         if info.state == "paused":
-            return Resident(info, self.tokens)
+            return E2bSandbox(info, self.tokens)
         return self.of(await self._engine.find(id))
 
-    async def awake(self, resident: Resident) -> Resident:
-        """The same, running. Whoever may enter wakes it.
+    async def awake(self, resident: E2bSandbox) -> E2bSandbox:
+        """The same sandbox, running: access to a paused one resumes it.
 
-        Raises SandboxPaused where nobody asked for that when it was made.
+        Raises SandboxPaused if it was not created with automatic resume.
         """
-        return self.of(await self._engine.find(resident.id)) if resident.is_asleep else resident
+        return self.of(await self._engine.find(resident.id)) if resident.is_paused else resident
 
     async def by_signature(
-        self, given: str, path: str, operation: Operation, user: str, expiration: int | None
-    ) -> Resident:
-        """The sandbox whose token signed that. Signed URLs name none. Raises Unauthenticated."""
-        digest = digest_in(given)
+        self, given: str, path: str, operation: FileOperation, user: str, expiration: int | None
+    ) -> E2bSandbox:
+        """The sandbox with the token that made this signature. Signed URLs name none. Raises Unauthenticated."""
+        digest = decode_signature_digest(given)
         if digest is None:
             raise errors.Unauthenticated("invalid signature")
         if expiration is not None and expiration < time.time():
             raise errors.Unauthenticated("signature is already expired")
         async with self._searches:  # nobody has shown a key yet
-            id = await self._signer(digest, Signed(path, operation, user, expiration))
+            id = await self._find_signer_id(digest, SignedFileUrl(path, operation, user, expiration))
         if id is None:
             raise errors.Unauthenticated("invalid signature")
         return await self.find(id)
 
-    async def _signer(self, digest: bytes, signed: Signed) -> str | None:
-        """The id of that sandbox. Others have their turn after every few."""
+    async def _find_signer_id(self, digest: bytes, signed: SignedFileUrl) -> str | None:
+        """The id of the signing sandbox. Yields to other tasks after every few checks."""
         for number, record in enumerate(self._engine.known(None), start=1):
             if is_secure(record.notes) and hmac.compare_digest(digest, signed.digest(self.tokens.access(record.id))):
                 return record.id
-            if number % AT_ONCE == 0:
+            if number % SIGNER_CHECKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return None
 
-    def _forget_ended(self) -> None:
+    def _remove_ended_sandboxes(self) -> None:
         gone = [id for id, resident in self._running.items() if resident.sandbox.record.state != "running"]
         for id in gone:
             del self._running[id]
 
 
-def away_reply(error: errors.ClocheError, request: Request) -> Response:
-    """For a request to a sandbox that has ended or was paused meanwhile. Clients look for "was not found"."""
+def sandbox_away_reply(error: errors.ClocheError, request: Request) -> Response:
+    """The response for a sandbox that has ended or was paused meanwhile. Clients search for "was not found"."""
     id = request.scope["state"]["resident"].id
     return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)

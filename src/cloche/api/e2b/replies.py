@@ -1,4 +1,4 @@
-"""Answers in E2B's shapes, and times as it writes them."""
+"""Responses in E2B's format, and its timestamps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from cloche.model import Struct
 
 _FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
 
-AWAY = (errors.Gone, errors.SandboxPaused)  # of a sandbox that could be used before: to clients it is gone either way
-NEVER = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
+SANDBOX_AWAY_ERRORS = (
+    errors.Gone,
+    errors.SandboxPaused,
+)  # of a sandbox that could be used before: to clients it is gone either way
+NO_DEADLINE = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
 
 
-class NotOffered(errors.ClocheError):
-    """E2B has it, this server does not."""
+class E2bUnsupported(errors.ClocheError):
+    """A feature of E2B that this server does not support."""
 
     code = "not_offered"
 
 
-class Conflict(errors.ClocheError):
-    """It cannot be done in the state that things are in."""
+class E2bConflict(errors.ClocheError):
+    """The current state does not allow the operation."""
 
     code = "conflict"
 
@@ -46,29 +49,31 @@ def error_body(status: int, message: str) -> dict[str, Any]:
     return {"code": status, "message": message}
 
 
-def is_worth_a_retry(status: int, error: errors.ClocheError) -> bool:
-    """Whether clients may send the same again: they wait for as long as `Retry-After` says."""
+def is_worth_retrying(status: int, error: errors.ClocheError) -> bool:
+    """Whether clients may repeat the request: they wait for the time in `Retry-After`."""
     if status != 429 and status < 500:
         return True  # they do not anyway
     return error.retry_after_seconds is not None or isinstance(error, errors.ShuttingDown)
 
 
-def timestamp(seconds: float | None) -> str:
-    """RFC 3339, to the microsecond. A moment that it cannot write, as a file may have, is the nearest that it can."""
+def format_timestamp(seconds: float | None) -> str:
+    """RFC 3339, to the microsecond. Times that it cannot express, which a file may have, are clamped."""
     if seconds is None:
-        return NEVER
+        return NO_DEADLINE
     seconds = min(max(_FIRST_SECONDS, seconds), _LAST_SECONDS)
-    return datetime.fromtimestamp(microseconds(seconds) / 1_000_000, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    return (
+        datetime.fromtimestamp(to_microseconds(seconds) / 1_000_000, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    )
 
 
-def microseconds(seconds: float) -> int:
-    """The moment as clients see it: what they send back must compare equal."""
+def to_microseconds(seconds: float) -> int:
+    """The time in the resolution that clients see: values they send back must compare equal."""
     return round(seconds * 1_000_000)
 
 
-# Which sandbox and port a request is for: by its Host name, by two headers, or by a signature.
+# The sandbox and port of a request: by its Host name, by two headers, or by a signature.
 
-PREFIX = "/e2b"
+E2B_PREFIX = "/e2b"
 ENVD_PORT = 49983
 CODE_PORT = 49999
 ID_HEADER = "e2b-sandbox-id"
@@ -79,7 +84,7 @@ _OWN_LABEL = re.compile(r"(\d{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]+)?")
 _ID = re.compile(r"[a-z0-9]{1,64}")
 
 
-class Target(Struct):
+class PortTarget(Struct):
     """A port of a sandbox."""
 
     sandbox: str
@@ -87,16 +92,16 @@ class Target(Struct):
     by_host: bool
 
 
-def target_of(scope: Scope, domain: str) -> Target | None:
-    """None for a request that is not for a sandbox. Raises InvalidRequest for one that names none that could be.
+def port_target_of(scope: Scope, domain: str) -> PortTarget | None:
+    """The target; None for a request that is not for a sandbox. Raises InvalidRequest for an impossible target.
 
-    `domain` is the one under which sandboxes are reached. Without it a Host name counts that starts with an id as we
-    make them: `8000-something` may well be the name of the machine itself. With it, an id below another domain is
-    refused: whoever asks so means a sandbox, and not this server.
+    `domain` is the parent domain of sandbox host names. Without it only Host names that start with an id of our
+    own format count: `8000-something` may be the name of the machine itself. With it, a sandbox id below another
+    domain is refused: such a request means a sandbox, and not this server.
     """
     headers = Headers(scope=scope)
-    host = _host(headers.get("host", ""))
-    by_host = _by_host(host, _host(domain))
+    host = _normalize_host_name(headers.get("host", ""))
+    by_host = _target_from_host(host, _normalize_host_name(domain))
     if by_host is not None:
         return by_host
     sandbox, port = headers.get(ID_HEADER), headers.get(PORT_HEADER)
@@ -106,58 +111,61 @@ def target_of(scope: Scope, domain: str) -> Target | None:
         return None
     if sandbox is None or port is None:
         raise errors.InvalidRequest("missing header: E2b-Sandbox-Id and E2b-Sandbox-Port go together")
-    return Target(sandbox=_sandbox(sandbox), port=_port(port), by_host=False)
+    return PortTarget(sandbox=_parse_sandbox_id(sandbox), port=_parse_port_number(port), by_host=False)
 
 
 def is_api_host(scope: Scope, domain: str) -> bool:
     """Whether it is for `api.DOMAIN`: where clients that know only a domain look for the control plane."""
-    return bool(domain) and _host(Headers(scope=scope).get("host", "")) == f"api.{_host(domain)}"
+    return (
+        bool(domain)
+        and _normalize_host_name(Headers(scope=scope).get("host", "")) == f"api.{_normalize_host_name(domain)}"
+    )
 
 
-def is_signed_file(scope: Scope) -> bool:
-    """Whether it is a signed file URL: those lose the prefix, and name no sandbox."""
+def is_signed_file_url(scope: Scope) -> bool:
+    """Whether it is a signed file URL: these lack the prefix, and name no sandbox."""
     return without_prefix(scope["path"]) == "/files" and b"signature=" in scope.get("query_string", b"")
 
 
 def without_prefix(path: str) -> str:
-    return path[len(PREFIX) :] or "/" if path == PREFIX or path.startswith(PREFIX + "/") else path
+    return path[len(E2B_PREFIX) :] or "/" if path == E2B_PREFIX or path.startswith(E2B_PREFIX + "/") else path
 
 
-def strip_prefix(scope: Scope) -> None:
-    """Lets what is behind see the path as if it had the origin to itself."""
+def strip_e2b_prefix(scope: Scope) -> None:
+    """Removes the prefix from the path, so that the routes behind see only their own paths."""
     raw = scope.get("raw_path")
     if raw is not None and scope["path"] != without_prefix(scope["path"]):
-        scope["raw_path"] = raw[len(PREFIX) :] or b"/"
+        scope["raw_path"] = raw[len(E2B_PREFIX) :] or b"/"
     scope["path"], scope["root_path"] = without_prefix(scope["path"]), ""
 
 
-def bare_id(given: str) -> str:
+def strip_client_id(given: str) -> str:
     """A sandbox's id as it was sent: E2B's old ones carry a client's id behind a dash."""
     return given.partition("-")[0]
 
 
-def _by_host(host: str, domain: str) -> Target | None:
+def _target_from_host(host: str, domain: str) -> PortTarget | None:
     label, _, rest = host.partition(".")
     match = (_LABEL if domain else _OWN_LABEL).fullmatch(label)
     if match is None or not rest or (domain and rest != domain):
         return None
-    return Target(sandbox=match[2], port=_port(match[1]), by_host=True)
+    return PortTarget(sandbox=match[2], port=_parse_port_number(match[1]), by_host=True)
 
 
-def _host(given: str) -> str:
-    """A Host name in the one way that is compared: without a port, and without the dot that may end a whole name."""
+def _normalize_host_name(given: str) -> str:
+    """The normalized Host name: lower case, without a port and without a trailing dot."""
     name, colon, port = given.lower().rpartition(":")
     return (name if colon and port.isdigit() else given.lower()).removesuffix(".")
 
 
-def _sandbox(given: str) -> str:
-    id = bare_id(given)
+def _parse_sandbox_id(given: str) -> str:
+    id = strip_client_id(given)
     if not _ID.fullmatch(id):
         raise errors.InvalidRequest("Invalid sandbox ID")
     return id
 
 
-def _port(given: str) -> int:
+def _parse_port_number(given: str) -> int:
     port = int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
     if not 0 < port < 1 << 16:
         raise errors.InvalidRequest("Invalid sandbox port")

@@ -1,4 +1,4 @@
-"""The control plane: sandboxes are made, found, listed and ended."""
+"""The control plane's sandboxes: create, find, list and kill."""
 
 from __future__ import annotations
 
@@ -16,69 +16,84 @@ from starlette.routing import BaseRoute
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.e2b import network, snapshots, templates, unsupported, volumes
-from cloche.api.e2b.context import Desk
-from cloche.api.e2b.registry import Resident, Residents, alias_of, notes_of, template_id, template_name
-from cloche.api.e2b.replies import Conflict, NotOffered, bare_id, error_body, json_reply, microseconds, timestamp
+from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.registry import (
+    E2bSandbox,
+    E2bSandboxes,
+    encode_sandbox_notes,
+    template_alias_of,
+    template_id_of,
+    template_name_of,
+)
+from cloche.api.e2b.replies import (
+    E2bConflict,
+    E2bUnsupported,
+    error_body,
+    format_timestamp,
+    json_reply,
+    strip_client_id,
+    to_microseconds,
+)
 from cloche.api.e2b.sandboxes_schema import (
     MAX_REFRESH_SECONDS,
-    Connection,
-    Fork,
+    ConnectSandboxBody,
+    E2bCreateRequest,
+    E2bSandboxQuery,
+    ForkSandboxBody,
     Json,
-    Lifespan,
-    Listing,
-    Pause,
-    Refresh,
-    Resumption,
-    Wanted,
-    created,
-    decode,
-    detail,
-    listed,
-    listing,
-    log_entries,
-    log_line,
-    metadata_filter,
-    metric,
-    page_token,
-    wanted,
-    whole_number,
+    PauseSandboxBody,
+    RefreshSandboxBody,
+    ResumeSandboxBody,
+    SetTimeoutBody,
+    decode_create_request,
+    decode_json_body,
+    decode_metadata_filter,
+    decode_sandbox_query,
+    encode_created_sandbox,
+    encode_listed_sandbox,
+    encode_log_entries,
+    encode_log_line,
+    encode_metric_sample,
+    encode_page_token,
+    encode_sandbox_detail,
+    parse_whole_number,
 )
-from cloche.api.http import status_of, while_wanted
+from cloche.api.http import create_unless_disconnected, status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo, SandboxSpec, Template, new_id
 
-# How long a sandbox lives.
+# Sandbox timeouts: set and refresh the deadline.
 
 REFRESH_SECONDS = 15
 
 
-def time_routes(desk: Desk) -> list[BaseRoute]:
-    plane = ControlTime(desk)
+def timeout_routes(desk: E2bContext) -> list[BaseRoute]:
+    plane = ControlTimeouts(desk)
     return [
         desk.route("POST", "/sandboxes/{id}/timeout", plane.set_timeout),
         desk.route("POST", "/sandboxes/{id}/refreshes", plane.refresh),
     ]
 
 
-class ControlTime:
-    def __init__(self, desk: Desk):
+class ControlTimeouts:
+    def __init__(self, desk: E2bContext):
         self._desk = desk
 
     async def set_timeout(self, request: Request) -> Response:
-        """Moves the deadline, also to an earlier moment; 0 is now."""
+        """Moves the deadline, also to an earlier time; 0 ends the sandbox now."""
         sandbox = await self._desk.sandbox(request)
-        seconds = self._desk.seconds(decode(await self._desk.body(request), Lifespan).timeout, None)
+        seconds = self._desk.seconds(decode_json_body(await self._desk.body(request), SetTimeoutBody).timeout, None)
         if seconds == 0:
-            sandbox.expire()
+            sandbox.expire_now()
         else:
             sandbox.renew(seconds)
         return Response(status_code=204)
 
     async def refresh(self, request: Request) -> Response:
         sandbox = await self._desk.sandbox(request)
-        asked = decode(await self._desk.body(request), Refresh)
+        asked = decode_json_body(await self._desk.body(request), RefreshSandboxBody)
         seconds = REFRESH_SECONDS if asked.duration is None else asked.duration
         if not 0 <= seconds <= MAX_REFRESH_SECONDS:
             raise errors.InvalidRequest(f"duration: it must be from 0 to {MAX_REFRESH_SECONDS} s, not {seconds}")
@@ -87,14 +102,14 @@ class ControlTime:
         return Response(status_code=204)
 
 
-# Sandboxes are paused, go on, and are forked.
+# Pausing, resuming, connecting to and forking sandboxes.
 
 CONNECT_SECONDS = 300
 RESUME_SECONDS = 15
 FORK_SECONDS = 15
 
 
-def pause_routes(desk: Desk) -> list[BaseRoute]:
+def pause_routes(desk: E2bContext) -> list[BaseRoute]:
     plane = ControlPauses(desk)
     return [
         desk.route("POST", "/sandboxes/{id}/pause", plane.pause),
@@ -106,70 +121,72 @@ def pause_routes(desk: Desk) -> list[BaseRoute]:
 
 
 class ControlPauses:
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: E2bContext):
         self._desk = desk
 
     async def pause(self, request: Request) -> Response:
-        """With its memory, unless that is said not to be wanted. One that is paused already is a conflict."""
+        """Pauses with memory, unless the client declines it. A paused sandbox is a conflict."""
         owner = self._desk.owner(request)
-        asked = decode(await self._desk.body(request), Pause)
+        asked = decode_json_body(await self._desk.body(request), PauseSandboxBody)
         await self._desk.engine.pause(self._desk.id(request), owner, memory=asked.memory is not False)
         return Response(status_code=204)
 
     async def connect(self, request: Request, *, default_seconds: int | None) -> Response:
-        """Gives a sandbox that runs at least that long from now, never less than it has; one that is paused goes on."""
+        """Extends a running sandbox to at least that many seconds from now, never less; resumes a paused one."""
         owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode(await self._desk.body(request), Connection)
+        asked = decode_json_body(await self._desk.body(request), ConnectSandboxBody)
         seconds = self._desk.seconds(asked.timeout, default_seconds)
         known = await self._desk.engine.describe(id, owner)
         if known.state == "paused" and known.pause_memory and asked.memory is False:
-            raise NotOffered("memory: this sandbox was paused with its memory and goes on with it; leave it out")
+            raise E2bUnsupported("memory: this sandbox was paused with its memory and goes on with it; leave it out")
         sandbox = await self._desk.engine.resume(id, owner, seconds=max(seconds, 1))
         if seconds > 0:
             sandbox.extend(seconds)
-        return self._connected(sandbox, 201 if known.state == "paused" else 200)
+        return self._connected_response(sandbox, 201 if known.state == "paused" else 200)
 
     async def resume(self, request: Request) -> Response:
-        """What clients did before there was `connect`. One that runs is a conflict."""
+        """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
         owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode(await self._desk.body(request), Resumption)
+        asked = decode_json_body(await self._desk.body(request), ResumeSandboxBody)
         seconds = self._desk.seconds(asked.timeout, RESUME_SECONDS)
         known = await self._desk.engine.describe(id, owner)
         if known.state == "running":
-            raise Conflict(f"sandbox {id} is already running")
+            raise E2bConflict(f"sandbox {id} is already running")
         if asked.autoPause and known.on_deadline != "pause":
-            raise NotOffered("autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout")
-        return self._connected(await self._desk.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
+            raise E2bUnsupported(
+                "autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout"
+            )
+        return self._connected_response(await self._desk.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
 
     async def fork(self, request: Request) -> Response:
-        """Sandboxes with the files and the environment of this one. It runs on."""
+        """Creates sandboxes with the files and the environment of this one, which continues to run."""
         owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode(await self._desk.body(request), Fork)
+        asked = decode_json_body(await self._desk.body(request), ForkSandboxBody)
         seconds = self._desk.seconds(asked.timeout, FORK_SECONDS)
         count = 1 if asked.count is None else asked.count
         forks = await self._desk.engine.fork(id, owner, count, seconds=max(seconds, 1))
-        return json_reply([self._fork(each) for each in forks], 201)
+        return json_reply([self._encode_fork_result(each) for each in forks], 201)
 
-    def _fork(self, fork: Sandbox | errors.ClocheError) -> Json:
-        """One of those that were asked for: it, or why there is none."""
+    def _encode_fork_result(self, fork: Sandbox | errors.ClocheError) -> Json:
+        """One of the requested forks, or the error that prevented it."""
         if isinstance(fork, Sandbox):
-            return {"sandbox": created(self._desk.residents.of(fork), self._desk.domain)}
+            return {"sandbox": encode_created_sandbox(self._desk.residents.of(fork), self._desk.domain)}
         return {"error": error_body(status_of(fork), str(fork))}
 
-    def _connected(self, sandbox: Sandbox, status: int) -> Response:
-        return json_reply(created(self._desk.residents.of(sandbox), self._desk.domain), status)
+    def _connected_response(self, sandbox: Sandbox, status: int) -> Response:
+        return json_reply(encode_created_sandbox(self._desk.residents.of(sandbox), self._desk.domain), status)
 
 
-# What a sandbox uses and used, and what became of it.
+# Metrics and lifecycle logs of sandboxes.
 
 MAX_IDS = 100
 MAX_LINES = 1000
-LEVELS = ("debug", "info", "warn", "error")
+REPORT_LOG_LEVELS = ("debug", "info", "warn", "error")
 _LATEST_SECONDS = 10_000_000_000
 _LATEST_MILLISECONDS = _LATEST_SECONDS * 1000
 
 
-def report_routes(desk: Desk) -> list[BaseRoute]:
+def report_routes(desk: E2bContext) -> list[BaseRoute]:
     plane = ControlReports(desk)
     return [
         desk.route("GET", "/sandboxes/metrics", plane.all_metrics),
@@ -180,82 +197,93 @@ def report_routes(desk: Desk) -> list[BaseRoute]:
 
 
 class ControlReports:
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: E2bContext):
         self._desk = desk
 
     async def metrics(self, request: Request) -> Response:
         sandbox = await self._desk.sandbox(request)
-        start = whole_number("start", request.query_params.get("start"), 0, _LATEST_SECONDS)
-        end = whole_number("end", request.query_params.get("end"), 0, _LATEST_SECONDS)
+        start = parse_whole_number("start", request.query_params.get("start"), 0, _LATEST_SECONDS)
+        end = parse_whole_number("end", request.query_params.get("end"), 0, _LATEST_SECONDS)
         through = None if end is None else end + 0.999999  # a client's clock has only seconds here
-        samples = await sandbox.meter.between(start, through)
-        return json_reply([metric(each, sandbox.limits) for each in samples])
+        samples = await sandbox.meter.samples_between(start, through)
+        return json_reply([encode_metric_sample(each, sandbox.limits) for each in samples])
 
     async def all_metrics(self, request: Request) -> Response:
-        """The newest of each sandbox. Ids that are not there, or somebody else's, are left out."""
+        """The newest sample of each sandbox. Unknown ids, and those of other owners, are left out."""
         owner = self._desk.owner(request)
-        ids = [bare_id(each) for each in request.query_params.get("sandbox_ids", "").split(",") if each]
+        ids = [strip_client_id(each) for each in request.query_params.get("sandbox_ids", "").split(",") if each]
         if not 0 < len(ids) <= MAX_IDS:
             raise errors.InvalidRequest(f"sandbox_ids: it must be 1 to {MAX_IDS} ids, joined by commas")
-        found = [sandbox for id in dict.fromkeys(ids) if (sandbox := await self._running(id, owner))]
-        return json_reply({"sandboxes": {each.id: metric(await each.meter.latest(), each.limits) for each in found}})
+        found = [sandbox for id in dict.fromkeys(ids) if (sandbox := await self._find_running_sandbox(id, owner))]
+        return json_reply(
+            {
+                "sandboxes": {
+                    each.id: encode_metric_sample(await each.meter.latest_sample(), each.limits) for each in found
+                }
+            }
+        )
 
     async def logs(self, request: Request) -> Response:
-        start = whole_number("start", request.query_params.get("start"), 0, _LATEST_MILLISECONDS) or 0
-        entries = [each for each in await self._entries(request) if each["timestamp"] >= timestamp(start / 1000)]
-        entries = entries[: _line_limit(request.query_params)]
-        return json_reply({"logs": [log_line(each) for each in entries], "logEntries": entries})
+        start = parse_whole_number("start", request.query_params.get("start"), 0, _LATEST_MILLISECONDS) or 0
+        entries = [
+            each for each in await self._log_entries_of(request) if each["timestamp"] >= format_timestamp(start / 1000)
+        ]
+        entries = entries[: _log_line_limit(request.query_params)]
+        return json_reply({"logs": [encode_log_line(each) for each in entries], "logEntries": entries})
 
     async def log_entries(self, request: Request) -> Response:
         query = request.query_params
-        entries = [each for each in await self._entries(request) if _is_wanted(each, query)]
+        entries = [each for each in await self._log_entries_of(request) if _matches_log_query(each, query)]
         backward = query.get("direction") == "backward"
-        cursor = whole_number("cursor", query.get("cursor"), 0, _LATEST_MILLISECONDS)
+        cursor = parse_whole_number("cursor", query.get("cursor"), 0, _LATEST_MILLISECONDS)
         if cursor is not None:
-            moment = timestamp(cursor / 1000)
+            moment = format_timestamp(cursor / 1000)
             entries = [
                 each for each in entries if each["timestamp"] == moment or (each["timestamp"] < moment) == backward
             ]
-        return json_reply({"logs": (entries[::-1] if backward else entries)[: _line_limit(query)]})
+        return json_reply({"logs": (entries[::-1] if backward else entries)[: _log_line_limit(query)]})
 
-    async def _entries(self, request: Request) -> list[Json]:
-        """Those of a sandbox that has ended, too."""
+    async def _log_entries_of(self, request: Request) -> list[Json]:
+        """The log entries, also of a sandbox that has ended."""
         owner = self._desk.owner(request)
-        return log_entries(await self._desk.engine.describe(self._desk.id(request), owner))
+        return encode_log_entries(await self._desk.engine.describe(self._desk.id(request), owner))
 
-    async def _running(self, id: str, owner: str) -> Sandbox | None:
-        """None also for one that is paused: nobody is woken to be measured."""
+    async def _find_running_sandbox(self, id: str, owner: str) -> Sandbox | None:
+        """The sandbox if it runs. None also for a paused one: metrics never resume a sandbox."""
         try:
             resident = await self._desk.residents.find(id, owner)
         except (errors.NotFound, errors.Gone):
             return None
-        return None if resident.is_asleep else resident.sandbox
+        return None if resident.is_paused else resident.sandbox
 
 
-def _is_wanted(entry: Json, query: Mapping[str, str]) -> bool:
-    level = query.get("level") or LEVELS[0]
-    if level not in LEVELS:
-        raise errors.InvalidRequest(f"level: it is one of {', '.join(LEVELS)}, not {level[:40]!r}")
-    return LEVELS.index(entry["level"]) >= LEVELS.index(level) and query.get("search", "") in entry["message"]
+def _matches_log_query(entry: Json, query: Mapping[str, str]) -> bool:
+    level = query.get("level") or REPORT_LOG_LEVELS[0]
+    if level not in REPORT_LOG_LEVELS:
+        raise errors.InvalidRequest(f"level: it is one of {', '.join(REPORT_LOG_LEVELS)}, not {level[:40]!r}")
+    return (
+        REPORT_LOG_LEVELS.index(entry["level"]) >= REPORT_LOG_LEVELS.index(level)
+        and query.get("search", "") in entry["message"]
+    )
 
 
-def _line_limit(query: Mapping[str, str]) -> int:
-    limit = whole_number("limit", query.get("limit"), 0, MAX_LINES)
+def _log_line_limit(query: Mapping[str, str]) -> int:
+    limit = parse_whole_number("limit", query.get("limit"), 0, MAX_LINES)
     return MAX_LINES if limit is None else limit
 
 
 # `Idempotency-Key`: a creation that is sent twice makes one sandbox.
 
-MAX_KEY = 255
+MAX_IDEMPOTENCY_KEY = 255
 
 
-class _Made(NamedTuple):
+class _KeyedCreation(NamedTuple):
     digest: bytes
-    creation: asyncio.Task[Resident]
+    creation: asyncio.Task[E2bSandbox]
 
     @property
     def counts(self) -> bool:
-        """Whether a repetition gets this one: while it is being made, and as long as it has its cell."""
+        """Whether a repetition gets this sandbox: during its creation, and as long as it has its cell."""
         if not self.creation.done():
             return True
         return (
@@ -265,68 +293,71 @@ class _Made(NamedTuple):
         )
 
 
-class Repeats:
+class IdempotentCreations:
     """The creations of this process that carried a key, as long as their sandboxes live."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, str], _Made] = {}
+        self._made: dict[tuple[str, str], _KeyedCreation] = {}
 
-    async def once(self, owner: str, key: str, asked: bytes, make: Callable[[], Awaitable[Resident]]) -> Resident:
-        """What `make` gives, or gave before for that key. One that is under way is waited for, also if it fails.
+    async def create_once(
+        self, owner: str, key: str, asked: bytes, make: Callable[[], Awaitable[E2bSandbox]]
+    ) -> E2bSandbox:
+        """Returns the result of `make`, or its earlier result for that key.
 
-        Raises Conflict where something else was asked for under that key, and what `make` raises.
+        Waits for a creation in progress, also if it fails. Raises E2bConflict if the key was used for another
+        request, and everything that `make` raises.
         """
-        _check(key)
-        self._forget_ended()
+        _check_idempotency_key(key)
+        self._remove_ended_creations()
         digest = hashlib.sha256(asked).digest()
         made = self._made.get((owner, key))
         if made is None:
-            made = self._made[owner, key] = _Made(digest, asyncio.ensure_future(_run(make)))
+            made = self._made[owner, key] = _KeyedCreation(digest, asyncio.ensure_future(_await_creation(make)))
         elif made.digest != digest:
-            raise Conflict("Idempotency-Key: it was used for another request; choose a new key for each sandbox")
+            raise E2bConflict("Idempotency-Key: it was used for another request; choose a new key for each sandbox")
         return await asyncio.shield(made.creation)  # the client that leaves does not take it from the others
 
     async def end(self, owner: str) -> None:
-        """What is being made for that owner is not, and nothing is known of what was."""
+        """Cancels that owner's creations in progress, and removes the finished ones."""
         theirs = [self._made.pop(each).creation for each in list(self._made) if each[0] == owner]
         for creation in theirs:
             creation.cancel()
         await asyncio.gather(*theirs, return_exceptions=True)
 
-    def _forget_ended(self) -> None:
+    def _remove_ended_creations(self) -> None:
         for each in [each for each, made in self._made.items() if not made.counts]:
             del self._made[each]
 
 
-async def _run(make: Callable[[], Awaitable[Resident]]) -> Resident:
+async def _await_creation(make: Callable[[], Awaitable[E2bSandbox]]) -> E2bSandbox:
     return await make()
 
 
-def _check(key: str) -> None:
-    if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
-        raise errors.InvalidRequest(f"Idempotency-Key: it must have 1 to {MAX_KEY} characters of ASCII")
+def _check_idempotency_key(key: str) -> None:
+    if not (0 < len(key) <= MAX_IDEMPOTENCY_KEY and key.isascii() and key.isprintable()):
+        raise errors.InvalidRequest(f"Idempotency-Key: it must have 1 to {MAX_IDEMPOTENCY_KEY} characters of ASCII")
 
 
-def sandbox_routes(
-    engine: Engine, gatekeeper: Gatekeeper, residents: Residents, config: Config, secret: bytes
+def control_plane_routes(
+    engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config, secret: bytes
 ) -> list[BaseRoute]:
-    desk = Desk(engine, gatekeeper, residents, config)
+    desk = E2bContext(engine, gatekeeper, residents, config)
     return [
         *report_routes(desk),  # first, as `/sandboxes/metrics` could be an id as well
-        *_routes(desk),
-        *time_routes(desk),
+        *_sandbox_routes(desk),
+        *timeout_routes(desk),
         *pause_routes(desk),
-        *snapshots.routes(desk),
-        *network.routes(desk),
-        *volumes.routes(desk, secret),
+        *snapshots.snapshot_routes(desk),
+        *network.network_routes(desk),
+        *volumes.volume_routes(desk, secret),
         *templates.build_routes(desk, config, secret),  # before the templates, whose names may be paths
         *templates.template_routes(desk, config),
-        *unsupported.routes(desk),
+        *unsupported.unsupported_routes(desk),
     ]
 
 
-def _routes(desk: Desk) -> list[BaseRoute]:
-    plane = Control(desk)
+def _sandbox_routes(desk: E2bContext) -> list[BaseRoute]:
+    plane = ControlSandboxes(desk)
     return [
         desk.route("POST", "/v2/sandboxes", partial(plane.create, version=2)),
         desk.route("POST", "/sandboxes", partial(plane.create, version=1)),
@@ -337,45 +368,49 @@ def _routes(desk: Desk) -> list[BaseRoute]:
     ]
 
 
-class Control:
-    def __init__(self, desk: Desk):
+class ControlSandboxes:
+    def __init__(self, desk: E2bContext):
         self._desk = desk
-        self._repeats = Repeats()
+        self._repeats = IdempotentCreations()
         desk.engine.housing.admission.shut_out.hear(self._repeats.end)
 
     async def create(self, request: Request, *, version: int) -> Response:
         owner = self._desk.owner(request)
         body = await self._desk.body(request)
-        make = partial(self._make, owner, wanted(body, version=version))
+        make = partial(self._create_sandbox, owner, decode_create_request(body, version=version))
         key = request.headers.get("idempotency-key")
         asked = b"%d:%s" % (version, body)
-        making = make() if key is None else self._repeats.once(owner, key, asked, make)
-        resident = await while_wanted(request, self._desk.engine, making)
-        return json_reply(created(resident, self._desk.domain), 201)
+        making = make() if key is None else self._repeats.create_once(owner, key, asked, make)
+        resident = await create_unless_disconnected(request, self._desk.engine, making)
+        return json_reply(encode_created_sandbox(resident, self._desk.domain), 201)
 
     async def get(self, request: Request) -> Response:
-        return json_reply(detail(await self._desk.resident(request), self._desk.domain))
+        return json_reply(encode_sandbox_detail(await self._desk.e2b_sandbox(request), self._desk.domain))
 
     async def kill(self, request: Request) -> Response:
         await self._desk.engine.kill(self._desk.id(request), self._desk.owner(request))
         return Response(status_code=204)
 
     async def list_page(self, request: Request) -> Response:
-        asked = listing(request.query_params)
-        found = self._found(self._desk.owner(request), asked)
+        asked = decode_sandbox_query(request.query_params)
+        found = self._find_matching_sandboxes(self._desk.owner(request), asked)
         page, rest = found[: asked.limit], found[asked.limit :]
-        headers = {"X-Next-Token": page_token(*_position(page[-1]))} if rest else {}
-        return json_reply([listed(each) for each in page], headers=headers)
+        headers = {"X-Next-Token": encode_page_token(*_page_position_of(page[-1]))} if rest else {}
+        return json_reply([encode_listed_sandbox(each) for each in page], headers=headers)
 
     async def list_all(self, request: Request) -> Response:
-        """Version 1, which has no pages, and none that are paused."""
-        asked = Listing(metadata=metadata_filter(request.query_params.get("metadata", "")), states=("running",))
-        return json_reply([listed(each) for each in self._found(self._desk.owner(request), asked)])
+        """Version 1: without pages and without paused sandboxes."""
+        asked = E2bSandboxQuery(
+            metadata=decode_metadata_filter(request.query_params.get("metadata", "")), states=("running",)
+        )
+        return json_reply(
+            [encode_listed_sandbox(each) for each in self._find_matching_sandboxes(self._desk.owner(request), asked)]
+        )
 
-    async def _make(self, owner: str, wanted: Wanted) -> Resident:
+    async def _create_sandbox(self, owner: str, wanted: E2bCreateRequest) -> E2bSandbox:
         self._desk.check_timeout("timeout", wanted.timeout_seconds, least=1)
-        template = await self._template(wanted.template, owner)
-        built = await self._built(wanted.template, template, owner)
+        template = await self._find_template(wanted.template, owner)
+        built = await self._built_template_id(wanted.template, template, owner)
         id = new_id()
         own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": id, "E2B_TEMPLATE_ID": built or template.ref}
         spec = SandboxSpec(
@@ -383,7 +418,7 @@ class Control:
             env={**wanted.env, **own},
             metadata=wanted.metadata,
             lifetime_seconds=wanted.timeout_seconds,
-            network=network.policy_for(wanted.egress, template, self._desk.engine.networks),
+            network=network.policy_for_new_sandbox(wanted.egress, template, self._desk.engine.networks),
             user="root",
             sudo=True,
             cwd="/home/user",
@@ -391,47 +426,51 @@ class Control:
             on_deadline=wanted.on_deadline,
             pause_memory=wanted.pause_memory,
             auto_resume=wanted.auto_resume,
-            notes=_notes(wanted, built),
+            notes=_notes_for_request(wanted, built),
             volumes=wanted.volumes,
         )
         return self._desk.residents.of(await self._desk.engine.create(spec, id=id))
 
-    async def _template(self, ref: str, owner: str) -> Template:
-        """That of a snapshot of theirs, too."""
+    async def _find_template(self, ref: str, owner: str) -> Template:
+        """Finds a template, also that of a snapshot of this owner."""
         try:
             return await self._desk.engine.template(ref, owner)
         except errors.TemplateNotFound as error:
             raise errors.TemplateNotFound(f"template '{ref}' not found: {error}") from None
 
-    async def _built(self, ref: str, template: Template, owner: str) -> str | None:
-        """The id of a template of the client's own, where it is one: no database is asked where it cannot be."""
+    async def _built_template_id(self, ref: str, template: Template, owner: str) -> str | None:
+        """The id of a template that the client built, else None. Skips the database where the name rules it out."""
         aliases = self._desk.engine.config.aliases
         if ref.partition("@")[0] == template.name or any(fnmatchcase(ref, alias) for alias in aliases):
             return None
-        return await self._desk.engine.builds.id_of(ref, owner)
+        return await self._desk.engine.builds.find_template_id(ref, owner)
 
-    def _found(self, owner: str, asked: Listing) -> list[SandboxInfo]:
-        """Those that are asked for, in order, from the place on that the page before ended at."""
-        found = [each for each in self._desk.engine.list(owner) if self._matches(each, asked)]
-        found.sort(key=_position, reverse=asked.order == "desc")
+    def _find_matching_sandboxes(self, owner: str, asked: E2bSandboxQuery) -> list[SandboxInfo]:
+        """The matching sandboxes in order, from the end of the previous page on."""
+        found = [each for each in self._desk.engine.list(owner) if self._matches_query(each, asked)]
+        found.sort(key=_page_position_of, reverse=asked.order == "desc")
         if asked.after is None:
             return found
         after, ascending = asked.after, asked.order == "asc"
-        return [each for each in found if (_position(each) > after if ascending else _position(each) < after)]
+        return [
+            each
+            for each in found
+            if (_page_position_of(each) > after if ascending else _page_position_of(each) < after)
+        ]
 
-    def _matches(self, info: SandboxInfo, asked: Listing) -> bool:
-        alias = alias_of(info)
-        names = (info.template, template_name(info.template), template_id(info), alias, alias.partition(":")[0])
+    def _matches_query(self, info: SandboxInfo, asked: E2bSandboxQuery) -> bool:
+        alias = template_alias_of(info)
+        names = (info.template, template_name_of(info.template), template_id_of(info), alias, alias.partition(":")[0])
         return (
             info.state in asked.states
             and asked.metadata.items() <= info.metadata.items()
-            and (asked.started_after is None or microseconds(info.created_at) >= asked.started_after)
+            and (asked.started_after is None or to_microseconds(info.created_at) >= asked.started_after)
             and (asked.template is None or asked.template in names)
         )
 
 
-def _notes(wanted: Wanted, built: str | None) -> dict[str, str]:
-    return notes_of(
+def _notes_for_request(wanted: E2bCreateRequest, built: str | None) -> dict[str, str]:
+    return encode_sandbox_notes(
         alias=wanted.template,
         template=built,
         secure=wanted.secure,
@@ -440,5 +479,5 @@ def _notes(wanted: Wanted, built: str | None) -> dict[str, str]:
     )
 
 
-def _position(info: SandboxInfo) -> tuple[int, str]:
-    return microseconds(info.created_at), info.id
+def _page_position_of(info: SandboxInfo) -> tuple[int, str]:
+    return to_microseconds(info.created_at), info.id

@@ -1,7 +1,8 @@
-"""What the control plane is asked for, read from bytes and query strings. Pure; raises InvalidRequest and NotOffered.
+"""Requests of the control plane, decoded from bodies and query strings. Pure.
 
-Fields that E2B has and we do not know are ignored, as E2B does. What this server cannot do is refused where it is asked
-for, and accepted where its value asks for what is so anyway: no client's default request is refused.
+Raises InvalidRequest and E2bUnsupported. Unknown fields are ignored, as E2B does. A feature that this server
+lacks is refused where it is requested, but a value that requests the existing behaviour is accepted: no
+client's default request is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +19,16 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from cloche import errors
-from cloche.api.e2b.network_schema import Egress, Network, egress, has_internet, host_mask, shown
-from cloche.api.e2b.registry import Resident, alias_of, template_id
-from cloche.api.e2b.replies import NotOffered, microseconds, timestamp
+from cloche.api.e2b.network_schema import (
+    E2bEgressRequest,
+    E2bNetworkBody,
+    allows_internet,
+    decode_egress_request,
+    decode_host_mask,
+    encode_policy,
+)
+from cloche.api.e2b.registry import E2bSandbox, template_alias_of, template_id_of
+from cloche.api.e2b.replies import E2bUnsupported, format_timestamp, to_microseconds
 from cloche.engine.operations.metrics import Sample
 from cloche.model import MIB, Limits, OnDeadline, SandboxInfo, Struct, Template
 
@@ -29,80 +37,80 @@ Order = Literal["asc", "desc"]
 Position = tuple[int, str]  # when something was made, in microseconds since 1970, and its id: where a page ended
 
 STATES = ("running", "paused")
-MAX_PAGE = 100
+MAX_PAGE_SIZE = 100
 MAX_REFRESH_SECONDS = 3600
 _MAX_MICROSECONDS = 1 << 53
 
 
-class AutoResume(Struct):
+class AutoResumeBody(Struct):
     enabled: bool = False
 
 
-class Iam(Struct):
+class IamBody(Struct):
     tokens: dict[str, Any] | None = None
 
 
-class VolumeMount(Struct):
+class VolumeMountBody(Struct):
     name: str
     path: str
 
 
-class NewSandbox(Struct):
+class E2bCreateBody(Struct):
     """The body of a creation. The names are E2B's."""
 
     templateID: str
     timeout: int | None = None
     autoPause: bool | None = None
     autoPauseMemory: bool | None = None
-    autoResume: AutoResume | None = None
+    autoResume: AutoResumeBody | None = None
     secure: bool | None = None
     allow_internet_access: bool | None = None
-    network: Network | None = None
+    network: E2bNetworkBody | None = None
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None
     mcp: Any = None  # the client starts the gateway itself, by a command
-    iam: Iam | None = None
-    volumeMounts: list[VolumeMount] | None = None
+    iam: IamBody | None = None
+    volumeMounts: list[VolumeMountBody] | None = None
 
 
-class Lifespan(Struct):
+class SetTimeoutBody(Struct):
     """The body of a new timeout."""
 
     timeout: int | None = None
 
 
-class Connection(Struct):
+class ConnectSandboxBody(Struct):
     """The body of a connection."""
 
     timeout: int | None = None
     memory: bool | None = None
 
 
-class Resumption(Struct):
-    """The body of a resumption, as clients asked for it before there was `connect`."""
+class ResumeSandboxBody(Struct):
+    """The body of a resume request, which old clients send instead of `connect`."""
 
     timeout: int | None = None
     autoPause: bool | None = None
     memory: bool | None = None
 
 
-class Pause(Struct):
-    """The body of a pause. A guest that does not answer is never paused, whether `requireHealthyGuest` is there."""
+class PauseSandboxBody(Struct):
+    """The body of a pause. An unresponsive guest is never paused, with or without `requireHealthyGuest`."""
 
     memory: bool | None = None
 
 
-class Fork(Struct):
+class ForkSandboxBody(Struct):
     timeout: int | None = None
     count: int | None = None
 
 
-class Refresh(Struct):
+class RefreshSandboxBody(Struct):
     duration: int | None = None
 
 
-class Wanted(Struct):
-    """A sandbox that somebody wants, with every default filled in."""
+class E2bCreateRequest(Struct):
+    """A requested sandbox, with every default filled in."""
 
     template: str
     timeout_seconds: int
@@ -110,7 +118,7 @@ class Wanted(Struct):
     public_traffic: bool
     metadata: dict[str, str]
     env: dict[str, str]
-    egress: Egress
+    egress: E2bEgressRequest
     host_mask: str | None
     on_deadline: OnDeadline
     pause_memory: bool
@@ -118,44 +126,44 @@ class Wanted(Struct):
     volumes: dict[str, str]
 
 
-def decode(body: bytes, type: type[T]) -> T:
+def decode_json_body(body: bytes, type: type[T]) -> T:
     """A body that must be a JSON object. An empty one is an empty object."""
     try:
         return msgspec.json.decode(body.strip() or b"{}", type=type)
     except msgspec.ValidationError as error:
-        raise errors.InvalidRequest(f"the request's body is not right: {_located(error)}") from None
+        raise errors.InvalidRequest(f"the request's body is not right: {_locate_validation_error(error)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
     except RecursionError:  # in fields that nobody knows, too
         raise errors.InvalidRequest("the request's body is nested too deeply") from None
 
 
-def wanted(body: bytes, *, version: int) -> Wanted:
+def decode_create_request(body: bytes, *, version: int) -> E2bCreateRequest:
     """The sandbox that the body of `POST /sandboxes` (1) or `POST /v2/sandboxes` (2) asks for."""
-    asked = decode(body, NewSandbox)
+    asked = decode_json_body(body, E2bCreateBody)
     _check_lifecycle(asked)
-    _check_attachments(asked)
+    _check_no_iam(asked)
     secure = version >= 2 or bool(asked.secure)
     public = asked.network is None or asked.network.allowPublicTraffic is not False
     if not public and not secure:
         raise errors.InvalidRequest("network.allowPublicTraffic: it can be false only with secure: true")
-    return Wanted(
+    return E2bCreateRequest(
         template=asked.templateID,
-        timeout_seconds=_default(asked.timeout, 300 if version >= 2 else 15),
+        timeout_seconds=_value_or_default(asked.timeout, 300 if version >= 2 else 15),
         secure=secure,
         public_traffic=public,
         metadata=asked.metadata or {},
         env=asked.envVars or {},
-        egress=egress(asked.network, asked.allow_internet_access),
-        host_mask=host_mask(asked.network),
+        egress=decode_egress_request(asked.network, asked.allow_internet_access),
+        host_mask=decode_host_mask(asked.network),
         on_deadline="pause" if asked.autoPause else "kill",
         pause_memory=asked.autoPauseMemory is not False,
-        auto_resume=_resumes(asked),
-        volumes=_volumes(asked.volumeMounts or []),
+        auto_resume=_wants_auto_resume(asked),
+        volumes=_volumes_by_path(asked.volumeMounts or []),
     )
 
 
-def _volumes(mounts: list[VolumeMount]) -> dict[str, str]:
+def _volumes_by_path(mounts: list[VolumeMountBody]) -> dict[str, str]:
     """By path."""
     volumes = {each.path.rstrip("/"): each.name for each in mounts}
     if len(volumes) < len(mounts):
@@ -163,66 +171,68 @@ def _volumes(mounts: list[VolumeMount]) -> dict[str, str]:
     return volumes
 
 
-def _check_lifecycle(asked: NewSandbox) -> None:
-    if asked.autoPauseMemory is False and _resumes(asked):
+def _check_lifecycle(asked: E2bCreateBody) -> None:
+    if asked.autoPauseMemory is False and _wants_auto_resume(asked):
         raise errors.InvalidRequest("autoPauseMemory: it cannot be false together with autoResume")
     if asked.autoPauseMemory is False and not asked.autoPause:
         raise errors.InvalidRequest("autoPauseMemory: it has a meaning only with autoPause: true")
 
 
-def _resumes(asked: NewSandbox) -> bool:
+def _wants_auto_resume(asked: E2bCreateBody) -> bool:
     return asked.autoResume is not None and asked.autoResume.enabled
 
 
-def _check_attachments(asked: NewSandbox) -> None:
+def _check_no_iam(asked: E2bCreateBody) -> None:
     if asked.iam is not None and asked.iam.tokens:
-        raise NotOffered("iam: this server issues no workload identities; leave it out")
+        raise E2bUnsupported("iam: this server issues no workload identities; leave it out")
 
 
-def _located(error: msgspec.ValidationError) -> str:
-    """msgspec says "Expected `str`, got `int` - at `$.metadata[...]`": the place first, in a client's words."""
+def _locate_validation_error(error: msgspec.ValidationError) -> str:
+    """Puts the place first in msgspec's message: "Expected `str`, got `int` - at `$.metadata[...]`"."""
     what, _, where = str(error).partition(" - at `$")
     place = where.rstrip("`").lstrip(".")
     return f"{place}: {what}" if place else what
 
 
-def _default(given: int | None, default: int) -> int:
+def _value_or_default(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
 # -- lists
 
 
-class Listing(Struct):
-    """Which of an owner's sandboxes, in which order, from where on."""
+class E2bSandboxQuery(Struct):
+    """The filter, order and start of a list of an owner's sandboxes."""
 
     metadata: dict[str, str] = {}
     states: tuple[str, ...] = STATES
     order: Order = "desc"
     started_after: int | None = None  # microseconds since 1970
     template: str | None = None
-    limit: int = MAX_PAGE
+    limit: int = MAX_PAGE_SIZE
     after: Position | None = None
 
 
-def listing(query: Mapping[str, str]) -> Listing:
+def decode_sandbox_query(query: Mapping[str, str]) -> E2bSandboxQuery:
     """The query of `GET /v2/sandboxes`."""
     order = query.get("order") or "desc"
     if order not in ("asc", "desc"):
         raise errors.InvalidRequest(f"order: it is asc or desc, not {order!r}")
-    return Listing(
-        metadata=metadata_filter(query.get("metadata", "")),
-        states=_states(query.get("state", "")),
+    return E2bSandboxQuery(
+        metadata=decode_metadata_filter(query.get("metadata", "")),
+        states=_parse_states(query.get("state", "")),
         order="asc" if order == "asc" else "desc",
-        started_after=_moment("startedAfter", query["startedAfter"]) if query.get("startedAfter") else None,
+        started_after=_parse_time_microseconds("startedAfter", query["startedAfter"])
+        if query.get("startedAfter")
+        else None,
         template=query.get("template") or None,
-        limit=whole_number("limit", query.get("limit"), 1, MAX_PAGE) or MAX_PAGE,
-        after=page_of(query["nextToken"]) if query.get("nextToken") else None,
+        limit=parse_whole_number("limit", query.get("limit"), 1, MAX_PAGE_SIZE) or MAX_PAGE_SIZE,
+        after=decode_page_token(query["nextToken"]) if query.get("nextToken") else None,
     )
 
 
-def metadata_filter(text: str) -> dict[str, str]:
-    """`text` is what the query's own decoding left: clients encode keys and values once more, and the whole again."""
+def decode_metadata_filter(text: str) -> dict[str, str]:
+    """Decodes `text`, already decoded once by the query: clients encode keys and values, then the whole, again."""
     found = {}
     for pair in filter(None, unquote_plus(text).split("&")):
         name, equals, value = pair.partition("=")
@@ -232,12 +242,12 @@ def metadata_filter(text: str) -> dict[str, str]:
     return found
 
 
-def page_token(started: int, id: str) -> str:
-    """Names the last one of a page, for whoever asks for the next one."""
+def encode_page_token(started: int, id: str) -> str:
+    """The token for the next page: encodes the position of this page's last item."""
     return urlsafe_b64encode(f"{started}:{id}".encode()).decode().rstrip("=")
 
 
-def whole_number(name: str, text: str | None, least: int, most: int) -> int | None:
+def parse_whole_number(name: str, text: str | None, least: int, most: int) -> int | None:
     """A parameter of a query; None if it is not given."""
     if not text:
         return None
@@ -246,23 +256,23 @@ def whole_number(name: str, text: str | None, least: int, most: int) -> int | No
     return int(text)
 
 
-def _states(text: str) -> tuple[str, ...]:
+def _parse_states(text: str) -> tuple[str, ...]:
     states = tuple(dict.fromkeys(filter(None, text.split(","))))
     if not set(states) <= set(STATES):
         raise errors.InvalidRequest(f"state: it is running, paused or both, joined by a comma, not {text[:80]!r}")
     return states or STATES
 
 
-def _moment(name: str, text: str) -> int:
+def _parse_time_microseconds(name: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text.replace(" ", "+"))  # a plus that was not encoded
-        return microseconds((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+        return to_microseconds((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         raise errors.InvalidRequest(f"{name}: it must be a time like 2026-01-31T12:00:00Z, not {text[:80]!r}") from None
 
 
-def page_of(token: str) -> Position:
-    """What `page_token` named."""
+def decode_page_token(token: str) -> Position:
+    """The position that `encode_page_token` encoded."""
     try:
         started, _, id = urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode().partition(":")
         found = int(started)
@@ -271,7 +281,7 @@ def page_of(token: str) -> Position:
     return min(max(found, 0), _MAX_MICROSECONDS), id
 
 
-# What the control plane answers. Pure.
+# Responses of the control plane. Pure.
 
 ENVD_VERSION = "0.6.13"  # what it promises decides which of their features clients use
 CLIENT_ID = "cloche"
@@ -279,59 +289,59 @@ CLIENT_ID = "cloche"
 Json = dict[str, Any]
 
 
-def created(resident: Resident, domain: str) -> Json:
-    """The answer to a creation or a connection."""
+def encode_created_sandbox(resident: E2bSandbox, domain: str) -> Json:
+    """The response to a creation or a connection."""
     return {
-        **_identity(resident.info),
+        **_encode_sandbox_identity(resident.info),
         "envdAccessToken": resident.access_token,
         "trafficAccessToken": resident.traffic_token,
         "domain": domain or None,
     }
 
 
-def detail(resident: Resident, domain: str) -> Json:
+def encode_sandbox_detail(resident: E2bSandbox, domain: str) -> Json:
     info = resident.info
     return {
-        **listed(info),
+        **encode_listed_sandbox(info),
         "envdAccessToken": resident.access_token,
         "domain": domain or None,
         "lifecycle": {"autoResume": info.auto_resume, "onTimeout": info.on_deadline},
-        **({} if resident.is_asleep else _network(resident)),
+        **({} if resident.is_paused else _encode_sandbox_network(resident)),
         **({} if info.pause_memory is None else {"pauseMode": "full" if info.pause_memory else "filesystem"}),
     }
 
 
-def _network(resident: Resident) -> Json:
-    """Of one that is paused, only what it takes to make it again is known."""
+def _encode_sandbox_network(resident: E2bSandbox) -> Json:
+    """The network of a running sandbox: of a paused one only the data to recreate it is known."""
     policy = resident.sandbox.network.policy
     mask = {} if resident.host_mask is None else {"maskRequestHost": resident.host_mask}
-    network = {"allowPublicTraffic": resident.public_traffic, **mask, **shown(policy)}
-    return {"allowInternetAccess": has_internet(policy), "network": network}
+    network = {"allowPublicTraffic": resident.public_traffic, **mask, **encode_policy(policy)}
+    return {"allowInternetAccess": allows_internet(policy), "network": network}
 
 
-def listed(info: SandboxInfo) -> Json:
+def encode_listed_sandbox(info: SandboxInfo) -> Json:
     return {
-        **_identity(info),
-        **size(info.limits),
-        "startedAt": timestamp(info.created_at),
-        "endAt": timestamp(info.deadline_at if info.paused_at is None else info.paused_at),
+        **_encode_sandbox_identity(info),
+        **encode_size_limits(info.limits),
+        "startedAt": format_timestamp(info.created_at),
+        "endAt": format_timestamp(info.deadline_at if info.paused_at is None else info.paused_at),
         "state": info.state,
         "metadata": info.metadata,
         "volumeMounts": [{"name": name, "path": path} for path, name in info.volumes.items()],
     }
 
 
-def _identity(info: SandboxInfo) -> Json:
+def _encode_sandbox_identity(info: SandboxInfo) -> Json:
     return {
-        "templateID": template_id(info),
-        "alias": alias_of(info),
+        "templateID": template_id_of(info),
+        "alias": template_alias_of(info),
         "sandboxID": info.id,
         "clientID": CLIENT_ID,
         "envdVersion": ENVD_VERSION,
     }
 
 
-def size(limits: Limits) -> Json:
+def encode_size_limits(limits: Limits) -> Json:
     return {
         "cpuCount": math.ceil(limits.cpus),
         "memoryMB": limits.memory_bytes // MIB,
@@ -342,9 +352,9 @@ def size(limits: Limits) -> Json:
 # -- metrics and logs
 
 
-def metric(sample: Sample, limits: Limits) -> Json:
+def encode_metric_sample(sample: Sample, limits: Limits) -> Json:
     return {
-        "timestamp": timestamp(sample.at),
+        "timestamp": format_timestamp(sample.at),
         "timestampUnix": int(sample.at),
         "cpuCount": math.ceil(limits.cpus),
         "cpuUsedPct": round(sample.cpu_percent, 2),
@@ -356,47 +366,49 @@ def metric(sample: Sample, limits: Limits) -> Json:
     }
 
 
-def log_entries(info: SandboxInfo) -> list[Json]:
-    """What we know of a sandbox's life: never what a program in it wrote."""
+def encode_log_entries(info: SandboxInfo) -> list[Json]:
+    """The lifecycle events of a sandbox: never the output of a program in it."""
     made = f"sandbox created from {info.template}"
-    entries = [_log_entry(info.created_at, made, event="sandbox.created", template=info.template)]
+    entries = [_encode_log_entry(info.created_at, made, event="sandbox.created", template=info.template)]
     if info.paused_at is not None:
-        entries.append(_log_entry(info.paused_at, "sandbox paused", event="sandbox.paused"))
+        entries.append(_encode_log_entry(info.paused_at, "sandbox paused", event="sandbox.paused"))
     if info.ended_at is not None:
         reason = info.end_reason or "its host process died"
-        entries.append(_log_entry(info.ended_at, f"sandbox ended: {reason}", event="sandbox.ended", reason=reason))
+        entries.append(
+            _encode_log_entry(info.ended_at, f"sandbox ended: {reason}", event="sandbox.ended", reason=reason)
+        )
     return entries
 
 
-def log_line(entry: Json) -> Json:
-    """An entry as version 1 has it: E2B's command line reads JSON from its line."""
+def encode_log_line(entry: Json) -> Json:
+    """An entry in version 1's format: E2B's command line parses JSON from its line."""
     line = {"level": entry["level"], "logger": "cloche", "message": entry["message"], **entry["fields"]}
     return {"timestamp": entry["timestamp"], "line": msgspec.json.encode(line).decode()}
 
 
-def _log_entry(at: float, message: str, **fields: str) -> Json:
-    return {"timestamp": timestamp(at), "level": "info", "message": message, "fields": fields}
+def _encode_log_entry(at: float, message: str, **fields: str) -> Json:
+    return {"timestamp": format_timestamp(at), "level": "info", "message": message, "fields": fields}
 
 
-def milliseconds(seconds: float) -> int:
-    return microseconds(seconds) // 1000
+def to_milliseconds(seconds: float) -> int:
+    return to_microseconds(seconds) // 1000
 
 
 # -- templates
 
 
-def template_listed(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
+def encode_host_template(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
     """A template by its newest version, which is the first."""
     template = versions[0]
     return {
         "templateID": template.ref,
-        "buildID": build_id(template),
-        **size(limits),
+        "buildID": template_build_id(template),
+        **encode_size_limits(limits),
         "public": True,
         "aliases": names,
         "names": names,
-        "createdAt": timestamp(template.created_at),
-        "updatedAt": timestamp(template.created_at),
+        "createdAt": format_timestamp(template.created_at),
+        "updatedAt": format_timestamp(template.created_at),
         "createdBy": None,
         "lastSpawnedAt": None,
         "spawnCount": 0,
@@ -406,25 +418,28 @@ def template_listed(versions: Sequence[Template], names: Sequence[str], limits: 
     }
 
 
-def template_detail(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
+def encode_host_template_detail(versions: Sequence[Template], names: Sequence[str], limits: Limits) -> Json:
     """A template with all its versions, the newest first."""
-    newest = template_listed(versions, names, limits)
+    newest = encode_host_template(versions, names, limits)
     kept = ("templateID", "public", "aliases", "names", "createdAt", "updatedAt", "lastSpawnedAt", "spawnCount")
-    return {**{name: newest[name] for name in kept}, "builds": [_build(each, limits) for each in versions]}
+    return {
+        **{name: newest[name] for name in kept},
+        "builds": [_encode_template_version(each, limits) for each in versions],
+    }
 
 
-def build_id(template: Template) -> str:
-    """Clients read it as a UUID; a version's digest makes one."""
+def template_build_id(template: Template) -> str:
+    """A UUID, as clients expect, made from the version's digest."""
     return str(uuid.UUID(hex=template.version[:32].ljust(32, "0")))
 
 
-def _build(template: Template, limits: Limits) -> Json:
+def _encode_template_version(template: Template, limits: Limits) -> Json:
     return {
-        "buildID": build_id(template),
+        "buildID": template_build_id(template),
         "status": "ready",
-        "createdAt": timestamp(template.created_at),
-        "updatedAt": timestamp(template.created_at),
-        "finishedAt": timestamp(template.created_at),
-        **size(limits),
+        "createdAt": format_timestamp(template.created_at),
+        "updatedAt": format_timestamp(template.created_at),
+        "finishedAt": format_timestamp(template.created_at),
+        **encode_size_limits(limits),
         "envdVersion": ENVD_VERSION,
     }

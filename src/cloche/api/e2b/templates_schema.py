@@ -1,4 +1,4 @@
-"""Template builds as E2B's clients ask for them, and what they are told. Pure; raises InvalidRequest and NotOffered."""
+"""Template builds on the wire: requests and responses. Pure; raises InvalidRequest and E2bUnsupported."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.api.e2b.replies import NotOffered, timestamp
-from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, decode, size, whole_number
-from cloche.engine.builds.build import MAX_PATH_BYTES, Plan, Step, StepKind
+from cloche.api.e2b.replies import E2bUnsupported, format_timestamp
+from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, decode_json_body, encode_size_limits, parse_whole_number
+from cloche.engine.builds.build import MAX_PATH_BYTES, BuildPlan, BuildStep, StepKind
 from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
-from cloche.store.builds import Build, BuiltTemplate, LogEntry, Tag
+from cloche.store.builds import BuildLogEntry, BuiltTemplate, TemplateBuild, TemplateTag
 
 MAX_STEPS = 500
 MAX_TAGS = 100  # of one request
 MAX_NAME = 256  # characters of a name with a tag
 MAX_SIZE = 1 << 40  # of a number that says how large something is to be: more is no such number
-MAX_PAGE = 100
-LEVELS = ("debug", "info", "warn", "error")
+MAX_LOG_PAGE = 100
+LOG_LEVELS = ("debug", "info", "warn", "error")
 
 _HASH = re.compile(r"[0-9a-f]{32,128}")
 _MODE = re.compile(r"[0-7]{0,5}")
@@ -38,7 +38,7 @@ _ARG_BYTES: dict[StepKind, int] = {  # that each of them can have
 }
 
 
-class NewBuild(Struct):
+class TemplateBuildBody(Struct):
     """The body of `POST /v3/templates`. The names are E2B's."""
 
     name: str | None = None
@@ -48,36 +48,36 @@ class NewBuild(Struct):
     memoryMB: int | None = None
 
 
-class WireStep(Struct):
+class TemplateStepBody(Struct):
     type: str
     args: list[str] | None = None
     filesHash: str | None = None
     force: bool | None = None
 
 
-class StartBuild(Struct):
+class StartBuildBody(Struct):
     """The body of `POST /v2/templates/{id}/builds/{build}`."""
 
     fromImage: str | None = None
     fromTemplate: str | None = None
     fromImageRegistry: Any = None
     force: bool | None = None
-    steps: list[WireStep] | None = None
+    steps: list[TemplateStepBody] | None = None
     startCmd: str | None = None
     readyCmd: str | None = None
 
 
-class Tagging(Struct):
+class TagTemplateBody(Struct):
     target: str
     tags: list[str]
 
 
-class Untagging(Struct):
+class UntagTemplateBody(Struct):
     name: str
     tags: list[str]
 
 
-class Wanted(Struct):
+class TemplateBuildRequest(Struct):
     name: str
     tags: tuple[str, ...]
     cpus: int | None
@@ -99,58 +99,60 @@ class Wanted(Struct):
         )
 
 
-def wanted(body: bytes) -> Wanted:
-    asked = decode(body, NewBuild)
+def decode_build_request(body: bytes) -> TemplateBuildRequest:
+    asked = decode_json_body(body, TemplateBuildBody)
     name = asked.name or asked.alias
     if not name:
         raise errors.InvalidRequest("name: it is missing; give the template a name, or NAME:TAG")
-    _check_name("name", name)
-    return Wanted(name=name, tags=tuple(_few(asked.tags or ())), cpus=asked.cpuCount, memory_mb=asked.memoryMB)
+    _check_name_length("name", name)
+    return TemplateBuildRequest(
+        name=name, tags=tuple(_check_tags(asked.tags or ())), cpus=asked.cpuCount, memory_mb=asked.memoryMB
+    )
 
 
-def tagging(body: bytes) -> Tagging:
-    asked = decode(body, Tagging)
-    _check_name("target", asked.target)
-    _few(asked.tags)
+def decode_tag_request(body: bytes) -> TagTemplateBody:
+    asked = decode_json_body(body, TagTemplateBody)
+    _check_name_length("target", asked.target)
+    _check_tags(asked.tags)
     return asked
 
 
-def untagging(body: bytes) -> Untagging:
-    asked = decode(body, Untagging)
-    _check_name("name", asked.name)
-    _few(asked.tags)
+def decode_untag_request(body: bytes) -> UntagTemplateBody:
+    asked = decode_json_body(body, UntagTemplateBody)
+    _check_name_length("name", asked.name)
+    _check_tags(asked.tags)
     return asked
 
 
-def _few(tags: Sequence[str]) -> Sequence[str]:
+def _check_tags(tags: Sequence[str]) -> Sequence[str]:
     if len(tags) > MAX_TAGS:
         raise errors.InvalidRequest(f"tags: one request can have {MAX_TAGS}, not {len(tags)}")
     for tag in tags:
-        _check_name("tags", tag)
+        _check_name_length("tags", tag)
     return tags
 
 
-def _check_name(field: str, name: str) -> None:
+def _check_name_length(field: str, name: str) -> None:
     if len(name) > MAX_NAME:
         raise errors.InvalidRequest(f"{field}: a name of {len(name)} characters is too long: {MAX_NAME} are allowed")
 
 
-def plan(body: bytes) -> Plan:
-    """What is to be built."""
-    asked = decode(body, StartBuild)
+def decode_build_plan(body: bytes) -> BuildPlan:
+    """The build plan that the body requests."""
+    asked = decode_json_body(body, StartBuildBody)
     if asked.fromImageRegistry:
-        raise NotOffered("fromImageRegistry: this server takes no images from registries; build from a template")
+        raise E2bUnsupported("fromImageRegistry: this server takes no images from registries; build from a template")
     if bool(asked.fromImage) == bool(asked.fromTemplate):
         raise errors.InvalidRequest("fromImage, fromTemplate: give one of them")
-    _check_name("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")
+    _check_name_length("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")
     _check_command("startCmd", asked.startCmd or "")
     _check_command("readyCmd", asked.readyCmd or "")
     steps = asked.steps or []
     if len(steps) > MAX_STEPS:
         raise errors.InvalidRequest(f"steps: a template can have {MAX_STEPS}, not {len(steps)}")
-    return Plan(
-        base=asked.fromTemplate or _image(asked.fromImage or ""),
-        steps=tuple(_step(number, step) for number, step in enumerate(steps, 1)),
+    return BuildPlan(
+        base=asked.fromTemplate or _normalize_image_name(asked.fromImage or ""),
+        steps=tuple(_decode_build_step(number, step) for number, step in enumerate(steps, 1)),
         start_command=asked.startCmd,
         ready_command=asked.readyCmd,
         force=bool(asked.force) or any(step.force for step in steps),
@@ -158,12 +160,12 @@ def plan(body: bytes) -> Plan:
     )
 
 
-def _image(name: str) -> str:
-    """The image as aliases name it: without the registry that everybody means, and without a digest."""
+def _normalize_image_name(name: str) -> str:
+    """The image name as aliases use it: without the default registry and without a digest."""
     return name.removeprefix("docker.io/").removeprefix("library/").partition("@")[0]
 
 
-def _step(number: int, step: WireStep) -> Step:
+def _decode_build_step(number: int, step: TemplateStepBody) -> BuildStep:
     where = f"steps[{number - 1}]"
     kinds = [kind for kind in _ARGS if kind == step.type.upper()]
     if not kinds:
@@ -174,33 +176,33 @@ def _step(number: int, step: WireStep) -> Step:
         raise errors.InvalidRequest(f"{where}: {kind} has {len(args)} arguments, which is not what it takes")
     if any("\0" in arg for arg in args) or not args[0].strip():
         raise errors.InvalidRequest(f"{where}: an argument of {kind} is empty, or has a NUL character")
-    _check_length(where, args, _ARG_BYTES[kind])
+    _check_argument_length(where, args, _ARG_BYTES[kind])
     if kind == "COPY":
-        _check_copy(where, args, step.filesHash)
-    return Step(kind=kind, args=tuple(args), files=step.filesHash if kind == "COPY" else None)
+        _check_copy_step(where, args, step.filesHash)
+    return BuildStep(kind=kind, args=tuple(args), files=step.filesHash if kind == "COPY" else None)
 
 
 def _check_command(field: str, command: str) -> None:
-    _check_length(field, [command], MAX_STRING_BYTES - 1)
+    _check_argument_length(field, [command], MAX_STRING_BYTES - 1)
     if "\0" in command:
         raise errors.InvalidRequest(f"{field}: it has a NUL character")
 
 
-def _check_length(where: str, args: Sequence[str], max_bytes: int) -> None:
+def _check_argument_length(where: str, args: Sequence[str], max_bytes: int) -> None:
     longest = max(len(arg.encode()) for arg in args)
     if longest > max_bytes:
         raise errors.InvalidRequest(f"{where}: {longest} bytes are too many: {max_bytes} are allowed; upload a file")
 
 
-def _check_copy(where: str, args: Sequence[str], digest: str | None) -> None:
+def _check_copy_step(where: str, args: Sequence[str], digest: str | None) -> None:
     if digest is None:
         raise errors.InvalidRequest(f"{where}: filesHash is missing: COPY needs files that were uploaded")
-    files_hash(digest)
+    check_files_hash(digest)
     if args[3:] and not _MODE.fullmatch(args[3]):
         raise errors.InvalidRequest(f"{where}: {args[3][:20]!r} is not a mode like 0755")
 
 
-def files_hash(text: str) -> str:
+def check_files_hash(text: str) -> str:
     """Raises InvalidRequest."""
     if not _HASH.fullmatch(text):
         raise errors.InvalidRequest(f"filesHash: {text[:140]!r} is not a digest in hexadecimal digits")
@@ -210,7 +212,7 @@ def files_hash(text: str) -> str:
 # -- what is told
 
 
-def requested(template: BuiltTemplate, build: Build) -> Json:
+def encode_requested_build(template: BuiltTemplate, build: TemplateBuild) -> Json:
     return {
         "templateID": template.id,
         "buildID": build.id,
@@ -221,60 +223,62 @@ def requested(template: BuiltTemplate, build: Build) -> Json:
     }
 
 
-class Page(Struct):
-    """Which log entries are asked for."""
+class BuildLogQuery(Struct):
+    """The requested page of log entries."""
 
     offset: int = 0
-    limit: int = MAX_PAGE
+    limit: int = MAX_LOG_PAGE
     level: int = 0  # its place in LEVELS
 
 
-def page(query: Mapping[str, str]) -> Page:
+def decode_log_query(query: Mapping[str, str]) -> BuildLogQuery:
     level = query.get("level") or "debug"
-    if level not in LEVELS:
-        raise errors.InvalidRequest(f"level: it is one of {', '.join(LEVELS)}, not {level[:40]!r}")
-    return Page(
-        offset=whole_number("logsOffset", query.get("logsOffset"), 0, 1 << 31) or 0,
-        limit=whole_number("limit", query.get("limit"), 1, MAX_PAGE) or MAX_PAGE,
-        level=LEVELS.index(level),
+    if level not in LOG_LEVELS:
+        raise errors.InvalidRequest(f"level: it is one of {', '.join(LOG_LEVELS)}, not {level[:40]!r}")
+    return BuildLogQuery(
+        offset=parse_whole_number("logsOffset", query.get("logsOffset"), 0, 1 << 31) or 0,
+        limit=parse_whole_number("limit", query.get("limit"), 1, MAX_LOG_PAGE) or MAX_LOG_PAGE,
+        level=LOG_LEVELS.index(level),
     )
 
 
-def status(build: Build, logs: Sequence[LogEntry], page: Page) -> Json:
-    chosen = [each for each in logs if LEVELS.index(each.level) >= page.level][page.offset : page.offset + page.limit]
-    reason = {} if build.reason is None else {"reason": _reason(build, logs)}
+def encode_build_status(build: TemplateBuild, logs: Sequence[BuildLogEntry], page: BuildLogQuery) -> Json:
+    chosen = [each for each in logs if LOG_LEVELS.index(each.level) >= page.level][
+        page.offset : page.offset + page.limit
+    ]
+    reason = {} if build.reason is None else {"reason": _encode_failure_reason(build, logs)}
     return {
         "templateID": build.template,
         "buildID": build.id,
         "status": build.state,
         "logs": [each.message for each in chosen],
-        "logEntries": [entry(each) for each in chosen],
+        "logEntries": [encode_log_entry(each) for each in chosen],
         **reason,
     }
 
 
-def _reason(build: Build, logs: Sequence[LogEntry]) -> Json:
-    last = [entry(each) for each in logs[-10:]]
+def _encode_failure_reason(build: TemplateBuild, logs: Sequence[BuildLogEntry]) -> Json:
+    last = [encode_log_entry(each) for each in logs[-10:]]
     step = {} if build.step is None else {"step": build.step}
     return {"message": build.reason, **step, "logEntries": last}
 
 
-def entry(each: LogEntry) -> Json:
+def encode_log_entry(each: BuildLogEntry) -> Json:
     step = {} if each.step is None else {"step": each.step}
-    return {"timestamp": timestamp(each.at), "level": each.level, "message": each.message, **step}
+    return {"timestamp": format_timestamp(each.at), "level": each.level, "message": each.message, **step}
 
 
-def tag(each: Tag) -> Json:
-    return {"tag": each.tag, "buildID": each.build, "createdAt": timestamp(each.created_at)}
+def encode_tag(each: TemplateTag) -> Json:
+    return {"tag": each.tag, "buildID": each.build, "createdAt": format_timestamp(each.created_at)}
 
 
-def listed(template: BuiltTemplate, builds: Sequence[Build]) -> Json:
-    """A template by its newest build, which is the first; there may be none any more."""
+def encode_listed_template(template: BuiltTemplate, builds: Sequence[TemplateBuild]) -> Json:
+    """A template by its newest build, which is the first; all builds may be gone."""
     newest = builds[0] if builds else None
     return {
-        **_about(template, newest),
+        **_encode_template_summary(template, newest),
         "buildID": "" if newest is None else newest.id,
-        **size(Limits() if newest is None else newest.limits),
+        **encode_size_limits(Limits() if newest is None else newest.limits),
         "createdBy": None,
         "buildCount": len(builds),
         "envdVersion": ENVD_VERSION,
@@ -282,32 +286,35 @@ def listed(template: BuiltTemplate, builds: Sequence[Build]) -> Json:
     }
 
 
-def detail(template: BuiltTemplate, builds: Sequence[Build]) -> Json:
-    return {**_about(template, builds[0] if builds else None), "builds": [_build(each) for each in builds]}
+def encode_template_detail(template: BuiltTemplate, builds: Sequence[TemplateBuild]) -> Json:
+    return {
+        **_encode_template_summary(template, builds[0] if builds else None),
+        "builds": [_encode_build(each) for each in builds],
+    }
 
 
-def _about(template: BuiltTemplate, newest: Build | None) -> Json:
+def _encode_template_summary(template: BuiltTemplate, newest: TemplateBuild | None) -> Json:
     updated_at = template.created_at if newest is None else newest.updated_at
     return {
         "templateID": template.id,
         "public": False,
         "aliases": [template.name],
         "names": [template.name],
-        "createdAt": timestamp(template.created_at),
-        "updatedAt": timestamp(updated_at),
+        "createdAt": format_timestamp(template.created_at),
+        "updatedAt": format_timestamp(updated_at),
         "lastSpawnedAt": None,
         "spawnCount": 0,
     }
 
 
-def _build(build: Build) -> Json:
-    finished = {"finishedAt": timestamp(build.updated_at)} if build.state in ("ready", "error") else {}
+def _encode_build(build: TemplateBuild) -> Json:
+    finished = {"finishedAt": format_timestamp(build.updated_at)} if build.state in ("ready", "error") else {}
     return {
         "buildID": build.id,
         "status": build.state,
-        "createdAt": timestamp(build.created_at),
-        "updatedAt": timestamp(build.updated_at),
+        "createdAt": format_timestamp(build.created_at),
+        "updatedAt": format_timestamp(build.updated_at),
         **finished,
-        **size(build.limits),
+        **encode_size_limits(build.limits),
         "envdVersion": ENVD_VERSION,
     }

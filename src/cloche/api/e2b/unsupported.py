@@ -1,4 +1,4 @@
-"""What E2B has and this server does not have yet: each says so. Nothing pretends."""
+"""E2B's routes that this server does not support: each responds with the reason."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cloche.api.e2b.context import Desk
-from cloche.api.e2b.replies import NotOffered
+from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.replies import E2bUnsupported
 
 BUILD = "this server builds templates as clients from 2.0 on ask for it (POST /v3/templates): use a newer one"
 PUBLISH = "templates that are built by API are their owner's alone on this server; they cannot be made public"
 SECRET = "this server keeps no secrets; give their values with a sandbox's network.rules, where programs never see them"
 TEAM = "this server has no teams: a key belongs to an owner; `cloche key list` on the server's machine shows them"
 
-_ABSENT = (
+_UNSUPPORTED_ROUTES = (
     ("POST", "/templates", BUILD),
     ("POST", "/v2/templates", BUILD),
     ("POST", "/templates/{rest:path}", BUILD),
@@ -29,15 +29,15 @@ _ABSENT = (
 )
 
 
-def routes(desk: Desk) -> list[BaseRoute]:
-    plane = ControlAbsent(desk)
-    return [desk.route(method, path, partial(plane.refuse, why=why)) for method, path, why in _ABSENT]
+def unsupported_routes(desk: E2bContext) -> list[BaseRoute]:
+    plane = ControlUnsupported(desk)
+    return [desk.route(method, path, partial(plane.refuse, why=why)) for method, path, why in _UNSUPPORTED_ROUTES]
 
 
-class ControlAbsent:
-    def __init__(self, desk: Desk):
+class ControlUnsupported:
+    def __init__(self, desk: E2bContext):
         self._desk = desk
 
     async def refuse(self, request: Request, *, why: str) -> Response:
         self._desk.owner(request)
-        raise NotOffered(why)
+        raise E2bUnsupported(why)

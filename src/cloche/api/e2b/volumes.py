@@ -1,4 +1,4 @@
-"""Named volumes: made, listed and removed with a key; read and written with a token of the volume's own."""
+"""Named volumes: created, listed and removed with a key; read and written with the volume's own token."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
-from cloche.api.auth import same, token_of
-from cloche.api.e2b.context import Desk
-from cloche.api.e2b.envd import BYTES_TYPE, small_or_streamed
-from cloche.api.e2b.replies import is_worth_a_retry, json_reply, timestamp
-from cloche.api.e2b.sandboxes_schema import decode, whole_number
-from cloche.api.http import Edge, Handler, Stream, body_chunks, status_of
-from cloche.engine.sandboxes.files import Files
-from cloche.engine.sandboxes.volumes import PLACE
+from cloche.api.auth import derive_sandbox_token, secrets_match
+from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.envd import BYTES_TYPE, buffer_small_content
+from cloche.api.e2b.replies import format_timestamp, is_worth_retrying, json_reply
+from cloche.api.e2b.sandboxes_schema import decode_json_body, parse_whole_number
+from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_body_chunks, status_of
+from cloche.engine.sandboxes.files import SandboxFiles
+from cloche.engine.sandboxes.volumes import VOLUME_PATH
 from cloche.model import FileInfo, Struct, check_mode
 from cloche.store.volumes import VolumeRecord
 
-# What E2B's clients say of volumes, and what they are told. Pure; raises InvalidRequest and InvalidPath.
+# Volumes on the wire: requests and responses. Pure; raises InvalidRequest and InvalidPath.
 
 MAX_ID = 4094  # of a user or group: so many a sandbox has
 MAX_DEPTH = 64
@@ -35,44 +35,44 @@ _IDS = {"root": 0, "user": 1000, "nobody": 65534, "nogroup": 65534}
 Json = dict[str, Any]
 
 
-class NewVolume(Struct):
+class CreateVolumeBody(Struct):
     """The body of a creation."""
 
     name: str
 
 
-class Metadata(Struct):
-    """The body of a change; from a query, too."""
+class FileMetadataChange(Struct):
+    """The body of a metadata change; also decoded from a query."""
 
     uid: int | None = None
     gid: int | None = None
     mode: int | None = None
 
     @property
-    def asks(self) -> bool:
+    def has_changes(self) -> bool:
         return (self.uid, self.gid, self.mode) != (None, None, None)
 
 
-def wanted_name(body: bytes) -> str:
-    return decode(body, NewVolume).name
+def decode_volume_name(body: bytes) -> str:
+    return decode_json_body(body, CreateVolumeBody).name
 
 
-def listed(volume: VolumeRecord) -> Json:
+def encode_volume(volume: VolumeRecord) -> Json:
     return {"volumeID": volume.id, "name": volume.name}
 
 
-def metadata(body: bytes) -> Metadata:
-    return _checked(decode(body, Metadata))
+def decode_metadata_change(body: bytes) -> FileMetadataChange:
+    return _check_metadata_change(decode_json_body(body, FileMetadataChange))
 
 
-def metadata_of(query: Mapping[str, str]) -> Metadata:
-    """What a query asks for what it makes."""
+def metadata_change_from_query(query: Mapping[str, str]) -> FileMetadataChange:
+    """The metadata that a query requests for a new file."""
     most = {"uid": MAX_ID, "gid": MAX_ID, "mode": 0o7777}
-    asked = {name: whole_number(name, query.get(name), 0, number) for name, number in most.items()}
-    return _checked(Metadata(**asked))
+    asked = {name: parse_whole_number(name, query.get(name), 0, number) for name, number in most.items()}
+    return _check_metadata_change(FileMetadataChange(**asked))
 
 
-def _checked(asked: Metadata) -> Metadata:
+def _check_metadata_change(asked: FileMetadataChange) -> FileMetadataChange:
     check_mode(asked.mode)
     for name, value in (("uid", asked.uid), ("gid", asked.gid)):
         if value is not None and not 0 <= value <= MAX_ID:
@@ -80,31 +80,31 @@ def _checked(asked: Metadata) -> Metadata:
     return asked
 
 
-def depth_of(query: Mapping[str, str]) -> int:
-    return whole_number("depth", query.get("depth"), 1, MAX_DEPTH) or 1
+def parse_depth(query: Mapping[str, str]) -> int:
+    return parse_whole_number("depth", query.get("depth"), 1, MAX_DEPTH) or 1
 
 
-def place_of(query: Mapping[str, str]) -> str:
-    """Where the vault has it. The root of a volume is `/`, and nothing lies above that."""
+def path_in_volume(query: Mapping[str, str]) -> str:
+    """The path inside the mounted volume. The volume's root is `/`; no path leads above it."""
     path = query.get("path", "")
     if not path:
         raise errors.InvalidRequest("path: it is missing; / is the volume itself")
     inside = posixpath.normpath("/" + path).lstrip("/")
-    return f"{PLACE}/{inside}" if inside else PLACE
+    return f"{VOLUME_PATH}/{inside}" if inside else VOLUME_PATH
 
 
-def stat(info: FileInfo) -> Json:
-    """Of the times of a file, only when it was changed is known here."""
-    path = info.path.removeprefix(PLACE) or "/"
-    changed = timestamp(info.modified_at)
+def encode_file_stat(info: FileInfo) -> Json:
+    """A file's metadata. Of its times only the modification time is known; it stands for all three."""
+    path = info.path.removeprefix(VOLUME_PATH) or "/"
+    changed = format_timestamp(info.modified_at)
     return {
         "name": posixpath.basename(path) or "/",
         "type": _KINDS.get(info.kind, info.kind),
         "path": path,
         "size": info.size_bytes,
         "mode": info.mode & 0o7777,
-        "uid": _id(info.owner),
-        "gid": _id(info.group),
+        "uid": _numeric_user_id(info.owner),
+        "gid": _numeric_user_id(info.group),
         "atime": changed,
         "mtime": changed,
         "ctime": changed,
@@ -112,20 +112,20 @@ def stat(info: FileInfo) -> Json:
     }
 
 
-def _id(name: str) -> int:
+def _numeric_user_id(name: str) -> int:
     return int(name) if name.isascii() and name.isdigit() and len(name) < 10 else _IDS.get(name, 65534)
 
 
-def stats(found: Sequence[FileInfo]) -> list[Json]:
-    return [stat(each) for each in found]
+def encode_file_stats(found: Sequence[FileInfo]) -> list[Json]:
+    return [encode_file_stat(each) for each in found]
 
 
-def in_words(error: errors.ClocheError) -> str:
-    """Where the vault has a volume is nobody's business."""
-    return str(error).replace(f"{PLACE}/", "/").replace(PLACE, "/")
+def hide_mount_path(error: errors.ClocheError) -> str:
+    """The error's message, without the path where the server mounts the volume."""
+    return str(error).replace(f"{VOLUME_PATH}/", "/").replace(VOLUME_PATH, "/")
 
 
-def routes(desk: Desk, secret: bytes) -> list[BaseRoute]:
+def volume_routes(desk: E2bContext, secret: bytes) -> list[BaseRoute]:
     plane = ControlVolumes(desk, secret)
     content = VolumeContent(desk, secret)
     return [
@@ -137,12 +137,12 @@ def routes(desk: Desk, secret: bytes) -> list[BaseRoute]:
     ]
 
 
-class HeldStream(Stream):
-    """Of a file of a volume, which stays in use for as long as it is sent: what is read of must count as somebody's."""
+class VolumeFileStream(StreamResponse):
+    """Streams a file of a volume, and marks the volume as in use until the response has ended."""
 
     def __init__(
         self,
-        hold: Callable[[], AbstractAsyncContextManager[Files]],
+        hold: Callable[[], AbstractAsyncContextManager[SandboxFiles]],
         chunks: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
     ):
@@ -155,88 +155,88 @@ class HeldStream(Stream):
 
 
 class ControlVolumes:
-    def __init__(self, desk: Desk, secret: bytes):
+    def __init__(self, desk: E2bContext, secret: bytes):
         self._desk = desk
         self._volumes = desk.engine.volumes
         self._secret = secret
 
     async def create(self, request: Request) -> Response:
         owner = self._desk.owner(request)
-        name = wanted_name(await self._desk.body(request))
-        return json_reply(self._with_token(await self._volumes.create(name, owner)), 201)
+        name = decode_volume_name(await self._desk.body(request))
+        return json_reply(self._encode_with_token(await self._volumes.create(name, owner)), 201)
 
     async def list_all(self, request: Request) -> Response:
-        return json_reply([listed(each) for each in await self._volumes.list(self._desk.owner(request))])
+        return json_reply([encode_volume(each) for each in await self._volumes.list(self._desk.owner(request))])
 
     async def get(self, request: Request) -> Response:
         return json_reply(
-            self._with_token(await self._volumes.get(request.path_params["id"], self._desk.owner(request)))
+            self._encode_with_token(await self._volumes.get(request.path_params["id"], self._desk.owner(request)))
         )
 
     async def remove(self, request: Request) -> Response:
         await self._volumes.remove(request.path_params["id"], self._desk.owner(request))
         return Response(status_code=204)
 
-    def _with_token(self, volume: VolumeRecord) -> Json:
-        return {**listed(volume), "token": _token(self._secret, volume.id)}
+    def _encode_with_token(self, volume: VolumeRecord) -> Json:
+        return {**encode_volume(volume), "token": _volume_token(self._secret, volume.id)}
 
 
 class VolumeContent:
     """Files of a volume, whether a sandbox has it or not."""
 
-    def __init__(self, desk: Desk, secret: bytes):
+    def __init__(self, desk: E2bContext, secret: bytes):
         self._volumes = desk.engine.volumes
         self._secret = secret
 
     def routes(self) -> list[BaseRoute]:
         return [
-            self._route("GET", "dir", self.list_directory),
-            self._route("POST", "dir", self.make_directory),
-            self._route("GET", "path", self.stat),
-            self._route("PATCH", "path", self.change),
-            self._route("DELETE", "path", self.remove),
-            self._route("GET", "file", self.read),
-            self._route("PUT", "file", self.write),
+            self._content_route("GET", "dir", self.list_directory),
+            self._content_route("POST", "dir", self.make_directory),
+            self._content_route("GET", "path", self.stat),
+            self._content_route("PATCH", "path", self.change),
+            self._content_route("DELETE", "path", self.remove),
+            self._content_route("GET", "file", self.read),
+            self._content_route("PUT", "file", self.write),
         ]
 
     async def list_directory(self, request: Request) -> Response:
-        place, depth = place_of(request.query_params), depth_of(request.query_params)
-        async with self._volumes.files(await self._volume(request), writes=False) as files:
-            return json_reply(stats(await files.list(place, depth=depth)))
+        place, depth = path_in_volume(request.query_params), parse_depth(request.query_params)
+        async with self._volumes.files(await self._authorized_volume(request), writes=False) as files:
+            return json_reply(encode_file_stats(await files.list(place, depth=depth)))
 
     async def make_directory(self, request: Request) -> Response:
         query = request.query_params
-        place, asked = place_of(query), metadata_of(query)
-        async with self._volumes.files(await self._volume(request), writes=True) as files:
+        place, asked = path_in_volume(query), metadata_change_from_query(query)
+        async with self._volumes.files(await self._authorized_volume(request), writes=True) as files:
             if query.get("force") != "true":
                 await files.stat(posixpath.dirname(place))  # or it says that there is none
             if not await files.make_dir(place, owner="user") and query.get("force") != "true":
                 raise errors.FileExists(f"{place} exists already")
-            return json_reply(stat(await _changed(files, place, asked)), 201)
+            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked)), 201)
 
     async def stat(self, request: Request) -> Response:
-        place = place_of(request.query_params)
-        async with self._volumes.files(await self._volume(request), writes=False) as files:
-            return json_reply(stat(await files.stat(place)))
+        place = path_in_volume(request.query_params)
+        async with self._volumes.files(await self._authorized_volume(request), writes=False) as files:
+            return json_reply(encode_file_stat(await files.stat(place)))
 
     async def change(self, request: Request) -> Response:
-        volume, place = await self._volume(request), place_of(request.query_params)
-        asked = metadata(await request.body())
+        volume, place = await self._authorized_volume(request), path_in_volume(request.query_params)
+        asked = decode_metadata_change(await request.body())
         async with self._volumes.files(volume, writes=True) as files:
-            return json_reply(stat(await _changed(files, place, asked)))
+            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked)))
 
     async def remove(self, request: Request) -> Response:
-        place = place_of(request.query_params)
-        if place == PLACE:
+        place = path_in_volume(request.query_params)
+        if place == VOLUME_PATH:
             raise errors.InvalidRequest("path: the volume itself is removed by DELETE /volumes/ID")
-        async with self._volumes.files(await self._volume(request), writes=True) as files:
+        async with self._volumes.files(await self._authorized_volume(request), writes=True) as files:
             await files.stat(place)
             await files.remove(place)
         return Response(status_code=204)
 
     async def read(self, request: Request) -> Response:
-        place = place_of(request.query_params)
-        volume = await self._volume(request)
+        place = path_in_volume(request.query_params)
+        volume = await self._authorized_volume(request)
         async with self._volumes.files(volume, writes=False) as files:
             file = await files.open(place)
         headers = {
@@ -247,40 +247,42 @@ class VolumeContent:
             "x-content-type-options": "nosniff",
         }
         hold = partial(self._volumes.files, volume, writes=False)
-        return HeldStream(hold, file.until_read(file.size_bytes), headers)
+        return VolumeFileStream(hold, file.until_read(file.size_bytes), headers)
 
     async def write(self, request: Request) -> Response:
-        volume, place = await self._volume(request), place_of(request.query_params)
-        asked = metadata_of(request.query_params)
+        volume, place = await self._authorized_volume(request), path_in_volume(request.query_params)
+        asked = metadata_change_from_query(request.query_params)
         async with self._volumes.files(volume, writes=True) as files:
-            content = await small_or_streamed(body_chunks(request, volume.size_bytes))
-            written = await files.write(place, content, owner="user", below=PLACE)
-            return json_reply(stat(await _changed(files, place, asked, written)), 201)
+            content = await buffer_small_content(read_body_chunks(request, volume.size_bytes))
+            written = await files.write(place, content, owner="user", below=VOLUME_PATH)
+            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked, written)), 201)
 
-    def _route(self, method: str, kind: str, handler: Handler) -> Route:
-        return Route(f"/volumecontent/{{id}}/{kind}", Edge(self, handler), methods=[method])
+    def _content_route(self, method: str, kind: str, handler: Handler) -> Route:
+        return Route(f"/volumecontent/{{id}}/{kind}", DialectEndpoint(self, handler), methods=[method])
 
-    async def _volume(self, request: Request) -> VolumeRecord:
+    async def _authorized_volume(self, request: Request) -> VolumeRecord:
         """Raises Unauthenticated whether there is such a volume or not, VolumeNotFound."""
         id = request.path_params["id"]
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not same(token.strip(), _token(self._secret, id)):
+        if scheme.lower() != "bearer" or not secrets_match(token.strip(), _volume_token(self._secret, id)):
             raise errors.Unauthenticated("this takes the volume's token: Authorization: Bearer TOKEN")
         return await self._volumes.get(id, None)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status = status_of(error)
-        response = json_reply({"code": str(status), "message": in_words(error)}, status)
-        if not is_worth_a_retry(status, error):
+        response = json_reply({"code": str(status), "message": hide_mount_path(error)}, status)
+        if not is_worth_retrying(status, error):
             response.headers["Should-Retry"] = "false"
         return response
 
 
-async def _changed(files: Files, place: str, asked: Metadata, known: FileInfo | None = None) -> FileInfo:
-    if asked.asks:
-        return await files.change(place, uid=asked.uid, gid=asked.gid, mode=asked.mode, below=PLACE)
+async def _apply_metadata_change(
+    files: SandboxFiles, place: str, asked: FileMetadataChange, known: FileInfo | None = None
+) -> FileInfo:
+    if asked.has_changes:
+        return await files.change(place, uid=asked.uid, gid=asked.gid, mode=asked.mode, below=VOLUME_PATH)
     return known or await files.stat(place)
 
 
-def _token(secret: bytes, volume: str) -> str:
-    return token_of(secret, "e2b:volume", volume)
+def _volume_token(secret: bytes, volume: str) -> str:
+    return derive_sandbox_token(secret, "e2b:volume", volume)

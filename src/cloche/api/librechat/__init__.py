@@ -1,15 +1,16 @@
 """LibreChat's code API, for all generations of its clients. See docs/dialects/librechat.md.
 
-dialect.py     the routes as one application; desk.py is what its handlers share
-replies.py     answers in LibreChat's shapes
-identity.py    who asks: a key, or a token (jwt.py, with the keys of jwt_keys.py); pace.py is how often
-execution.py   POST /exec
-  request.py   what is asked
-  workshop.py  makes places for programs, and runs programs in them
-  places.py    a place is a sandbox with inputs in it (inputs.py), and what is left there is kept (outputs.py); it is of
-               its program alone, or of a session (sessions.py)
-  programs.py  starts a program of any of languages.py; model.py runs Python where variables last
-  outcome.py   what came of it, with notes.py for the model
+context.py          the state that all handlers share
+common.py           replies, file names and notes in LibreChat's shapes
+identity.py         the caller: a key, or a token (jwt.py); limits.py bounds its rate, memory and queue
+request.py          decodes POST /exec and POST /exec/programmatic
+exec.py             POST /exec: runs a program in a sandbox (program_sandbox.py)
+  inputs.py         writes the caller's files into it; outputs.py stores the files that the program left
+  sessions.py       sandboxes that last from program to program
+  programs.py       starts a program of any language; runs Python cells where variables last
+  outcome.py        the result of a program
+tool_calls.py       POST /exec/programmatic: programs that call tools (dialogue.py, continuation.py)
+files.py            uploads, downloads, lists and deletions
 """
 
-from cloche.api.librechat.app import LibreChat as LibreChat
+from cloche.api.librechat.app import LibreChatApi as LibreChatApi

@@ -9,29 +9,29 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import strip_prefix, what_is_missing
+from cloche.api.http import describe_missing_route, strip_prefix
 from cloche.api.librechat import exec, files, tool_calls
-from cloche.api.librechat.context import Desk
-from cloche.api.librechat.exec import Workshop
+from cloche.api.librechat.context import LibreChatContext
+from cloche.api.librechat.exec import ProgramRunner
 from cloche.api.librechat.replies import json_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 
-PREFIXES = ("/librechat/v1", "/librechat")
+LIBRECHAT_PREFIXES = ("/librechat/v1", "/librechat")
 
 
-class LibreChat:
-    """Serves requests under `/librechat/v1`, and under `/librechat` for whoever forgot the rest."""
+class LibreChatApi:
+    """Serves requests under `/librechat/v1`, and under `/librechat` for clients configured without `/v1`."""
 
-    def __init__(self, engine: Engine, shelf: Shelf, gatekeeper: Gatekeeper, config: Config, secret: bytes):
-        desk = Desk(engine, shelf, gatekeeper, config, secret)
-        workshop = Workshop(desk)
+    def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+        desk = LibreChatContext(engine, shelf, gatekeeper, config, secret)
+        workshop = ProgramRunner(desk)
         routes = [
-            desk.route("GET", "/health", _health),
-            *exec.routes(desk, workshop),
-            *tool_calls.routes(desk, workshop),
-            *files.routes(desk),
+            desk.route("GET", "/health", _health_reply),
+            *exec.execution_routes(desk, workshop),
+            *tool_calls.programmatic_routes(desk, workshop),
+            *files.file_routes(desk),
         ]
         self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
 
@@ -39,18 +39,18 @@ class LibreChat:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": "there is no WebSocket here"})
             return
-        strip_prefix(scope, PREFIXES)
+        strip_prefix(scope, LIBRECHAT_PREFIXES)
         scope["app"] = self  # makes the router raise what it would else answer in its own words
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            await _missing(error, scope)(scope, receive, send)
+            await _missing_reply(error, scope)(scope, receive, send)
 
 
-async def _health(request: Request) -> Response:
-    """For LibreChat's operators. Whether code can be run is what `/health` at the root says."""
+async def _health_reply(request: Request) -> Response:
+    """Liveness, for LibreChat's operators. `/health` at the root reports whether code can be run."""
     return PlainTextResponse("OK")
 
 
-def _missing(error: HTTPException, scope: Scope) -> Response:
-    return json_reply({"error": what_is_missing(error, scope)}, error.status_code, dict(error.headers or {}))
+def _missing_reply(error: HTTPException, scope: Scope) -> Response:
+    return json_reply({"error": describe_missing_route(error, scope)}, error.status_code, dict(error.headers or {}))

@@ -1,4 +1,4 @@
-"""Where the handlers of LibreChat's code API meet who asks, what for, and how errors are said."""
+"""The state that all handlers of LibreChat's code API share: engine, store, callers, limits, error replies."""
 
 from __future__ import annotations
 
@@ -10,63 +10,66 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Edge, Handler, body_chunks, status_of
-from cloche.api.librechat.identity import Caller, Doorkeeper
-from cloche.api.librechat.limits import Pace, Room, Share
-from cloche.api.librechat.replies import Refusal, json_reply
+from cloche.api.http import DialectEndpoint, Handler, read_body_chunks, status_of
+from cloche.api.librechat.identity import LibreChatAuth, LibreChatCaller
+from cloche.api.librechat.limits import ProgramRateLimit, RequestMemory, RequestMemoryShare
+from cloche.api.librechat.replies import LibreChatRefusal, json_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import MIB
-from cloche.store.gateway import Shelf
+from cloche.store.gateway import GatewayStore
 
 MAX_JSON_BYTES = 50 * MIB
-ROOM_BYTES = 512 * MIB  # for requests that come, wait or run
+REQUEST_MEMORY_BYTES = 512 * MIB  # for requests that come, wait or run
 
 
-class Desk:
-    """What every handler needs."""
+class LibreChatContext:
+    """The shared state of the handlers."""
 
-    def __init__(self, engine: Engine, shelf: Shelf, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+    def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         self.engine = engine
         self.shelf = shelf
         self.config = config.librechat
         self.secret = secret
-        self.room = Room(ROOM_BYTES)
-        self._doorkeeper = Doorkeeper(gatekeeper, config.librechat.jwt)
-        self._pace = Pace(config.librechat.exec_per_minute)
+        self.room = RequestMemory(REQUEST_MEMORY_BYTES)
+        self._doorkeeper = LibreChatAuth(gatekeeper, config.librechat.jwt)
+        self._pace = ProgramRateLimit(config.librechat.exec_per_minute)
 
     def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, Edge(self, handler), methods=[method])
+        return Route(path, DialectEndpoint(self, handler), methods=[method])
 
-    def caller(self, request: Request) -> Caller:
-        """Raises Unauthenticated, Forbidden or Refusal."""
+    def caller(self, request: Request) -> LibreChatCaller:
+        """Raises Unauthenticated, Forbidden or LibreChatRefusal."""
         return self._doorkeeper.caller(request)
 
-    def starter(self, request: Request) -> Caller:
-        """Who starts a program, which is counted. Raises as `caller` does, and Refusal (429) for one too many."""
+    def starter(self, request: Request) -> LibreChatCaller:
+        """The caller of a request that starts a program, which is counted.
+
+        Raises as `caller` does, and LibreChatRefusal (429) over the rate limit.
+        """
         caller = self.caller(request)
         self._pace.take(caller)
         return caller
 
-    async def body(self, request: Request, share: Share) -> bytes:
-        """Raises TooLarge, and Refusal (503) as soon as there is no room for it."""
+    async def body(self, request: Request, share: RequestMemoryShare) -> bytes:
+        """Reads the body. Raises TooLarge, and LibreChatRefusal (503) as soon as there is no memory for it."""
         pieces = []
-        async for chunk in body_chunks(request, MAX_JSON_BYTES):
-            share.grow(len(chunk))
+        async for chunk in read_body_chunks(request, MAX_JSON_BYTES):
+            share.add_bytes(len(chunk))
             pieces.append(chunk)
         return b"".join(pieces)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        if isinstance(error, Refusal):
+        if isinstance(error, LibreChatRefusal):
             return json_reply(error.body, error.status, error.headers)
         if isinstance(error, errors.Gone):  # no sandbox of a client's: ours, which it may ask for again
             return json_reply({"error": "sandbox_execution_failed", "message": str(error)}, 503)
         soon = {} if error.retry_after_seconds is None else {"retry_after_seconds": ceil(error.retry_after_seconds)}
-        return json_reply({"error": _word(error), "message": str(error), **soon}, status_of(error))
+        return json_reply({"error": _error_kind(error), "message": str(error), **soon}, status_of(error))
 
 
-def _word(error: errors.ClocheError) -> str:
-    """What clients take as the kind of an error."""
+def _error_kind(error: errors.ClocheError) -> str:
+    """The `error` field: clients take it as the kind of an error."""
     match error:
         case errors.Unauthenticated() | errors.Forbidden() | errors.NotFound():
             return str(error)

@@ -1,4 +1,4 @@
-"""Continuation tokens: which program a client answers, and in which round. Signed, and bound to who was given them."""
+"""Continuation tokens: they name a program and a round, are signed, and are bound to one caller."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 
 import msgspec
 
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.replies import Refusal
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.model import Struct
 
-MAX_TOKEN = 512
-NOT_FOUND = "Execution not found or expired"
-_SIGNING = b"librechat.continuation\0"
-_NAMING = b"librechat.caller\0"
+MAX_TOKEN_CHARACTERS = 512
+NOT_FOUND_ERROR = "Execution not found or expired"
+_SIGNATURE_CONTEXT = b"librechat.continuation\0"
+_CALLER_CONTEXT = b"librechat.caller\0"
 
 
 class Continuation(Struct, array_like=True):
-    """What a token says. `whose` stands for the caller, who is not to be read in it."""
+    """The content of a token. `whose` is a keyed hash of the caller, which cannot be read from it."""
 
     dialogue: str
     round: int
@@ -28,62 +28,68 @@ class Continuation(Struct, array_like=True):
     whose: str
 
 
-class Tokens:
-    """Makes tokens, and reads those that come back. `secret` is the server's."""
+class ContinuationTokens:
+    """Issues tokens, and reads the ones that come back. `secret` is the server's."""
 
     def __init__(self, secret: bytes):
         self._secret = secret
 
-    def whose(self, caller: Caller) -> str:
+    def whose(self, caller: LibreChatCaller) -> str:
         who = msgspec.json.encode([caller.owner, caller.tenant, caller.user])
-        return hmac.new(self._secret, _NAMING + who, hashlib.sha256).hexdigest()[:32]
+        return hmac.new(self._secret, _CALLER_CONTEXT + who, hashlib.sha256).hexdigest()[:32]
 
-    def issue(self, continuation: Continuation) -> str:
+    def issue_token(self, continuation: Continuation) -> str:
         content = msgspec.json.encode(continuation)
-        return f"{_text(content)}.{_text(self._signature(content))}"
+        return f"{_encode_base64url(content)}.{_encode_base64url(self._sign_content(content))}"
 
-    def read(self, token: object, caller: Caller) -> Continuation:
-        """Raises Refusal: 400 for what this caller was never given, whoever else was, and 404 for what is too old."""
-        continuation = self._opened(token)
+    def read(self, token: object, caller: LibreChatCaller) -> Continuation:
+        """Raises LibreChatRefusal: 400 for a token that this caller was never given, 404 for one that expired."""
+        continuation = self._open_token(token)
         if not hmac.compare_digest(continuation.whose, self.whose(caller)):
-            raise _invalid()
+            raise _invalid_token()
         if continuation.expires_at < time.time():
-            raise expired()
+            raise results_expired()
         return continuation
 
-    def _opened(self, token: object) -> Continuation:
+    def _open_token(self, token: object) -> Continuation:
         try:
-            content, signature = map(_bytes, str(token)[: MAX_TOKEN + 1].split("."))
-            if not isinstance(token, str) or not hmac.compare_digest(signature, self._signature(content)):
-                raise _invalid()
+            content, signature = map(_decode_base64url, str(token)[: MAX_TOKEN_CHARACTERS + 1].split("."))
+            if not isinstance(token, str) or not hmac.compare_digest(signature, self._sign_content(content)):
+                raise _invalid_token()
             return msgspec.json.decode(content, type=Continuation)
         except (ValueError, msgspec.DecodeError):
-            raise _invalid() from None
+            raise _invalid_token() from None
 
-    def _signature(self, content: bytes) -> bytes:
-        return hmac.new(self._secret, _SIGNING + content, hashlib.sha256).digest()
-
-
-def _invalid() -> Refusal:
-    return Refusal(400, "Invalid continuation token", "send the continuation_token of the last answer as it came")
+    def _sign_content(self, content: bytes) -> bytes:
+        return hmac.new(self._secret, _SIGNATURE_CONTEXT + content, hashlib.sha256).digest()
 
 
-def not_found() -> Refusal:
-    """Of what the caller was given, and nobody knows any more."""
-    return Refusal(404, NOT_FOUND, "there is no such program: it ended a while ago, or the server was restarted since")
+def _invalid_token() -> LibreChatRefusal:
+    return LibreChatRefusal(
+        400, "Invalid continuation token", "send the continuation_token of the last answer as it came"
+    )
 
 
-def expired() -> Refusal:
-    return Refusal(404, NOT_FOUND, "the results came too late: the program has been ended. Run it again from the start")
+def program_not_found() -> LibreChatRefusal:
+    """For a valid token of a program that the server no longer knows."""
+    return LibreChatRefusal(
+        404, NOT_FOUND_ERROR, "there is no such program: it ended a while ago, or the server was restarted since"
+    )
 
 
-def _text(content: bytes) -> str:
+def results_expired() -> LibreChatRefusal:
+    return LibreChatRefusal(
+        404, NOT_FOUND_ERROR, "the results came too late: the program has been ended. Run it again from the start"
+    )
+
+
+def _encode_base64url(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
-def _bytes(text: str) -> bytes:
-    """Raises ValueError for what is not exactly as `_text` writes it: one token has one form."""
+def _decode_base64url(text: str) -> bytes:
+    """Raises ValueError for text that `_encode_base64url` would write differently: one token has one form."""
     content = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), b"-_", validate=True)
-    if _text(content) != text:
+    if _encode_base64url(content) != text:
         raise ValueError("not canonical")
     return content

@@ -1,4 +1,4 @@
-"""POST /exec: a program, with the caller's files, and what came of it."""
+"""POST /exec: runs a program with the caller's files, and returns its outcome."""
 
 from __future__ import annotations
 
@@ -13,163 +13,175 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import unless_left
+from cloche.api.http import run_unless_disconnected
 from cloche.api.librechat import outcome, programs
-from cloche.api.librechat.context import Desk
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.inputs import Inputs
-from cloche.api.librechat.limits import Share, Ticket, Turns
-from cloche.api.librechat.outcome import Outcome
-from cloche.api.librechat.outputs import Outputs
-from cloche.api.librechat.program_sandbox import OwnPlace, Place
-from cloche.api.librechat.programs import Available, Bounds, Language, language_of, missing, running
-from cloche.api.librechat.replies import Json, Notes, json_reply, new_code_id
-from cloche.api.librechat.request import Asked, decode
-from cloche.api.librechat.sessions import SPARE_SECONDS, Sessions
-from cloche.engine.commands.jobs import Capture
+from cloche.api.librechat.context import LibreChatContext
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.inputs import ProgramInputs
+from cloche.api.librechat.limits import ProgramQueue, ProgramTicket, RequestMemoryShare
+from cloche.api.librechat.outcome import ProgramOutcome
+from cloche.api.librechat.outputs import ProgramOutputs
+from cloche.api.librechat.program_sandbox import ProgramSandbox, SingleProgramSandbox
+from cloche.api.librechat.programs import (
+    AvailableLanguages,
+    ProgramLanguage,
+    ProgramLimits,
+    language_of,
+    missing_language,
+    running_program,
+)
+from cloche.api.librechat.replies import Json, ProgramNotes, json_reply, new_code_id
+from cloche.api.librechat.request import ExecRequest, decode_exec
+from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
+from cloche.engine.commands.jobs import OutputCapture
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 
-# Makes places for programs, and runs programs in them.
+# Runs programs in sandboxes: new ones, or those of sessions.
 
-OWN_NAME = "(cloche)"  # the owner of sandboxes that are nobody's: no key can have it
+PROBE_OWNER = "(cloche)"  # the owner of sandboxes that are nobody's: no key can have it
 
 
-class Workshop:
-    """Of this process: what all programs share, whatever way they came."""
+class ProgramRunner:
+    """Shared by all programs of this process, of both routes."""
 
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: LibreChatContext):
         self._engine = desk.engine
         self._config = desk.config
-        self._inputs = Inputs(desk.shelf.code_files, desk.config.max_files)
-        self._outputs = Outputs(desk.shelf.code_files, desk.config)
-        self._sessions = Sessions(desk, self._inputs, self._outputs)
-        self._available = Available(self._untouched)
+        self._inputs = ProgramInputs(desk.shelf.code_files, desk.config.max_files)
+        self._outputs = ProgramOutputs(desk.shelf.code_files, desk.config)
+        self._sessions = CodeSessions(desk, self._inputs, self._outputs)
+        self._available = AvailableLanguages(self._probe_sandbox)
         self._ending: set[asyncio.Task[None]] = set()
 
     def place(
         self,
-        caller: Caller,
-        asked: Asked,
+        caller: LibreChatCaller,
+        asked: ExecRequest,
         storage: str | None = None,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
-    ) -> contextlib.AbstractAsyncContextManager[Place]:
-        """With the program's inputs in it. Leaving ends the sandbox, unless it is a session's.
+    ) -> contextlib.AbstractAsyncContextManager[ProgramSandbox]:
+        """A sandbox with the program's inputs. Leaving the block ends it, unless it belongs to a session.
 
-        `storage` is the storage session of what the program will make, where that has an id already. Whoever asks for a
-        session waits until nobody else uses it, and then enters `turn`: who waits for a session takes no turn from
-        others. Raises what the engine raises.
+        `storage` is the storage session of the outputs, if it has an id already. A request with a session waits until
+        no other uses it, and then enters `turn`: waiting for a session takes no turn from others. Raises the engine's
+        errors.
         """
-        notes, storage, turn = Notes(asked.notes), storage or new_code_id(), turn or contextlib.nullcontext()
+        notes, storage, turn = ProgramNotes(asked.notes), storage or new_code_id(), turn or contextlib.nullcontext()
         if asked.hint is None:
-            return self._own_place(caller, asked, storage, notes, turn)
+            return self._single_program_sandbox(caller, asked, storage, notes, turn)
         return self._sessions.place(caller, asked, self.bounds(asked).seconds, storage, notes, turn)
 
-    async def carry_out(
-        self, caller: Caller, asked: Asked, turn: contextlib.AbstractAsyncContextManager[None] | None = None
+    async def run_request(
+        self,
+        caller: LibreChatCaller,
+        asked: ExecRequest,
+        turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> Json:
-        """Runs a program in a place for it. The answer to POST /exec. Raises what `place` and `run` raise."""
+        """Runs a program in a sandbox. Returns the answer to POST /exec. Raises the errors of `place` and `run`."""
         async with self.place(caller, asked, turn=turn) as place:
             return place.answer(await self.run(place, asked), await place.collect())
 
-    def bounds(self, asked: Asked) -> Bounds:
+    def bounds(self, asked: ExecRequest) -> ProgramLimits:
         seconds = min(asked.timeout_seconds or self._config.timeout_seconds, self._config.max_timeout_seconds)
-        return Bounds(seconds=seconds, output_bytes=self._config.output_bytes)
+        return ProgramLimits(seconds=seconds, output_bytes=self._config.output_bytes)
 
-    async def run(self, place: Place, asked: Asked) -> Outcome:
-        """The program, to its end. A language that is not there is an outcome, too. Raises Gone."""
-        language = await self._language(asked)
-        if isinstance(language, Outcome):
+    async def run(self, place: ProgramSandbox, asked: ExecRequest) -> ProgramOutcome:
+        """Runs the program to its end. A missing language is an outcome, too. Raises Gone."""
+        language = await self._find_language(asked)
+        if isinstance(language, ProgramOutcome):
             return language
         try:
             if language.name == "py" and place.keeps_variables:
-                return await programs.run(place, asked, self.bounds(asked))
+                return await programs.run_cell(place, asked, self.bounds(asked))
             return await self._run_once(place.sandbox, language, asked)
         except (errors.InvalidRequest, errors.FileError) as error:  # arguments that are too long, say, or a full disk
-            return outcome.refused(str(error))
+            return outcome.refused_outcome(str(error))
 
-    async def _run_once(self, sandbox: Sandbox, language: Language, asked: Asked) -> Outcome:
-        """A program that leaves nothing behind but files."""
+    async def _run_once(self, sandbox: Sandbox, language: ProgramLanguage, asked: ExecRequest) -> ProgramOutcome:
+        """Runs a program that leaves only files behind."""
         began_at, killed_before = time.monotonic(), sandbox.oom_kills()
-        async with running(sandbox, language, asked, self.bounds(asked)) as program:
+        async with running_program(sandbox, language, asked, self.bounds(asked)) as program:
             await program.wait()
-        ended = outcome_of(program, time.monotonic() - began_at)
-        return outcome.out_of_memory(ended) if sandbox.oom_kills() > killed_before else ended
+        ended = program_outcome(program, time.monotonic() - began_at)
+        return outcome.mark_out_of_memory(ended) if sandbox.oom_kills() > killed_before else ended
 
-    async def _language(self, asked: Asked) -> Language | Outcome:
+    async def _find_language(self, asked: ExecRequest) -> ProgramLanguage | ProgramOutcome:
         language = language_of(asked.lang)
         if language is not None and not language.needs:
             return language
         available = await self._available.languages()
         if language is not None and language in available:
             return language
-        return outcome.refused(missing(asked.lang, available))
+        return outcome.refused_outcome(missing_language(asked.lang, available))
 
     @contextlib.asynccontextmanager
-    async def _own_place(
+    async def _single_program_sandbox(
         self,
-        caller: Caller,
-        asked: Asked,
+        caller: LibreChatCaller,
+        asked: ExecRequest,
         storage: str,
-        notes: Notes,
+        notes: ProgramNotes,
         turn: contextlib.AbstractAsyncContextManager[None],
-    ) -> AsyncGenerator[Place, None]:
+    ) -> AsyncGenerator[ProgramSandbox, None]:
         async with turn:
             inputs = await self._inputs.find(caller, asked.files, notes)
-            async with self._sandbox_of(caller.owner) as sandbox:
+            async with self._temporary_sandbox(caller.owner) as sandbox:
                 written = await self._inputs.write(sandbox, inputs, notes)
-                yield OwnPlace(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)
+                yield SingleProgramSandbox(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)
 
-    def _untouched(self) -> contextlib.AbstractAsyncContextManager[Sandbox]:
-        """A sandbox that no program of a caller's has seen."""
-        return self._sandbox_of(OWN_NAME)
+    def _probe_sandbox(self) -> contextlib.AbstractAsyncContextManager[Sandbox]:
+        """A sandbox that no caller's program has run in."""
+        return self._temporary_sandbox(PROBE_OWNER)
 
     @contextlib.asynccontextmanager
-    async def _sandbox_of(self, owner: str) -> AsyncGenerator[Sandbox, None]:
-        sandbox = await self._create(owner)
+    async def _temporary_sandbox(self, owner: str) -> AsyncGenerator[Sandbox, None]:
+        sandbox = await self._create_sandbox(owner)
         try:
             yield sandbox
         finally:
-            self._end(sandbox)
+            self._end_sandbox(sandbox)
 
-    async def _create(self, owner: str) -> Sandbox:
-        """It lives for as long as any program may, and waits for its client."""
+    async def _create_sandbox(self, owner: str) -> Sandbox:
+        """Creates a sandbox that lives as long as any program may run, and wait for its client."""
         seconds = self._config.max_timeout_seconds + self._config.tool_wait_seconds * 2 + SPARE_SECONDS
         lifetime = min(seconds, self._engine.config.lifetime.max_seconds)
         spec = SandboxSpec(template=self._config.template, owner=owner, lifetime_seconds=lifetime)
         return await self._engine.create(spec)
 
-    def _end(self, sandbox: Sandbox) -> None:
-        """Nobody waits for it: the answer is made."""
+    def _end_sandbox(self, sandbox: Sandbox) -> None:
+        """Ends the sandbox in the background: the answer is complete."""
         ending = asyncio.create_task(sandbox.kill("its program has ended"))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
 
-def outcome_of(program: Capture, wall_seconds: float) -> Outcome:
-    """Of a program that has ended."""
+def program_outcome(program: OutputCapture, wall_seconds: float) -> ProgramOutcome:
+    """The outcome of a program that has ended."""
     assert program.exited is not None
     usage = msgspec.structs.replace(program.usage, wall_seconds=wall_seconds)
-    stdout, stderr = program.so_far("stdout"), program.so_far("stderr")
-    return Outcome(exited=program.exited, stdout=stdout, stderr=stderr, usage=usage)
+    stdout, stderr = program.output_so_far("stdout"), program.output_so_far("stderr")
+    return ProgramOutcome(exited=program.exited, stdout=stdout, stderr=stderr, usage=usage)
 
 
-def routes(desk: Desk, workshop: Workshop) -> list[Route]:
-    return [desk.route("POST", "/exec", Executions(desk, workshop).execute)]
+def execution_routes(desk: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
+    return [desk.route("POST", "/exec", ExecHandler(desk, workshop).execute)]
 
 
-class Executions:
-    def __init__(self, desk: Desk, workshop: Workshop):
+class ExecHandler:
+    def __init__(self, desk: LibreChatContext, workshop: ProgramRunner):
         self._desk = desk
         self._workshop = workshop
-        self._turns = Turns()
+        self._turns = ProgramQueue()
 
     async def execute(self, request: Request) -> Response:
         caller = self._desk.starter(request)
-        with self._turns.ticket(caller) as ticket, self._desk.room.share(caller) as share:
-            return json_reply(await self._answer(request, caller, ticket, share))
+        with self._turns.hold_ticket(caller) as ticket, self._desk.room.share(caller) as share:
+            return json_reply(await self._run_request(request, caller, ticket, share))
 
-    async def _answer(self, request: Request, caller: Caller, ticket: Ticket, share: Share) -> Json:
-        asked = decode(await self._desk.body(request, share))
+    async def _run_request(
+        self, request: Request, caller: LibreChatCaller, ticket: ProgramTicket, share: RequestMemoryShare
+    ) -> Json:
+        asked = decode_exec(await self._desk.body(request, share))
         share.settle(asked.bytes)
-        return await unless_left(request, self._workshop.carry_out(caller, asked, ticket.turn()))
+        return await run_unless_disconnected(request, self._workshop.run_request(caller, asked, ticket.turn()))

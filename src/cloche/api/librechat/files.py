@@ -15,67 +15,67 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.encoding import last_modified
-from cloche.api.http import Dropped, Stream, body_chunks
-from cloche.api.librechat.context import Desk
-from cloche.api.librechat.identity import Caller, reach_of, space_of
+from cloche.api.encoding import format_last_modified
+from cloche.api.http import DropConnection, StreamResponse, read_body_chunks
+from cloche.api.librechat.context import LibreChatContext
+from cloche.api.librechat.identity import LibreChatCaller, reach_of, space_of
 from cloche.api.librechat.replies import (
     Json,
-    Refusal,
+    LibreChatRefusal,
     check_name,
     content_type_of,
-    ending_of,
     is_code_id,
+    iso_timestamp,
     json_reply,
     new_code_id,
-    timestamp,
+    safe_suffix,
 )
-from cloche.api.multipart import Part, boundary_of, parts
-from cloche.store.librechat import CodeFile, Content, Reach, StoredCodeFiles, new_file
+from cloche.api.multipart import FormPart, iterate_form_parts, parse_form_boundary
+from cloche.store.librechat import AccessScope, CodeFile, CodeFileContent, StoredCodeFiles, new_code_file
 
-# Files on their way into the store: they take room before they are known there, also where many come at once.
+# Upload reservations: files take room before the store knows them, also where many arrive at once.
 
-CHECK_BYTES = 4 << 20  # what one request brings is looked at whenever so much more of it has come
-NO_ROOM = "storage_limit_exceeded"
+UPLOAD_CHECK_BYTES = 4 << 20  # what one request brings is looked at whenever so much more of it has come
+STORAGE_LIMIT_ERROR = "storage_limit_exceeded"
 
-_Who = tuple[str, ...]
+_UploadAccount = tuple[str, ...]
 
 
-class Arriving:
-    """What all requests are bringing just now."""
+class IncomingUploads:
+    """The bytes and files that all current requests are uploading, by owner and by user."""
 
     def __init__(self, files: StoredCodeFiles):
         self._files = files
-        self._bytes: Counter[_Who] = Counter()
-        self._count: Counter[_Who] = Counter()
+        self._bytes: Counter[_UploadAccount] = Counter()
+        self._count: Counter[_UploadAccount] = Counter()
 
-    def reservation(self, caller: Caller) -> Reservation:
-        return Reservation(self, caller)
+    def new_reservation(self, caller: LibreChatCaller) -> UploadReservation:
+        return UploadReservation(self, caller)
 
-    def add(self, caller: Caller, *, files: int = 0, bytes: int = 0) -> None:
-        """They can be negative."""
-        for who in (_owner(caller), _user(caller)):
+    def add(self, caller: LibreChatCaller, *, files: int = 0, bytes: int = 0) -> None:
+        """Adds to the totals of the caller. The numbers can be negative."""
+        for who in (_owner_account(caller), _user_account(caller)):
             self._bytes[who] += bytes
             self._count[who] += files
             if not self._bytes[who] and not self._count[who]:
                 del self._bytes[who], self._count[who]
 
-    async def check(self, caller: Caller) -> None:
-        """Raises Refusal (413) if there is no room for all that the owner, or this user of theirs, is bringing."""
-        owner, user = _owner(caller), _user(caller)
+    async def check(self, caller: LibreChatCaller) -> None:
+        """Raises LibreChatRefusal (413) if the uploads of the owner, or of this user, exceed the room left."""
+        owner, user = _owner_account(caller), _user_account(caller)
         try:
             await self._files.check_room(caller.owner, files=max(1, self._count[owner]), bytes=self._bytes[owner])
             if caller.user:
                 count, size = max(1, self._count[user]), self._bytes[user]
                 await self._files.check_room(caller.owner, caller.tenant, caller.user, files=count, bytes=size)
         except errors.TooLarge as error:
-            raise Refusal(413, NO_ROOM, str(error)) from None
+            raise LibreChatRefusal(413, STORAGE_LIMIT_ERROR, str(error)) from None
 
 
-class Reservation:
+class UploadReservation:
     """The room of one request's files."""
 
-    def __init__(self, arriving: Arriving, caller: Caller):
+    def __init__(self, arriving: IncomingUploads, caller: LibreChatCaller):
         self._arriving = arriving
         self._caller = caller
         self._files = 0
@@ -83,89 +83,90 @@ class Reservation:
         self._checked_bytes = 0
 
     async def check(self) -> None:
-        """Raises Refusal (413)."""
+        """Raises LibreChatRefusal (413)."""
         self._checked_bytes = self._bytes
         await self._arriving.check(self._caller)
 
     @contextlib.contextmanager
     def file(self) -> Iterator[None]:
-        """One file, as long as it comes. Of one that fails nothing is kept."""
+        """Counts one file while it arrives. A file that fails is not counted any more."""
         before = self._bytes
-        self._take(files=1)
+        self._reserve_more(files=1)
         try:
             yield
         except BaseException:
-            self._take(files=-1, bytes=before - self._bytes)
+            self._reserve_more(files=-1, bytes=before - self._bytes)
             raise
 
     async def taking(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Those for which there is room. Raises Refusal (413) where that ends."""
+        """Yields the chunks that there is room for. Raises LibreChatRefusal (413) where the room ends."""
         async for chunk in chunks:
-            self._take(bytes=len(chunk))
-            if self._bytes - self._checked_bytes >= CHECK_BYTES:
+            self._reserve_more(bytes=len(chunk))
+            if self._bytes - self._checked_bytes >= UPLOAD_CHECK_BYTES:
                 await self.check()
             yield chunk
 
     def release(self) -> None:
-        """Its files are known to the store by now, or were dropped."""
-        self._take(files=-self._files, bytes=-self._bytes)
+        """Gives back all room: the store knows the files by now, or they were dropped."""
+        self._reserve_more(files=-self._files, bytes=-self._bytes)
 
-    def _take(self, *, files: int = 0, bytes: int = 0) -> None:
+    def _reserve_more(self, *, files: int = 0, bytes: int = 0) -> None:
         self._files += files
         self._bytes += bytes
         self._checked_bytes = min(self._checked_bytes, self._bytes)
         self._arriving.add(self._caller, files=files, bytes=bytes)
 
 
-def _owner(caller: Caller) -> _Who:
+def _owner_account(caller: LibreChatCaller) -> _UploadAccount:
     return (caller.owner,)
 
 
-def _user(caller: Caller) -> _Who:
+def _user_account(caller: LibreChatCaller) -> _UploadAccount:
     return caller.owner, caller.tenant, caller.user
 
 
-# Forms with files, on their way into the store: each is written as it comes, and one that fails spoils only itself.
+# Forms with files, written into the store as they arrive. A file that fails does not affect the others.
 
 MAX_FIELD_BYTES = 4096
 MAX_FAILED = 200  # that are listed; the others are counted
-TOO_LARGE = "File size limit exceeded"
-FIELDS = frozenset({"kind", "id", "version", "entity_id", "read_only"})  # others are ignored
+TOO_LARGE_ERROR = "File size limit exceeded"
+UPLOAD_FIELDS = frozenset({"kind", "id", "version", "entity_id", "read_only"})  # others are ignored
 
 
-class Arrived(NamedTuple):
-    """A file whose content is in the store, and that is not known there yet."""
+class ArrivedFile(NamedTuple):
+    """A file with its content in the store, and no record there yet."""
 
     name: str
-    content: Content
+    content: CodeFileContent
     content_type: str
 
 
-class Failed(NamedTuple):
+class FailedUpload(NamedTuple):
     name: str
-    refusal: Refusal
+    refusal: LibreChatRefusal
 
 
-class Upload:
-    """The files of one request. Use as `async with Upload(desk, arriving, caller) as upload`: what it does not keep is
-    gone. There is room for all that it brings before it is written.
+class LibreChatUpload:
+    """The files of one request. Use as `async with LibreChatUpload(desk, arriving, caller) as upload`.
+
+    Files that were not kept are dropped at the end. Room is reserved before anything is written.
     """
 
-    def __init__(self, desk: Desk, arriving: Arriving, caller: Caller):
+    def __init__(self, desk: LibreChatContext, arriving: IncomingUploads, caller: LibreChatCaller):
         self.session = new_code_id()
-        self.arrived: list[Arrived] = []
-        self.failed: list[Failed] = []
+        self.arrived: list[ArrivedFile] = []
+        self.failed: list[FailedUpload] = []
         self.failures = 0
         self.too_many = False
         self._files = desk.shelf.code_files
         self._config = desk.config
         self._caller = caller
-        self._room = arriving.reservation(caller)
+        self._room = arriving.new_reservation(caller)
         self._fields: dict[str, str] = {}
         self._kept = False
 
-    async def __aenter__(self) -> Upload:
-        """Raises Refusal if there is no room for a file."""
+    async def __aenter__(self) -> LibreChatUpload:
+        """Raises LibreChatRefusal if there is no room for a file."""
         await self._room.check()
         return self
 
@@ -179,27 +180,32 @@ class Upload:
             self._room.release()
 
     async def take(self, request: Request) -> None:
-        """Reads the whole form. Raises InvalidRequest for what is none, and Refusal for one that is too large."""
-        boundary = boundary_of(request.headers.get("content-type", ""))
+        """Reads the whole form. Raises InvalidRequest if it is no form, LibreChatRefusal if it is too large."""
+        boundary = parse_form_boundary(request.headers.get("content-type", ""))
         try:
-            async with aclosing(body_chunks(request)) as body, aclosing(parts(body, boundary, lenient=True)) as form:
+            async with (
+                aclosing(read_body_chunks(request)) as body,
+                aclosing(iterate_form_parts(body, boundary, lenient=True)) as form,
+            ):
                 async for part in form:
                     if part.filename is not None:
                         await self._take_file(part, part.filename)
-                    elif part.name in FIELDS:
-                        self._fields[part.name] = await _text(part)
+                    elif part.name in UPLOAD_FIELDS:
+                        self._fields[part.name] = await _field_text(part)
         except errors.TooLarge as error:
-            raise Refusal(413, TOO_LARGE, str(error)) from None
+            raise LibreChatRefusal(413, TOO_LARGE_ERROR, str(error)) from None
         if not self.arrived and not self.failed:
-            raise Refusal(400, "No files were uploaded", "send them as parts of a form, each with its filename")
+            raise LibreChatRefusal(
+                400, "No files were uploaded", "send them as parts of a form, each with its filename"
+            )
 
     async def keep(self) -> list[CodeFile]:
-        """What arrived, as files of the space that the form names. Raises Refusal if there is no room, or no space."""
+        """Records the files in the space that the form names. Raises LibreChatRefusal without room or space."""
         space = space_of(self._caller, self._fields)
         read_only = self._fields.get("read_only", "").strip().lower() in ("true", "1")
         await self._room.check()
         made = [
-            new_file(
+            new_code_file(
                 each.content,
                 space,
                 session=self.session,
@@ -215,46 +221,46 @@ class Upload:
         self._room.release()
         return made
 
-    async def _take_file(self, part: Part, name: str) -> None:
-        """What is left of the content of one that fails is skipped: the form goes on behind it."""
+    async def _take_file(self, part: FormPart, name: str) -> None:
+        """Stores one file. The rest of a file that fails is skipped: the form goes on behind it."""
         try:
-            self.arrived.append(await self._arrived(part, name))
-        except Refusal as refusal:
-            if refusal.body["error"] == NO_ROOM:  # nor for any other file
+            self.arrived.append(await self._receive_file(part, name))
+        except LibreChatRefusal as refusal:
+            if refusal.body["error"] == STORAGE_LIMIT_ERROR:  # nor for any other file
                 raise
-            self._fail(name, refusal)
+            self._record_failure(name, refusal)
 
-    async def _arrived(self, part: Part, name: str) -> Arrived:
+    async def _receive_file(self, part: FormPart, name: str) -> ArrivedFile:
         if len(self.arrived) >= self._config.max_files:
             self.too_many = True
-            raise Refusal(400, f"more than {self._config.max_files} files: send the others in another request")
+            raise LibreChatRefusal(400, f"more than {self._config.max_files} files: send the others in another request")
         try:
             check_name(name)
         except errors.InvalidPath as error:
-            raise Refusal(400, str(error)) from None
-        limited = self._room.taking(_limited(part.chunks, self._config.file_bytes))
+            raise LibreChatRefusal(400, str(error)) from None
+        limited = self._room.taking(_limit_chunks(part.chunks, self._config.file_bytes))
         with self._room.file():
             content = await self._files.put_content(new_code_id(), limited, self._config.file_bytes)
-        return Arrived(name=name, content=content, content_type=content_type_of(name, part.content_type))
+        return ArrivedFile(name=name, content=content, content_type=content_type_of(name, part.content_type))
 
-    def _fail(self, name: str, refusal: Refusal) -> None:
+    def _record_failure(self, name: str, refusal: LibreChatRefusal) -> None:
         self.failures += 1
         if len(self.failed) < MAX_FAILED:
             sayable = name.encode("utf-8", "replace").decode()
-            self.failed.append(Failed(name=sayable[:1000], refusal=refusal))
+            self.failed.append(FailedUpload(name=sayable[:1000], refusal=refusal))
 
 
-async def _limited(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Raises Refusal where the file is too large. The whole body being so is another error."""
+async def _limit_chunks(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Raises LibreChatRefusal where the file is too large. A too large body is another error."""
     left = max_bytes
     async for chunk in chunks:
         left -= len(chunk)
         if left < 0:
-            raise Refusal(413, TOO_LARGE, f"a file can have {max_bytes} bytes here")
+            raise LibreChatRefusal(413, TOO_LARGE_ERROR, f"a file can have {max_bytes} bytes here")
         yield chunk
 
 
-async def _text(part: Part) -> str:
+async def _field_text(part: FormPart) -> str:
     content = b""
     async for chunk in part.chunks:
         content += chunk
@@ -263,23 +269,25 @@ async def _text(part: Part) -> str:
     return content.decode("utf-8", "replace")
 
 
-# How files are said: to clients that upload them, list them, and ask whether they are still there.
+# JSON bodies and headers that describe files: for uploads, listings, metadata and downloads.
 
 
-def sessions_body(session: str) -> Json:
+def session_fields(session: str) -> Json:
     """The storage session as each generation of clients calls it."""
     return {"storage_session_id": session, "session_id": session}
 
 
-def upload_body(upload: Upload, made: list[CodeFile]) -> Json:
-    return {"message": "success", **sessions_body(upload.session), "files": [_uploaded(file) for file in made]}
+def upload_body(upload: LibreChatUpload, made: list[CodeFile]) -> Json:
+    return {"message": "success", **session_fields(upload.session), "files": [_uploaded_body(file) for file in made]}
 
 
-def batch_body(upload: Upload, made: list[CodeFile], max_files: int) -> Json:
-    """What became of each file. Of failures beyond those that are listed, the number is told."""
-    files = [{"status": "success", **_uploaded(file)} for file in made] + [_failed(each) for each in upload.failed]
+def batch_body(upload: LibreChatUpload, made: list[CodeFile], max_files: int) -> Json:
+    """The outcome of each file. Failures beyond the listed ones are counted."""
+    files = [{"status": "success", **_uploaded_body(file)} for file in made] + [
+        _failed_body(each) for each in upload.failed
+    ]
     outcome = "success" if not upload.failures else "partial_success" if made else "error"
-    body: Json = {"message": outcome, **sessions_body(upload.session), "files": files}
+    body: Json = {"message": outcome, **session_fields(upload.session), "files": files}
     body |= {"succeeded": len(made), "failed": upload.failures}
     if upload.too_many:
         body |= {"filesLimitReached": True, "maxFiles": max_files}
@@ -288,45 +296,49 @@ def batch_body(upload: Upload, made: list[CodeFile], max_files: int) -> Json:
     return body
 
 
-def _uploaded(file: CodeFile) -> Json:
-    return {"filename": file.name, "fileId": file.id, **sessions_body(file.session)}
+def _uploaded_body(file: CodeFile) -> Json:
+    return {"filename": file.name, "fileId": file.id, **session_fields(file.session)}
 
 
-def _failed(failed: Failed) -> Json:
+def _failed_body(failed: FailedUpload) -> Json:
     said = failed.refusal.body
-    return {"status": "error", "filename": failed.name, "error": ": ".join(filter(None, map(said.get, _SAID)))}
+    return {
+        "status": "error",
+        "filename": failed.name,
+        "error": ": ".join(filter(None, map(said.get, _REFUSAL_FIELDS))),
+    }
 
 
-_SAID = ("error", "message")
+_REFUSAL_FIELDS = ("error", "message")
 
 
 def object_name(file: CodeFile) -> str:
     """Old clients read the id of a file from this."""
-    return f"{file.session}/{file.id}{ending_of(file.name)}"
+    return f"{file.session}/{file.id}{safe_suffix(file.name)}"
 
 
 def metadata_body(file: CodeFile) -> Json:
     return {
-        **_summary(file),
+        **_summary_body(file),
         "id": file.id,
-        **sessions_body(file.session),
+        **session_fields(file.session),
         "originalFilename": file.name,
         "contentType": file.content_type,
         "readOnly": file.read_only,
     }
 
 
-def _summary(file: CodeFile) -> Json:
+def _summary_body(file: CodeFile) -> Json:
     # Clients upload a file again once this is 23 hours old: it says since when the file has been unused.
     return {
         "name": object_name(file),
         "size": file.bytes,
-        "lastModified": timestamp(file.used_at),
+        "lastModified": iso_timestamp(file.used_at),
         "etag": file.sha256[:32],
     }
 
 
-def _full(file: CodeFile) -> Json:
+def _full_body(file: CodeFile) -> Json:
     details = {
         "content-type": file.content_type,
         "original-filename": file.name,
@@ -335,23 +347,23 @@ def _full(file: CodeFile) -> Json:
     return {**metadata_body(file), "metadata": details, "versionId": None}
 
 
-def _normalized(file: CodeFile) -> Json:
+def _normalized_body(file: CodeFile) -> Json:
     return {
         "id": file.id,
         "name": file.name,
-        **sessions_body(file.session),
+        **session_fields(file.session),
         "size": file.bytes,
         "contentType": file.content_type,
-        "lastModified": timestamp(file.used_at),
+        "lastModified": iso_timestamp(file.used_at),
         **({"readOnly": True} if file.read_only else {}),
     }
 
 
-LISTED: Mapping[str, Callable[[CodeFile], Any]] = {
+LISTING_FORMATS: Mapping[str, Callable[[CodeFile], Any]] = {
     "simple": object_name,
-    "summary": lambda file: {**_summary(file), **sessions_body(file.session)},
-    "full": _full,
-    "normalized": _normalized,
+    "summary": lambda file: {**_summary_body(file), **session_fields(file.session)},
+    "full": _full_body,
+    "normalized": _normalized_body,
 }
 """How each file is listed, by the `detail` that a client asks for."""
 
@@ -362,87 +374,87 @@ def download_headers(file: CodeFile) -> dict[str, str]:
         "content-type": file.content_type,
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
         "etag": f'"{file.sha256[:32]}"',
-        "last-modified": last_modified(file.created_at),
+        "last-modified": format_last_modified(file.created_at),
         # A file is a stranger's: no page of it may act in the name of the server that it comes from.
         "content-security-policy": "sandbox",
         "x-content-type-options": "nosniff",
     }
 
 
-MAX_LISTED = 10_000
-MAX_REMEMBERED = 10_000
+MAX_LISTED_FILES = 10_000
+MAX_REMEMBERED_DELETIONS = 10_000
 
-OBJECT = "/sessions/{session}/objects/{file}"
+OBJECT_PATH = "/sessions/{session}/objects/{file}"
 
 
-def routes(desk: Desk) -> list[Route]:
-    files = Files(desk)
+def file_routes(desk: LibreChatContext) -> list[Route]:
+    files = LibreChatFiles(desk)
     return [
         desk.route("POST", "/upload", files.upload),
         desk.route("POST", "/upload/batch", files.upload_batch),
-        desk.route("GET", "/download/{session}/{file}", files.download),
-        desk.route("GET", OBJECT, files.metadata),
-        desk.route("DELETE", OBJECT, files.delete),
+        desk.route("GET", "/download/{session}/{file}", files.download_file),
+        desk.route("GET", OBJECT_PATH, files.metadata),
+        desk.route("DELETE", OBJECT_PATH, files.delete),
         desk.route("GET", "/files/{session}", files.list),
         desk.route("DELETE", "/files/{session}/{file}", files.delete),
     ]
 
 
-class Files:
-    def __init__(self, desk: Desk):
+class LibreChatFiles:
+    def __init__(self, desk: LibreChatContext):
         self._desk = desk
         self._files = desk.shelf.code_files
-        self._arriving = Arriving(self._files)
-        self._deleted = _Deletions()
+        self._arriving = IncomingUploads(self._files)
+        self._deleted = _RecentDeletions()
 
     async def upload(self, request: Request) -> Response:
-        """All files of the form, or none."""
-        async with Upload(self._desk, self._arriving, self._desk.caller(request)) as upload:
+        """Stores all files of the form, or none."""
+        async with LibreChatUpload(self._desk, self._arriving, self._desk.caller(request)) as upload:
             await upload.take(request)
             if upload.failed:
                 raise upload.failed[0].refusal
             return json_reply(upload_body(upload, await upload.keep()))
 
     async def upload_batch(self, request: Request) -> Response:
-        """As many files of the form as possible."""
-        async with Upload(self._desk, self._arriving, self._desk.caller(request)) as upload:
+        """Stores as many files of the form as possible."""
+        async with LibreChatUpload(self._desk, self._arriving, self._desk.caller(request)) as upload:
             await upload.take(request)
             made = await upload.keep()
             body = batch_body(upload, made, self._desk.config.max_files)
             return json_reply(body, 200 if made else upload.failed[0].refusal.status)
 
-    async def download(self, request: Request) -> Response:
-        file = await self._asked(request)
+    async def download_file(self, request: Request) -> Response:
+        file = await self._requested_file(request)
         headers = download_headers(file)
         if request.method == "HEAD":
             return Response(headers=headers)
-        return Stream(_whole(await self._files.chunks(file), file.bytes), headers=headers)
+        return StreamResponse(_complete_chunks(await self._files.chunks(file), file.bytes), headers=headers)
 
     async def metadata(self, request: Request) -> Response:
-        return json_reply(metadata_body(await self._asked(request)))
+        return json_reply(metadata_body(await self._requested_file(request)))
 
     async def list(self, request: Request) -> Response:
         reach = reach_of(self._desk.caller(request), request.query_params)
         detail = request.query_params.get("detail", "simple")
-        if detail not in LISTED:
-            raise Refusal(400, f"detail must be one of: {', '.join(LISTED)}")
+        if detail not in LISTING_FORMATS:
+            raise LibreChatRefusal(400, f"detail must be one of: {', '.join(LISTING_FORMATS)}")
         session = request.path_params["session"]
         if not is_code_id(session):
-            raise Refusal(400, "a session id has 21 characters of A-Z a-z 0-9 _ -")
-        found = await self._files.of_session(reach, session, MAX_LISTED)
-        return json_reply([LISTED[detail](file) for file in found])
+            raise LibreChatRefusal(400, "a session id has 21 characters of A-Z a-z 0-9 _ -")
+        found = await self._files.of_session(reach, session, MAX_LISTED_FILES)
+        return json_reply([LISTING_FORMATS[detail](file) for file in found])
 
     async def delete(self, request: Request) -> Response:
-        """Of a file that the same caller has deleted already, too. One that is another's was never there."""
+        """Deletes a file; also succeeds if the same caller deleted it before. Other callers' files are not found."""
         reach = reach_of(self._desk.caller(request), request.query_params)
         session, id = request.path_params["session"], request.path_params["file"]
         if not self._deleted.has(reach, session, id):
-            await self._files.remove([await self._asked(request)])
+            await self._files.remove([await self._requested_file(request)])
             self._deleted.add(reach, session, id)
-        return json_reply({"message": "success", "id": id, **sessions_body(session)})
+        return json_reply({"message": "success", "id": id, **session_fields(session)})
 
-    async def _asked(self, request: Request) -> CodeFile:
-        """Raises Refusal if it is not there for whoever asks."""
+    async def _requested_file(self, request: Request) -> CodeFile:
+        """Raises LibreChatRefusal if the caller has no such file."""
         reach = reach_of(self._desk.caller(request), request.query_params)
         session, id = request.path_params["session"], request.path_params["file"]
         try:
@@ -450,28 +462,28 @@ class Files:
                 return await self._files.get(reach, session, id)
         except errors.FileNotFound:
             pass
-        raise Refusal(404, "File not found", "it never was there, has expired, or belongs to somebody else")
+        raise LibreChatRefusal(404, "File not found", "it never was there, has expired, or belongs to somebody else")
 
 
-class _Deletions:
-    """The latest ones: a client that asks again, since it saw no answer, is told the same."""
+class _RecentDeletions:
+    """The latest deletions: a client that repeats one because it saw no answer receives the same answer."""
 
     def __init__(self) -> None:
-        self._latest: OrderedDict[tuple[Reach, str, str], None] = OrderedDict()
+        self._latest: OrderedDict[tuple[AccessScope, str, str], None] = OrderedDict()
 
-    def has(self, *what: Reach | str) -> bool:
+    def has(self, *what: AccessScope | str) -> bool:
         return what in self._latest
 
-    def add(self, reach: Reach, session: str, id: str) -> None:
+    def add(self, reach: AccessScope, session: str, id: str) -> None:
         self._latest[reach, session, id] = None
-        if len(self._latest) > MAX_REMEMBERED:
+        if len(self._latest) > MAX_REMEMBERED_DELETIONS:
             self._latest.popitem(last=False)
 
 
-async def _whole(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
+async def _complete_chunks(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
     async with aclosing(chunks):
         async for chunk in chunks:
             size -= len(chunk)
             yield chunk
     if size:
-        raise Dropped  # the disk lost a part of it, and its length is promised already
+        raise DropConnection  # the disk lost a part of it, and its length is promised already

@@ -1,4 +1,4 @@
-"""What came of a program, as LibreChat's clients read it. Pure."""
+"""The outcome of a program, encoded for LibreChat's clients. Pure."""
 
 from __future__ import annotations
 
@@ -6,35 +6,37 @@ import signal
 
 import msgspec
 
-from cloche.api.librechat.replies import MARK, Json, Notes
-from cloche.engine.commands.jobs import Kept
+from cloche.api.librechat.replies import NOTE_PREFIX, Json, ProgramNotes
+from cloche.engine.commands.jobs import CapturedStream
 from cloche.engine.commands.program import Exited
 from cloche.model import Struct, Usage
 
-_CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a letter in UTF-8
+_UTF8_CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a letter in UTF-8
 
 TIME, MEMORY, OUTPUT = "Time limit exceeded", "Out of memory", "stdout length exceeded"
 
 
-class Outcome(Struct):
-    """How a program ended, and what it wrote."""
+class ProgramOutcome(Struct):
+    """How a program ended, and its output."""
 
     exited: Exited
-    stdout: Kept = Kept()
-    stderr: Kept = Kept()
+    stdout: CapturedStream = CapturedStream()
+    stderr: CapturedStream = CapturedStream()
     usage: Usage = Usage()
     notes: tuple[str, ...] = ()
 
 
-def refused(message: str) -> Outcome:
-    """A program that did not run, for a reason that its author can do something about."""
-    return Outcome(exited=Exited(exit_code=1), stderr=Kept(head=message.encode("utf-8", "replace") + b"\n"))
+def refused_outcome(message: str) -> ProgramOutcome:
+    """The outcome of a program that did not run, for a reason that its author can fix."""
+    return ProgramOutcome(
+        exited=Exited(exit_code=1), stderr=CapturedStream(head=message.encode("utf-8", "replace") + b"\n")
+    )
 
 
-def out_of_memory(ended: Outcome) -> Outcome:
-    """Of a program of which something was killed for want of memory: a shell says that of its children by a number.
+def mark_out_of_memory(ended: ProgramOutcome) -> ProgramOutcome:
+    """Marks the outcome of a program that lost a process to the OOM killer: a shell reports only a number.
 
-    One that went on and ended well is told of it, as nobody else would tell.
+    A program that went on and ended well gets a note instead: nothing else would report it.
     """
     if ended.exited.outcome != "ok":
         return ended
@@ -43,14 +45,14 @@ def out_of_memory(ended: Outcome) -> Outcome:
     return msgspec.structs.replace(ended, exited=msgspec.structs.replace(ended.exited, outcome="out_of_memory"))
 
 
-def encode(outcome: Outcome, notes: Notes) -> Json:
-    """The fields that are about the program itself."""
+def encode_outcome(outcome: ProgramOutcome, notes: ProgramNotes) -> Json:
+    """The fields of a reply that describe the program itself."""
     exited, usage = outcome.exited, outcome.usage
-    status, message = verdict(outcome)
-    stderr = text(outcome.stderr, "stderr", notes)
-    stdout = text(outcome.stdout, "stdout", notes)
+    status, message = status_and_message(outcome)
+    stderr = stream_text(outcome.stderr, "stderr", notes)
+    stdout = stream_text(outcome.stdout, "stdout", notes)
     if message is not None and status != "OL":
-        stderr += f"\n{MARK}{message}\n"
+        stderr += f"\n{NOTE_PREFIX}{message}\n"
     elif exited.outcome == "died":
         notes.add(f"the program was ended: {exited.reason or 'nobody knows why'}")
     for note in outcome.notes:
@@ -67,8 +69,8 @@ def encode(outcome: Outcome, notes: Notes) -> Json:
     }
 
 
-def verdict(outcome: Outcome) -> tuple[str | None, str | None]:
-    """`status` and `message`."""
+def status_and_message(outcome: ProgramOutcome) -> tuple[str | None, str | None]:
+    """The fields `status` and `message`."""
     if outcome.exited.outcome == "timed_out":
         return "TO", TIME
     if outcome.exited.outcome == "out_of_memory":
@@ -78,34 +80,34 @@ def verdict(outcome: Outcome) -> tuple[str | None, str | None]:
     return None, None
 
 
-def text(kept: Kept, stream: str, notes: Notes) -> str:
-    """What is left of a stream. Where something is missing stands how much, and a note says it, too."""
+def stream_text(kept: CapturedStream, stream: str, notes: ProgramNotes) -> str:
+    """The text kept of a stream. Where a part is missing, the text says how much, and a note repeats it."""
     if not kept.dropped_bytes:
-        return _decoded(kept.head + kept.tail, stream, notes)
-    kept = whole_letters(kept)
+        return _decode_stream(kept.head + kept.tail, stream, notes)
+    kept = trim_partial_characters(kept)
     notes.add(
         f"{kept.dropped_bytes} bytes of {stream} were left out, in the middle: write what is long to a file in "
         "/mnt/data, and print parts of it"
     )
-    gap = f"\n{MARK}{kept.dropped_bytes} bytes were left out here\n"
-    return _decoded(kept.head, stream, notes) + gap + _decoded(kept.tail, stream, notes)
+    gap = f"\n{NOTE_PREFIX}{kept.dropped_bytes} bytes were left out here\n"
+    return _decode_stream(kept.head, stream, notes) + gap + _decode_stream(kept.tail, stream, notes)
 
 
-def whole_letters(kept: Kept) -> Kept:
-    """Without the halves of letters on both sides of what is missing."""
+def trim_partial_characters(kept: CapturedStream) -> CapturedStream:
+    """Removes partial UTF-8 characters on both sides of the gap."""
     head = kept.head
     for length in range(1, min(len(head), 3) + 1):  # a letter has four bytes at most, and its first says how many
         if head[-length] >= 0xC0:
             whole = 2 if head[-length] < 0xE0 else 3 if head[-length] < 0xF0 else 4
             head = head[:-length] if length < whole else head
             break
-    rest = kept.tail[:3].lstrip(_CONTINUATIONS)
+    rest = kept.tail[:3].lstrip(_UTF8_CONTINUATIONS)
     tail = rest + kept.tail[3:]
     missing = len(kept.head) - len(head) + len(kept.tail) - len(tail)
-    return Kept(head=head, tail=tail, dropped_bytes=kept.dropped_bytes + missing)
+    return CapturedStream(head=head, tail=tail, dropped_bytes=kept.dropped_bytes + missing)
 
 
-def _decoded(data: bytes, stream: str, notes: Notes) -> str:
+def _decode_stream(data: bytes, stream: str, notes: ProgramNotes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:

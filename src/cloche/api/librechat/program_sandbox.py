@@ -1,4 +1,4 @@
-"""Where one program runs: a sandbox with its inputs in it. What it leaves there is collected after its end."""
+"""A sandbox with a program's inputs in it. The files that the program leaves are collected at its end."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 from cloche import errors
 from cloche.api.librechat import outcome, outputs
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.inputs import Input
-from cloche.api.librechat.outcome import Outcome
-from cloche.api.librechat.outputs import Collected, Outputs
-from cloche.api.librechat.replies import Json, Notes
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.inputs import ProgramInput
+from cloche.api.librechat.outcome import ProgramOutcome
+from cloche.api.librechat.outputs import CollectedOutputs, ProgramOutputs
+from cloche.api.librechat.replies import Json, ProgramNotes
 from cloche.engine.sandboxes.sandbox import Sandbox
 
 COLLECT_SECONDS = 120.0  # what is in a sandbox is read by its init, which its programs can keep busy
 
 
-class Place:
-    """`storage` is the storage session of what the program makes, `notes` what its author should know."""
+class ProgramSandbox:
+    """`storage` is the storage session of the program's outputs; `notes` are for the program's author."""
 
-    def __init__(self, sandbox: Sandbox, caller: Caller, storage: str, notes: Notes):
+    def __init__(self, sandbox: Sandbox, caller: LibreChatCaller, storage: str, notes: ProgramNotes):
         self.sandbox = sandbox
         self.caller = caller
         self.storage = storage
@@ -28,63 +28,63 @@ class Place:
         self.fields: Json = {}  # what answers say of where it ran
         self.keeps_variables = False  # of Python, for the next program
 
-    async def collect(self) -> Collected:
-        """Keeps what the program left. Nothing is raised for a sandbox that did not survive it: a note says so.
+    async def collect(self) -> CollectedOutputs:
+        """Stores the files that the program left. A note, not an exception, reports a sandbox that has ended.
 
-        Nor for one that takes too long, by what processes do that go on in it: then it does not survive that.
+        A sandbox that answers too slowly, because of its processes, is ended.
         """
         try:
             async with asyncio.timeout(COLLECT_SECONDS):
-                return await self._collect()
+                return await self._collect_outputs()
         except errors.Gone:
             self.notes.add("what the program left in /mnt/data is lost: it brought its sandbox to an end")
         except errors.SandboxPaused:
             self.notes.add("what the program left in /mnt/data is not told of: its sandbox was paused meanwhile")
         except TimeoutError:
-            self.sandbox.expire()
+            self.sandbox.expire_now()
             self.notes.add("what the program left in /mnt/data is lost: it could not be read in time")
-        return self._lost()
+        return self._lost_outputs()
 
-    def answer(self, ended: Outcome, collected: Collected) -> Json:
+    def answer(self, ended: ProgramOutcome, collected: CollectedOutputs) -> Json:
         """The body of an answer to POST /exec."""
-        said = outcome.encode(ended, self.notes)
+        said = outcome.encode_outcome(ended, self.notes)
         memory = {"memory": self.sandbox.memory_peak_bytes()}  # with its files, and of all that it did before
-        return {"session_id": self.storage, **self.fields, **outputs.encode(collected), **said, **memory}
+        return {"session_id": self.storage, **self.fields, **outputs.encode_files(collected), **said, **memory}
 
-    def step_aside(self) -> None:
-        """The program waits for somebody outside: who else may use the sandbox, may do so meanwhile."""
+    def release_turn(self) -> None:
+        """Releases the sandbox to other programs while this program waits for its client."""
 
-    async def step_back(self) -> None:
-        """The program goes on, as soon as nobody else uses the sandbox."""
+    async def reacquire_turn(self) -> None:
+        """Waits until no other program uses the sandbox; then this program goes on."""
 
-    async def _collect(self) -> Collected:
+    async def _collect_outputs(self) -> CollectedOutputs:
         raise NotImplementedError
 
-    def _lost(self) -> Collected:
+    def _lost_outputs(self) -> CollectedOutputs:
         raise NotImplementedError
 
 
-class OwnPlace(Place):
-    """A sandbox for one program."""
+class SingleProgramSandbox(ProgramSandbox):
+    """A sandbox for one program only."""
 
     def __init__(
         self,
         sandbox: Sandbox,
-        caller: Caller,
+        caller: LibreChatCaller,
         storage: str,
-        notes: Notes,
+        notes: ProgramNotes,
         *,
-        inputs: Sequence[Input],
-        outputs: Outputs,
+        inputs: Sequence[ProgramInput],
+        outputs: ProgramOutputs,
     ):
         super().__init__(sandbox, caller, storage, notes)
         self._inputs = inputs
         self._outputs = outputs
 
-    async def _collect(self) -> Collected:
+    async def _collect_outputs(self) -> CollectedOutputs:
         return await self._outputs.collect(
             self.sandbox, self.caller, self.storage, self._inputs, self.notes, marks=True
         )
 
-    def _lost(self) -> Collected:
-        return Collected(inherited=tuple(self._inputs))
+    def _lost_outputs(self) -> CollectedOutputs:
+        return CollectedOutputs(inherited=tuple(self._inputs))

@@ -14,26 +14,26 @@ from collections.abc import AsyncGenerator, Callable
 import msgspec
 
 from cloche import errors
-from cloche.api.librechat.outcome import Outcome
-from cloche.api.librechat.program_sandbox import Place
-from cloche.api.librechat.request import DATA, Asked
-from cloche.engine.commands.jobs import Capture, HeadAndTail
-from cloche.engine.commands.program import Exited, Script
-from cloche.engine.executions.tools import Offer
+from cloche.api.librechat.outcome import ProgramOutcome
+from cloche.api.librechat.program_sandbox import ProgramSandbox
+from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
+from cloche.engine.commands.jobs import HeadAndTail, OutputCapture
+from cloche.engine.commands.program import Exited, PythonScript
+from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Output, Raised
 from cloche.model import Struct
 
-# The languages that programs can be written in, and how a program of each is started. Pure, but for `available`.
+# The languages of programs, and the command that starts a program of each.
 #
-# A program is data wherever it goes: an argument, a file, or what an interpreter reads from its stdin. What is run as
-# shell code below is the same for every program: `$0` is a private directory with the source in it.
+# A program is data in every case: an argument, a file, or an interpreter's stdin. The shell code below is the
+# same for every program: `$0` is a private directory with the source in it. Pure, but for AvailableLanguages.
 
 MAX_ARGUMENT_BYTES = 100_000  # the kernel takes 131,072
 # Without what users have installed: what one of them has, others have not.
 SYSTEM_PATH = "/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"
-PROBE_SECONDS = 60.0  # for which it is remembered what there is
-LOOK_SECONDS = 20.0
+PROBE_CACHE_SECONDS = 60.0  # for which it is remembered what there is
+PROBE_TIMEOUT_SECONDS = 20.0
 
 # The template's own Node.js: the `node` on the PATH may be a script around it, which takes longer to start than it.
 _FIND_NODE = (
@@ -41,10 +41,10 @@ _FIND_NODE = (
     'do [ -x "$node" ] && break; done'
 )
 _RUN_NODE = f"{_FIND_NODE}; " + 'exec "$node" -r /opt/cloche/lib/cloche/guest/languages/node/script.js %s - "$@"'
-_TYPES = "--experimental-transform-types --disable-warning=ExperimentalWarning"
+_TYPESCRIPT_FLAGS = "--experimental-transform-types --disable-warning=ExperimentalWarning"
 
 
-class Language(Struct):
+class ProgramLanguage(Struct):
     name: str
     title: str
     names: tuple[str, ...]  # that clients have for it
@@ -53,18 +53,18 @@ class Language(Struct):
     recipe: str = ""  # bash; the source is in $0, where it has a file, or else it comes from stdin
 
 
-def _compiled(compile: str) -> str:
-    """In the private directory; the program then runs where it was to run."""
+def _compile_recipe(compile: str) -> str:
+    """Compiles in the private directory; the program then runs in its own working directory."""
     return f'(cd "$0" && {compile}) >&2 || exit 1; exec "$0/program" "$@"'
 
 
-def _first_of(*programs: str) -> str:
+def _find_compiler(*programs: str) -> str:
     return f"compiler=$(type -P {' '.join(programs)} | head -n 1); "
 
 
 # `java FILE` starts the first class in it, whichever has `main`; one with another first is compiled, under the name
 # that the compiler wants.
-_TYPES_OF_JAVA = r"""
+_FIND_JAVA_MAIN = r"""
 /^package / { package = $2; sub(/;.*/, ".", package) }
 /^((public|final|abstract|sealed) +)*(class|record|enum|interface) / {
     for (i = 1; $i !~ /^(class|record|enum|interface)$/; i++);
@@ -76,50 +76,50 @@ _TYPES_OF_JAVA = r"""
 END { if (main && main != first) print package main, public ? public : main }
 """
 _RUN_JAVA = (
-    f'read -r main name < <(awk {shlex.quote(_TYPES_OF_JAVA)} "$0/Main.java"); '
+    f'read -r main name < <(awk {shlex.quote(_FIND_JAVA_MAIN)} "$0/Main.java"); '
     'if [[ -z $main ]]; then exec java -XX:TieredStopAtLevel=1 "$0/Main.java" "$@"; fi; '
     '(cd "$0" && { mv Main.java "$name.java" 2> /dev/null; javac -d made "$name.java"; }) >&2 || exit 1; '
     'exec java -XX:TieredStopAtLevel=1 -cp "$0/made" "$main" "$@"'
 )
 
 LANGUAGES = (
-    Language(
+    ProgramLanguage(
         name="bash",
         title="Bash",
         names=("bash", "sh", "shell"),
         source="script.sh",
         recipe='exec bash "$0/script.sh" "$@"',  # for what is too long to be an argument
     ),
-    Language(name="py", title="Python", names=("py", "python", "python3")),
-    Language(
+    ProgramLanguage(name="py", title="Python", names=("py", "python", "python3")),
+    ProgramLanguage(
         name="js",
         title="JavaScript",
         names=("js", "javascript", "node", "nodejs", "node-js", "node-javascript", "bun", "bun-js"),
         recipe=_RUN_NODE % "",
     ),
-    Language(
+    ProgramLanguage(
         name="ts",
         title="TypeScript",
         names=("ts", "typescript", "bun-ts", "bun-typescript"),
-        recipe=_RUN_NODE % _TYPES,
+        recipe=_RUN_NODE % _TYPESCRIPT_FLAGS,
     ),
-    Language(
+    ProgramLanguage(
         name="c",
         title="C",
         names=("c",),
         source="main.c",
         needs=("gcc", "cc", "clang"),
-        recipe=_first_of("gcc", "cc", "clang") + _compiled('"$compiler" -O1 -o program main.c -lm'),
+        recipe=_find_compiler("gcc", "cc", "clang") + _compile_recipe('"$compiler" -O1 -o program main.c -lm'),
     ),
-    Language(
+    ProgramLanguage(
         name="cpp",
         title="C++",
         names=("cpp", "c++", "cxx", "cc"),
         source="main.cpp",
         needs=("g++", "c++", "clang++"),
-        recipe=_first_of("g++", "c++", "clang++") + _compiled('"$compiler" -O1 -o program main.cpp'),
+        recipe=_find_compiler("g++", "c++", "clang++") + _compile_recipe('"$compiler" -O1 -o program main.cpp'),
     ),
-    Language(
+    ProgramLanguage(
         name="java",
         title="Java",
         names=("java",),
@@ -127,50 +127,50 @@ LANGUAGES = (
         needs=("java",),
         recipe=_RUN_JAVA,
     ),
-    Language(
+    ProgramLanguage(
         name="go",
         title="Go",
         names=("go", "golang"),
         source="main.go",
         needs=("go",),
         recipe="export GOCACHE=/tmp/.go/cache GOPATH=/tmp/.go GOFLAGS=-mod=mod; "
-        + _compiled("go build -o program main.go"),
+        + _compile_recipe("go build -o program main.go"),
     ),
-    Language(
+    ProgramLanguage(
         name="rs",
         title="Rust",
         names=("rs", "rust"),
         source="main.rs",
         needs=("rustc",),
-        recipe=_compiled("rustc --edition 2021 -o program main.rs"),
+        recipe=_compile_recipe("rustc --edition 2021 -o program main.rs"),
     ),
-    Language(
+    ProgramLanguage(
         name="php", title="PHP", names=("php",), source="main.php", needs=("php",), recipe='exec php "$0/main.php" "$@"'
     ),
-    Language(
+    ProgramLanguage(
         name="r", title="R", names=("r",), source="main.R", needs=("Rscript",), recipe='exec Rscript "$0/main.R" "$@"'
     ),
-    Language(
+    ProgramLanguage(
         name="d",
         title="D",
         names=("d", "dlang"),
         source="main.d",
         needs=("dmd", "ldmd2", "gdmd"),
-        recipe=_first_of("dmd", "ldmd2", "gdmd") + _compiled('"$compiler" -ofprogram main.d'),
+        recipe=_find_compiler("dmd", "ldmd2", "gdmd") + _compile_recipe('"$compiler" -ofprogram main.d'),
     ),
-    Language(
+    ProgramLanguage(
         name="f90",
         title="Fortran",
         names=("f90", "fortran", "f95"),
         source="main.f90",
         needs=("gfortran",),
-        recipe=_compiled("gfortran -O1 -o program main.f90"),
+        recipe=_compile_recipe("gfortran -O1 -o program main.f90"),
     ),
 )
 _BY_NAME = {name: language for language in LANGUAGES for name in language.names}
 
 
-def language_of(lang: str) -> Language | None:
+def language_of(lang: str) -> ProgramLanguage | None:
     return _BY_NAME.get(lang.strip().lower())
 
 
@@ -179,10 +179,10 @@ def is_python(lang: str) -> bool:
     return language is not None and language.name == "py"
 
 
-class Available:
-    """Which languages sandboxes have. That is looked at inside one, now and then, and told to everybody.
+class AvailableLanguages:
+    """The languages that the template has, probed inside a sandbox now and then, for all callers.
 
-    So it is one of its own, in which `new_sandbox` leaves nobody alone: a program beside it could decide what is found.
+    The probe has a sandbox of its own: a program beside it could falsify the result.
     """
 
     def __init__(self, new_sandbox: Callable[[], contextlib.AbstractAsyncContextManager[Sandbox]]):
@@ -191,48 +191,52 @@ class Available:
         self._found: frozenset[str] = frozenset()
         self._until = 0.0
 
-    async def languages(self) -> list[Language]:
-        """Raises what the engine raises, and Unavailable."""
+    async def languages(self) -> list[ProgramLanguage]:
+        """Raises the engine's errors, and Unavailable."""
         async with self._turn:
             if time.monotonic() >= self._until:
                 async with self._new_sandbox() as sandbox:
-                    self._found = await _programs_in(sandbox)
-                self._until = time.monotonic() + PROBE_SECONDS
+                    self._found = await _find_programs(sandbox)
+                self._until = time.monotonic() + PROBE_CACHE_SECONDS
         return [each for each in LANGUAGES if not each.needs or self._found & set(each.needs)]
 
 
-async def _programs_in(sandbox: Sandbox) -> frozenset[str]:
+async def _find_programs(sandbox: Sandbox) -> frozenset[str]:
     wanted = sorted({program for language in LANGUAGES for program in language.needs})
     look = f'for name in {shlex.join(wanted)}; do if type -P "$name" > /dev/null; then echo "$name"; fi; done'
-    result = await sandbox.commands.run(look, env={"PATH": SYSTEM_PATH}, timeout_seconds=LOOK_SECONDS)
+    result = await sandbox.commands.run(look, env={"PATH": SYSTEM_PATH}, timeout_seconds=PROBE_TIMEOUT_SECONDS)
     if result.exit_code != 0:
         raise errors.Unavailable("it could not be found out which languages there are: try again")
     return frozenset(result.stdout.split())
 
 
-def missing(lang: str, available: list[Language]) -> str:
-    """What a model is told who asked for another."""
+def missing_language(lang: str, available: list[ProgramLanguage]) -> str:
+    """The message for a model that requested a language that is not there."""
     there = ", ".join(f"{each.name} ({each.title})" for each in available)
     return f"there is no language {lang[:40]!r} here. Use one of: {there}"
 
 
 SHELL = "/bin/bash"
 # A figure that a program shows becomes a file: nobody would see it otherwise. See guest/kernel/pyplot_files_backend.py.
-ENVIRONMENT = {"CLOCHE_FIGURES": "files"}
+PROGRAM_ENVIRONMENT = {"CLOCHE_FIGURES": "files"}
 
 
-class Bounds(Struct):
-    """What a program may take."""
+class ProgramLimits(Struct):
+    """The limits of one program."""
 
     seconds: float
     output_bytes: int  # of each stream
 
 
 @contextlib.asynccontextmanager
-async def running(
-    sandbox: Sandbox, language: Language, asked: Asked, bounds: Bounds, offer: Offer | None = None
-) -> AsyncGenerator[Capture, None]:
-    """The program, in /mnt/data. Leaving the block kills it. Raises InvalidRequest for arguments that are too long.
+async def running_program(
+    sandbox: Sandbox,
+    language: ProgramLanguage,
+    asked: ExecRequest,
+    bounds: ProgramLimits,
+    offer: ToolOffer | None = None,
+) -> AsyncGenerator[OutputCapture, None]:
+    """Runs the program in /mnt/data. Leaving the block kills it. Raises InvalidRequest for too long arguments.
 
     With an `offer` it has those tools, and Python may await anywhere.
     """
@@ -242,28 +246,32 @@ async def running(
     tools = offer.env if offer is not None else {}
     async with contextlib.AsyncExitStack() as stack:
         if language.name == "py":
-            starting = _start(sandbox, bounds, script=_script(asked, offer))
+            starting = _start_capture(sandbox, bounds, script=_python_script(asked, offer))
         elif language.name == "bash" and len(source) <= MAX_ARGUMENT_BYTES:
-            starting = _start(sandbox, bounds, (SHELL, "-c", asked.code, "bash", *asked.args), env=tools)
+            starting = _start_capture(sandbox, bounds, (SHELL, "-c", asked.code, "bash", *asked.args), env=tools)
         elif language.source:
             directory = await stack.enter_async_context(_source_file(sandbox, language.source, source))
-            starting = _start(sandbox, bounds, (SHELL, "-c", language.recipe, directory, *asked.args), env=tools)
+            starting = _start_capture(
+                sandbox, bounds, (SHELL, "-c", language.recipe, directory, *asked.args), env=tools
+            )
         else:
-            starting = _start(sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *asked.args), stdin=source)
+            starting = _start_capture(
+                sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *asked.args), stdin=source
+            )
         yield await stack.enter_async_context(await starting)
 
 
-def _script(asked: Asked, offer: Offer | None) -> Script:
+def _python_script(asked: ExecRequest, offer: ToolOffer | None) -> PythonScript:
     if offer is None:
-        return Script(source=asked.code, argv=asked.args)
-    return Script(source=asked.code, argv=asked.args, awaits=True, tools=offer.header)
+        return PythonScript(source=asked.code, argv=asked.args)
+    return PythonScript(source=asked.code, argv=asked.args, awaits=True, tools=offer.header)
 
 
 @contextlib.asynccontextmanager
 async def _source_file(sandbox: Sandbox, name: str, source: bytes) -> AsyncGenerator[str, None]:
-    """In a directory of its own, so that it is neither among the user's files nor in the way of one.
+    """Writes the source into a directory of its own, apart from the user's files.
 
-    With its program it goes: the sandbox may be a session's.
+    The directory is removed with the program: the sandbox may belong to a session.
     """
     directory = f"/tmp/.program-{secrets.token_hex(8)}"
     try:
@@ -274,59 +282,60 @@ async def _source_file(sandbox: Sandbox, name: str, source: bytes) -> AsyncGener
             await sandbox.files.remove(directory)
 
 
-async def _start(
+async def _start_capture(
     sandbox: Sandbox,
-    bounds: Bounds,
+    bounds: ProgramLimits,
     command: tuple[str, ...] = (),
     *,
-    script: Script | None = None,
+    script: PythonScript | None = None,
     stdin: bytes | None = None,
     env: dict[str, str] | None = None,
-) -> Capture:
+) -> OutputCapture:
     program = await sandbox.commands.capture(
         command,
         script=script,
         keep_bytes=bounds.output_bytes,
-        env={**ENVIRONMENT, **(env or {})},
+        env={**PROGRAM_ENVIRONMENT, **(env or {})},
         timeout_seconds=bounds.seconds,
         stdin=stdin is not None,
     )
     if stdin is not None:
         try:
-            await _feed(program, stdin, bounds.seconds)
+            await _feed_stdin(program, stdin, bounds.seconds)
         except BaseException:  # whoever waited for it has left
             program.kill()
             raise
     return program
 
 
-async def _feed(program: Capture, source: bytes, seconds: float) -> None:
-    """An interpreter reads all of it before it does anything; whatever else it does, it has no more time than that."""
+async def _feed_stdin(program: OutputCapture, source: bytes, seconds: float) -> None:
+    """Writes the source to stdin. An interpreter reads all of it first, and has no more time than this."""
     with contextlib.suppress(errors.InvalidRequest, TimeoutError):
         async with asyncio.timeout(seconds):
             await program.send_stdin(source)
     program.close_stdin()
 
 
-# A Python program in a session whose variables last: a cell of the sandbox's own context, told as if it were a
-# script.
+# A Python program in a session with lasting variables: a cell of its context, reported as a script.
 #
-# The value of a last expression is not shown. A figure becomes a file, as nobody would see it otherwise.
+# The value of a last expression is not shown. A figure becomes a file, since it would not be visible otherwise.
 
-SCRIPT = "main.py"
-FIGURE = "figure-{}.png"
+SCRIPT_NAME = "main.py"
+FIGURE_NAME = "figure-{}.png"
 MAX_FIGURES = 100
-MAX_NUMBER = 1000  # to which free names are looked for
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+MAX_FIGURE_NUMBER = 1000  # to which free names are looked for
+_ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _IS_STATUS = re.compile(r"-?[0-9]*|None|True|False")  # other values of SystemExit are messages
 # What code is told of who else could answer is of no use here.
-_ELSEWHERE = re.compile(r"\s*\(the library takes answers as [^)]*\)")
+_ANSWER_HINT = re.compile(r"\s*\(the library takes answers as [^)]*\)")
 _SIGKILL = 9
-_LOST = "the interpreter has ended, so that variables and functions of this session are gone; its files are there"
+_LOST_VARIABLES_NOTE = (
+    "the interpreter has ended, so that variables and functions of this session are gone; its files are there"
+)
 
 
-class Transcript:
-    """What a cell said, as a script would have said it."""
+class CellTranscript:
+    """The output of a cell, as a script would have written it."""
 
     def __init__(self, keep_bytes: int):
         self.stdout, self.stderr = HeadAndTail(keep_bytes), HeadAndTail(keep_bytes)
@@ -336,50 +345,52 @@ class Transcript:
     def add(self, event: AnyEvent) -> None:
         match event:
             case Output(stream="stdout", text=text):
-                self.stdout.add(_bytes(text))
+                self.stdout.add(_encode_text(text))
             case Output(text=text):
-                self.stderr.add(_bytes(text))
+                self.stderr.add(_encode_text(text))
             case Raised(name="SystemExit", value=value):
-                self.stderr.add(b"" if _IS_STATUS.fullmatch(value) else _bytes(value + "\n"))
+                self.stderr.add(b"" if _IS_STATUS.fullmatch(value) else _encode_text(value + "\n"))
             case Raised(traceback=traceback):
-                self.stderr.add(_bytes(_ELSEWHERE.sub("", _COLOURS.sub("", traceback)).rstrip("\n") + "\n"))
+                self.stderr.add(
+                    _encode_text(_ANSWER_HINT.sub("", _ANSI_COLOURS.sub("", traceback)).rstrip("\n") + "\n")
+                )
             case Display(main=False):
-                self._show(event)
+                self._add_display(event)
             case Ended():
                 self.ended = event
 
-    def _show(self, shown: Display) -> None:
+    def _add_display(self, shown: Display) -> None:
         picture, text = shown.data.get("image/png"), shown.data.get("text/plain")
         if isinstance(picture, bytes) and len(self.figures) < MAX_FIGURES:
             self.figures.append(picture)
         elif isinstance(text, str):
-            self.stdout.add(_bytes(text + "\n"))
+            self.stdout.add(_encode_text(text + "\n"))
 
-    def outcome(self) -> Outcome:
-        return Outcome(
-            exited=exited_of(self.ended),
+    def outcome(self) -> ProgramOutcome:
+        return ProgramOutcome(
+            exited=script_exit(self.ended),
             stdout=self.stdout.kept(),
             stderr=self.stderr.kept(),
             usage=self.ended.usage,
-            notes=(_LOST,) if _has_lost_variables(self.ended) else (),
+            notes=(_LOST_VARIABLES_NOTE,) if _has_lost_variables(self.ended) else (),
         )
 
 
-async def run(place: Place, asked: Asked, bounds: Bounds) -> Outcome:
-    """To its end. Raises Gone, InvalidRequest."""
-    transcript = Transcript(bounds.output_bytes)
+async def run_cell(place: ProgramSandbox, asked: ExecRequest, bounds: ProgramLimits) -> ProgramOutcome:
+    """Runs the cell to its end. Raises Gone, InvalidRequest."""
+    transcript = CellTranscript(bounds.output_bytes)
     context = place.sandbox.context()
-    cell = context.execute(asked.code, timeout_seconds=bounds.seconds, argv=[SCRIPT, *asked.args])
+    cell = context.execute(asked.code, timeout_seconds=bounds.seconds, argv=[SCRIPT_NAME, *asked.args])
     async with cell:
         while events := await cell.next_events():
             for event in events:
                 transcript.add(event)
-    await _save(place, transcript.figures)
+    await _save_figures(place, transcript.figures)
     return transcript.outcome()
 
 
-def exited_of(ended: Ended) -> Exited:
-    """How a script would have ended."""
+def script_exit(ended: Ended) -> Exited:
+    """The exit of a script that ended like this cell."""
     if ended.outcome == "died" and ended.exit_code is not None and ended.exit_code > 128:
         number = ended.exit_code - 128
         return Exited(exit_code=ended.exit_code, outcome="died", reason=f"killed by signal {number}", signal=number)
@@ -391,21 +402,23 @@ def exited_of(ended: Ended) -> Exited:
 
 
 def _has_lost_variables(ended: Ended) -> bool:
-    """A program that stops at its time limit leaves them; one that had to be killed does not."""
+    """Whether the kernel is gone. One that stops at its time limit keeps its variables; a killed one does not."""
     return ended.outcome in ("died", "out_of_memory") or (ended.reason or "").endswith("state is lost")
 
 
-async def _save(place: Place, figures: list[bytes]) -> None:
+async def _save_figures(place: ProgramSandbox, figures: list[bytes]) -> None:
     number = 0
     for figure in figures:
         number += 1
         try:
-            while number < MAX_NUMBER and await place.sandbox.files.exists(DATA + FIGURE.format(number)):
+            while number < MAX_FIGURE_NUMBER and await place.sandbox.files.exists(
+                DATA_DIRECTORY + FIGURE_NAME.format(number)
+            ):
                 number += 1
-            await place.sandbox.files.write(DATA + FIGURE.format(number), figure)
+            await place.sandbox.files.write(DATA_DIRECTORY + FIGURE_NAME.format(number), figure)
         except (errors.FileError, errors.Gone) as error:
             place.notes.add(f"a figure was not kept: {error}")
 
 
-def _bytes(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""What is asked of POST /exec, in the words of all generations of clients. Pure.
+"""Requests of POST /exec, in the formats of all generations of clients. Pure.
 
-Only what cannot be understood at all is refused. Everything else that makes no sense becomes a note, which the model
-reads in the program's stderr: an error would hide from it what it could do better.
+Only requests that cannot be understood at all are refused. Other mistakes become notes, which the model reads
+in the program's stderr: an error would hide from it how to do better.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Any, TypeVar
 import msgspec
 
 from cloche import errors
-from cloche.api.librechat.replies import Refusal, is_code_id, shown
-from cloche.event_json import count_values
-from cloche.model import MIB, Struct, Tool, ToolLanguage, ToolResult, identifiers
+from cloche.api.librechat.replies import LibreChatRefusal, is_code_id, quote_ascii_name
+from cloche.event_json import count_json_values
+from cloche.model import MIB, Struct, ToolDefinition, ToolLanguage, ToolResult, tools_by_identifier
 
-DATA = "/mnt/data/"
+DATA_DIRECTORY = "/mnt/data/"
 MAX_ARGS = 1000
-MAX_REFS = 2000  # that are looked at; a program can have fewer, by [librechat] max_files
-MAX_NOTES = 20
+MAX_FILE_REFS = 2000  # that are looked at; a program can have fewer, by [librechat] max_files
+MAX_REQUEST_NOTES = 20
 MAX_CODE_BYTES = 10_000_000
 MAX_VALUES = 2_000_000  # of a body that is decoded whole
-MAX_HALVES = 100_000  # of letters; a body with more is no JSON
+MAX_LONE_SURROGATES = 100_000  # of letters; a body with more is no JSON
 MAX_NAME_CHARACTERS = 5000  # that are looked at: no name is as long
 MAX_WORD_CHARACTERS = 200
-REF_BYTES = 2000  # that a reference takes in memory, about
-_MOST_MILLISECONDS = 1e15  # as good as for ever; a JSON number can be more than a float
+FILE_REF_BYTES = 2000  # that a reference takes in memory, about
+_MAX_TIMEOUT_MILLISECONDS = 1e15  # as good as for ever; a JSON number can be more than a float
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 # A half of a letter without its other one. What is before and behind is looked at in steps of one length, so that it
 # takes no time twice, whatever a body is made of.
-_HALVES = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
+_LONE_SURROGATES = re.compile(rb"%s(?!%s)|(?<!%s)%s" % (_HIGH, _LOW, _HIGH, _LOW))
 _BACKSLASH, _STAND_IN = rb"\\", b"\0\0"  # NUL is in no JSON
-_HINT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_HINT_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 T = TypeVar("T")
 
 
-class FileRef(Struct):
-    """A file of the store that the program shall find below /mnt/data."""
+class ProgramFileRef(Struct):
+    """A stored file that the program needs below /mnt/data."""
 
     session: str
     id: str
@@ -49,27 +49,27 @@ class FileRef(Struct):
     space: dict[str, Any]  # whose it is, in the client's words: kind, resource_id, version
 
 
-class Asked(Struct):
-    """What to run. Keys, and ids of users and sessions, that clients put into bodies are not looked at."""
+class ExecRequest(Struct):
+    """A program to run. Keys, and ids of users and sessions, in request bodies are ignored."""
 
     code: str
     lang: str
     args: tuple[str, ...] = ()
-    files: tuple[FileRef, ...] = ()
+    files: tuple[ProgramFileRef, ...] = ()
     hint: str | None = None  # of the session that it belongs to
     timeout_seconds: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory, about: one letter may make all others take four bytes each."""
-        return sum(map(sys.getsizeof, (self.code, *self.args))) + len(self.files) * REF_BYTES
+        """Its approximate size in memory: one wide character may make all others take four bytes each."""
+        return sum(map(sys.getsizeof, (self.code, *self.args))) + len(self.files) * FILE_REF_BYTES
 
 
-class _Sent(msgspec.Struct):
-    """What is looked at of a body. Of the rest nothing is made: small values take far more memory than they have bytes.
+class _ExecBody(msgspec.Struct):
+    """The decoded fields of a body. The rest is skipped: small values take far more memory than bytes.
 
-    For the same reason, each of these has a limit of its own.
+    For the same reason, each field has its own limit.
     """
 
     lang: msgspec.Raw = msgspec.Raw(b"null")
@@ -80,7 +80,7 @@ class _Sent(msgspec.Struct):
     runtime_session_hint: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_MOST_BYTES = {
+_MAX_FIELD_BYTES = {
     "args": 4 * MIB,
     "files": 4 * MIB,
     "timeout": 1000,
@@ -88,54 +88,58 @@ _MOST_BYTES = {
 }
 
 
-def decode(body: bytes) -> Asked:
-    """Raises InvalidRequest for what is no JSON object, or has no program in it, and Refusal (413)."""
-    return _read(body, _asked)
+def decode_exec(body: bytes) -> ExecRequest:
+    """Raises InvalidRequest for a body that is no JSON object, or has no program, and LibreChatRefusal (413)."""
+    return _read_json(body, _decode_exec_body)
 
 
-def _asked(body: bytes) -> Asked:
-    sent = msgspec.json.decode(body, type=_Sent)
-    code, lang = _text("code", sent.code), _text("lang", sent.lang)
-    given = {name: memoryview(getattr(sent, name)) for name in _MOST_BYTES}
-    fields = {name: msgspec.json.decode(raw) for name, raw in given.items() if len(raw) <= _MOST_BYTES[name]}
-    check_size(code)
-    return decode_fields({"code": code, **fields}, lang, [_too_long(name) for name in given if name not in fields])
+def _decode_exec_body(body: bytes) -> ExecRequest:
+    sent = msgspec.json.decode(body, type=_ExecBody)
+    code, lang = _text_field("code", sent.code), _text_field("lang", sent.lang)
+    given = {name: memoryview(getattr(sent, name)) for name in _MAX_FIELD_BYTES}
+    fields = {name: msgspec.json.decode(raw) for name, raw in given.items() if len(raw) <= _MAX_FIELD_BYTES[name]}
+    check_code_size(code)
+    return decode_exec_fields(
+        {"code": code, **fields}, lang, [_too_long_note(name) for name in given if name not in fields]
+    )
 
 
-def _text(name: str, sent: msgspec.Raw) -> str:
+def _text_field(name: str, sent: msgspec.Raw) -> str:
     if bytes(memoryview(sent)[:1]) != b'"':
         raise errors.InvalidRequest(f"`{name}` must be there, and be a string")
     return msgspec.json.decode(sent, type=str)
 
 
-def _too_long(name: str) -> str:
-    return f"`{name}` was ignored: it has more than {_MOST_BYTES[name]} bytes"
+def _too_long_note(name: str) -> str:
+    return f"`{name}` was ignored: it has more than {_MAX_FIELD_BYTES[name]} bytes"
 
 
-def check_size(code: str) -> None:
-    """Raises Refusal (413)."""
+def check_code_size(code: str) -> None:
+    """Raises LibreChatRefusal (413)."""
     size = len(code.encode("utf-8", "replace"))
     if size > MAX_CODE_BYTES:
-        raise Refusal(413, f"Request too large: code has {size} bytes, {MAX_CODE_BYTES} are possible")
+        raise LibreChatRefusal(413, f"Request too large: code has {size} bytes, {MAX_CODE_BYTES} are possible")
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Raises InvalidRequest, and Refusal (413) for what would be much larger in memory than it is."""
-    if count_values(body, MAX_VALUES) > MAX_VALUES:
-        raise Refusal(413, f"Request too large: it has more than {MAX_VALUES} values; put what is long into a text")
-    given = _read(body, msgspec.json.decode)
+    """Raises InvalidRequest, and LibreChatRefusal (413) for a body that would expand too much in memory."""
+    if count_json_values(body, MAX_VALUES) > MAX_VALUES:
+        raise LibreChatRefusal(
+            413, f"Request too large: it has more than {MAX_VALUES} values; put what is long into a text"
+        )
+    given = _read_json(body, msgspec.json.decode)
     if not isinstance(given, dict):
         raise errors.InvalidRequest("the body must be a JSON object")
     return given
 
 
-def _read(body: bytes, read: Callable[[bytes], T]) -> T:
-    """Raises InvalidRequest. What a decoder says could quote the body, so nobody is told that."""
+def _read_json(body: bytes, read: Callable[[bytes], T]) -> T:
+    """Raises InvalidRequest, without the decoder's message, which could quote the body."""
     try:
         try:
             return read(body)
         except msgspec.DecodeError:
-            if (whole := whole_letters(body)) == body:
+            if (whole := replace_lone_surrogates(body)) == body:
                 raise
             return read(whole)
     except msgspec.ValidationError:
@@ -146,29 +150,29 @@ def _read(body: bytes, read: Callable[[bytes], T]) -> T:
         raise errors.InvalidRequest("the body is no JSON") from None
 
 
-def whole_letters(body: bytes) -> bytes:
-    """With U+FFFD for each half of a letter, which JSON can have: of a text that was cut within an emoji, say."""
+def replace_lone_surrogates(body: bytes) -> bytes:
+    """Replaces each lone surrogate, as in a text cut within an emoji, by U+FFFD."""
     if (b"\\ud" not in body and b"\\uD" not in body) or b"\0" in body:
         return body
     single = body.replace(_BACKSLASH, _STAND_IN)  # from here on a backslash begins something
-    return _HALVES.sub(rb"\\ufffd", single, MAX_HALVES).replace(_STAND_IN, _BACKSLASH)
+    return _LONE_SURROGATES.sub(rb"\\ufffd", single, MAX_LONE_SURROGATES).replace(_STAND_IN, _BACKSLASH)
 
 
-def decode_fields(given: Mapping[str, Any], lang: str, noted: Sequence[str] = ()) -> Asked:
-    """The program in an object that has one. `noted` is what its author should know already."""
+def decode_exec_fields(given: Mapping[str, Any], lang: str, noted: Sequence[str] = ()) -> ExecRequest:
+    """Decodes the program in an object that has one. `noted` are notes that its author gets already."""
     notes = list(noted)
-    return Asked(
+    return ExecRequest(
         code=given["code"],
         lang=lang[:MAX_WORD_CHARACTERS],
-        args=_args(given.get("args"), notes),
-        files=_files(given.get("files"), notes),
-        hint=_hint(given.get("runtime_session_hint"), notes),
-        timeout_seconds=_seconds(given.get("timeout"), notes),
-        notes=tuple(notes[:MAX_NOTES]),
+        args=_decode_args(given.get("args"), notes),
+        files=_decode_files(given.get("files"), notes),
+        hint=_decode_hint(given.get("runtime_session_hint"), notes),
+        timeout_seconds=_decode_timeout(given.get("timeout"), notes),
+        notes=tuple(notes[:MAX_REQUEST_NOTES]),
     )
 
 
-def _args(given: object, notes: list[str]) -> tuple[str, ...]:
+def _decode_args(given: object, notes: list[str]) -> tuple[str, ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
@@ -180,44 +184,46 @@ def _args(given: object, notes: list[str]) -> tuple[str, ...]:
     return tuple(plain)
 
 
-def _files(given: object, notes: list[str]) -> tuple[FileRef, ...]:
+def _decode_files(given: object, notes: list[str]) -> tuple[ProgramFileRef, ...]:
     if given is None:
         return ()
     if not isinstance(given, Sequence) or isinstance(given, str):
         notes.append("`files` was ignored: it must be a list")
         return ()
-    if len(given) > MAX_REFS:
-        notes.append(f"only the first {MAX_REFS} of `files` were looked at")
-    refs = (_ref(index, each, notes) for index, each in enumerate(given[:MAX_REFS]))
+    if len(given) > MAX_FILE_REFS:
+        notes.append(f"only the first {MAX_FILE_REFS} of `files` were looked at")
+    refs = (_decode_file_ref(index, each, notes) for index, each in enumerate(given[:MAX_FILE_REFS]))
     return tuple(ref for ref in refs if ref is not None)
 
 
-def _ref(index: int, given: object, notes: list[str]) -> FileRef | None:
+def _decode_file_ref(index: int, given: object, notes: list[str]) -> ProgramFileRef | None:
     if not isinstance(given, dict):
         notes.append(f"files[{index}] was ignored: it is no reference to a file")
         return None
     name = given.get("name")
-    name = name.removeprefix(DATA)[:MAX_NAME_CHARACTERS] if isinstance(name, str) else ""
+    name = name.removeprefix(DATA_DIRECTORY)[:MAX_NAME_CHARACTERS] if isinstance(name, str) else ""
     session, id = given.get("storage_session_id") or given.get("session_id"), given.get("id")
     if not is_code_id(session) or not is_code_id(id):
-        what = shown(name) if name else f"files[{index}]"
+        what = quote_ascii_name(name) if name else f"files[{index}]"
         notes.append(f"{what} is not here: its reference has no valid id and session id. Upload the file again")
         return None
-    space = {field: _word(given[field]) for field in ("kind", "resource_id", "version") if given.get(field) is not None}
-    return FileRef(session=str(session), id=str(id), name=name, space=space)
+    space = {
+        field: _short_word(given[field]) for field in ("kind", "resource_id", "version") if given.get(field) is not None
+    }
+    return ProgramFileRef(session=str(session), id=str(id), name=name, space=space)
 
 
-def _word(given: object) -> str | int:
-    """What is no short word is none that anything is called, whatever else it is."""
+def _short_word(given: object) -> str | int:
+    """Returns a short word or number; "?" for anything else, which names nothing."""
     if isinstance(given, str) and len(given) <= MAX_WORD_CHARACTERS:
         return given
     return given if isinstance(given, int) and abs(given) < 1 << 63 else "?"
 
 
-def _hint(given: object, notes: list[str]) -> str | None:
+def _decode_hint(given: object, notes: list[str]) -> str | None:
     if given is None or given == "":
         return None
-    if isinstance(given, str) and _HINT.fullmatch(given):
+    if isinstance(given, str) and _HINT_PATTERN.fullmatch(given):
         return given
     notes.append(
         "runtime_session_hint was ignored, so nothing lasts: it must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
@@ -225,23 +231,23 @@ def _hint(given: object, notes: list[str]) -> str | None:
     return None
 
 
-def _seconds(given: object, notes: list[str]) -> float | None:
-    """Clients say milliseconds. What is no such number is as if it had not been said."""
+def _decode_timeout(given: object, notes: list[str]) -> float | None:
+    """Converts milliseconds. Anything but a positive number is ignored."""
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
         notes.append("`timeout` was ignored: it must be a number of milliseconds, more than 0")
         return None
-    return min(given, _MOST_MILLISECONDS) / 1000
+    return min(given, _MAX_TIMEOUT_MILLISECONDS) / 1000
 
 
-# What is asked of POST /exec/programmatic: a program with tools, or the results of the calls that it made. Pure.
+# Requests of POST /exec/programmatic: a program with tools, or the results of its calls. Pure.
 
 MAX_RESULTS = 1000
 MAX_TOOLS_BYTES = 4_000_000  # of what is said of all tools of a program
-LEAST_SECONDS = 1.0  # what clients take for the least that a program can be given
+MIN_TIMEOUT_SECONDS = 1.0  # what clients take for the least that a program can be given
 _CALL_ID = re.compile(r"call_[0-9]{3,6}")
-_LANGUAGES: dict[str, ToolLanguage] = {
+_TOOL_LANGUAGES: dict[str, ToolLanguage] = {
     "python": "python",
     "py": "python",
     "python3": "python",
@@ -250,102 +256,108 @@ _LANGUAGES: dict[str, ToolLanguage] = {
 }
 
 
-class Program(Struct):
-    """A program to begin, and what it may call."""
+class ToolProgram(Struct):
+    """A program to start, and the tools that it may call."""
 
-    asked: Asked
+    asked: ExecRequest
     language: ToolLanguage
-    tools: tuple[Tool, ...]
+    tools: tuple[ToolDefinition, ...]
 
 
-class Given(Struct):
-    """What a client sent for one call. Two that mean the same have the same digest."""
+class SubmittedResult(Struct):
+    """The client's result of one call. Equal results have equal digests."""
 
     result: ToolResult
     bytes: int
     digest: str
 
 
-def decode_program(given: Mapping[str, Any], max_tools: int) -> Program:
-    """Raises Refusal (400, 413), and InvalidRequest for tools that cannot be called by their names."""
-    language = _language(given.get("language") or given.get("lang") or "python")
+def decode_program(given: Mapping[str, Any], max_tools: int) -> ToolProgram:
+    """Raises LibreChatRefusal (400, 413), and InvalidRequest for tools that cannot be called by their names."""
+    language = _tool_language(given.get("language") or given.get("lang") or "python")
     code = given.get("code")
     if not isinstance(code, str) or not code:
-        raise Refusal(400, "Missing required field: code")
+        raise LibreChatRefusal(400, "Missing required field: code")
     size = len(code.encode("utf-8", "replace"))
     if size > MAX_CODE_BYTES:
-        raise Refusal(413, f"Request too large: code has {size} bytes, {MAX_CODE_BYTES} are possible")
-    asked = decode_fields(given, "bash" if language == "bash" else "py")
+        raise LibreChatRefusal(413, f"Request too large: code has {size} bytes, {MAX_CODE_BYTES} are possible")
+    asked = decode_exec_fields(given, "bash" if language == "bash" else "py")
     if asked.timeout_seconds is not None:
-        asked = msgspec.structs.replace(asked, timeout_seconds=max(asked.timeout_seconds, LEAST_SECONDS))
-    tools = _tools(given.get("tools"), max_tools)
-    identifiers(tools, language)
-    return Program(asked=asked, language=language, tools=tools)
+        asked = msgspec.structs.replace(asked, timeout_seconds=max(asked.timeout_seconds, MIN_TIMEOUT_SECONDS))
+    tools = _decode_tools(given.get("tools"), max_tools)
+    tools_by_identifier(tools, language)
+    return ToolProgram(asked=asked, language=language, tools=tools)
 
 
-def decode_results(given: object) -> dict[str, Given]:
-    """By call. Raises Refusal (400)."""
+def decode_results(given: object) -> dict[str, SubmittedResult]:
+    """Returns the results by call. Raises LibreChatRefusal (400)."""
     if not isinstance(given, list):
-        raise Refusal(400, "tool_results must be an array when continuation_token is provided")
+        raise LibreChatRefusal(400, "tool_results must be an array when continuation_token is provided")
     if not given:
-        raise Refusal(400, "tool_results must be a non-empty array; send one result for each of the tool_calls")
+        raise LibreChatRefusal(
+            400, "tool_results must be a non-empty array; send one result for each of the tool_calls"
+        )
     if len(given) > MAX_RESULTS:
-        raise Refusal(400, f"tool_results has {len(given)} entries; there were never so many tool_calls")
-    results = [_given(index, each) for index, each in enumerate(given)]
+        raise LibreChatRefusal(400, f"tool_results has {len(given)} entries; there were never so many tool_calls")
+    results = [_decode_result(index, each) for index, each in enumerate(given)]
     by_call = {each.result.call_id: each for each in results}
     if len(by_call) != len(results):
-        raise Refusal(400, "tool_results has two results for one call_id; send one for each of the tool_calls")
+        raise LibreChatRefusal(400, "tool_results has two results for one call_id; send one for each of the tool_calls")
     return by_call
 
 
-def _language(given: object) -> ToolLanguage:
-    language = _LANGUAGES.get(given.strip().lower()) if isinstance(given, str) else None
+def _tool_language(given: object) -> ToolLanguage:
+    language = _TOOL_LANGUAGES.get(given.strip().lower()) if isinstance(given, str) else None
     if language is None:
-        raise Refusal(400, f'Unsupported language {shown(str(given))}; supported values are "python" and "bash"')
+        raise LibreChatRefusal(
+            400, f'Unsupported language {quote_ascii_name(str(given))}; supported values are "python" and "bash"'
+        )
     return language
 
 
-def _tools(given: object, max_tools: int) -> tuple[Tool, ...]:
+def _decode_tools(given: object, max_tools: int) -> tuple[ToolDefinition, ...]:
     if not isinstance(given, list):
-        raise Refusal(400, "Missing required field: tools (must be an array)")
+        raise LibreChatRefusal(400, "Missing required field: tools (must be an array)")
     if len(given) > max_tools:
-        raise Refusal(400, f"Too many tools provided ({len(given)}). Maximum is {max_tools}.")
-    tools = tuple(_tool(index, each) for index, each in enumerate(given))
+        raise LibreChatRefusal(400, f"Too many tools provided ({len(given)}). Maximum is {max_tools}.")
+    tools = tuple(_decode_tool(index, each) for index, each in enumerate(given))
     size = len(msgspec.json.encode(tools))
     if size > MAX_TOOLS_BYTES:  # they are kept for as long as the program runs
-        raise Refusal(413, f"Request too large: tools have {size} bytes, {MAX_TOOLS_BYTES} are possible")
+        raise LibreChatRefusal(413, f"Request too large: tools have {size} bytes, {MAX_TOOLS_BYTES} are possible")
     return tools
 
 
-def _tool(index: int, given: object) -> Tool:
+def _decode_tool(index: int, given: object) -> ToolDefinition:
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-        raise Refusal(400, f"tools[{index}] must be an object with a name")
+        raise LibreChatRefusal(400, f"tools[{index}] must be an object with a name")
     description, parameters = given.get("description"), given.get("parameters")
-    return Tool(
+    return ToolDefinition(
         name=given["name"],
         description=description if isinstance(description, str) else "",
         parameters=parameters if isinstance(parameters, dict) else {},
     )
 
 
-def _given(index: int, given: object) -> Given:
+def _decode_result(index: int, given: object) -> SubmittedResult:
     if not isinstance(given, dict):
-        raise Refusal(400, f"tool_results[{index}] must be an object with call_id, result and is_error")
+        raise LibreChatRefusal(400, f"tool_results[{index}] must be an object with call_id, result and is_error")
     call_id, failed, message = given.get("call_id"), given.get("is_error", False), given.get("error_message")
     if not isinstance(call_id, str) or not _CALL_ID.fullmatch(call_id):
-        raise Refusal(400, f"tool_results[{index}].call_id must be the id of one of the tool_calls, such as call_001")
+        raise LibreChatRefusal(
+            400, f"tool_results[{index}].call_id must be the id of one of the tool_calls, such as call_001"
+        )
     if failed is not None and not isinstance(failed, bool):
-        raise Refusal(400, f"tool_results[{index}].is_error must be true or false")
+        raise LibreChatRefusal(400, f"tool_results[{index}].is_error must be true or false")
     error = (message if isinstance(message, str) and message else "Tool execution failed") if failed else None
     content = msgspec.json.encode(None if failed else given.get("result"), order="sorted")
     digest = hashlib.sha256(content + b"\0" + (error or "").encode("utf-8", "replace"))
     # The program gets it as JSON. Until then it is kept as such: as objects it can be much larger.
     result = ToolResult(call_id=call_id, result=msgspec.Raw(content), error=error)
-    return Given(result=result, bytes=len(content) + len(error or ""), digest=digest.hexdigest())
+    return SubmittedResult(result=result, bytes=len(content) + len(error or ""), digest=digest.hexdigest())
 
 
-def missing_and_unknown(wanted: Sequence[str], given: Mapping[str, Given]) -> str:
-    """What is wrong with results for these calls; empty if nothing is."""
+def results_problem(wanted: Sequence[str], given: Mapping[str, SubmittedResult]) -> str:
+    """The problem with results for these calls; empty if there is none."""
     known = set(wanted)
     unknown = [id for id in given if id not in known]
     missing = [id for id in wanted if id not in given]

@@ -1,8 +1,8 @@
-"""Sessions: a sandbox that lasts from program to program, for whoever asks with the same hint.
+"""Sessions: a sandbox that lasts from program to program, for requests with the same hint.
 
-After each program that was answered, all of /mnt/data is in the store. So a sandbox that was idle for too long can end,
-and one that died is no loss: the next program finds its files in a new one. What a program did whose client has left is
-in the store after the next one: until then, only the sandbox has it.
+After each answered program, all of /mnt/data is in the store. So a sandbox that was idle for too long can
+end, and one that died is no loss: the next program finds its files in a new one. The files of a program that
+ran for a disconnected client are stored after the next program: until then, only the sandbox has them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from types import TracebackType
 import msgspec
 
 from cloche import errors
-from cloche.api.librechat.context import Desk
-from cloche.api.librechat.identity import Caller
-from cloche.api.librechat.inputs import Input, Inputs
-from cloche.api.librechat.outputs import Collected, Outputs
-from cloche.api.librechat.program_sandbox import Place
+from cloche.api.librechat.context import LibreChatContext
+from cloche.api.librechat.identity import LibreChatCaller
+from cloche.api.librechat.inputs import ProgramInput, ProgramInputs
+from cloche.api.librechat.outputs import CollectedOutputs, ProgramOutputs
+from cloche.api.librechat.program_sandbox import ProgramSandbox
 from cloche.api.librechat.programs import is_python
-from cloche.api.librechat.replies import Notes, named
-from cloche.api.librechat.request import DATA, Asked
+from cloche.api.librechat.replies import ProgramNotes, quote_name
+from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
-from cloche.store.librechat import CodeFile, Tenant, WorkspaceEntry
+from cloche.store.librechat import CodeFile, TenantScope, WorkspaceEntry
 
 SPARE_SECONDS = 300.0  # beside a program's own time: for its files
 SWEEP_SECONDS = 60.0
-MAX_RUNNING = 256  # sandboxes that wait for the next program of their session, about
-MAX_OF_USER = 1000  # sessions that are remembered of one user with a token
-MAX_OF_KEY = 20_000
+MAX_RUNNING_SESSIONS = 256  # sandboxes that wait for the next program of their session, about
+MAX_SESSIONS_OF_USER = 1000  # sessions that are remembered of one user with a token
+MAX_SESSIONS_OF_KEY = 20_000
 
 
-class Session:
-    """One lasting /mnt/data. One program at a time uses it; others wait, in the order in which they came."""
+class CodeSession:
+    """One lasting /mnt/data. One program at a time uses it; others wait in the order in which they came."""
 
     def __init__(self, key: str, whose: str):
         self.key = key
@@ -60,7 +60,7 @@ class Session:
 
     @property
     def paused(self) -> Sandbox | None:
-        """By somebody who speaks another dialect."""
+        """The sandbox if it is paused, by a client of another dialect."""
         return None if self.sandbox is None or self.sandbox.record.state != "paused" else self.sandbox
 
     def is_used(self, since: float) -> bool:
@@ -68,127 +68,127 @@ class Session:
         return bool(self.users) or self.running is not None or (self.paused is not None and self.used_at >= since)
 
     @property
-    def inputs(self) -> list[Input]:
-        return [Input(path=path, file=file) for path, file in self.files.items()]
+    def inputs(self) -> list[ProgramInput]:
+        return [ProgramInput(path=path, file=file) for path, file in self.files.items()]
 
-    def add(self, one: Input) -> None:
+    def add(self, one: ProgramInput) -> None:
         self.files[one.path] = one.file
 
     @property
     def entries(self) -> list[WorkspaceEntry]:
-        """As the store has them: in the order of their paths."""
+        """The files and empty directories as the store has them: ordered by path."""
         files = [WorkspaceEntry(path=path, session=file.session, file=file.id) for path, file in self.files.items()]
         return sorted(files + [WorkspaceEntry(path=path) for path in self.empty], key=lambda entry: entry.path)
 
 
-class Turn:
-    """One program's turn in a session, until this is left. It can be given up for a while."""
+class SessionTurn:
+    """One program's turn in a session, until the block is left. It can be released for a while."""
 
     def __init__(self, lock: asyncio.Lock):
         self._lock = lock
         self._is_ours = False
 
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> SessionTurn:
         await self.take()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.give_up()
+        self.release_turn()
 
     async def take(self) -> None:
         await self._lock.acquire()
         self._is_ours = True
 
-    def give_up(self) -> None:
+    def release_turn(self) -> None:
         if self._is_ours:
             self._is_ours = False
             self._lock.release()
 
 
-class SessionPlace(Place):
-    """In the sandbox of a session. `asked` are the paths of the files that the caller named."""
+class SessionSandbox(ProgramSandbox):
+    """The sandbox of a session. `asked` are the paths of the files that the caller named."""
 
     def __init__(
         self,
-        sessions: Sessions,
-        session: Session,
+        sessions: CodeSessions,
+        session: CodeSession,
         sandbox: Sandbox,
-        caller: Caller,
+        caller: LibreChatCaller,
         storage: str,
-        notes: Notes,
+        notes: ProgramNotes,
         *,
         asked: frozenset[str],
     ):
         super().__init__(sandbox, caller, storage, notes)
         self.session = session
-        self.turn: Turn | None = None
+        self.turn: SessionTurn | None = None
         self._sessions = sessions
         self._asked = asked
 
-    def step_aside(self) -> None:
+    def release_turn(self) -> None:
         if self.turn is not None:
-            self.turn.give_up()
+            self.turn.release_turn()
 
-    async def step_back(self) -> None:
+    async def reacquire_turn(self) -> None:
         if self.turn is not None:
             await self.turn.take()
 
-    async def _collect(self) -> Collected:
+    async def _collect_outputs(self) -> CollectedOutputs:
         collected = await self._sessions.collect(self.session, self)
-        return msgspec.structs.replace(collected, inherited=self._named(collected.inherited))
+        return msgspec.structs.replace(collected, inherited=self._named_inputs(collected.inherited))
 
-    def _lost(self) -> Collected:
-        return Collected(inherited=self._named(self.session.inputs))
+    def _lost_outputs(self) -> CollectedOutputs:
+        return CollectedOutputs(inherited=self._named_inputs(self.session.inputs))
 
-    def _named(self, inherited: Sequence[Input]) -> tuple[Input, ...]:
-        """Whoever did not name a file does not follow it, and need not hear that it is as it was."""
+    def _named_inputs(self, inherited: Sequence[ProgramInput]) -> tuple[ProgramInput, ...]:
+        """The inputs that the caller named: it does not follow other files."""
         return tuple(one for one in inherited if one.path in self._asked)
 
 
-class Sessions:
-    """All sessions of this process. Those of other callers are other sessions, whatever their hints are."""
+class CodeSessions:
+    """All sessions of this process. Different callers have different sessions, even with equal hints."""
 
-    def __init__(self, desk: Desk, inputs: Inputs, outputs: Outputs):
+    def __init__(self, desk: LibreChatContext, inputs: ProgramInputs, outputs: ProgramOutputs):
         self._engine = desk.engine
         self._config = desk.config
         self._files = desk.shelf.code_files
         self._workspaces = desk.shelf.code_sessions
         self._inputs = inputs
         self._outputs = outputs
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, CodeSession] = {}
         self._swept_at = 0.0
 
     @contextlib.asynccontextmanager
     async def place(
         self,
-        caller: Caller,
-        asked: Asked,
+        caller: LibreChatCaller,
+        asked: ExecRequest,
         seconds: float,
         storage: str,
-        notes: Notes,
+        notes: ProgramNotes,
         start: contextlib.AbstractAsyncContextManager[None],
-    ) -> AsyncGenerator[SessionPlace, None]:
-        """With the session's files in it, and those that `asked` names. `seconds` is how long the program may take.
+    ) -> AsyncGenerator[SessionSandbox, None]:
+        """The sandbox of a session, with its files and those that `asked` names. `seconds` limits the program.
 
-        Waits for its turn in the session, and then enters `start`. Raises what the engine raises.
+        Waits for its turn in the session, and then enters `start`. Raises the engine's errors.
         """
-        session = self._session(caller, asked.hint or "")
+        session = self._find_session(caller, asked.hint or "")
         session.users += 1
         try:
-            async with Turn(session.turn) as turn, start:
-                place = await self._enter(session, caller, asked, seconds, storage, notes)
+            async with SessionTurn(session.turn) as turn, start:
+                place = await self._enter_session(session, caller, asked, seconds, storage, notes)
                 place.turn = turn
                 try:
                     yield place
                 finally:
-                    self._leave(session)
+                    self._release_session(session)
         finally:
             session.users -= 1
 
-    async def collect(self, session: Session, place: Place) -> Collected:
-        """Keeps what a program left, and that this is the session's workspace now. Raises Gone."""
+    async def collect(self, session: CodeSession, place: ProgramSandbox) -> CollectedOutputs:
+        """Stores the files that a program left as the session's workspace. Raises Gone."""
         collected = await self._outputs.collect(
             place.sandbox,
             place.caller,
@@ -203,25 +203,31 @@ class Sessions:
         session.files |= {one.path: one.file for one in collected.outputs}
         session.empty, session.not_kept = collected.empty, collected.not_kept
         session.collected_ns = collected.at_ns
-        await self._remember(session, MAX_OF_USER if place.caller.user else MAX_OF_KEY)
+        await self._remember_workspace(session, MAX_SESSIONS_OF_USER if place.caller.user else MAX_SESSIONS_OF_KEY)
         return collected
 
-    async def _remember(self, session: Session, most: int) -> None:
+    async def _remember_workspace(self, session: CodeSession, most: int) -> None:
         entries = session.entries
         if session.remembered == entries:
             self._workspaces.touch(session.key, session.whose)
             return
         session.remembered = None  # whoever is cancelled does not know what the store did
-        await self._workspaces.remember_workspace(session.key, session.whose, entries, most=most)
+        await self._workspaces.save_workspace(session.key, session.whose, entries, most=most)
         session.remembered = entries
 
-    async def _enter(
-        self, session: Session, caller: Caller, asked: Asked, seconds: float, storage: str, notes: Notes
-    ) -> SessionPlace:
+    async def _enter_session(
+        self,
+        session: CodeSession,
+        caller: LibreChatCaller,
+        asked: ExecRequest,
+        seconds: float,
+        storage: str,
+        notes: ProgramNotes,
+    ) -> SessionSandbox:
         inputs = await self._inputs.find(caller, asked.files, notes)
-        sandbox, status = await self._prepared(session, caller, inputs, seconds, notes)
+        sandbox, status = await self._prepare_sandbox(session, caller, inputs, seconds, notes)
         named_paths = frozenset(one.path for one in inputs)
-        place = SessionPlace(self, session, sandbox, caller, storage, notes, asked=named_paths)
+        place = SessionSandbox(self, session, sandbox, caller, storage, notes, asked=named_paths)
         place.fields = {"runtime_session_id": session.key, "runtime_status": status}
         place.keeps_variables = self._config.python_state
         if session.lost_variables and is_python(asked.lang):
@@ -229,25 +235,30 @@ class Sessions:
             notes.add("variables of earlier programs are gone, as the session had ended; its files are there again")
         return place
 
-    async def _prepared(
-        self, session: Session, caller: Caller, inputs: Sequence[Input], seconds: float, notes: Notes
+    async def _prepare_sandbox(
+        self,
+        session: CodeSession,
+        caller: LibreChatCaller,
+        inputs: Sequence[ProgramInput],
+        seconds: float,
+        notes: ProgramNotes,
     ) -> tuple[Sandbox, str]:
-        """A sandbox with these inputs in it, which lives for as long as the program needs; and whether it is new."""
+        """Returns a sandbox with these inputs that lives long enough for the program, and whether it is new."""
         lifetime = self._idle_seconds + seconds + SPARE_SECONDS
-        await self._resume(session)
-        lasting = self._lasting(session, seconds)
+        await self._resume_sandbox(session)
+        lasting = self._usable_sandbox(session, seconds)
         if lasting is not None:
             with contextlib.suppress(errors.Gone, errors.SandboxPaused):  # it may end at this very moment
-                await self._bring(session, lasting, inputs, notes)
+                await self._write_inputs(session, lasting, inputs, notes)
                 lasting.extend(lifetime)
                 return lasting, "reused"
-        sandbox = await self._begin(session, caller, notes)
-        await self._bring(session, sandbox, inputs, notes)
+        sandbox = await self._create_sandbox(session, caller, notes)
+        await self._write_inputs(session, sandbox, inputs, notes)
         sandbox.extend(lifetime)
         return sandbox, "new"
 
-    async def _resume(self, session: Session) -> None:
-        """Clients have no way to. Without its memory, it is as if the session had ended, but for its files."""
+    async def _resume_sandbox(self, session: CodeSession) -> None:
+        """Clients cannot resume. Without its memory, the session lost its variables, but not its files."""
         paused = session.paused
         if paused is not None:
             with contextlib.suppress(errors.Gone, errors.NotFound):  # it was killed: another is made
@@ -255,79 +266,92 @@ class Sessions:
                 if session.sandbox is not paused:
                     session.lost_variables = self._config.python_state
 
-    def _lasting(self, session: Session, seconds: float) -> Sandbox | None:
-        """Its sandbox, if that runs, and may run for as long as the program needs: none lives for ever."""
+    def _usable_sandbox(self, session: CodeSession, seconds: float) -> Sandbox | None:
+        """The running sandbox, if it may run for as long as the program needs: sandboxes have a maximum lifetime."""
         sandbox = session.running
         if sandbox is None:
             return None
         oldest = sandbox.record.created_at + self._engine.config.lifetime.max_seconds
         if time.time() + seconds + SPARE_SECONDS < oldest:
             return sandbox
-        sandbox.expire()
+        sandbox.expire_now()
         return None
 
-    async def _begin(self, session: Session, caller: Caller, notes: Notes) -> Sandbox:
-        """A new sandbox, with what the session had in /mnt/data."""
+    async def _create_sandbox(self, session: CodeSession, caller: LibreChatCaller, notes: ProgramNotes) -> Sandbox:
+        """Creates a sandbox with the session's files in /mnt/data."""
         if session.sandbox is not None and session.sandbox.record.state == "lost":
             notes.add("the session's sandbox had died: its files are as they were after the last program that ended")
-        self._make_room()
+        self._evict_idle()
         spec = SandboxSpec(
-            template=self._config.template, owner=caller.owner, lifetime_seconds=self._most(self._idle_seconds)
+            template=self._config.template,
+            owner=caller.owner,
+            lifetime_seconds=self._limit_lifetime(self._idle_seconds),
         )
         sandbox = await self._engine.create(spec)
         try:
-            await self._restore(session, sandbox, caller, notes)
+            await self._restore_workspace(session, sandbox, caller, notes)
         except BaseException:
-            sandbox.expire()
+            sandbox.expire_now()
             raise
         session.sandbox = sandbox
         return sandbox
 
-    async def _restore(self, session: Session, sandbox: Sandbox, caller: Caller, notes: Notes) -> None:
+    async def _restore_workspace(
+        self, session: CodeSession, sandbox: Sandbox, caller: LibreChatCaller, notes: ProgramNotes
+    ) -> None:
         session.files, session.empty, session.not_kept, session.collected_ns = {}, (), {}, 0
         session.remembered = entries = await self._workspaces.workspace(session.key, session.whose)
         if entries is None:
             return
         session.lost_variables = self._config.python_state
-        reach = Tenant(owner=caller.owner, tenant=caller.tenant)  # what the session had, it may have again
+        reach = TenantScope(owner=caller.owner, tenant=caller.tenant)  # what the session had, it may have again
         found = await self._files.find([(reach, (each.session, each.file)) for each in entries if each.file])
-        there = [Input(path=each.path, file=file) for each in entries if (file := found.get((each.session, each.file)))]
+        there = [
+            ProgramInput(path=each.path, file=file)
+            for each in entries
+            if (file := found.get((each.session, each.file)))
+        ]
         for each in entries:
             if each.file and (each.session, each.file) not in found:
-                notes.add(f"{named(each.path)} is not here any more: the session had ended, and the file has expired")
+                notes.add(
+                    f"{quote_name(each.path)} is not here any more: the session had ended, and the file has expired"
+                )
         written = await self._inputs.write(sandbox, there, notes)
         session.files = {one.path: one.file for one in written}
         empty = [each.path for each in entries if not each.file]
         await asyncio.gather(*(_make_directory(sandbox, path) for path in empty))
         session.empty = tuple(empty)
 
-    async def _bring(self, session: Session, sandbox: Sandbox, inputs: Sequence[Input], notes: Notes) -> None:
-        """Writes those inputs that the session does not have, or has in an older state."""
-        new = [one for one in inputs if _is_news(session.files.get(one.path), one.file)]
+    async def _write_inputs(
+        self, session: CodeSession, sandbox: Sandbox, inputs: Sequence[ProgramInput], notes: ProgramNotes
+    ) -> None:
+        """Writes the inputs that the session does not have, or has in an older version."""
+        new = [one for one in inputs if _is_newer(session.files.get(one.path), one.file)]
         for one in new:
             if one.path in session.not_kept:
                 notes.add(
-                    f"{named(one.path)} is the session's own, not the file that was named: that one would replace what "
+                    f"{quote_name(one.path)} is the session's own, not the file that was named: that one would "
+                    "replace what "
                     "could not be kept, and nobody could get it back. Rename or remove it to have the other"
                 )
         new = [one for one in new if one.path not in session.not_kept]
         for one in new:
             old = session.files.get(one.path)
             if old is not None and old.sha256 != one.file.sha256:
-                notes.add(f"{named(one.path)} is now the newer file of that name; the session had another one")
+                notes.add(f"{quote_name(one.path)} is now the newer file of that name; the session had another one")
             if old is not None and old.read_only:
                 with contextlib.suppress(errors.FileNotFound):  # with a single uid, programs can remove it
-                    await sandbox.files.remove(DATA + one.path, user="root", below=DATA)
+                    await sandbox.files.remove(DATA_DIRECTORY + one.path, user="root", below=DATA_DIRECTORY)
         await self._inputs.write(sandbox, new, notes, session.add)
 
-    def _make_room(self) -> None:
-        """Ends one that was idle for longest, of whoever has most of them, where there are too many.
+    def _evict_idle(self) -> None:
+        """Ends the longest idle sandbox of the caller with the most, while there are too many.
 
-        The store has what it had.
+        The store has its files.
         """
         running = [each for each in self._sessions.values() if each.running is not None]
         counts = Counter(each.whose for each in running)
-        for _ in range(len(running) - MAX_RUNNING + 1):
+        for _ in range(len(running) - MAX_RUNNING_SESSIONS + 1):
             idle = [each for each in running if each.running is not None and not each.users]
             if not idle:
                 return
@@ -335,21 +359,21 @@ class Sessions:
             counts[chosen.whose] -= 1
             running.remove(chosen)
             if chosen.running is not None:
-                chosen.running.expire()
+                chosen.running.expire_now()
 
-    def _leave(self, session: Session) -> None:
+    def _release_session(self, session: CodeSession) -> None:
         session.used_at = time.monotonic()
         # Where a program of it waits for its client, that one needs the sandbox for longer than an idle one lives.
         if session.running is not None and session.users == 1:
             session.running.renew(self._idle_seconds)
 
-    def _session(self, caller: Caller, hint: str) -> Session:
-        self._sweep()
-        key = key_of(caller, hint)
-        return self._sessions.setdefault(key, Session(key, whose_of(caller)))
+    def _find_session(self, caller: LibreChatCaller, hint: str) -> CodeSession:
+        self._sweep_sessions()
+        key = session_key(caller, hint)
+        return self._sessions.setdefault(key, CodeSession(key, session_owner(caller)))
 
-    def _sweep(self) -> None:
-        """Forgets those whose sandboxes have ended: the store has what is to be known of them."""
+    def _sweep_sessions(self) -> None:
+        """Removes sessions with ended sandboxes: the store has their files."""
         now = time.monotonic()
         if now - self._swept_at > SWEEP_SECONDS:
             self._swept_at = now
@@ -360,25 +384,25 @@ class Sessions:
     def _idle_seconds(self) -> float:
         return self._config.session_idle_minutes * 60
 
-    def _most(self, seconds: float) -> float:
+    def _limit_lifetime(self, seconds: float) -> float:
         return min(seconds, self._engine.config.lifetime.max_seconds)
 
 
-def whose_of(caller: Caller) -> str:
-    """Who a session belongs to, in the store."""
+def session_owner(caller: LibreChatCaller) -> str:
+    """The owner of a session, in the store."""
     return msgspec.json.encode((caller.owner, caller.tenant, caller.user)).decode()
 
 
-def key_of(caller: Caller, hint: str) -> str:
-    """What a session is called, for its caller and in the store. Nobody else can have the same."""
+def session_key(caller: LibreChatCaller, hint: str) -> str:
+    """The id of a session, for its caller and in the store. Different callers never share one."""
     parts = msgspec.json.encode((caller.owner, caller.tenant, caller.user, hint))
     return "rt_" + hashlib.sha256(parts).hexdigest()[:40]
 
 
-def _is_news(had: CodeFile | None, file: CodeFile) -> bool:
+def _is_newer(had: CodeFile | None, file: CodeFile) -> bool:
     return had is None or (had.ref != file.ref and had.created_at < file.created_at)
 
 
 async def _make_directory(sandbox: Sandbox, path: str) -> None:
     with contextlib.suppress(errors.FileError, errors.InvalidPath):
-        await sandbox.files.make_dir(DATA + path)
+        await sandbox.files.make_dir(DATA_DIRECTORY + path)

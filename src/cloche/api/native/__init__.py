@@ -1,4 +1,4 @@
-"""Our own dialect, `/api/v1`: everything that the library can do, over HTTP and WebSockets."""
+"""Cloche's own dialect, `/api/v1`: all features of the library, over HTTP and WebSockets."""
 
 from __future__ import annotations
 
@@ -11,50 +11,56 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Edge
-from cloche.api.native.context import Door, Native, raw_reply
-from cloche.api.native.openapi import document
-from cloche.api.native.routes import operations, socket_operations
-from cloche.api.native.sockets import SocketEdge
-from cloche.api.router import Paths
+from cloche.api.http import DialectEndpoint
+from cloche.api.native.context import NativeContext, NativeErrors, raw_json_response
+from cloche.api.native.openapi import openapi_document
+from cloche.api.native.routes import api_operations, socket_operations
+from cloche.api.native.sockets import SocketEndpoint
+from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.protocol import PREFIX, responses
+from cloche.protocol import API_PREFIX, responses
 
 
 class NativeApi:
     """Serves requests under `/api/v1`. Its errors are `{"error": {"code": .., "message": .., "request_id": ..}}`."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
-        door, dialect = Door(engine, gatekeeper, config), Native()
-        table, sockets = operations(door), socket_operations()
-        self._document = responses.encode(document(version("cloche"), table, sockets))
-        self._nothing = Edge(dialect, _nothing)
+        door, dialect = NativeContext(engine, gatekeeper, config), NativeErrors()
+        table, sockets = api_operations(door), socket_operations()
+        self._document = responses.encode_json(openapi_document(version("cloche"), table, sockets))
+        self._nothing = DialectEndpoint(dialect, _raise_no_route)
         routes: list[BaseRoute] = [
-            Route(PREFIX + each.path, Edge(dialect, each.handler), methods=[each.method]) for each in table
+            Route(API_PREFIX + each.path, DialectEndpoint(dialect, each.handler), methods=[each.method])
+            for each in table
         ]
-        routes += [WebSocketRoute(PREFIX + each.path, SocketEdge(door, each.talk)) for each in sockets]
-        routes += [Route(PREFIX + "/openapi.json", Edge(dialect, self._openapi), methods=["GET"])]
-        routes += [Route(path, Edge(dialect, _wrong_method)) for path in {PREFIX + each.path for each in table}]
+        routes += [WebSocketRoute(API_PREFIX + each.path, SocketEndpoint(door, each.talk)) for each in sockets]
+        routes += [
+            Route(API_PREFIX + "/openapi.json", DialectEndpoint(dialect, self._serve_openapi_document), methods=["GET"])
+        ]
+        routes += [
+            Route(path, DialectEndpoint(dialect, _raise_wrong_method))
+            for path in {API_PREFIX + each.path for each in table}
+        ]
         self.routes = routes
-        self._router = Paths(routes, self._nowhere)
+        self._router = PathIndexRouter(routes, self._answer_missing_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._router(scope, receive, send)
 
-    async def _openapi(self, request: Request) -> Response:
-        return raw_reply(self._document)
+    async def _serve_openapi_document(self, request: Request) -> Response:
+        return raw_json_response(self._document)
 
-    async def _nowhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_missing_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._nothing(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000, "reason": "there is nothing here"})
 
 
-async def _nothing(request: Request) -> Response:
-    raise errors.NotFound(f"there is nothing at {PREFIX} for that: {PREFIX}/openapi.json lists what there is")
+async def _raise_no_route(request: Request) -> Response:
+    raise errors.NotFound(f"there is nothing at {API_PREFIX} for that: {API_PREFIX}/openapi.json lists what there is")
 
 
-async def _wrong_method(request: Request) -> Response:
-    raise errors.InvalidRequest(f"{request.method} is not for this path: {PREFIX}/openapi.json lists what there is")
+async def _raise_wrong_method(request: Request) -> Response:
+    raise errors.InvalidRequest(f"{request.method} is not for this path: {API_PREFIX}/openapi.json lists what there is")

@@ -1,4 +1,4 @@
-"""Commands and processes of a sandbox, by request and answer. Their streams are in `sockets.py`."""
+"""Commands and processes of a sandbox, by request and response. Their streams are in `sockets.py`."""
 
 from __future__ import annotations
 
@@ -12,36 +12,39 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import body_chunks, unless_disconnected
-from cloche.api.native.context import Door, body_of, reply
-from cloche.engine.commands.commands import Commands as Core
-from cloche.engine.commands.program import Program
-from cloche.engine.executions.streams import Bell
+from cloche.api.http import finish_unless_disconnected, read_body_chunks
+from cloche.api.native.context import NativeContext, decode_request_body, json_response
+from cloche.engine.commands.commands import SandboxCommands as Core
+from cloche.engine.commands.program import SandboxProgram
+from cloche.engine.executions.streams import Signal
 from cloche.protocol import requests, responses
 
-# Input on its way to a program: a little of it waits here, so that whoever brings it hears other things meanwhile.
+# A queue for a program's input: buffers a little, so that the sender stays responsive meanwhile.
 
 MAX_WAITING_BYTES = 1 << 20
-PIECE_BYTES = 1 << 16
-LAST_SECONDS = 1.0
+STDIN_PIECE_BYTES = 1 << 16
+DRAIN_SECONDS = 1.0
 
 
-class Stdin:
-    """Single producer. What the program does not read any more is forgotten, as by a pipe; `refused` says why."""
+class StdinQueue:
+    """The input queue of one program, with one producer.
 
-    def __init__(self, program: Program):
+    Input that the program no longer reads is dropped, as by a pipe; `refused` has the reason.
+    """
+
+    def __init__(self, program: SandboxProgram):
         self.refused: errors.InvalidRequest | None = None
         self._program = program
         self._waiting: deque[bytes] = deque()
         self._bytes = 0  # of those that wait, and of the one that is on its way
         self._carries = False
         self._ended = False
-        self._bell = Bell()
+        self._bell = Signal()
 
     async def put(self, data: bytes, patience_seconds: float | None = None) -> None:
-        """Waits until less than 1 MiB waits; then data of any size is taken.
+        """Waits until less than 1 MiB is queued; then accepts data of any size.
 
-        Raises InvalidRequest where the program has read nothing for so long.
+        Raises InvalidRequest if the program has read nothing for `patience_seconds`.
         """
         while self._bytes >= MAX_WAITING_BYTES and self.refused is None:
             try:
@@ -54,127 +57,132 @@ class Stdin:
         if self.refused is None:
             self._waiting.append(data)
             self._bytes += len(data)
-            self._bell.ring()
+            self._bell.wake_all()
 
     def end(self) -> None:
-        """There is no more: the program is told after all that waits."""
+        """Ends the input: the program's stdin closes after all queued data."""
         self._ended = True
-        self._bell.ring()
+        self._bell.wake_all()
 
-    async def drained(self) -> None:
-        """Waits until the program has all of it, or wants no more."""
+    async def wait_drained(self) -> None:
+        """Waits until the program has received everything, or refuses more."""
         while (self._waiting or self._carries or self._ended) and self.refused is None:
             await self._bell.heard()
 
-    async def carry(self) -> None:
-        """Feeds the program, until it is cancelled."""
+    async def pump_to_program(self) -> None:
+        """Sends queued input to the program, until cancelled."""
         while True:
             while not self._waiting and not self._ended:
                 await self._bell.heard()
             if self._waiting:
                 self._carries = True
-                await self._carry(self._waiting.popleft())
+                await self._send_in_pieces(self._waiting.popleft())
                 self._carries = False
             else:
                 self._program.close_stdin()
                 self._ended = False
-            self._bell.ring()
+            self._bell.wake_all()
 
-    async def _carry(self, data: bytes) -> None:
-        for at in range(0, max(len(data), 1), PIECE_BYTES):
-            piece = data[at : at + PIECE_BYTES]
+    async def _send_in_pieces(self, data: bytes) -> None:
+        for at in range(0, max(len(data), 1), STDIN_PIECE_BYTES):
+            piece = data[at : at + STDIN_PIECE_BYTES]
             try:
                 if self.refused is None:
                     await self._program.send_stdin(piece)
             except errors.InvalidRequest as error:
                 self.refused = error
             self._bytes -= len(piece)
-            self._bell.ring()
+            self._bell.wake_all()
 
 
 @contextlib.asynccontextmanager
-async def feeding(program: Program) -> AsyncGenerator[Stdin, None]:
-    """A program's input. What it has not taken a second after the end of the block is forgotten."""
-    stdin = Stdin(program)
-    carrying = asyncio.create_task(stdin.carry())
+async def open_stdin_queue(program: SandboxProgram) -> AsyncGenerator[StdinQueue, None]:
+    """The input queue of a program. Input not received a second after the end of the block is dropped."""
+    stdin = StdinQueue(program)
+    carrying = asyncio.create_task(stdin.pump_to_program())
     try:
         yield stdin
     finally:
         try:
-            await _within(LAST_SECONDS, stdin.drained())
+            await _wait_at_most(DRAIN_SECONDS, stdin.wait_drained())
         finally:
             carrying.cancel()
             await asyncio.wait([carrying])
 
 
-async def _within(seconds: float, work: Awaitable[None]) -> None:
+async def _wait_at_most(seconds: float, work: Awaitable[None]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await work
 
 
-SHELL = ("/bin/bash", "-c")
-SIGNALS = range(1, 65)
+SHELL_COMMAND = ("/bin/bash", "-c")
+SIGNAL_NUMBERS = range(1, 65)
 
 
 class Commands:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def run(self, request: Request) -> Response:
         commands = (await self._door.sandbox(request)).commands
-        asked = await body_of(request, requests.RunCommand)
+        asked = await decode_request_body(request, requests.RunCommandRequest)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
-        running = commands.run(asked.command, **_how(asked), stdin=stdin)
-        return reply(await unless_disconnected(request, running))
+        running = commands.run(asked.command, **_launch_options(asked), stdin=stdin)
+        return json_response(await finish_unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
         commands = (await self._door.sandbox(request)).commands
-        process = await started(commands, await body_of(request, requests.StartProcess))
-        return reply(responses.ProcessStarted(id=process.id, pid=process.pid), 201)
+        process = await start_requested_process(
+            commands, await decode_request_body(request, requests.StartProcessRequest)
+        )
+        return json_response(responses.ProcessStartedResponse(id=process.id, pid=process.pid), 201)
 
     async def list(self, request: Request) -> Response:
-        return reply(await (await self._door.sandbox(request)).commands.list())
+        return json_response(await (await self._door.sandbox(request)).commands.list())
 
     async def kill(self, request: Request) -> Response:
-        (await self._process(request)).kill()
+        (await self._process_from_path(request)).kill()
         return Response(status_code=204)
 
     async def signal(self, request: Request) -> Response:
-        process = await self._process(request)
-        asked = await body_of(request, requests.Signal)
-        check_signal(asked.signal)
+        process = await self._process_from_path(request)
+        asked = await decode_request_body(request, requests.SignalRequest)
+        check_signal_number(asked.signal)
         process.kill(asked.signal)
         return Response(status_code=204)
 
     async def write_stdin(self, request: Request) -> Response:
-        process = await self._process(request)
-        async with feeding(process) as stdin:
+        process = await self._process_from_path(request)
+        async with open_stdin_queue(process) as stdin:
             await stdin.put(b"")  # also to learn whether it has any
-            async for chunk in body_chunks(request, self._door.config.server.upload_bytes):
+            async for chunk in read_body_chunks(request, self._door.config.server.upload_bytes):
                 await stdin.put(chunk)
-            await unless_disconnected(request, stdin.drained())
+            await finish_unless_disconnected(request, stdin.wait_drained())
         if stdin.refused is not None:
             raise stdin.refused
         return Response(status_code=204)
 
     async def close_stdin(self, request: Request) -> Response:
-        (await self._process(request)).close_stdin()
+        (await self._process_from_path(request)).close_stdin()
         return Response(status_code=204)
 
-    async def _process(self, request: Request) -> Program:
+    async def _process_from_path(self, request: Request) -> SandboxProgram:
         return (await self._door.sandbox(request)).commands.get(request.path_params["process"])
 
 
-async def started(commands: Core, asked: requests.StartProcess) -> Program:
-    """What has a terminal is heard byte for byte, by as many as listen. Raises InvalidRequest."""
+async def start_requested_process(commands: Core, asked: requests.StartProcessRequest) -> SandboxProgram:
+    """Starts a process. One with a terminal sends its raw bytes to any number of listeners.
+
+    Raises InvalidRequest.
+    """
     if asked.terminal is None:
-        return await commands.start(asked.command, **_how(asked), stdin=asked.stdin, background=True)
-    argv = [*SHELL, asked.command] if isinstance(asked.command, str) else asked.command
-    return await commands.launch(argv, **_how(asked), pty=(asked.terminal.rows, asked.terminal.columns))
+        return await commands.start(asked.command, **_launch_options(asked), stdin=asked.stdin, background=True)
+    argv = [*SHELL_COMMAND, asked.command] if isinstance(asked.command, str) else asked.command
+    return await commands.launch(argv, **_launch_options(asked), pty=(asked.terminal.rows, asked.terminal.columns))
 
 
-def _how(asked: requests.RunCommand | requests.StartProcess) -> dict[str, Any]:
+def _launch_options(asked: requests.RunCommandRequest | requests.StartProcessRequest) -> dict[str, Any]:
     return {
         "user": asked.user,
         "env": asked.env,
@@ -183,7 +191,7 @@ def _how(asked: requests.RunCommand | requests.StartProcess) -> dict[str, Any]:
     }
 
 
-def check_signal(number: int) -> None:
+def check_signal_number(number: int) -> None:
     """Raises InvalidRequest unless there is such a signal."""
-    if number not in SIGNALS:
+    if number not in SIGNAL_NUMBERS:
         raise errors.InvalidRequest(f"there is no signal {number}: give a number from 1 to 64")

@@ -1,4 +1,4 @@
-"""A sandbox's files."""
+"""Files of a sandbox: read, write, list, stat, move, remove and watch."""
 
 from __future__ import annotations
 
@@ -9,82 +9,88 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import Stream, body_chunks
-from cloche.api.native.context import Door, body_of, query_of, reply
-from cloche.api.native.runs import event_stream
-from cloche.engine.sandboxes.files import Watch
+from cloche.api.http import StreamResponse, read_body_chunks
+from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query, json_response
+from cloche.api.native.runs import event_stream_response
+from cloche.engine.sandboxes.files import DirectoryWatch
 from cloche.events import Event
 from cloche.protocol import requests, responses
 
-BYTES = "application/octet-stream"
+BYTES_TYPE = "application/octet-stream"
 
 
 class Files:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def read(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = query_of(request, requests.ReadQuery)
+        asked = decode_request_query(request, requests.ReadQuery)
         open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
-        file = await open_file(asked.path, user=_user(asked))
-        if file.small is not None:
-            return Response(file.small, media_type=BYTES)
+        file = await open_file(asked.path, user=_requested_user(asked))
+        if file.inline_content is not None:
+            return Response(file.inline_content, media_type=BYTES_TYPE)
         # The caller will have all of it in memory; the server never has, or a few who do not read would use up its own.
         end = file.size_bytes if asked.whole else None
-        return Stream(file.until_read(end), media_type=BYTES, until=sandbox.wait_ended)
+        return StreamResponse(file.until_read(end), media_type=BYTES_TYPE, until=sandbox.wait_ended)
 
     async def write(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, requests.WriteQuery)
-        chunks = body_chunks(request, self._door.config.server.upload_bytes)
-        return reply(await files.write(asked.path, chunks, user=_user(asked), mode=mode_of(asked.mode)))
+        asked = decode_request_query(request, requests.WriteQuery)
+        chunks = read_body_chunks(request, self._door.config.server.upload_bytes)
+        return json_response(
+            await files.write(asked.path, chunks, user=_requested_user(asked), mode=parse_octal_mode(asked.mode))
+        )
 
     async def list(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, requests.ListQuery)
-        return reply(await files.list(asked.path, depth=asked.depth, user=_user(asked)))
+        asked = decode_request_query(request, requests.ListQuery)
+        return json_response(await files.list(asked.path, depth=asked.depth, user=_requested_user(asked)))
 
     async def stat(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, requests.PathQuery)
-        return reply(await files.stat(asked.path, user=_user(asked)))
+        asked = decode_request_query(request, requests.PathQuery)
+        return json_response(await files.stat(asked.path, user=_requested_user(asked)))
 
     async def exists(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, requests.PathQuery)
-        return reply(responses.Exists(exists=await files.exists(asked.path, user=_user(asked))))
+        asked = decode_request_query(request, requests.PathQuery)
+        return json_response(
+            responses.ExistsResponse(exists=await files.exists(asked.path, user=_requested_user(asked)))
+        )
 
     async def make_dir(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, requests.Path)
-        return reply(responses.Made(created=await files.make_dir(asked.path, user=_user(asked))))
+        asked = await decode_request_body(request, requests.FilePathRequest)
+        return json_response(
+            responses.CreatedResponse(created=await files.make_dir(asked.path, user=_requested_user(asked)))
+        )
 
     async def move(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, requests.MovePath)
-        return reply(await files.move(asked.path, asked.to, user=_user(asked)))
+        asked = await decode_request_body(request, requests.MovePathRequest)
+        return json_response(await files.move(asked.path, asked.to, user=_requested_user(asked)))
 
     async def remove(self, request: Request) -> Response:
         files = (await self._door.sandbox(request)).files
-        asked = await body_of(request, requests.Path)
-        await files.remove(asked.path, user=_user(asked))
+        asked = await decode_request_body(request, requests.FilePathRequest)
+        await files.remove(asked.path, user=_requested_user(asked))
         return Response(status_code=204)
 
-    async def watch(self, request: Request) -> Stream:
+    async def watch(self, request: Request) -> StreamResponse:
         files = (await self._door.sandbox(request)).files
-        asked = query_of(request, requests.WatchQuery)
-        watch = files.watch(asked.path, recursive=asked.recursive, user=_user(asked))
-        return event_stream(request, _changes(watch))
+        asked = decode_request_query(request, requests.WatchQuery)
+        watch = files.watch(asked.path, recursive=asked.recursive, user=_requested_user(asked))
+        return event_stream_response(request, _stream_watch_events(watch))
 
 
-def _user(asked: Any) -> Any:
-    """The engine says which users there are."""
+def _requested_user(asked: Any) -> Any:
+    """The requested user. The engine validates it."""
     return asked.user
 
 
-def mode_of(text: str | None) -> int | None:
-    """Permissions as people write them, in octal. Raises InvalidRequest."""
+def parse_octal_mode(text: str | None) -> int | None:
+    """Permissions from their octal text. Raises InvalidRequest."""
     if text is None:
         return None
     try:
@@ -93,8 +99,8 @@ def mode_of(text: str | None) -> int | None:
         raise errors.InvalidRequest(f"mode must be octal, such as 644, not {text!r}") from None
 
 
-async def _changes(watch: Watch) -> AsyncGenerator[Event, None]:
+async def _stream_watch_events(watch: DirectoryWatch) -> AsyncGenerator[Event, None]:
     async with watch:
-        yield responses.Watching()
+        yield responses.WatchingMessage()
         async for change in watch:
-            yield responses.Change(kind=change.kind, path=change.path)
+            yield responses.ChangeMessage(kind=change.kind, path=change.path)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations and the messages themselves."""
+"""The OpenAPI document, generated from the table of operations and the message types."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from typing import Any
 
 import msgspec
 
-from cloche.api.native.routes import BYTES, EVENTS, JSON, NOTEBOOK, Operation, SocketOperation
-from cloche.protocol import PREFIX, responses
+from cloche.api.native.routes import BYTES_TYPE, EVENTS_TYPE, JSON_TYPE, NOTEBOOK_TYPE, Operation, SocketOperation
+from cloche.protocol import API_PREFIX, responses
 
-REFERENCE = "#/components/schemas/{name}"
-_TEXTS = (BYTES, EVENTS, NOTEBOOK)
+SCHEMA_REFERENCE = "#/components/schemas/{name}"
+_TEXTS = (BYTES_TYPE, EVENTS_TYPE, NOTEBOOK_TYPE)
 
 
-def document(version: str, operations: Iterable[Operation], sockets: Iterable[SocketOperation]) -> dict[str, Any]:
-    """OpenAPI 3.1. A WebSocket is a GET that answers 101; its messages are in the components."""
+def openapi_document(
+    version: str, operations: Iterable[Operation], sockets: Iterable[SocketOperation]
+) -> dict[str, Any]:
+    """OpenAPI 3.1. A WebSocket is a GET with status 101; its messages are in the components."""
     operations, sockets = list(operations), list(sockets)
-    schemas = _Schemas([*_kinds(operations), *(each.first for each in sockets if each.first), responses.ToldEvent])
+    schemas = _ComponentSchemas(
+        [*_message_types_of(operations), *(each.first for each in sockets if each.first), responses.EventMessage]
+    )
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(_named(each.path), {})[each.method.lower()] = _described(each, schemas)
+        paths.setdefault(_openapi_path(each.path), {})[each.method.lower()] = _describe_operation(each, schemas)
     for socket in sockets:
-        paths.setdefault(_named(socket.path), {})["get"] = _described_socket(socket, schemas)
-    paths[PREFIX + "/openapi.json"] = {
-        "get": {"summary": "This document.", "operationId": "openapi", "responses": {"200": _ok(JSON, {})}}
+        paths.setdefault(_openapi_path(socket.path), {})["get"] = _describe_socket_operation(socket, schemas)
+    paths[API_PREFIX + "/openapi.json"] = {
+        "get": {
+            "summary": "This document.",
+            "operationId": "openapi",
+            "responses": {"200": _schema_response(JSON_TYPE, {})},
+        }
     }
     return {
         "openapi": "3.1.0",
@@ -39,47 +47,50 @@ def document(version: str, operations: Iterable[Operation], sockets: Iterable[So
     }
 
 
-class _Schemas:
+class _ComponentSchemas:
     def __init__(self, kinds: Iterable[Any]):
-        self._kinds = [*dict.fromkeys([*kinds, responses.Failure])]
-        found, self.components = msgspec.json.schema_components(self._kinds, ref_template=REFERENCE)
+        self._kinds = [*dict.fromkeys([*kinds, responses.ErrorResponse])]
+        found, self.components = msgspec.json.schema_components(self._kinds, ref_template=SCHEMA_REFERENCE)
         self._found = dict(zip(map(repr, self._kinds), found, strict=True))
 
     def of(self, kind: Any) -> Mapping[str, Any]:
         return self._found[repr(kind)]
 
 
-def _kinds(operations: Iterable[Operation]) -> list[Any]:
+def _message_types_of(operations: Iterable[Operation]) -> list[Any]:
     found = [kind for each in operations for kind in (each.body, each.answer)]
     return [kind for kind in found if kind is not None and kind not in _TEXTS]
 
 
-def _described(operation: Operation, schemas: _Schemas) -> dict[str, Any]:
+def _describe_operation(operation: Operation, schemas: _ComponentSchemas) -> dict[str, Any]:
     told_: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": operation.handler.__qualname__,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
-        "responses": {str(operation.status): _answer(operation.answer, schemas), "default": _failure(schemas)},
+        "responses": {
+            str(operation.status): _success_response(operation.answer, schemas),
+            "default": _failure_response(schemas),
+        },
     }
     if operation.body is not None:
-        told_["requestBody"] = {"required": True, "content": _content(operation.body, schemas)}
+        told_["requestBody"] = {"required": True, "content": _body_content(operation.body, schemas)}
     return told_
 
 
-def _described_socket(socket: SocketOperation, schemas: _Schemas) -> dict[str, Any]:
+def _describe_socket_operation(socket: SocketOperation, schemas: _ComponentSchemas) -> dict[str, Any]:
     first = f" The first message is a {socket.first.__name__}." if socket.first else ""
     return {
         "summary": socket.summary,
         "description": f"A WebSocket.{first}",
         "operationId": f"socket.{socket.talk.__name__}",
         "parameters": [*_path_parameters(socket.path), *_query_parameters(socket.query)],
-        "responses": {"101": {"description": "Messages, as JSON"}, "default": _failure(schemas)},
+        "responses": {"101": {"description": "Messages, as JSON"}, "default": _failure_response(schemas)},
     }
 
 
-def _named(path: str) -> str:
-    """Without what only the router needs to know: `{ref:path}` is `{ref}`."""
-    return PREFIX + re.sub(r"{(\w+):\w+}", r"{\1}", path)
+def _openapi_path(path: str) -> str:
+    """The path without the router's converters: `{ref:path}` is `{ref}`."""
+    return API_PREFIX + re.sub(r"{(\w+):\w+}", r"{\1}", path)
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -100,23 +111,26 @@ def _query_parameters(query: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _answer(kind: Any, schemas: _Schemas) -> dict[str, Any]:
+def _success_response(kind: Any, schemas: _ComponentSchemas) -> dict[str, Any]:
     if kind is None:
         return {"description": "Done"}
-    return {"description": "Done", "content": _content(kind, schemas)}
+    return {"description": "Done", "content": _body_content(kind, schemas)}
 
 
-def _content(kind: Any, schemas: _Schemas) -> dict[str, Any]:
-    if kind in (BYTES, NOTEBOOK):
+def _body_content(kind: Any, schemas: _ComponentSchemas) -> dict[str, Any]:
+    if kind in (BYTES_TYPE, NOTEBOOK_TYPE):
         return {kind: {}}
-    if kind == EVENTS:
-        return {EVENTS: {"schema": {"type": "string"}}}
-    return {JSON: {"schema": schemas.of(kind)}}
+    if kind == EVENTS_TYPE:
+        return {EVENTS_TYPE: {"schema": {"type": "string"}}}
+    return {JSON_TYPE: {"schema": schemas.of(kind)}}
 
 
-def _ok(media: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _schema_response(media: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": "Done", "content": {media: {"schema": schema}}}
 
 
-def _failure(schemas: _Schemas) -> dict[str, Any]:
-    return {"description": "It could not be done", "content": {JSON: {"schema": schemas.of(responses.Failure)}}}
+def _failure_response(schemas: _ComponentSchemas) -> dict[str, Any]:
+    return {
+        "description": "It could not be done",
+        "content": {JSON_TYPE: {"schema": schemas.of(responses.ErrorResponse)}},
+    }

@@ -1,4 +1,4 @@
-"""Every route of `/api/v1`, once: the router and the OpenAPI document are made from this table."""
+"""The table of all routes of `/api/v1`: source of the router and of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 from cloche.api.http import Handler
 from cloche.api.native import sockets
 from cloche.api.native.commands import Commands
-from cloche.api.native.context import Door
+from cloche.api.native.context import NativeContext
 from cloche.api.native.files import Files
 from cloche.api.native.runs import Running, Runs
 from cloche.api.native.sandboxes import Branching, Inspecting, Network, Pausing, Sandboxes, Snapshots, Volumes
 from cloche.api.native.server import Desk, Logs
-from cloche.api.native.sockets import Talk
+from cloche.api.native.sockets import SocketHandler
 from cloche.engine.commands.process import ProcessResult
 from cloche.engine.quotas.usage import OwnerUsage
 from cloche.events import RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import requests, responses
 
-JSON = "application/json"
-BYTES = "application/octet-stream"
-EVENTS = "text/event-stream"
-NOTEBOOK = "application/x-ipynb+json"
+JSON_TYPE = "application/json"
+BYTES_TYPE = "application/octet-stream"
+EVENTS_TYPE = "text/event-stream"
+NOTEBOOK_TYPE = "application/x-ipynb+json"
 
 
 class Operation(NamedTuple):
@@ -38,27 +38,27 @@ class Operation(NamedTuple):
 
 class SocketOperation(NamedTuple):
     path: str
-    talk: Talk
+    talk: SocketHandler
     summary: str
     first: Any = None  # the client's first message
     query: Any = None
 
 
-def operations(door: Door) -> list[Operation]:
-    """Paths are below the prefix."""
+def api_operations(door: NativeContext) -> list[Operation]:
+    """All operations. Paths are below the prefix."""
     parts = (
-        _of_server,
-        _of_sandboxes,
-        _of_branches,
-        _of_pauses,
-        _of_snapshots,
-        _of_volumes,
-        _of_history,
-        _of_network,
-        _of_code,
-        _of_runs,
-        _of_files,
-        _of_commands,
+        _server_operations,
+        _sandbox_operations,
+        _branch_operations,
+        _pause_operations,
+        _snapshot_operations,
+        _volume_operations,
+        _history_operations,
+        _network_operations,
+        _code_operations,
+        _run_operations,
+        _file_operations,
+        _command_operations,
     )
     return [each for part in parts for each in part(door)]
 
@@ -66,12 +66,14 @@ def operations(door: Door) -> list[Operation]:
 def socket_operations() -> list[SocketOperation]:
     box = "/sandboxes/{id}"
     return [
-        SocketOperation(box + "/execute", sockets.execute, "Run code; answer and interrupt it.", requests.Execute),
+        SocketOperation(
+            box + "/execute", sockets.execute, "Run code; answer and interrupt it.", requests.ExecuteRequest
+        ),
         SocketOperation(
             box + "/process",
             sockets.process,
             "Start a process or terminal and attach to it.",
-            requests.StartProcess,
+            requests.StartProcessRequest,
             requests.AttachQuery,
         ),
         SocketOperation(
@@ -80,19 +82,21 @@ def socket_operations() -> list[SocketOperation]:
     ]
 
 
-def _of_server(door: Door) -> list[Operation]:
+def _server_operations(door: NativeContext) -> list[Operation]:
     desk, logs, query = Desk(door), Logs(door), requests.LogsQuery
     return [
         Operation("GET", "/whoami", desk.whoami, "Who asks.", answer=Principal),
         Operation("GET", "/usage", desk.usage, "What you use, and how much you may.", answer=OwnerUsage),
-        Operation("GET", "/info", desk.info, "What the server is and allows.", answer=responses.About),
+        Operation("GET", "/info", desk.info, "What the server is and allows.", answer=responses.AboutResponse),
         Operation("GET", "/templates", desk.templates, "The templates.", answer=list[responses.TemplateInfo]),
-        Operation("GET", "/logs", logs.recent, "The server's own events.", query=query, answer=list[responses.Logged]),
-        Operation("GET", "/logs/follow", logs.follow, "The same, and what comes.", query=query, answer=EVENTS),
+        Operation(
+            "GET", "/logs", logs.recent, "The server's own events.", query=query, answer=list[responses.LogMessage]
+        ),
+        Operation("GET", "/logs/follow", logs.follow, "The same, and what comes.", query=query, answer=EVENTS_TYPE),
     ]
 
 
-def _of_sandboxes(door: Door) -> list[Operation]:
+def _sandbox_operations(door: NativeContext) -> list[Operation]:
     here = Sandboxes(door)
     box, one = "/sandboxes/{id}", "/sandboxes/{id}/contexts/{context}"
     context, contexts = responses.ContextInfo, box + "/contexts"
@@ -103,133 +107,167 @@ def _of_sandboxes(door: Door) -> list[Operation]:
             "GET", "/sandboxes", here.list, "Those that run, or are paused.", query=query, answer=list[SandboxInfo]
         ),
         Operation("GET", box, here.get, "What is known of it.", query=requests.SandboxQuery, answer=SandboxInfo),
-        Operation("POST", box + "/renew", here.renew, "Move its deadline.", requests.Renew, answer=SandboxInfo),
+        Operation("POST", box + "/renew", here.renew, "Move its deadline.", requests.RenewRequest, answer=SandboxInfo),
         Operation("DELETE", box, here.kill, "End it.", status=204),
-        Operation("GET", box + "/hold", here.hold, "It ends when this connection does.", answer=EVENTS),
+        Operation("GET", box + "/hold", here.hold, "It ends when this connection does.", answer=EVENTS_TYPE),
         Operation("GET", contexts, here.list_contexts, "Its contexts.", answer=list[responses.ContextInfo]),
-        Operation("POST", contexts, here.create_context, "Make a context.", requests.CreateContext, None, context, 201),
+        Operation(
+            "POST", contexts, here.create_context, "Make a context.", requests.CreateContextRequest, None, context, 201
+        ),
         Operation("GET", one, here.get_context, "A context.", answer=context),
         Operation("POST", one + "/restart", here.restart_context, "A new kernel under the same id.", status=204),
-        Operation("POST", one + "/interrupt", here.interrupt_context, "Interrupt it.", answer=responses.Interrupted),
+        Operation(
+            "POST", one + "/interrupt", here.interrupt_context, "Interrupt it.", answer=responses.InterruptedResponse
+        ),
         Operation("DELETE", one, here.remove_context, "End a context.", status=204),
     ]
 
 
-def _of_branches(door: Door) -> list[Operation]:
+def _branch_operations(door: NativeContext) -> list[Operation]:
     here, one, contexts = Branching(door), "/sandboxes/{id}/contexts/{context}", list[responses.ContextInfo]
-    marks, forked = one + "/checkpoints", requests.ForkContext
+    marks, forked = one + "/checkpoints", requests.ForkContextRequest
     return [
         Operation("POST", marks, here.checkpoint, "Keep its state.", answer=Mark, status=201),
         Operation("GET", marks, here.list, "Its checkpoints, the oldest first.", answer=list[Mark]),
         Operation("DELETE", marks + "/{checkpoint}", here.forget, "Let go of one.", status=204),
-        Operation("POST", one + "/rollback", here.rollback, "Take it back to one.", requests.Rollback, status=204),
+        Operation(
+            "POST", one + "/rollback", here.rollback, "Take it back to one.", requests.RollbackRequest, status=204
+        ),
         Operation("POST", one + "/fork", here.fork, "More with its state.", forked, answer=contexts, status=201),
     ]
 
 
-def _of_pauses(door: Door) -> list[Operation]:
+def _pause_operations(door: NativeContext) -> list[Operation]:
     here, box = Pausing(door), "/sandboxes/{id}"
     return [
-        Operation("POST", box + "/pause", here.pause, "Stop its programs for now.", requests.Pause, answer=SandboxInfo),
-        Operation("POST", box + "/resume", here.resume, "Let them go on.", requests.Resume, answer=SandboxInfo),
+        Operation(
+            "POST", box + "/pause", here.pause, "Stop its programs for now.", requests.PauseRequest, answer=SandboxInfo
+        ),
+        Operation("POST", box + "/resume", here.resume, "Let them go on.", requests.ResumeRequest, answer=SandboxInfo),
     ]
 
 
-def _of_snapshots(door: Door) -> list[Operation]:
+def _snapshot_operations(door: NativeContext) -> list[Operation]:
     here, box, one = Snapshots(door), "/sandboxes/{id}", "/snapshots/{ref:path}"
-    make, query, info, boxes = requests.MakeSnapshot, requests.SnapshotsQuery, SnapshotInfo, list[SandboxInfo]
+    make, query, info, boxes = requests.MakeSnapshotRequest, requests.SnapshotsQuery, SnapshotInfo, list[SandboxInfo]
     return [
         Operation("POST", box + "/snapshots", here.make, "Keep what is in it.", make, answer=info, status=201),
-        Operation("POST", box + "/fork", here.fork, "More with its files.", requests.Fork, answer=boxes, status=201),
+        Operation(
+            "POST",
+            box + "/fork",
+            here.fork,
+            "More with its files.",
+            requests.ForkSandboxRequest,
+            answer=boxes,
+            status=201,
+        ),
         Operation("GET", "/snapshots", here.list, "The snapshots.", query=query, answer=list[SnapshotInfo]),
         Operation("GET", one, here.get, "A snapshot, by its id or name.", answer=info),
         Operation("DELETE", one, here.remove, "Remove it. Sandboxes made from it stay.", status=204),
     ]
 
 
-def _of_volumes(door: Door) -> list[Operation]:
+def _volume_operations(door: NativeContext) -> list[Operation]:
     here, one, info = Volumes(door), "/volumes/{ref:path}", VolumeInfo
     return [
-        Operation("POST", "/volumes", here.make, "A new volume.", requests.MakeVolume, answer=info, status=201),
+        Operation("POST", "/volumes", here.make, "A new volume.", requests.MakeVolumeRequest, answer=info, status=201),
         Operation("GET", "/volumes", here.list, "The volumes.", answer=list[VolumeInfo]),
         Operation("GET", one, here.get, "A volume, by its id or name.", answer=info),
         Operation("DELETE", one, here.remove, "Remove it, with its files.", status=204),
     ]
 
 
-def _of_history(door: Door) -> list[Operation]:
+def _history_operations(door: NativeContext) -> list[Operation]:
     here, box, query = Inspecting(door), "/sandboxes/{id}", requests.HistoryQuery
     one, found = box + "/contexts/{context}/variables", responses.VariablesInfo
     return [
         Operation("GET", one, here.variables, "What its names are bound to.", answer=found),
         Operation("GET", box + "/history", here.history, "What ran in it.", query=query, answer=responses.HistoryInfo),
-        Operation("GET", box + "/notebook", here.notebook, "The same for Jupyter.", query=query, answer=NOTEBOOK),
+        Operation("GET", box + "/notebook", here.notebook, "The same for Jupyter.", query=query, answer=NOTEBOOK_TYPE),
     ]
 
 
-def _of_network(door: Door) -> list[Operation]:
+def _network_operations(door: NativeContext) -> list[Operation]:
     here, network = Network(door), "/sandboxes/{id}/network"
-    asked, told_ = requests.SetNetwork, responses.NetworkInfo
+    asked, told_ = requests.SetNetworkRequest, responses.NetworkInfo
     return [
         Operation("GET", network, here.get, "What it may reach.", answer=told_),
         Operation("PUT", network, here.replace, "Replace that, while it runs.", asked, answer=told_),
-        Operation("GET", network + "/log", here.log, "What its programs tried.", answer=responses.NetworkLogged),
+        Operation("GET", network + "/log", here.log, "What its programs tried.", answer=responses.NetworkLogResponse),
     ]
 
 
-def _of_code(door: Door) -> list[Operation]:
+def _code_operations(door: NativeContext) -> list[Operation]:
     here, box = Running(door), "/sandboxes/{id}"
     return [
-        Operation("POST", box + "/run", here.run, "Run code to its end.", requests.Execute, answer=responses.ToldRun),
-        Operation("POST", box + "/stream", here.stream, "Run code; its events.", requests.Execute, answer=EVENTS),
+        Operation(
+            "POST", box + "/run", here.run, "Run code to its end.", requests.ExecuteRequest, answer=responses.RunMessage
+        ),
+        Operation(
+            "POST", box + "/stream", here.stream, "Run code; its events.", requests.ExecuteRequest, answer=EVENTS_TYPE
+        ),
     ]
 
 
-def _of_runs(door: Door) -> list[Operation]:
+def _run_operations(door: NativeContext) -> list[Operation]:
     here, runs, one = Runs(door), "/sandboxes/{id}/runs", "/runs/{run}"
-    ended, seen = responses.ToldRun, requests.RunEventsQuery
+    ended, seen = responses.RunMessage, requests.RunEventsQuery
     return [
         Operation(
-            "POST", runs, here.start, "Run code that outlives this request.", requests.Detach, None, RunInfo, 201
+            "POST", runs, here.start, "Run code that outlives this request.", requests.DetachRequest, None, RunInfo, 201
         ),
         Operation("GET", runs, here.list, "Its detached runs, the newest first.", answer=list[RunInfo]),
         Operation("GET", "/runs", here.list_all, "All detached runs of yours.", answer=list[RunInfo]),
         Operation("GET", one, here.get, "What is known of a detached run.", answer=RunInfo),
         Operation("GET", one + "/result", here.result, "What it did, when it has ended.", answer=ended),
-        Operation("GET", one + "/events", here.events, "Its events, from any on.", query=seen, answer=EVENTS),
-        Operation("POST", one + "/interrupt", here.interrupt, "Interrupt it.", answer=responses.Interrupted),
+        Operation("GET", one + "/events", here.events, "Its events, from any on.", query=seen, answer=EVENTS_TYPE),
+        Operation("POST", one + "/interrupt", here.interrupt, "Interrupt it.", answer=responses.InterruptedResponse),
         Operation("DELETE", one, here.remove, "End it, and forget it.", status=204),
     ]
 
 
-def _of_files(door: Door) -> list[Operation]:
+def _file_operations(door: NativeContext) -> list[Operation]:
     here, files = Files(door), "/sandboxes/{id}/files"
     at, read, listing = requests.PathQuery, requests.ReadQuery, requests.ListQuery
     return [
-        Operation("GET", files + "/content", here.read, "A file's content.", query=read, answer=BYTES),
-        Operation("PUT", files + "/content", here.write, "Write a file.", BYTES, requests.WriteQuery, FileInfo),
+        Operation("GET", files + "/content", here.read, "A file's content.", query=read, answer=BYTES_TYPE),
+        Operation("PUT", files + "/content", here.write, "Write a file.", BYTES_TYPE, requests.WriteQuery, FileInfo),
         Operation("GET", files + "/list", here.list, "A directory.", query=listing, answer=list[FileInfo]),
         Operation("GET", files + "/stat", here.stat, "What lies at a path.", query=at, answer=FileInfo),
-        Operation("GET", files + "/exists", here.exists, "Whether it is there.", query=at, answer=responses.Exists),
         Operation(
-            "POST", files + "/make_dir", here.make_dir, "Make a directory.", requests.Path, answer=responses.Made
+            "GET", files + "/exists", here.exists, "Whether it is there.", query=at, answer=responses.ExistsResponse
         ),
-        Operation("POST", files + "/move", here.move, "Move it.", requests.MovePath, answer=FileInfo),
-        Operation("POST", files + "/remove", here.remove, "Remove it.", requests.Path, status=204),
-        Operation("GET", files + "/watch", here.watch, "Changes, as events.", query=requests.WatchQuery, answer=EVENTS),
+        Operation(
+            "POST",
+            files + "/make_dir",
+            here.make_dir,
+            "Make a directory.",
+            requests.FilePathRequest,
+            answer=responses.CreatedResponse,
+        ),
+        Operation("POST", files + "/move", here.move, "Move it.", requests.MovePathRequest, answer=FileInfo),
+        Operation("POST", files + "/remove", here.remove, "Remove it.", requests.FilePathRequest, status=204),
+        Operation(
+            "GET", files + "/watch", here.watch, "Changes, as events.", query=requests.WatchQuery, answer=EVENTS_TYPE
+        ),
     ]
 
 
-def _of_commands(door: Door) -> list[Operation]:
+def _command_operations(door: NativeContext) -> list[Operation]:
     here, box = Commands(door), "/sandboxes/{id}"
     one = box + "/processes/{process}"
-    run, start, ran, began = requests.RunCommand, requests.StartProcess, ProcessResult, responses.ProcessStarted
+    run, start, ran, began = (
+        requests.RunCommandRequest,
+        requests.StartProcessRequest,
+        ProcessResult,
+        responses.ProcessStartedResponse,
+    )
     return [
         Operation("POST", box + "/commands", here.run, "Run a command to its end.", run, answer=ran),
         Operation("POST", box + "/processes", here.start, "Start a process.", start, answer=began, status=201),
         Operation("GET", box + "/processes", here.list, "Those that run.", answer=list[ProcessInfo]),
         Operation("DELETE", one, here.kill, "Kill it with all that it started.", status=204),
-        Operation("POST", one + "/signal", here.signal, "Signal it.", requests.Signal, status=204),
-        Operation("PUT", one + "/stdin", here.write_stdin, "Write to its stdin.", BYTES, status=204),
+        Operation("POST", one + "/signal", here.signal, "Signal it.", requests.SignalRequest, status=204),
+        Operation("PUT", one + "/stdin", here.write_stdin, "Write to its stdin.", BYTES_TYPE, status=204),
         Operation("DELETE", one + "/stdin", here.close_stdin, "Close its stdin.", status=204),
     ]

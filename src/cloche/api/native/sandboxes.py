@@ -1,4 +1,4 @@
-"""Sandboxes and their contexts are made, found, listed and ended."""
+"""Sandboxes and their contexts: create, find, list and end."""
 
 from __future__ import annotations
 
@@ -11,43 +11,49 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import Stream, has_left, unless_disconnected, while_wanted, whole_body
-from cloche.api.native.context import Door, body_of, query_of, reply
-from cloche.api.native.runs import event_stream
+from cloche.api.http import (
+    StreamResponse,
+    create_unless_disconnected,
+    finish_unless_disconnected,
+    has_client_disconnected,
+    read_whole_body,
+)
+from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query, json_response
+from cloche.api.native.runs import event_stream_response
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
-from cloche.engine.executions.history import history_of, notebook_of
-from cloche.engine.sandboxes.create import all_made
+from cloche.engine.executions.history import export_notebook, read_history
+from cloche.engine.sandboxes.create import require_all_forks
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
-from cloche.network_policy import NetworkPolicy, with_secrets
-from cloche.notebook import MIME
+from cloche.network_policy import NetworkPolicy, with_usable_secrets
+from cloche.notebook import NOTEBOOK_MIME
 from cloche.protocol import requests, responses
 
 
 class Sandboxes:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def create(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = await body_of(request, requests.CreateSandbox)
-        engine, spec = self._door.engine, await self._spec(asked, principal.owner)
-        sandbox = await while_wanted(request, engine, engine.create(spec))
-        if has_left(request):
+        asked = await decode_request_body(request, requests.CreateSandbox)
+        engine, spec = self._door.engine, await self._spec_from_request(asked, principal.owner)
+        sandbox = await create_unless_disconnected(request, engine, engine.create(spec))
+        if has_client_disconnected(request):
             await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
             raise ClientDisconnect
-        return reply(sandbox.info, 201)
+        return json_response(sandbox.info, 201)
 
-    async def _spec(self, asked: requests.CreateSandbox, owner: str) -> SandboxSpec:
+    async def _spec_from_request(self, asked: requests.CreateSandbox, owner: str) -> SandboxSpec:
         check_seconds("timeout_seconds", asked.timeout_seconds)
         spec = SandboxSpec(
             template=asked.template,
             env=asked.env,
             metadata=asked.metadata,
             lifetime_seconds=asked.timeout_seconds or self._door.config.lifetime.max_seconds,
-            network=_network(asked),
+            network=_network_from_request(asked),
             owner=owner,
             on_deadline=asked.on_timeout,
             pause_memory=asked.pause_memory,
@@ -56,80 +62,84 @@ class Sandboxes:
         )
         if asked.limits is None:
             return spec
-        return msgspec.structs.replace(spec, limits=await self._limits(asked.limits, spec))
+        return msgspec.structs.replace(spec, limits=await self._limits_from_request(asked.limits, spec))
 
-    async def _limits(self, asked: requests.LimitsAsked, spec: SandboxSpec) -> Limits:
+    async def _limits_from_request(self, asked: requests.LimitsRequest, spec: SandboxSpec) -> Limits:
         given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
         return msgspec.structs.replace(await self._door.engine.limits_of(spec.template, spec.owner), **given)
 
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = query_of(request, requests.SandboxesQuery)
+        asked = decode_request_query(request, requests.SandboxesQuery)
         if asked.all and not self._door.is_operator(request):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
         found = self._door.engine.list(None if asked.all else principal.owner)
-        return reply([each for each in found if asked.state in (None, each.state)])
+        return json_response([each for each in found if asked.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
-        if query_of(request, requests.SandboxQuery).running:
-            return reply((await self._door.sandbox(request)).info)
+        if decode_request_query(request, requests.SandboxQuery).running:
+            return json_response((await self._door.sandbox(request)).info)
         owner = self._door.owner(request)
-        return reply(await self._door.engine.describe(request.path_params["id"], owner))
+        return json_response(await self._door.engine.describe(request.path_params["id"], owner))
 
     async def renew(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, requests.Renew)
-        return reply(sandbox.renew(asked.seconds))
+        asked = await decode_request_body(request, requests.RenewRequest)
+        return json_response(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
         await self._door.engine.kill(*await self._door.named(request))
         return Response(status_code=204)
 
-    async def hold(self, request: Request) -> Stream:
+    async def hold(self, request: Request) -> StreamResponse:
         sandbox = await self._door.sandbox(request)
-        return event_stream(request, _held(self._door.engine, sandbox))
+        return event_stream_response(request, _hold_until_disconnected(self._door.engine, sandbox))
 
     # -- contexts
 
     async def list_contexts(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        return reply([described(each) for each in sandbox.contexts])
+        return json_response([encode_context_info(each) for each in sandbox.contexts])
 
     async def create_context(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, requests.CreateContext)
-        return reply(described(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201)
+        asked = await decode_request_body(request, requests.CreateContextRequest)
+        return json_response(
+            encode_context_info(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201
+        )
 
     async def get_context(self, request: Request) -> Response:
-        return reply(described(await self._context(request)))
+        return json_response(encode_context_info(await self._context_from_path(request)))
 
     async def restart_context(self, request: Request) -> Response:
-        await (await self._context(request)).restart()
+        await (await self._context_from_path(request)).restart()
         return Response(status_code=204)
 
     async def interrupt_context(self, request: Request) -> Response:
-        return reply(responses.Interrupted(interrupted=(await self._context(request)).interrupt()))
+        return json_response(
+            responses.InterruptedResponse(interrupted=(await self._context_from_path(request)).interrupt())
+        )
 
     async def remove_context(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         sandbox.remove_context(request.path_params["context"])
         return Response(status_code=204)
 
-    async def _context(self, request: Request) -> Context:
+    async def _context_from_path(self, request: Request) -> Context:
         return (await self._door.sandbox(request)).context(request.path_params["context"])
 
 
-def _network(asked: requests.CreateSandbox) -> NetworkPolicy | None:
+def _network_from_request(asked: requests.CreateSandbox) -> NetworkPolicy | None:
     if asked.network is not None:
-        return requests.policy_asked(asked.network, asked.secrets)
+        return requests.request_to_policy(asked.network, asked.secrets)
     if asked.secrets:
         raise errors.InvalidRequest("secrets need a network that allows their domains: send network with allow, too")
     return None
 
 
-async def _held(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]:
+async def _hold_until_disconnected(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]:
     try:
-        yield responses.Watching()
+        yield responses.WatchingMessage()
         await sandbox.wait_ended()
         if sandbox.record.state == "paused":  # without its memory: it may yet live in another cell
             await asyncio.Event().wait()
@@ -138,63 +148,65 @@ async def _held(engine: Engine, sandbox: Sandbox) -> AsyncGenerator[Event, None]
             await engine.kill(sandbox.id, sandbox.spec.owner, "whoever held it left")
 
 
-def described(context: Context) -> responses.ContextInfo:
+def encode_context_info(context: Context) -> responses.ContextInfo:
     return responses.ContextInfo(id=context.id, language=context.language, cwd=context.cwd)
 
 
-# Sandboxes are paused and resumed.
+# Pause and resume of sandboxes.
 
 
 class Pausing:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def pause(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        asked = await body_of(request, requests.Pause)
-        return reply(await self._door.engine.pause(id, owner, memory=asked.memory))
+        asked = await decode_request_body(request, requests.PauseRequest)
+        return json_response(await self._door.engine.pause(id, owner, memory=asked.memory))
 
     async def resume(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        seconds = (await body_of(request, requests.Resume)).timeout_seconds
+        seconds = (await decode_request_body(request, requests.ResumeRequest)).timeout_seconds
         check_seconds("timeout_seconds", seconds)
         sandbox = await self._door.engine.resume(id, owner, seconds=seconds)
-        return reply(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
+        return json_response(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
 
 
 # Snapshots of sandboxes, and forks of them.
 
 
 class Snapshots:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def make(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        asked = await body_of(request, requests.MakeSnapshot)
-        return reply((await self._door.engine.snapshot(id, owner, name=asked.name)).info, 201)
+        asked = await decode_request_body(request, requests.MakeSnapshotRequest)
+        return json_response((await self._door.engine.snapshot(id, owner, name=asked.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
         id, owner = await self._door.named(request)
-        asked = await body_of(request, requests.Fork)
+        asked = await decode_request_body(request, requests.ForkSandboxRequest)
         check_seconds("timeout_seconds", asked.timeout_seconds)
-        made = await all_made(await self._door.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds))
-        if has_left(request):
+        made = await require_all_forks(
+            await self._door.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds)
+        )
+        if has_client_disconnected(request):
             await asyncio.gather(*(each.kill("whoever asked for it left") for each in made))
             raise ClientDisconnect
-        return reply([each.info for each in made], 201)
+        return json_response([each.info for each in made], 201)
 
     async def list(self, request: Request) -> Response:
         principal = self._door.admit(request)
-        asked = query_of(request, requests.SnapshotsQuery)
+        asked = decode_request_query(request, requests.SnapshotsQuery)
         if asked.all and not self._door.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
         found = await self._door.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
-        return reply([each.info for each in found])
+        return json_response([each.info for each in found])
 
     async def get(self, request: Request) -> Response:
         owner = self._door.owner(request)
-        return reply((await self._door.engine.snapshots.get(request.path_params["ref"], owner)).info)
+        return json_response((await self._door.engine.snapshots.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
         owner = self._door.owner(request)
@@ -203,24 +215,26 @@ class Snapshots:
         return Response(status_code=204)
 
 
-# Named volumes: made, listed, looked at and removed. What is in them, sandboxes read and write.
+# Named volumes: create, list, show and remove. Their files are accessed from sandboxes.
 
 
 class Volumes:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def make(self, request: Request) -> Response:
         owner = self._door.admit(request).owner
-        asked = await body_of(request, requests.MakeVolume)
-        return reply((await self._door.engine.volumes.create(asked.name, owner)).info, 201)
+        asked = await decode_request_body(request, requests.MakeVolumeRequest)
+        return json_response((await self._door.engine.volumes.create(asked.name, owner)).info, 201)
 
     async def list(self, request: Request) -> Response:
-        return reply([each.info for each in await self._door.engine.volumes.list(self._door.admit(request).owner)])
+        return json_response(
+            [each.info for each in await self._door.engine.volumes.list(self._door.admit(request).owner)]
+        )
 
     async def get(self, request: Request) -> Response:
         owner = self._door.admit(request).owner
-        return reply((await self._door.engine.volumes.get(request.path_params["ref"], owner)).info)
+        return json_response((await self._door.engine.volumes.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
         owner = self._door.admit(request).owner
@@ -228,103 +242,103 @@ class Volumes:
         return Response(status_code=204)
 
 
-# Contexts are taken back to checkpoints, and copied. All of it waits for its turn, unless its client leaves.
+# Checkpoints, rollback and forks of contexts. Each waits for its turn, unless its client disconnects.
 
 
 class Branching:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def checkpoint(self, request: Request) -> Response:
-        context = await self._context(request)
-        await whole_body(request)
-        mark = await unless_disconnected(request, context.checkpoint())
-        if has_left(request):
+        context = await self._context_from_path(request)
+        await read_whole_body(request)
+        mark = await finish_unless_disconnected(request, context.checkpoint())
+        if has_client_disconnected(request):
             with contextlib.suppress(errors.ClocheError):
                 context.forget(mark.id)  # nobody would ever know its id
             raise ClientDisconnect
-        return reply(mark, 201)
+        return json_response(mark, 201)
 
     async def list(self, request: Request) -> Response:
-        return reply((await self._context(request)).marks())
+        return json_response((await self._context_from_path(request)).marks())
 
     async def forget(self, request: Request) -> Response:
-        (await self._context(request)).forget(request.path_params["checkpoint"])
+        (await self._context_from_path(request)).forget(request.path_params["checkpoint"])
         return Response(status_code=204)
 
     async def rollback(self, request: Request) -> Response:
-        context = await self._context(request)
-        mark = (await body_of(request, requests.Rollback)).checkpoint
-        await unless_disconnected(request, context.rollback(mark))
+        context = await self._context_from_path(request)
+        mark = (await decode_request_body(request, requests.RollbackRequest)).checkpoint
+        await finish_unless_disconnected(request, context.rollback(mark))
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         context = sandbox.context(request.path_params["context"])
-        asked = await body_of(request, requests.ForkContext)
-        made = await unless_disconnected(request, context.fork(asked.count))
-        if has_left(request):
+        asked = await decode_request_body(request, requests.ForkContextRequest)
+        made = await finish_unless_disconnected(request, context.fork(asked.count))
+        if has_client_disconnected(request):
             for each in made:
                 with contextlib.suppress(errors.ClocheError):
                     sandbox.remove_context(each.id)
             raise ClientDisconnect
-        return reply([described(each) for each in made], 201)
+        return json_response([encode_context_info(each) for each in made], 201)
 
-    async def _context(self, request: Request) -> Context:
+    async def _context_from_path(self, request: Request) -> Context:
         return (await self._door.sandbox(request)).context(request.path_params["context"])
 
 
-# What is in a context, and what ran in a sandbox: variables, history, notebook.
+# Variables of a context, history and notebook of a sandbox.
 
 
 class Inspecting:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def variables(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
         found = await sandbox.context(request.path_params["context"]).variables()
-        return reply(responses.VariablesInfo(variables=found, more=found.more))
+        return json_response(responses.VariablesInfo(variables=found, more=found.more))
 
     async def history(self, request: Request) -> Response:
-        sandbox, context = await self._asked(request)
-        found = history_of(sandbox, context)
-        return reply(responses.HistoryInfo(cells=found, dropped=found.dropped))
+        sandbox, context = await self._requested_history(request)
+        found = read_history(sandbox, context)
+        return json_response(responses.HistoryInfo(cells=found, dropped=found.dropped))
 
     async def notebook(self, request: Request) -> Response:
-        sandbox, context = await self._asked(request)
-        return Response(await notebook_of(sandbox, context), media_type=MIME)
+        sandbox, context = await self._requested_history(request)
+        return Response(await export_notebook(sandbox, context), media_type=NOTEBOOK_MIME)
 
-    async def _asked(self, request: Request) -> tuple[Sandbox, str | None]:
-        return await self._door.sandbox(request), query_of(request, requests.HistoryQuery).context
+    async def _requested_history(self, request: Request) -> tuple[Sandbox, str | None]:
+        return await self._door.sandbox(request), decode_request_query(request, requests.HistoryQuery).context
 
 
-# What a sandbox may reach, and what its programs tried.
+# The network policy of a sandbox, and the log of its connections.
 
 
 class Network:
-    def __init__(self, door: Door):
+    def __init__(self, door: NativeContext):
         self._door = door
 
     async def get(self, request: Request) -> Response:
-        return _described(await self._door.sandbox(request))
+        return _network_response(await self._door.sandbox(request))
 
     async def replace(self, request: Request) -> Response:
         sandbox = await self._door.sandbox(request)
-        asked = await body_of(request, requests.SetNetwork)
-        await self._door.engine.networks.replace(sandbox, _policy(asked, sandbox.network.policy))
-        return _described(sandbox)
+        asked = await decode_request_body(request, requests.SetNetworkRequest)
+        await self._door.engine.networks.replace(sandbox, _policy_from_request(asked, sandbox.network.policy))
+        return _network_response(sandbox)
 
     async def log(self, request: Request) -> Response:
         network = (await self._door.sandbox(request)).network
-        return reply(responses.NetworkLogged(entries=network.log, dropped=network.dropped))
+        return json_response(responses.NetworkLogResponse(entries=network.log, dropped=network.dropped))
 
 
-def _policy(asked: requests.SetNetwork, present: NetworkPolicy) -> NetworkPolicy:
-    """Secrets that nobody speaks of stay: their values cannot be read to be sent again."""
-    policy = requests.policy_asked(asked, asked.secrets or ())
-    return policy if asked.secrets is not None else with_secrets(policy, present.secrets)
+def _policy_from_request(asked: requests.SetNetworkRequest, present: NetworkPolicy) -> NetworkPolicy:
+    """The requested policy. Omitted secrets stay: their values cannot be read to be sent again."""
+    policy = requests.request_to_policy(asked, asked.secrets or ())
+    return policy if asked.secrets is not None else with_usable_secrets(policy, present.secrets)
 
 
-def _described(sandbox: Sandbox) -> Response:
-    return reply(requests.info_of(sandbox.network.policy))
+def _network_response(sandbox: Sandbox) -> Response:
+    return json_response(requests.policy_to_info(sandbox.network.policy))

@@ -1,6 +1,6 @@
-"""WebSockets: executions that are answered and interrupted, processes and terminals that are typed into.
+"""WebSockets: executions that take answers and interrupts, processes and terminals that take input.
 
-Before a socket is accepted an error is an HTTP answer, afterwards the last message.
+Before a socket is accepted an error is an HTTP response, afterwards the last message.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
-from cloche.api.http import Internal, request_id, status_of
-from cloche.api.native.commands import Stdin, check_signal, feeding, started
-from cloche.api.native.context import Door, query_of, read, reply
-from cloche.api.native.runs import execution_of
-from cloche.engine.commands.jobs import Job
-from cloche.engine.commands.process import Exited, Process
-from cloche.engine.commands.program import Program
+from cloche.api.http import InternalError, request_id, status_of
+from cloche.api.native.commands import StdinQueue, check_signal_number, open_stdin_queue, start_requested_process
+from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query, json_response
+from cloche.api.native.runs import prepare_execution
+from cloche.engine.commands.jobs import CommandJob
+from cloche.engine.commands.process import Exited, SandboxProcess
+from cloche.engine.commands.program import SandboxProgram
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event, Output
@@ -30,20 +30,20 @@ from cloche.model import ToolResult
 from cloche.protocol import requests, responses
 from cloche.telemetry import log
 
-Talk = Callable[[WebSocket, Sandbox], Awaitable[None]]
+SocketHandler = Callable[[WebSocket, Sandbox], Awaitable[None]]
 
 _decoder = codecs.getincrementaldecoder("utf-8")
-FIRST_WORD_SECONDS = 20.0
-STUCK_SECONDS = 60.0  # while it waits, a socket hears neither signals nor that its client has left
+FIRST_MESSAGE_SECONDS = 20.0
+STUCK_INPUT_SECONDS = 60.0  # while it waits, a socket hears neither signals nor that its client has left
 
 _CLOSED_NORMALLY = 1000
 _CLOSED_BY_ERROR = 1011
 
 
-class SocketEdge:
-    """The ASGI endpoint of one kind of WebSocket: what `Edge` is for requests."""
+class SocketEndpoint:
+    """The ASGI endpoint of one kind of WebSocket: the counterpart of `DialectEndpoint`."""
 
-    def __init__(self, door: Door, talk: Talk):
+    def __init__(self, door: NativeContext, talk: SocketHandler):
         self._door = door
         self._talk = talk
 
@@ -56,53 +56,53 @@ class SocketEdge:
         except WebSocketDisconnect:
             pass
         except errors.ClocheError as error:
-            await _fail(socket, error)
+            await _send_socket_error(socket, error)
         except Exception as error:  # noqa: BLE001 - the dialect's edge
-            log.error("socket.failed", request=_request_id(socket), error=type(error).__name__)
-            await _fail(socket, Internal("a fault of Cloche's: the server's log has this request"))
+            log.error("socket.failed", request=_socket_request_id(socket), error=type(error).__name__)
+            await _send_socket_error(socket, InternalError("a fault of Cloche's: the server's log has this request"))
 
 
-async def _fail(socket: WebSocket, error: errors.ClocheError) -> None:
-    fault = responses.fault_of(error, _request_id(socket))
+async def _send_socket_error(socket: WebSocket, error: errors.ClocheError) -> None:
+    fault = responses.to_error_info(error, _socket_request_id(socket))
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # they have left meanwhile
         if socket.application_state == WebSocketState.CONNECTING:
-            await socket.send_denial_response(reply(responses.Failure(error=fault), status_of(error)))
+            await socket.send_denial_response(json_response(responses.ErrorResponse(error=fault), status_of(error)))
         else:
-            await _say(socket, responses.Failed(error=fault))
+            await _send_event(socket, responses.ErrorMessage(error=fault))
             await socket.close(_CLOSED_BY_ERROR)
 
 
-def _request_id(socket: HTTPConnection) -> str:
+def _socket_request_id(socket: HTTPConnection) -> str:
     return request_id(socket)  # type: ignore[arg-type]  # it looks at scope and headers only
 
 
-async def _say(socket: WebSocket, event: Event) -> None:
+async def _send_event(socket: WebSocket, event: Event) -> None:
     await socket.send_text(responses.encode_event(event).decode())
 
 
-async def _hear(socket: WebSocket, kind: Any) -> Any:
-    """The next message. Bytes are what they are. Raises InvalidRequest, WebSocketDisconnect."""
+async def _receive_message(socket: WebSocket, kind: Any) -> Any:
+    """The next message: decoded text, or plain bytes. Raises InvalidRequest, WebSocketDisconnect."""
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
     binary = message.get("bytes")
-    return binary if binary is not None else read(message.get("text") or "", kind)
+    return binary if binary is not None else decode_client_message(message.get("text") or "", kind)
 
 
-async def _first_word(socket: WebSocket, kind: Any, what: str) -> Any:
-    """The next message, which must come soon: a connection that says nothing keeps what it has said before."""
+async def _receive_first_message(socket: WebSocket, kind: Any, what: str) -> Any:
+    """The next message, with a timeout: a silent connection would keep its earlier request in memory."""
     try:
-        async with asyncio.timeout(FIRST_WORD_SECONDS):
-            message = await _hear(socket, kind)
+        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
+            message = await _receive_message(socket, kind)
     except TimeoutError:
-        raise errors.InvalidRequest(f"{what} did not come within {FIRST_WORD_SECONDS:g} s: connect again") from None
+        raise errors.InvalidRequest(f"{what} did not come within {FIRST_MESSAGE_SECONDS:g} s: connect again") from None
     if isinstance(message, bytes):
         raise errors.InvalidRequest(f"{what} must come first, as text")
     return message
 
 
-async def _both_ways(*halves: Awaitable[None]) -> None:
-    """Does all of it until one half is over; what that raised is raised."""
+async def _run_until_first_ends(*halves: Awaitable[None]) -> None:
+    """Runs all halves until the first one ends, and raises its error."""
     tasks = [asyncio.ensure_future(half) for half in halves]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -118,35 +118,46 @@ async def _both_ways(*halves: Awaitable[None]) -> None:
 
 
 async def execute(socket: WebSocket, sandbox: Sandbox) -> None:
-    """First the request, then `accepted`; from `start` on events go out while answers and interrupts come in."""
+    """Receives the request, sends `accepted`; from `start` on sends events and takes answers and interrupts."""
     await socket.accept()
-    asked = await _first_word(socket, requests.Execute, "the request")
-    execution = execution_of(sandbox, asked)
-    await _say(socket, responses.Accepted(execution=execution.id))
-    if not isinstance(await _first_word(socket, requests.Start | requests.Leave, "`start`"), requests.Start):
+    asked = await _receive_first_message(socket, requests.ExecuteRequest, "the request")
+    execution = prepare_execution(sandbox, asked)
+    await _send_event(socket, responses.AcceptedMessage(execution=execution.id))
+    if not isinstance(
+        await _receive_first_message(socket, requests.StartExecutionRequest | requests.LeaveRequest, "`start`"),
+        requests.StartExecutionRequest,
+    ):
         return
     async with contextlib.aclosing(execution):
-        await _both_ways(_tell_execution(socket, execution), _steer(socket, execution))
+        await _run_until_first_ends(
+            _send_execution_events(socket, execution), _handle_execution_messages(socket, execution)
+        )
 
 
-async def _tell_execution(socket: WebSocket, execution: Execution) -> None:
+async def _send_execution_events(socket: WebSocket, execution: Execution) -> None:
     while events := await execution.next_events():
         for event in events:
-            await _say(socket, event)
+            await _send_event(socket, event)
 
 
-async def _steer(socket: WebSocket, execution: Execution) -> None:
+async def _handle_execution_messages(socket: WebSocket, execution: Execution) -> None:
     while True:
-        match await _hear(socket, requests.Answer | requests.ToolAnswer | requests.Interrupt | requests.Leave):
-            case requests.Leave():
+        match await _receive_message(
+            socket,
+            requests.InputAnswerRequest
+            | requests.ToolAnswerRequest
+            | requests.InterruptRequest
+            | requests.LeaveRequest,
+        ):
+            case requests.LeaveRequest():
                 return
-            case requests.Answer(text=None, problem=problem):
+            case requests.InputAnswerRequest(text=None, problem=problem):
                 execution.refuse_answer(problem)
-            case requests.Answer(text=text):
+            case requests.InputAnswerRequest(text=text):
                 execution.answer(text)
-            case requests.ToolAnswer(call_id=call, result=result, error=error):
+            case requests.ToolAnswerRequest(call_id=call, result=result, error=error):
                 execution.answer_tools([ToolResult(call_id=call, result=result, error=error)])
-            case requests.Interrupt():
+            case requests.InterruptRequest():
                 execution.interrupt()
             case _:
                 raise errors.InvalidRequest("an execution takes text messages only")
@@ -156,71 +167,77 @@ async def _steer(socket: WebSocket, execution: Execution) -> None:
 
 
 async def process(socket: WebSocket, sandbox: Sandbox) -> None:
-    """Starts one as the first message says, and attaches to it. It lives on when the client leaves."""
-    query = query_of(socket, requests.AttachQuery)
+    """Starts the process of the first message and attaches to it. It continues after a disconnect."""
+    query = decode_request_query(socket, requests.AttachQuery)
     await socket.accept()
-    asked = await _first_word(socket, requests.StartProcess, "the request")
-    program = await started(sandbox.commands, asked)
+    asked = await _receive_first_message(socket, requests.StartProcessRequest, "the request")
+    program = await start_requested_process(sandbox.commands, asked)
     try:
-        with _reading(program):
-            await _attend(socket, program, query.raw)
+        with _claim_reader(program):
+            await _attach_socket_to_program(socket, program, query.raw)
     finally:
         if asked.attached:
             program.kill()
 
 
 async def attach(socket: WebSocket, sandbox: Sandbox) -> None:
-    """Attaches to a process that runs."""
-    query = query_of(socket, requests.AttachQuery)
+    """Attaches to a running process."""
+    query = decode_request_query(socket, requests.AttachQuery)
     found = sandbox.commands.get(socket.path_params["process"])
-    with _reading(found):
+    with _claim_reader(found):
         await socket.accept()
-        await _attend(socket, found, query.raw)
+        await _attach_socket_to_program(socket, found, query.raw)
 
 
-def _reading(program: Program) -> contextlib.AbstractContextManager[None]:
-    """A terminal has as many readers as come, anything else one. Raises InvalidRequest."""
-    return program.reading() if isinstance(program, Process) else contextlib.nullcontext()
+def _claim_reader(program: SandboxProgram) -> contextlib.AbstractContextManager[None]:
+    """A terminal has any number of readers, other programs have one. Raises InvalidRequest."""
+    return program.reading() if isinstance(program, SandboxProcess) else contextlib.nullcontext()
 
 
-async def _attend(socket: WebSocket, program: Program, raw: bool) -> None:
-    await _say(socket, responses.Attached(id=program.id, pid=program.pid))
-    telling = _tell_process(socket, program) if isinstance(program, Process) else _tell_job(socket, program, raw)
-    async with feeding(program) as stdin:
-        await _both_ways(telling, _feed(socket, program, stdin))
+async def _attach_socket_to_program(socket: WebSocket, program: SandboxProgram, raw: bool) -> None:
+    await _send_event(socket, responses.AttachedMessage(id=program.id, pid=program.pid))
+    telling = (
+        _send_process_events(socket, program)
+        if isinstance(program, SandboxProcess)
+        else _send_job_events(socket, program, raw)
+    )
+    async with open_stdin_queue(program) as stdin:
+        await _run_until_first_ends(telling, _handle_process_messages(socket, program, stdin))
 
 
-async def _tell_process(socket: WebSocket, program: Process) -> None:
+async def _send_process_events(socket: WebSocket, program: SandboxProcess) -> None:
     while events := await program.next_events():
         for event in events:
-            await _say(socket, event)
+            await _send_event(socket, event)
 
 
-async def _feed(socket: WebSocket, program: Program, stdin: Stdin) -> None:
-    """Waits only for a program that lets more input wait than there is room for."""
+async def _handle_process_messages(socket: WebSocket, program: SandboxProgram, stdin: StdinQueue) -> None:
+    """Handles input and control messages. Waits only if the program leaves too much input unread."""
     while True:
-        message = await _hear(socket, requests.CloseStdin | requests.Kill | requests.Resize)
+        message = await _receive_message(
+            socket, requests.CloseStdinRequest | requests.KillRequest | requests.ResizeRequest
+        )
         match message:
             case bytes():
-                await stdin.put(message, STUCK_SECONDS)
-            case requests.CloseStdin():
+                await stdin.put(message, STUCK_INPUT_SECONDS)
+            case requests.CloseStdinRequest():
                 stdin.end()
-            case requests.Kill(signal=number):
-                check_signal(number)
+            case requests.KillRequest(signal=number):
+                check_signal_number(number)
                 program.kill(number)
-            case requests.Resize(rows=rows, columns=columns):
+            case requests.ResizeRequest(rows=rows, columns=columns):
                 program.resize(rows, columns)
 
 
-async def _tell_job(socket: WebSocket, program: Program, raw: bool) -> None:
-    assert isinstance(program, Job)
+async def _send_job_events(socket: WebSocket, program: SandboxProgram, raw: bool) -> None:
+    assert isinstance(program, CommandJob)
     decoders = {"stdout": _decoder("replace"), "stderr": _decoder("replace")}
     async with program.listen() as listener:
         while events := await listener.next_events():
             for event in events:
                 if isinstance(event, Exited):
-                    await _say(socket, event)
+                    await _send_event(socket, event)
                 elif raw:
                     await socket.send_bytes(event.data)
                 elif text := decoders[event.stream].decode(event.data):
-                    await _say(socket, Output(stream=event.stream, text=text))
+                    await _send_event(socket, Output(stream=event.stream, text=text))

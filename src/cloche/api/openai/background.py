@@ -1,4 +1,4 @@
-"""Responses that are made in the background: nobody's leaving ends them, and anybody of their owner can follow them."""
+"""Responses made in the background: they survive disconnects, and their owner's clients can follow them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from cloche.api.openai.context import BadParameter
 from cloche.api.openai.response_object import without_outputs
-from cloche.api.openai.responses_stream import Answer, Event
+from cloche.api.openai.responses_stream import Event, ResponseTurn
 from cloche.gateway.gateway import Gateway
 from cloche.store.responses import StoredResponse
 
@@ -19,10 +19,10 @@ FLUSH_SECONDS = 1.0
 POLL_SECONDS = 0.5
 
 
-class Run:
-    """One of them, while it is made. `told` has all of its events so far: an event's number is its place."""
+class BackgroundRun:
+    """A background response in progress. `told` has all of its events so far; an event's number is its index."""
 
-    def __init__(self, answer: Answer, gateway: Gateway):
+    def __init__(self, answer: ResponseTurn, gateway: Gateway):
         self.answer = answer
         self._gateway = gateway
         self._told: list[Event] = []
@@ -33,14 +33,14 @@ class Run:
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> Event:
-        """The response as it is at first. Raises what can be known before the model is asked."""
+        """Returns the queued response. Raises the errors that are known before the model is called."""
         queued = self.answer.events.response
         told = self.answer.told()
         self._told += await anext(told)
         self.answer.begun = True
         self.answer.keep(instance=self._gateway.instance.name)
-        self._flush()  # not before: events of what is not kept are not kept either
-        self._task = self._gateway.errands.start(self._go_on(told))
+        self._flush_events()  # not before: events of what is not kept are not kept either
+        self._task = self._gateway.errands.start(self._run_to_end(told))
         return queued
 
     async def follow(self, after: int) -> AsyncGenerator[list[Event], None]:
@@ -57,7 +57,7 @@ class Run:
                 await self._news.wait()
 
     async def cancel(self) -> None:
-        """Interrupts the code that runs; its container lives. Returns when all has ended. Harmless at any time."""
+        """Interrupts the running code; its container lives. Returns when all has ended. Harmless at any time."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -66,45 +66,45 @@ class Run:
         assert self._task is not None
         self._task.add_done_callback(lambda _: call())
 
-    async def _go_on(self, told: AsyncGenerator[list[Event], None]) -> None:
+    async def _run_to_end(self, told: AsyncGenerator[list[Event], None]) -> None:
         try:
             async with aclosing(told):
                 async for batch in told:
-                    self._add(batch)
+                    self._add_events(batch)
         finally:
-            self._add(self.answer.last_words)
-            self._flush()
+            self._add_events(self.answer.last_words)
+            self._flush_events()
             self._ended = True
-            self._wake()
+            self._wake_followers()
 
-    def _add(self, batch: list[Event]) -> None:
+    def _add_events(self, batch: list[Event]) -> None:
         self._told += batch
         # The last ones are kept together with the end: who reads that it has ended reads no further.
         if self.answer.events.ended or time.monotonic() - self._kept_at > FLUSH_SECONDS:
-            self._flush()
-        self._wake()
+            self._flush_events()
+        self._wake_followers()
 
-    def _wake(self) -> None:
+    def _wake_followers(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
-    def _flush(self) -> None:
+    def _flush_events(self) -> None:
         self._gateway.shelf.responses.add_events(self.answer.events.id, self._told[self._kept :])
         self._kept, self._kept_at = len(self._told), time.monotonic()
 
 
-class Runs:
-    """All that are made now, by the ids of their responses."""
+class BackgroundRuns:
+    """All background responses in progress, by their ids."""
 
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, BackgroundRun] = {}
 
-    async def start(self, answer: Answer) -> tuple[Run, Event]:
-        """The run, and the response as it is at first. Raises what `Run.begin` does."""
-        run, id = Run(answer, self._gateway), answer.events.id
+    async def start(self, answer: ResponseTurn) -> tuple[BackgroundRun, Event]:
+        """Returns the run, and the queued response. Raises the errors of `BackgroundRun.begin`."""
+        run, id = BackgroundRun(answer, self._gateway), answer.events.id
         try:
-            self._check(answer.owner)
+            self._check_limits(answer.owner)
             self._runs[id] = run
             queued = await run.begin()
         except BaseException:
@@ -115,25 +115,25 @@ class Runs:
         await self._gateway.shelf.responses.written()  # whoever knows the id finds it also if this process dies now
         return run, queued
 
-    def find(self, owner: str, id: str) -> Run | None:
+    def find(self, owner: str, id: str) -> BackgroundRun | None:
         run = self._runs.get(id)
         return run if run is not None and run.answer.owner == owner else None
 
     async def stored(self, owner: str, id: str) -> StoredResponse | None:
-        """A response as it is kept. One that nobody makes any more has failed."""
+        """The stored response. One that no process works on any more has failed."""
         stored = self._gateway.shelf.responses
         found = await stored.get(owner, id)
-        if found is None or not self._is_left(id, found.instance):
+        if found is None or not self._is_abandoned(id, found.instance):
             return found
         await stored.lose(id, found.instance)
         return await stored.get(owner, id)  # it may have ended meanwhile, or be gone
 
     async def stored_events(self, owner: str, id: str, after: int) -> AsyncGenerator[list[Event], None]:
-        """The events of such a one: of all that are kept, those with greater numbers, until it has ended."""
+        """The stored events with greater numbers, until the response has ended."""
         stored = self._gateway.shelf.responses
         while True:
             instance = await stored.instance(owner, id)
-            if self._is_left(id, instance):
+            if self._is_abandoned(id, instance):
                 await stored.lose(id, instance)
             events = await stored.events(id, after)
             if events:
@@ -144,14 +144,14 @@ class Runs:
             else:
                 await asyncio.sleep(POLL_SECONDS)
 
-    def _is_left(self, id: str, instance: str | None) -> bool:
-        """Whether nobody works on it any more, though somebody did when it was looked at."""
+    def _is_abandoned(self, id: str, instance: str | None) -> bool:
+        """Whether no process works on it any more, though `instance` did when it was read."""
         if instance is None or id in self._runs:
             return False
         here = self._gateway.instance
         return instance == here.name or not here.is_live(instance)
 
-    def _check(self, owner: str) -> None:
+    def _check_limits(self, owner: str) -> None:
         of_owner = sum(run.answer.owner == owner for run in self._runs.values())
         if len(self._runs) >= MAX_RUNS or of_owner >= MAX_RUNS_OF_OWNER:
             raise BadParameter(
@@ -163,8 +163,8 @@ class Runs:
             )
 
 
-def seen_event(event: Event, *, with_outputs: bool) -> Event:
-    """An event as its reader sees it."""
+def visible_event(event: Event, *, with_outputs: bool) -> Event:
+    """An event as its reader sees it: with the outputs of code, or without."""
     if with_outputs:
         return event
     if "item" in event:

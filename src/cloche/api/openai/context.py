@@ -1,4 +1,4 @@
-"""What all handlers of this dialect need."""
+"""The state that all handlers of this dialect share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.http import status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
-from cloche.gateway.containers import BadWish
+from cloche.gateway.containers import InvalidContainerOption
 from cloche.gateway.gateway import Gateway, TooManyTurns
 from cloche.gateway.items import Item
 from cloche.model import Struct
 
 
-class Door(Struct):
-    """`owner_of` says whose request it is, or raises Unauthenticated."""
+class OpenAiContext(Struct):
+    """`owner_of` returns the owner of a request, or raises Unauthenticated."""
 
     engine: Engine
     gateway: Gateway
@@ -35,14 +35,17 @@ def json_reply(body: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-# How OpenAI's API says that something went wrong: `{"error": {"message", "type", "param", "code"}}`.
+# Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
-INVALID = "invalid_request_error"
-_QUOTA = {True: ("requests", None, "rate_limit_exceeded"), False: ("insufficient_quota", None, "insufficient_quota")}
+INVALID_REQUEST = "invalid_request_error"
+_QUOTA_ERRORS = {
+    True: ("requests", None, "rate_limit_exceeded"),
+    False: ("insufficient_quota", None, "insufficient_quota"),
+}
 
 
 class BadParameter(errors.InvalidRequest):
-    """A request's field that makes no sense. `reason` is OpenAI's word for how."""
+    """An invalid field of a request. `reason` is OpenAI's error code."""
 
     def __init__(self, message: str, param: str | None, reason: str = "invalid_value", *, status: int = 400):
         super().__init__(message)
@@ -51,8 +54,8 @@ class BadParameter(errors.InvalidRequest):
         self.status = status
 
 
-class NotThere(errors.NotFound):
-    """Something of OpenAI's kinds that does not exist, or is somebody else's."""
+class OpenAiNotFound(errors.NotFound):
+    """An object of OpenAI's API that does not exist, or belongs to another owner."""
 
     def __init__(self, message: str, param: str | None = None, reason: str | None = None):
         super().__init__(message)
@@ -60,8 +63,8 @@ class NotThere(errors.NotFound):
         self.reason = reason
 
 
-class AfterCode(errors.ClocheError):
-    """A failure after code has run: a client that simply tried again would run it twice."""
+class FailedAfterCode(errors.ClocheError):
+    """A failure after code has run: a client that simply retried would run it twice."""
 
     def __init__(self, error: errors.ClocheError):
         super().__init__(str(error))
@@ -70,13 +73,13 @@ class AfterCode(errors.ClocheError):
 
 
 class OpenAiErrors:
-    """The dialect's errors."""
+    """Renders errors of this dialect."""
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         again = "true" if isinstance(error, errors.Unavailable) else None
         if isinstance(error, errors.QuotaExceeded) and error.retry_after_seconds is None:
             again = "false"  # something has to be removed first
-        if isinstance(error, AfterCode):
+        if isinstance(error, FailedAfterCode):
             error, again = error.error, "false"
         status, body = status_and_body(error)
         response = Response(msgspec.json.encode({"error": body}), status, media_type="application/json")
@@ -91,46 +94,46 @@ def status_and_body(error: errors.ClocheError) -> tuple[int, dict[str, str | Non
     """The HTTP status and the `error` of an answer."""
     match error:
         case errors.Unauthenticated():
-            return 401, _body(f"Incorrect API key provided: {error}", code="invalid_api_key")
+            return 401, _error_body(f"Incorrect API key provided: {error}", code="invalid_api_key")
         case errors.UpstreamFailed():
-            return error.status, _body(str(error), error.kind, error.param, error.reason)
-        case BadParameter() | BadWish() | TooManyTurns():
-            return error.status, _body(str(error), INVALID, error.param, error.reason)
-        case NotThere():
-            return 404, _body(str(error), INVALID, error.param, error.reason)
+            return error.status, _error_body(str(error), error.kind, error.param, error.reason)
+        case BadParameter() | InvalidContainerOption() | TooManyTurns():
+            return error.status, _error_body(str(error), INVALID_REQUEST, error.param, error.reason)
+        case OpenAiNotFound():
+            return 404, _error_body(str(error), INVALID_REQUEST, error.param, error.reason)
         case errors.QuotaExceeded():
-            return 429, _body(str(error), *_QUOTA[error.retry_after_seconds is not None])
+            return 429, _error_body(str(error), *_QUOTA_ERRORS[error.retry_after_seconds is not None])
         case errors.ModelNotFound():
-            return 404, _body(str(error), INVALID, "model", "model_not_found")
+            return 404, _error_body(str(error), INVALID_REQUEST, "model", "model_not_found")
         case errors.SandboxExpired() | errors.SandboxLost():
-            return 400, _body("Container is expired.")
+            return 400, _error_body("Container is expired.")
         case errors.SandboxNotFound() | errors.SandboxKilled():
-            return 404, _body(str(error) if "ontainer" in str(error) else "Container not found.")
+            return 404, _error_body(str(error) if "ontainer" in str(error) else "Container not found.")
     # In a sandbox, trying again does not help where there is no space.
     status = 400 if isinstance(error, errors.NoSpace) else status_of(error)
-    kind = "server_error" if status >= 500 else INVALID
-    return status, _body(str(error), kind, code="server_error" if status >= 500 else error.code)
+    kind = "server_error" if status >= 500 else INVALID_REQUEST
+    return status, _error_body(str(error), kind, code="server_error" if status >= 500 else error.code)
 
 
-def _body(
-    message: str, kind: str = INVALID, param: str | None = None, code: str | None = None
+def _error_body(
+    message: str, kind: str = INVALID_REQUEST, param: str | None = None, code: str | None = None
 ) -> dict[str, str | None]:
     return {"message": message, "type": kind, "param": param, "code": code}
 
 
-# Types of what requests hold, as far as we look at it: what is wrong there is said before anything is done.
+# Types of request fields, as far as they are read here: errors are reported before anything is done.
 
-MAX_ITEMS = 10_000  # of an input, or messages of a chat
-MAX_PARTS = 50_000  # of all items together: contents, outputs, calls
+MAX_INPUT_ITEMS = 10_000  # of an input, or messages of a chat
+MAX_INPUT_PARTS = 50_000  # of all items together: contents, outputs, calls
 MAX_TOOLS = 128
 MAX_INCLUDE = 100
-MAX_MODEL = 256  # characters
+MAX_MODEL_CHARACTERS = 256  # characters
 
 Parts = list[dict[str, Any]]
 
 
-class Options(msgspec.Struct):
-    """What is for the upstream, and echoed in the response."""
+class UpstreamOptions(msgspec.Struct):
+    """The options for the upstream, echoed in the response."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -149,65 +152,65 @@ class Options(msgspec.Struct):
     moderation: dict[str, Any] | None = None
 
 
-class _Named(msgspec.Struct):
+class _TypedItem(msgspec.Struct):
     type: str
     id: str | None = None
     status: str | None = None
 
 
-class _Message(_Named, kw_only=True):
+class _MessageItem(_TypedItem, kw_only=True):
     role: str
     content: str | Parts | None = None
 
 
-class _Call(_Named, kw_only=True):
+class _CallItem(_TypedItem, kw_only=True):
     call_id: str
     name: str
     arguments: str = ""
     input: str = ""
 
 
-class _Output(_Named, kw_only=True):
+class _OutputItem(_TypedItem, kw_only=True):
     call_id: str
     output: str | Parts
 
 
-class _CodeCall(_Named, kw_only=True):
+class _CodeCallItem(_TypedItem, kw_only=True):
     code: str | None = None
     container_id: str | None = None
     outputs: Parts | None = None
 
 
-class _Reasoning(_Named, kw_only=True):
+class _ReasoningItem(_TypedItem, kw_only=True):
     summary: Parts | None = None
     content: Parts | None = None
     encrypted_content: str | None = None
 
 
-class _Reference(_Named, kw_only=True):
+class _ReferenceItem(_TypedItem, kw_only=True):
     id: str
 
 
-_ITEMS: dict[str, type[_Named]] = {
-    "message": _Message,
-    "function_call": _Call,
-    "custom_tool_call": _Call,
-    "function_call_output": _Output,
-    "custom_tool_call_output": _Output,
-    "code_interpreter_call": _CodeCall,
-    "reasoning": _Reasoning,
-    "item_reference": _Reference,
+_ITEM_TYPES: dict[str, type[_TypedItem]] = {
+    "message": _MessageItem,
+    "function_call": _CallItem,
+    "custom_tool_call": _CallItem,
+    "function_call_output": _OutputItem,
+    "custom_tool_call_output": _OutputItem,
+    "code_interpreter_call": _CodeCallItem,
+    "reasoning": _ReasoningItem,
+    "item_reference": _ReferenceItem,
 }
 
 
-class _Tool(msgspec.Struct):
+class _ToolFields(msgspec.Struct):
     type: str
     name: str | None = None
     server_label: str | None = None
     description: str | None = None
 
 
-class _NamedTool(_Tool, kw_only=True):
+class _NamedToolFields(_ToolFields, kw_only=True):
     name: str
 
 
@@ -217,10 +220,11 @@ _NAMED_TOOLS = ("function", "custom")
 def check_model(name: str | None) -> str:
     """The name. Raises InvalidRequest."""
     if not name:
-        raise missing("model")
-    if len(name) > MAX_MODEL:
+        raise missing_parameter("model")
+    if len(name) > MAX_MODEL_CHARACTERS:
         raise BadParameter(
-            f"Invalid 'model': string too long. Expected a string with maximum length {MAX_MODEL}, but got a string "
+            f"Invalid 'model': string too long. Expected a string with maximum length {MAX_MODEL_CHARACTERS}, but "
+            "got a string "
             f"with length {len(name)} instead.",
             "model",
             "string_above_max_length",
@@ -231,7 +235,7 @@ def check_model(name: str | None) -> str:
 
 
 def check_length(value: Any, most: int, param: str) -> None:
-    """Raises InvalidRequest for a list that is too long. What is none is somebody else's to refuse."""
+    """Raises InvalidRequest for a list that is too long. Other types are refused elsewhere."""
     if isinstance(value, list) and len(value) > most:
         raise BadParameter(
             f"Invalid '{param}': array too long. Expected an array with maximum length {most}, but got an array with "
@@ -241,43 +245,44 @@ def check_length(value: Any, most: int, param: str) -> None:
         )
 
 
-def check_lengths(items: Any, param: str) -> None:
-    """Raises InvalidRequest if there are too many items, or too many parts of them all: before they are looked at."""
-    check_length(items, MAX_ITEMS, param)
+def check_item_lengths(items: Any, param: str) -> None:
+    """Raises InvalidRequest for too many items, or too many parts in all of them, before they are decoded."""
+    check_length(items, MAX_INPUT_ITEMS, param)
     parts = 0
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
             parts += sum(len(value) for value in item.values() if isinstance(value, list))
-    if parts > MAX_PARTS:
+    if parts > MAX_INPUT_PARTS:
         raise BadParameter(
-            f"Invalid '{param}': too many parts. Expected {MAX_PARTS} at most in all of them, but got {parts} instead.",
+            f"Invalid '{param}': too many parts. Expected {MAX_INPUT_PARTS} at most in all of them, but got {parts} "
+            "instead.",
             param,
             "array_above_max_length",
         )
 
 
 def check_item(item: Item, where: str) -> None:
-    """Raises InvalidRequest that names the field. Of types that we do not know, only the type is looked at."""
-    typed(item, _Named, where)
-    typed(item, _ITEMS.get(item["type"], _Named), where)
+    """Raises InvalidRequest that names the field. Of unknown types, only the type is checked."""
+    convert_typed(item, _TypedItem, where)
+    convert_typed(item, _ITEM_TYPES.get(item["type"], _TypedItem), where)
 
 
 def check_tool(tool: Item, where: str) -> None:
     """Raises InvalidRequest that names the field."""
-    typed(tool, _NamedTool if tool.get("type") in _NAMED_TOOLS else _Tool, where)
+    convert_typed(tool, _NamedToolFields if tool.get("type") in _NAMED_TOOLS else _ToolFields, where)
 
 
-def typed(raw: dict[str, Any], kind: type[Any], where: str = "") -> Any:
-    """Raises InvalidRequest that names the field. `where` is the place of the object in the request."""
+def convert_typed(raw: dict[str, Any], kind: type[Any], where: str = "") -> Any:
+    """Converts an object. Raises InvalidRequest that names the field; `where` is the object's path."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         text, _, inside = str(error).partition(" - at `$")
         param = (where + inside.rstrip("`")).lstrip(".") or None
         if "missing required field" in text:
-            raise missing(f"{where}.{text.split('`')[1]}".lstrip(".")) from None
+            raise missing_parameter(f"{where}.{text.split('`')[1]}".lstrip(".")) from None
         raise BadParameter(f"Invalid type for '{param}': {text}.", param, "invalid_type") from None
 
 
-def missing(param: str) -> BadParameter:
+def missing_parameter(param: str) -> BadParameter:
     return BadParameter(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")

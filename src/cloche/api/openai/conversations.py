@@ -12,20 +12,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import Edge, whole_body
-from cloche.api.openai.context import BadParameter, Door, NotThere, OpenAiErrors, json_reply
-from cloche.api.openai.pagination import include_of, list_body, page_asked
-from cloche.api.openai.response_object import minted, seen_by, with_ids
-from cloche.api.openai.responses_request import input_items, json_object, metadata_of, missing, typed
-from cloche.api.openai.turn_request import resolved_items
+from cloche.api.http import DialectEndpoint, read_whole_body
+from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.openai.pagination import decode_page, included_fields, list_body
+from cloche.api.openai.response_object import assign_ids, minted_ids, visible_items
+from cloche.api.openai.responses_request import (
+    check_metadata,
+    convert_typed,
+    input_items,
+    json_object,
+    missing_parameter,
+)
+from cloche.api.openai.turn_request import resolve_items
 from cloche.gateway.items import Item, new_item_id
-from cloche.store.conversations import Conversation
+from cloche.store.conversations import StoredConversation
 
-MAX_ITEMS = 20  # of one request
+MAX_NEW_ITEMS = 20  # of one request
 
 
-class Busy:
-    """The conversations that a turn works on now. Two at once would each miss what the other adds."""
+class ConversationLocks:
+    """Locks of the conversations with a running turn. Two turns at once would each miss the other's items."""
 
     def __init__(self) -> None:
         self._claimed: set[tuple[str, str]] = set()
@@ -47,111 +53,111 @@ class Busy:
             self._claimed.discard((owner, conversation))
 
 
-class Conversations:
-    def __init__(self, door: Door, dialect: OpenAiErrors):
+class ConversationRoutes:
+    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
         self._door = door
         self._stored = door.gateway.shelf.conversations
         one, items = "/v1/conversations/{id}", "/v1/conversations/{id}/items"
         self.routes = [
-            Route("/v1/conversations", Edge(dialect, self.create), methods=["POST"]),
-            Route(one, Edge(dialect, self.retrieve), methods=["GET"]),
-            Route(one, Edge(dialect, self.update), methods=["POST"]),
-            Route(one, Edge(dialect, self.delete), methods=["DELETE"]),
-            Route(items, Edge(dialect, self.add_items), methods=["POST"]),
-            Route(items, Edge(dialect, self.list_items), methods=["GET"]),
-            Route(f"{items}/{{item}}", Edge(dialect, self.retrieve_item), methods=["GET"]),
-            Route(f"{items}/{{item}}", Edge(dialect, self.delete_item), methods=["DELETE"]),
+            Route("/v1/conversations", DialectEndpoint(dialect, self.create), methods=["POST"]),
+            Route(one, DialectEndpoint(dialect, self.retrieve), methods=["GET"]),
+            Route(one, DialectEndpoint(dialect, self.update), methods=["POST"]),
+            Route(one, DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
+            Route(items, DialectEndpoint(dialect, self.add_items), methods=["POST"]),
+            Route(items, DialectEndpoint(dialect, self.list_items), methods=["GET"]),
+            Route(f"{items}/{{item}}", DialectEndpoint(dialect, self.retrieve_item), methods=["GET"]),
+            Route(f"{items}/{{item}}", DialectEndpoint(dialect, self.delete_item), methods=["DELETE"]),
         ]
 
     async def create(self, request: Request) -> Response:
         owner = self._door.owner_of(request)
-        body = decode(await whole_body(request))
-        given, items = await self._resolved(owner, body.items or [])
-        made = await self._stored.create(owner, body.metadata or {}, items, minted(given, items))
-        return json_reply(encode(made))
+        body = decode_conversation(await read_whole_body(request))
+        given, items = await self._resolve_items(owner, body.items or [])
+        made = await self._stored.create(owner, body.metadata or {}, items, minted_ids(given, items))
+        return json_reply(conversation_body(made))
 
     async def retrieve(self, request: Request) -> Response:
-        return json_reply(encode(await self._find(request)))
+        return json_reply(conversation_body(await self._find_conversation(request)))
 
     async def update(self, request: Request) -> Response:
-        found = await self._find(request)
-        metadata = decode(await whole_body(request)).metadata
+        found = await self._find_conversation(request)
+        metadata = decode_conversation(await read_whole_body(request)).metadata
         if metadata is None:
-            raise missing("metadata")
+            raise missing_parameter("metadata")
         await self._stored.describe(found.id, metadata)
-        return json_reply(encode(found, metadata))
+        return json_reply(conversation_body(found, metadata))
 
     async def delete(self, request: Request) -> Response:
-        found = await self._find(request)
+        found = await self._find_conversation(request)
         await self._stored.delete(found.id)
         return json_reply({"id": found.id, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(self, request: Request) -> Response:
-        found = await self._find(request)
-        sent = decode(await whole_body(request)).items
+        found = await self._find_conversation(request)
+        sent = decode_conversation(await read_whole_body(request)).items
         if sent is None:
-            raise missing("items")
-        given, items = await self._resolved(found.owner, sent)
-        added = await self._stored.add(found.id, items, minted(given, items), new_item_id)
-        return json_reply(list_body(seen_by(added, include_of(request)), has_more=False))
+            raise missing_parameter("items")
+        given, items = await self._resolve_items(found.owner, sent)
+        added = await self._stored.add(found.id, items, minted_ids(given, items), new_item_id)
+        return json_reply(list_body(visible_items(added, included_fields(request)), has_more=False))
 
     async def list_items(self, request: Request) -> Response:
-        found = await self._find(request)
-        asked = page_asked(request.query_params)
+        found = await self._find_conversation(request)
+        asked = decode_page(request.query_params)
         try:
             page, has_more = await self._stored.page(found.id, asked.limit, asked.order, asked.after)
         except errors.NotFound as error:
             raise BadParameter(f"Invalid 'after': {error}.", "after") from None
-        return json_reply(list_body(seen_by(page, include_of(request)), has_more=has_more))
+        return json_reply(list_body(visible_items(page, included_fields(request)), has_more=has_more))
 
     async def retrieve_item(self, request: Request) -> Response:
         _, item = await self._find_item(request)
-        return json_reply(seen_by([item], include_of(request))[0])
+        return json_reply(visible_items([item], included_fields(request))[0])
 
     async def delete_item(self, request: Request) -> Response:
         found, item = await self._find_item(request)
         await self._stored.remove_item(found.id, item["id"])
-        return json_reply(encode(found))
+        return json_reply(conversation_body(found))
 
-    async def _find(self, request: Request) -> Conversation:
+    async def _find_conversation(self, request: Request) -> StoredConversation:
         owner, id = self._door.owner_of(request), request.path_params["id"]
         found = await self._stored.get(owner, id)
         if found is None:
-            raise NotThere(f"Conversation with id '{id[:100]}' not found.")
+            raise OpenAiNotFound(f"Conversation with id '{id[:100]}' not found.")
         return found
 
-    async def _find_item(self, request: Request) -> tuple[Conversation, Item]:
-        found, id = await self._find(request), request.path_params["item"]
+    async def _find_item(self, request: Request) -> tuple[StoredConversation, Item]:
+        found, id = await self._find_conversation(request), request.path_params["item"]
         item = await self._stored.item(found.id, id)
         if item is None:
-            raise NotThere(f"Item with id '{id[:100]}' not found in conversation '{found.id}'.")
+            raise OpenAiNotFound(f"Item with id '{id[:100]}' not found in conversation '{found.id}'.")
         return found, item
 
-    async def _resolved(self, owner: str, items: list[Item]) -> tuple[list[Item], list[Item]]:
-        """The items with the outputs of code that are kept, and the same with ids. Raises NotFound."""
-        given = await resolved_items(self._door.gateway, owner, items, "items")
-        return given, with_ids(given)
+    async def _resolve_items(self, owner: str, items: list[Item]) -> tuple[list[Item], list[Item]]:
+        """Returns the items with stored outputs of code, and the same with ids. Raises NotFound."""
+        given = await resolve_items(self._door.gateway, owner, items, "items")
+        return given, assign_ids(given)
 
 
-class _Body(msgspec.Struct):
+class _ConversationBody(msgspec.Struct):
     items: list[Any] | None = None
     metadata: dict[str, str] | None = None
 
 
-def decode(body: bytes) -> _Body:
+def decode_conversation(body: bytes) -> _ConversationBody:
     """Raises InvalidRequest in OpenAI's words."""
-    fields: _Body = typed(json_object(body or b"{}"), _Body)
+    fields: _ConversationBody = convert_typed(json_object(body or b"{}"), _ConversationBody)
     if fields.items is not None:
-        if len(fields.items) > MAX_ITEMS:
-            message = f"Invalid 'items': array too long. Expected an array with maximum length {MAX_ITEMS}."
+        if len(fields.items) > MAX_NEW_ITEMS:
+            message = f"Invalid 'items': array too long. Expected an array with maximum length {MAX_NEW_ITEMS}."
             raise BadParameter(message, "items", "array_above_max_length")
         fields.items = input_items(fields.items, "items")
     if fields.metadata is not None:
-        fields.metadata = metadata_of(fields.metadata)
+        fields.metadata = check_metadata(fields.metadata)
     return fields
 
 
-def encode(conversation: Conversation, metadata: dict[str, str] | None = None) -> dict[str, Any]:
+def conversation_body(conversation: StoredConversation, metadata: dict[str, str] | None = None) -> dict[str, Any]:
     return {
         "id": conversation.id,
         "object": "conversation",

@@ -12,20 +12,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.encoding import disposition
-from cloche.api.http import Dropped, Edge, Stream, body_chunks
-from cloche.api.multipart import MULTIPART_TYPE, Part, boundary_of, parts
-from cloche.api.openai.context import BadParameter, Door, NotThere, OpenAiErrors, json_reply
-from cloche.api.openai.pagination import check_integer, list_body, page_asked
-from cloche.api.openai.responses_request import missing
+from cloche.api.encoding import inline_content_disposition
+from cloche.api.http import DialectEndpoint, DropConnection, StreamResponse, read_body_chunks
+from cloche.api.multipart import MULTIPART_TYPE, FormPart, iterate_form_parts, parse_form_boundary
+from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.openai.pagination import check_integer, decode_page, list_body
+from cloche.api.openai.responses_request import missing_parameter
 from cloche.model import MIB
 from cloche.store.files import StoredFile, new_file_id
 
-# Uploads: forms with one file, which is taken as it comes, and contents that go out.
+# Forms with one file, read as it arrives, and downloads of file contents.
 
-Take = Callable[[str, AsyncGenerator[bytes, None]], Awaitable[None]]
+TakeFile = Callable[[str, AsyncGenerator[bytes, None]], Awaitable[None]]
 
-NAMELESS = "upload"
+DEFAULT_FILE_NAME = "upload"
 MAX_FIELDS = 20
 MAX_FIELD_BYTES = 4096
 BYTES_TYPE = "application/octet-stream"
@@ -35,30 +35,34 @@ def is_form(request: Request) -> bool:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == MULTIPART_TYPE
 
 
-async def take_form(request: Request, max_bytes: int, take: Take) -> dict[str, str]:
-    """The fields of a form. `take` gets the name and the content of the field `file`, if there is one.
+async def take_form(request: Request, max_bytes: int, take: TakeFile) -> dict[str, str]:
+    """Returns the fields of a form. `take` gets the name and the content of the field `file`, if there is one.
 
-    Raises InvalidRequest for what is no form, has two files or too much else, TooLarge, and what `take` raises.
+    Raises InvalidRequest for a body that is no form, has two files or too many fields, TooLarge, and the errors
+    of `take`.
     """
     fields: dict[str, str] = {}
     taken, count = False, 0
-    boundary = boundary_of(request.headers.get("content-type", ""))
-    async with aclosing(body_chunks(request, max_bytes)) as body, aclosing(parts(body, boundary)) as form:
+    boundary = parse_form_boundary(request.headers.get("content-type", ""))
+    async with (
+        aclosing(read_body_chunks(request, max_bytes)) as body,
+        aclosing(iterate_form_parts(body, boundary)) as form,
+    ):
         async for part in form:
             count += 1  # parts, not names: they may all have the same
             if count > MAX_FIELDS:
                 raise BadParameter(f"A form has {MAX_FIELDS} fields at most.", None)
             if part.name != "file":
-                fields[part.name] = await _text(part)
+                fields[part.name] = await _field_text(part)
             elif taken:
                 raise BadParameter("Only one 'file' can be uploaded at a time.", "file")
             else:
                 taken = True
-                await take(part.filename or NAMELESS, part.chunks)
+                await take(part.filename or DEFAULT_FILE_NAME, part.chunks)
     return fields
 
 
-async def _text(part: Part) -> str:
+async def _field_text(part: FormPart) -> str:
     content = b""
     async for chunk in part.chunks:
         content += chunk
@@ -71,21 +75,21 @@ async def _text(part: Part) -> str:
 
 def content_reply(
     name: str, size: int, chunks: AsyncGenerator[bytes, None], until: Callable[[], Awaitable[None]] | None = None
-) -> Stream:
-    """A file as it is. `until` is the end of the sandbox that it comes from."""
+) -> StreamResponse:
+    """A file as it is. `until` waits for the end of the sandbox that it comes from."""
     headers = {
         "content-length": str(size),
-        "content-disposition": disposition(name),
+        "content-disposition": inline_content_disposition(name),
         # A file is a stranger's: no page of it may act in the name of the server that it comes from.
         "content-security-policy": "sandbox",
         "x-content-type-options": "nosniff",
     }
     kind = mimetypes.guess_type(name)[0] or BYTES_TYPE
-    return Stream(_exactly(chunks, size), headers=headers, media_type=kind, until=until)
+    return StreamResponse(_exact_chunks(chunks, size), headers=headers, media_type=kind, until=until)
 
 
-async def _exactly(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
-    """A program may write to the file while it is sent, and its length is promised already."""
+async def _exact_chunks(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
+    """Yields exactly `size` bytes: the length is promised, and a program may write to the file meanwhile."""
     async with aclosing(chunks):
         async for chunk in chunks:
             yield chunk[:size]
@@ -93,38 +97,38 @@ async def _exactly(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGener
             if not size:
                 return
     if size:
-        raise Dropped
+        raise DropConnection
 
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILE_BYTES = 512 * MIB
-MAX_NAME = 255
+MAX_FILE_NAME = 255
 MIN_SECONDS, MAX_SECONDS = 3600, 2_592_000
 MAX_LISTED = 10_000
 
 
-class Files:
-    def __init__(self, door: Door, dialect: OpenAiErrors):
+class OpenAiFileRoutes:
+    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
         self._door = door
         self._files = door.gateway.shelf.files
         self.routes = [
-            Route("/v1/files", Edge(dialect, self.create), methods=["POST"]),
-            Route("/v1/files", Edge(dialect, self.list), methods=["GET"]),
-            Route("/v1/files/{id}", Edge(dialect, self.get), methods=["GET"]),
-            Route("/v1/files/{id}", Edge(dialect, self.delete), methods=["DELETE"]),
-            Route("/v1/files/{id}/content", Edge(dialect, self.content), methods=["GET"]),
+            Route("/v1/files", DialectEndpoint(dialect, self.create), methods=["POST"]),
+            Route("/v1/files", DialectEndpoint(dialect, self.list), methods=["GET"]),
+            Route("/v1/files/{id}", DialectEndpoint(dialect, self.get), methods=["GET"]),
+            Route("/v1/files/{id}", DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
+            Route("/v1/files/{id}/content", DialectEndpoint(dialect, self.content), methods=["GET"]),
         ]
 
     async def create(self, request: Request) -> Response:
         owner = self._door.owner_of(request)
         await self._files.check_room(owner)
-        upload = _Upload(self._door)
+        upload = _OpenAiUpload(self._door)
         try:
             fields = await take_form(request, self._door.config.server.upload_bytes, upload.take)
             seconds = expiry_of(fields)
             purpose = purpose_of(fields)
             if upload.name is None:
-                raise missing("file")
+                raise missing_parameter("file")
             name, size = upload.name, upload.size_bytes
             file = await self._files.add(upload.id, owner, filename=name, purpose=purpose, bytes=size, seconds=seconds)
         except BaseException:
@@ -134,7 +138,7 @@ class Files:
 
     async def list(self, request: Request) -> Response:
         owner = self._door.owner_of(request)
-        asked = page_asked(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
+        asked = decode_page(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
         found = await self._files.list(
             owner,
             purpose=request.query_params.get("purpose"),
@@ -146,29 +150,29 @@ class Files:
         return json_reply(list_body(page, has_more=len(found) > asked.limit))
 
     async def get(self, request: Request) -> Response:
-        return json_reply(file_body(await self._asked(request)))
+        return json_reply(file_body(await self._requested_file(request)))
 
     async def delete(self, request: Request) -> Response:
-        file = await self._asked(request)
+        file = await self._requested_file(request)
         await self._files.remove(file.owner, file.id)
         return json_reply({"id": file.id, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
-        file = await self._asked(request)
+        file = await self._requested_file(request)
         return content_reply(file.filename, file.bytes, await self._files.chunks(file))
 
-    async def _asked(self, request: Request) -> StoredFile:
+    async def _requested_file(self, request: Request) -> StoredFile:
         owner = self._door.owner_of(request)
         try:
             return await self._files.get(owner, request.path_params["id"])
         except errors.FileNotFound as error:
-            raise NotThere(str(error), "id") from None
+            raise OpenAiNotFound(str(error), "id") from None
 
 
-class _Upload:
-    """The file of a form on its way into the store."""
+class _OpenAiUpload:
+    """The file of a form, written into the store."""
 
-    def __init__(self, door: Door):
+    def __init__(self, door: OpenAiContext):
         self._files = door.gateway.shelf.files
         self.id = new_file_id()
         self.name: str | None = None
@@ -180,16 +184,16 @@ class _Upload:
 
 
 def stored_name(name: str) -> str:
-    """What it is called: never a path, and always printable."""
+    """The file's name in the store: never a path, and always printable."""
     last = name.replace("\\", "/").rpartition("/")[2]
-    return "".join(each if each.isprintable() else "_" for each in last)[-MAX_NAME:] or "upload"
+    return "".join(each if each.isprintable() else "_" for each in last)[-MAX_FILE_NAME:] or "upload"
 
 
 def purpose_of(fields: dict[str, str]) -> str:
     """Raises InvalidRequest."""
     purpose = fields.get("purpose")
     if not purpose:
-        raise missing("purpose")
+        raise missing_parameter("purpose")
     if purpose not in PURPOSES:
         names = ", ".join(f"'{each}'" for each in PURPOSES)
         raise BadParameter(f"Invalid value: '{purpose[:100]}'. Supported values are: {names}.", "purpose")
@@ -197,12 +201,12 @@ def purpose_of(fields: dict[str, str]) -> str:
 
 
 def expiry_of(fields: dict[str, str]) -> int | None:
-    """After how many seconds it expires. Raises InvalidRequest."""
+    """Returns the seconds until it expires. Raises InvalidRequest."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
     if anchor is None and seconds is None:
         return None
     if anchor is None or seconds is None:
-        raise missing("expires_after[anchor]" if anchor is None else "expires_after[seconds]")
+        raise missing_parameter("expires_after[anchor]" if anchor is None else "expires_after[seconds]")
     if anchor != "created_at":
         raise BadParameter(
             f"Invalid value: '{anchor[:100]}'. Supported values are: 'created_at'.", "expires_after[anchor]"

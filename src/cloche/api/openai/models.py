@@ -8,18 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cloche.api.http import Edge
-from cloche.api.openai.context import Door, OpenAiErrors, json_reply
-from cloche.gateway.upstream import Model, ModelList
+from cloche.api.http import DialectEndpoint
+from cloche.api.openai.context import OpenAiContext, OpenAiErrors, json_reply
+from cloche.gateway.upstream import ListedModel, ModelList
 
 
-class Models:
-    def __init__(self, door: Door, dialect: OpenAiErrors):
+class ModelRoutes:
+    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
         self._door = door
         self._models = ModelList(door.gateway.upstreams)
         self.routes = [
-            Route("/v1/models", Edge(dialect, self.list), methods=["GET"]),
-            Route("/v1/models/{model:path}", Edge(dialect, self.get), methods=["GET"]),
+            Route("/v1/models", DialectEndpoint(dialect, self.list), methods=["GET"]),
+            Route("/v1/models/{model:path}", DialectEndpoint(dialect, self.get), methods=["GET"]),
         ]
 
     async def list(self, request: Request) -> Response:
@@ -31,5 +31,5 @@ class Models:
         return json_reply(model_object(await self._models.get(request.path_params["model"])))
 
 
-def model_object(model: Model) -> dict[str, Any]:
+def model_object(model: ListedModel) -> dict[str, Any]:
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owner}

@@ -1,4 +1,4 @@
-"""Lists that are asked for in pages: `limit`, `order`, and `after`, the id of the last one that was seen."""
+"""Paginated lists: `limit`, `order`, and `after`, the id of the last item of the page before."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from cloche.api.openai.context import BadParameter
 from cloche.model import Struct
 
 T = TypeVar("T")
-Order = Literal["asc", "desc"]
+ListOrder = Literal["asc", "desc"]
 
 
-class PageAsked(Struct):
+class PageRequest(Struct):
     limit: int
-    order: Order
+    order: ListOrder
     after: str | None = None
 
 
-def page_asked(query: Mapping[str, str], *, usual: int = 20, most: int = 100, order: Order = "desc") -> PageAsked:
+def decode_page(
+    query: Mapping[str, str], *, usual: int = 20, most: int = 100, order: ListOrder = "desc"
+) -> PageRequest:
     """Raises InvalidRequest in OpenAI's words."""
-    return PageAsked(
-        limit=_limit(query.get("limit"), usual, most),
-        order=_order(query.get("order"), order),
+    return PageRequest(
+        limit=_decode_limit(query.get("limit"), usual, most),
+        order=_decode_order(query.get("order"), order),
         after=query.get("after") or None,
     )
 
 
-def page_of(items: Sequence[T], asked: PageAsked, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
-    """What comes after `after`, and whether there is more. `items` are all, in the order that is asked for.
+def slice_page(items: Sequence[T], asked: PageRequest, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
+    """Returns the items after `after`, and whether there are more. `items` are all, in the requested order.
 
     Raises InvalidRequest if none of them has the id `after`.
     """
@@ -52,7 +54,7 @@ def list_body(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
     }
 
 
-def _limit(value: str | None, usual: int, most: int) -> int:
+def _decode_limit(value: str | None, usual: int, most: int) -> int:
     if value is None or value == "":
         return usual
     try:
@@ -79,7 +81,7 @@ def check_integer(param: str, value: int, least: int, most: int) -> int:
     return value
 
 
-def _order(value: str | None, usual: Order) -> Order:
+def _decode_order(value: str | None, usual: ListOrder) -> ListOrder:
     match value:
         case None | "":
             return usual
@@ -88,16 +90,16 @@ def _order(value: str | None, usual: Order) -> Order:
     raise BadParameter(f"Invalid value: '{value[:100]}'. Supported values are: 'asc' and 'desc'.", "order")
 
 
-# What stands in the query of a URL.
+# Parameters in the query of a URL.
 
 
-def include_of(request: Request) -> list[str]:
+def included_fields(request: Request) -> list[str]:
     """`include[]=..` as the SDKs write it, and `include=..`."""
     query = request.query_params
     return [*query.getlist("include[]"), *query.getlist("include")]
 
 
-def is_true(request: Request, name: str) -> bool:
+def boolean_parameter(request: Request, name: str) -> bool:
     """Raises InvalidRequest."""
     value = request.query_params.get(name, "false").lower()
     if value not in ("true", "false"):
@@ -105,7 +107,7 @@ def is_true(request: Request, name: str) -> bool:
     return value == "true"
 
 
-def integer_of(request: Request, name: str, usual: int) -> int:
+def integer_parameter(request: Request, name: str, usual: int) -> int:
     """Raises InvalidRequest."""
     value = request.query_params.get(name)
     if value is None:

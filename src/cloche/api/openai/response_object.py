@@ -9,9 +9,9 @@ from typing import Any
 
 from cloche import errors
 from cloche.api.openai.context import status_and_body
-from cloche.api.openai.responses_request import OUTPUTS, Wanted
-from cloche.gateway.events import Tokens
-from cloche.gateway.items import Item, new_item_id, output_text, without_credentials
+from cloche.api.openai.responses_request import INCLUDE_OUTPUTS, ResponseRequest
+from cloche.gateway.events import TokenUsage
+from cloche.gateway.items import Item, new_item_id, output_text_part, without_credentials
 
 _ERROR_CODES = frozenset({"server_error", "rate_limit_exceeded", "invalid_prompt"})
 
@@ -22,17 +22,17 @@ def new_response_id() -> str:
 
 def response_object(
     id: str,
-    wanted: Wanted,
+    wanted: ResponseRequest,
     created_at: int,
     *,
     status: str,
     output: list[Item],
-    tokens: Tokens | None = None,
+    tokens: TokenUsage | None = None,
     reason: str | None = None,
     error: dict[str, str] | None = None,
     service_tier: str | None = None,
 ) -> dict[str, Any]:
-    """What is known of a response now."""
+    """The response in its current state."""
     options = wanted.options
     done = status in ("completed", "incomplete", "failed", "cancelled")
     return {
@@ -64,16 +64,16 @@ def response_object(
         "temperature": options.get("temperature", 1.0),
         "text": {"format": {"type": "text"}, "verbosity": "medium", **options.get("text", {})},
         "tool_choice": wanted.tool_choice,
-        "tools": [_echoed(tool) for tool in wanted.tools],
+        "tools": [_echo_tool(tool) for tool in wanted.tools],
         "top_logprobs": options.get("top_logprobs", 0),
         "top_p": options.get("top_p", 1.0),
         "truncation": options.get("truncation", "disabled"),
-        "usage": usage(tokens) if tokens is not None else None,
+        "usage": response_usage(tokens) if tokens is not None else None,
         "user": options.get("user"),
     }
 
 
-def usage(tokens: Tokens) -> dict[str, Any]:
+def response_usage(tokens: TokenUsage) -> dict[str, Any]:
     return {
         "input_tokens": tokens.input,
         "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": tokens.cache_written},
@@ -83,54 +83,54 @@ def usage(tokens: Tokens) -> dict[str, Any]:
     }
 
 
-def error_of(error: errors.ClocheError) -> dict[str, str]:
-    """The `error` of a response that failed: its codes are few."""
+def response_error(error: errors.ClocheError) -> dict[str, str]:
+    """The `error` of a failed response, which has few codes."""
     status, body = status_and_body(error)
     code = body["code"] if body["code"] in _ERROR_CODES else "rate_limit_exceeded" if status == 429 else "server_error"
     return {"code": str(code), "message": str(body["message"])}
 
 
 def without_outputs(item: Item) -> Item:
-    """An item as clients see it who did not ask for the outputs of code."""
+    """An item as clients see it that did not request the outputs of code."""
     return {**item, "outputs": None} if item.get("type") == "code_interpreter_call" else item
 
 
-def _echoed(tool: Item) -> Item:
-    """A function has these fields in an answer, said or not."""
+def _echo_tool(tool: Item) -> Item:
+    """A function in an answer always has these fields."""
     if tool.get("type") == "function":
         return {"parameters": None, "strict": None, **tool}
     return without_credentials(tool)
 
 
-# Items as clients sent them, in the shape in which they are listed and kept: with an id, content in parts.
+# Clients' items in the shape in which they are listed and stored: with an id, and content in parts.
 
-MAX_ID = 200  # characters
+MAX_ID_CHARACTERS = 200  # characters
 
 
-def with_ids(items: Iterable[Item]) -> list[Item]:
-    """The items, each with an id that no other has."""
+def assign_ids(items: Iterable[Item]) -> list[Item]:
+    """The items, each with a unique id."""
     seen: set[str] = set()
     listed = []
     for item in items:
         id = item.get("id")
-        if not isinstance(id, str) or not 0 < len(id) <= MAX_ID or id in seen:
+        if not isinstance(id, str) or not 0 < len(id) <= MAX_ID_CHARACTERS or id in seen:
             id = new_item_id(str(item.get("type")))
         seen.add(id)
-        listed.append(_listed({**without_credentials(item), "id": id}))
+        listed.append(_listed_item({**without_credentials(item), "id": id}))
     return listed
 
 
-def minted(given: Iterable[Item], listed: Iterable[Item]) -> set[str]:
-    """The ids in `listed` that no client has chosen: those that are not among what it gave."""
+def minted_ids(given: Iterable[Item], listed: Iterable[Item]) -> set[str]:
+    """The ids in `listed` that the server chose: those not in `given`."""
     return {item["id"] for item in listed} - {item["id"] for item in given if isinstance(item.get("id"), str)}
 
 
-def seen_by(items: Iterable[Item], include: Iterable[str]) -> list[Item]:
-    """The items as a client sees them who asked for that."""
-    return list(items) if OUTPUTS in include else [without_outputs(item) for item in items]
+def visible_items(items: Iterable[Item], include: Iterable[str]) -> list[Item]:
+    """The items as a client sees them that sent this `include`."""
+    return list(items) if INCLUDE_OUTPUTS in include else [without_outputs(item) for item in items]
 
 
-def _listed(item: Item) -> Item:
+def _listed_item(item: Item) -> Item:
     match item.get("type"):
         case "message":
             content = item.get("content")
@@ -144,4 +144,4 @@ def _listed(item: Item) -> Item:
 
 
 def _text_part(item: Item, text: str) -> Item:
-    return output_text(text) if item.get("role") == "assistant" else {"type": "input_text", "text": text}
+    return output_text_part(text) if item.get("role") == "assistant" else {"type": "input_text", "text": text}

@@ -1,4 +1,4 @@
-"""Requests of the Responses API, from JSON to `Asked`. Pure: what needs the store is looked up by the handler."""
+"""Requests of the Responses API, decoded from JSON. Pure: the handler looks up everything in the store."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from cloche.api.openai.context import (
     MAX_INCLUDE,
     MAX_TOOLS,
     BadParameter,
-    Options,
+    UpstreamOptions,
     check_item,
+    check_item_lengths,
     check_length,
-    check_lengths,
     check_model,
     check_tool,
 )
-from cloche.api.openai.context import missing as missing
-from cloche.api.openai.context import typed as typed
-from cloche.api.openai.network import network_of
+from cloche.api.openai.context import convert_typed as convert_typed
+from cloche.api.openai.context import missing_parameter as missing_parameter
+from cloche.api.openai.network import decode_network
 from cloche.gateway.items import Item
 from cloche.gateway.request import CodeTool, MemoryTier
 from cloche.model import Struct
 
-OUTPUTS = "code_interpreter_call.outputs"
-NEW_FILES = "code_interpreter_call.new_files"  # ours: cites every file that code made
+INCLUDE_OUTPUTS = "code_interpreter_call.outputs"
+INCLUDE_NEW_FILES = "code_interpreter_call.new_files"  # ours: cites every file that code made
 MAX_FILE_IDS = 50
-MAX_MARKS = 1_000_000  # of a body: they bound the values in it. A text with as many is longer than any model reads
+MAX_JSON_MARKS = 1_000_000  # of a body: they bound the values in it. A text with as many is longer than any model reads
 
-FOR_UPSTREAM = (
+UPSTREAM_FIELDS = (
     "temperature top_p parallel_tool_calls reasoning text truncation service_tier safety_identifier prompt_cache_key "
     "prompt_cache_retention prompt_cache_options top_logprobs user metadata prompt moderation"
 ).split()
@@ -39,7 +39,7 @@ _HALF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _NOT_UNICODE = "its text is not valid Unicode: it has half of a surrogate pair. Leave such characters out."
 
 
-class Wanted(Struct):
+class ResponseRequest(Struct):
     """A request for a response."""
 
     model: str
@@ -62,16 +62,16 @@ class Wanted(Struct):
 
     @property
     def with_outputs(self) -> bool:
-        return OUTPUTS in self.include
+        return INCLUDE_OUTPUTS in self.include
 
     @property
     def other_tools(self) -> list[Item]:
-        """All but the code interpreter: those are for the upstream."""
+        """All tools but the code interpreter, for the upstream."""
         return [tool for tool in self.tools if tool.get("type") != "code_interpreter"]
 
 
-class _Body(msgspec.Struct):
-    """What is checked by type; everything else is looked at by hand, or is the upstream's business."""
+class _ResponseBody(msgspec.Struct):
+    """The fields checked by type; the others are checked by hand, or by the upstream."""
 
     model: str | None = None
     input: str | list[Any] | None = None
@@ -90,14 +90,14 @@ class _Body(msgspec.Struct):
     stream_options: dict[str, Any] | None = None
 
 
-def decode(body: bytes) -> Wanted:
+def decode_response(body: bytes) -> ResponseRequest:
     """Raises InvalidRequest in OpenAI's words."""
     raw = json_object(body)
     check_length(raw.get("tools"), MAX_TOOLS, "tools")
     check_length(raw.get("include"), MAX_INCLUDE, "include")
-    check_lengths(raw.get("input"), "input")
-    fields = typed(raw, _Body)
-    typed(raw, Options)
+    check_item_lengths(raw.get("input"), "input")
+    fields = convert_typed(raw, _ResponseBody)
+    convert_typed(raw, UpstreamOptions)
     model = check_model(fields.model)
     for at, tool in enumerate(fields.tools or []):
         check_tool(tool, f"tools[{at}]")
@@ -115,20 +115,20 @@ def decode(body: bytes) -> Wanted:
         )
     _check_counts(fields)
     for at, tool in enumerate(fields.tools or []):
-        _check_tool(at, tool)
+        _check_shell_tool(at, tool)
     _check_choice(fields.tool_choice, "tool_choice", has_code=bool(code_tools))
-    return Wanted(
+    return ResponseRequest(
         model=model,
         input=input_items(fields.input),
-        instructions=_instructions(fields.instructions),
+        instructions=_check_instructions(fields.instructions),
         tools=fields.tools or [],
         code=_code_tool(*code_tools[0]) if code_tools else None,
         tool_choice="auto" if fields.tool_choice is None else fields.tool_choice,
         include=tuple(fields.include or ()),
         max_tool_calls=fields.max_tool_calls,
         max_output_tokens=fields.max_output_tokens,
-        metadata=metadata_of(fields.metadata or {}),
-        options=_options(raw, fields.include or []),
+        metadata=check_metadata(fields.metadata or {}),
+        options=_upstream_options(raw, fields.include or []),
         store=fields.store is not False,
         stream=bool(fields.stream),
         background=bool(fields.background),
@@ -140,9 +140,9 @@ def decode(body: bytes) -> Wanted:
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Raises InvalidRequest unless it is a JSON object, of no more values than can be decoded in a moment."""
-    if any(body.count(mark) > MAX_MARKS for mark in (b"{", b"[", b",")):
+    if any(body.count(mark) > MAX_JSON_MARKS for mark in (b"{", b"[", b",")):
         raise BadParameter(
-            f"The body of your request is too complex: {MAX_MARKS} objects, lists or commas at most.", None
+            f"The body of your request is too complex: {MAX_JSON_MARKS} objects, lists or commas at most.", None
         )
     try:
         value = msgspec.json.decode(body)
@@ -167,20 +167,20 @@ def input_items(value: str | list[Any] | None, param: str = "input") -> list[Ite
                 f"Invalid type for '{param}[{at}]': expected an object.", f"{param}[{at}]", "invalid_type"
             )
         if "type" not in item and "role" not in item:
-            raise missing(f"{param}[{at}].type")
+            raise missing_parameter(f"{param}[{at}].type")
         _check_no_code_tool(item.get("tools"), f"{param}[{at}].tools")
         items.append(item if "type" in item else {"type": "message", **item})
         check_item(items[-1], f"{param}[{at}]")
     return items
 
 
-def _instructions(value: str | list[Any] | None) -> str | None:
+def _check_instructions(value: str | list[Any] | None) -> str | None:
     if isinstance(value, list):
         raise BadParameter("Invalid type for 'instructions': expected a string.", "instructions", "invalid_type")
     return value
 
 
-def metadata_of(pairs: dict[str, str]) -> dict[str, str]:
+def check_metadata(pairs: dict[str, str]) -> dict[str, str]:
     """Raises InvalidRequest."""
     if len(pairs) > 16:
         raise BadParameter("Invalid 'metadata': 16 pairs at most.", "metadata", "object_above_max_properties")
@@ -194,7 +194,7 @@ def metadata_of(pairs: dict[str, str]) -> dict[str, str]:
     return pairs
 
 
-def _check_counts(fields: _Body) -> None:
+def _check_counts(fields: _ResponseBody) -> None:
     for name, least in (("max_tool_calls", 1), ("max_output_tokens", 16)):
         value = getattr(fields, name)
         if value is not None and value < least:
@@ -205,15 +205,15 @@ def _check_counts(fields: _Body) -> None:
             )
 
 
-def _options(raw: dict[str, Any], include: list[str]) -> dict[str, Any]:
-    """What only the upstream understands. Of what is to be included, that is all but what we have ourselves."""
-    options = {name: raw[name] for name in FOR_UPSTREAM if raw.get(name) is not None}
+def _upstream_options(raw: dict[str, Any], include: list[str]) -> dict[str, Any]:
+    """The options that only the upstream understands. Of `include`, all but this server's own values."""
+    options = {name: raw[name] for name in UPSTREAM_FIELDS if raw.get(name) is not None}
     theirs = [each for each in include if not each.startswith("code_interpreter_call.")]
     return {**options, "include": theirs} if theirs else options
 
 
-def _check_tool(at: int, tool: Item) -> None:
-    """Raises InvalidRequest for a tool whose code would run on somebody else's machine."""
+def _check_shell_tool(at: int, tool: Item) -> None:
+    """Raises InvalidRequest for a shell tool with a remote environment."""
     environment = tool.get("environment")
     kind = environment.get("type") if isinstance(environment, dict) else None
     if tool["type"] == "shell" and kind != "local":
@@ -225,7 +225,7 @@ def _check_tool(at: int, tool: Item) -> None:
 
 
 def _check_no_code_tool(tools: Any, param: str) -> None:
-    """Items can bring tools along; that one can only be among those of the request."""
+    """Raises InvalidRequest if an item brings the code interpreter: only the request's own `tools` can have it."""
     for at, tool in enumerate(tools if isinstance(tools, list) else []):
         if isinstance(tool, dict) and str(tool.get("type", "")).startswith("code_interpreter"):
             raise BadParameter("The code_interpreter tool must be in 'tools'.", f"{param}[{at}]")
@@ -264,15 +264,15 @@ def _code_tool(at: int, tool: Item) -> CodeTool:
     param = f"tools[{at}].container"
     container = tool.get("container")
     if container is None:
-        raise missing(param)
+        raise missing_parameter(param)
     if isinstance(container, str):
         return CodeTool(container=container)
     if not isinstance(container, dict) or container.get("type") != "auto":
         raise BadParameter(f"Invalid value for '{param}': expected a container's id, or type 'auto'.", param)
     return CodeTool(
         file_ids=file_ids_of(container.get("file_ids"), f"{param}.file_ids"),
-        memory=memory_tier(container.get("memory_limit"), f"{param}.memory_limit"),
-        network=network_of(container.get("network_policy"), f"{param}.network_policy"),
+        memory=decode_memory_tier(container.get("memory_limit"), f"{param}.memory_limit"),
+        network=decode_network(container.get("network_policy"), f"{param}.network_policy"),
     )
 
 
@@ -286,7 +286,7 @@ def file_ids_of(value: Any, param: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def memory_tier(value: Any, param: str) -> MemoryTier | None:
+def decode_memory_tier(value: Any, param: str) -> MemoryTier | None:
     """Raises InvalidRequest."""
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""The events of a response's stream, from what happens in a turn: numbered, in OpenAI's grammar."""
+"""The events of a response's stream, from the events of a turn: numbered, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Any, Protocol
 import msgspec
 
 from cloche import errors
-from cloche.api.http import unforeseen
-from cloche.api.openai.context import AfterCode, status_and_body
+from cloche.api.http import log_internal_error
+from cloche.api.openai.context import FailedAfterCode, status_and_body
 from cloche.api.openai.response_object import (
-    error_of,
-    minted,
+    assign_ids,
+    minted_ids,
     new_response_id,
+    response_error,
     response_object,
-    with_ids,
     without_outputs,
 )
-from cloche.api.openai.responses_request import OUTPUTS, Wanted
+from cloche.api.openai.responses_request import INCLUDE_OUTPUTS, ResponseRequest
 from cloche.gateway import history
 from cloche.gateway.events import (
-    Cited,
-    Closed,
-    Delta,
-    Finished,
-    Happening,
-    Interpreting,
-    Opened,
-    Passed,
-    Printed,
-    Tokens,
+    AnswerFinished,
+    CitationAdded,
+    CodeStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    PassedThrough,
+    ProgramEvent,
+    TokenUsage,
+    TurnEvent,
 )
 from cloche.gateway.gateway import Gateway
-from cloche.gateway.items import Item, new_item_id, output_text
-from cloche.gateway.outputs import Sight, said_by
-from cloche.gateway.request import Asked
-from cloche.gateway.trace import Trace
+from cloche.gateway.items import Item, new_item_id, output_text_part
+from cloche.gateway.outputs import ExecutionOutputs, event_text
+from cloche.gateway.request import TurnRequest
+from cloche.gateway.trace import RequestTrace
 from cloche.store.responses import StoredResponse
 
 Event = dict[str, Any]
 
-_PLAIN_DELTAS = {
+_DELTA_EVENTS = {
     "arguments": "response.function_call_arguments",
     "custom": "response.custom_tool_call_input",
     "code": "response.code_interpreter_call_code",
@@ -54,25 +54,25 @@ _PART_EVENTS = {"output_text": "output_text", "refusal": "refusal", "reasoning_t
 
 
 class ResponseEvents:
-    """Feed it what happens; it gives the events, each with its number. `response` is the object as it is now."""
+    """Takes the events of a turn and returns numbered stream events. `response` is the current object."""
 
-    def __init__(self, wanted: Wanted, id: str | None = None):
+    def __init__(self, wanted: ResponseRequest, id: str | None = None):
         self.id = id or new_response_id()
         self._wanted = wanted
         self._created_at = int(time.time())
         self._number = 0
         self._output: list[Item] = []
-        self._open: dict[int, _OpenItem] = {}
-        self.response: dict[str, Any] = self._object("queued" if wanted.background else "in_progress")
+        self._open: dict[int, _OpenResponseItem] = {}
+        self.response: dict[str, Any] = self._build_response("queued" if wanted.background else "in_progress")
 
     @property
     def output(self) -> list[Item]:
-        """The items that are whole, with the outputs of their code."""
+        """The complete items, with the outputs of their code."""
         return self._output
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The object as it is now, with all items that are whole and the outputs of their code."""
+        """The current object, with all complete items and the outputs of their code."""
         return {**self.response, "output": list(self._output)}
 
     @property
@@ -86,17 +86,17 @@ class ResponseEvents:
         events = []
         for kind in kinds:
             if kind == "response.in_progress":
-                self.response = self._object("in_progress")
-            events.append(self._numbered({"type": kind, "response": self.response}))
+                self.response = self._build_response("in_progress")
+            events.append(self._number_event({"type": kind, "response": self.response}))
         return events
 
-    def feed(self, happening: Happening) -> list[Event]:
-        return [self._numbered(event) for event in self._events_of(happening)]
+    def feed(self, happening: TurnEvent) -> list[Event]:
+        return [self._number_event(event) for event in self._events_of(happening)]
 
-    def fail(self, error: errors.ClocheError, tokens: Tokens) -> list[Event]:
-        """It ends here. Items that are open are closed first, so that no reader is left with half of one."""
+    def fail_with(self, error: errors.ClocheError, tokens: TokenUsage) -> list[Event]:
+        """Ends the response with an error. Open items are closed first, so that no reader is left with half of one."""
         events = list(self._abort_items("failed"))
-        self.response = self._object("failed", tokens=tokens, error=error_of(error))
+        self.response = self._build_response("failed", tokens=tokens, error=response_error(error))
         _, body = status_and_body(error)
         # OpenAI's document has the fields in the event itself, its server sends them as `error`: clients read either.
         said = {name: body[name] for name in ("code", "message", "param")}
@@ -104,100 +104,102 @@ class ResponseEvents:
             {"type": "error", **said, "error": body},
             {"type": "response.failed", "response": self.response},
         ]
-        return [self._numbered(event) for event in events]
+        return [self._number_event(event) for event in events]
 
-    def cancel(self, tokens: Tokens) -> list[Event]:
-        """Somebody cancelled it. There is no event of that name: clients know `incomplete`, and see the status."""
+    def cancel(self, tokens: TokenUsage) -> list[Event]:
+        """Ends a cancelled response. OpenAI has no such event: clients know `incomplete`, and see the status."""
         events = list(self._abort_items("incomplete"))
-        self.response = self._object("cancelled", tokens=tokens)
+        self.response = self._build_response("cancelled", tokens=tokens)
         events.append({"type": "response.incomplete", "response": self.response})
-        return [self._numbered(event) for event in events]
+        return [self._number_event(event) for event in events]
 
     # -- inside
 
-    def _events_of(self, happening: Happening) -> Iterator[Event]:
+    def _events_of(self, happening: TurnEvent) -> Iterator[Event]:
         match happening:
-            case Opened():
-                yield from self._opened(happening)
-            case Finished():
-                self.response = self._object(
+            case ItemOpened():
+                yield from self._open_item(happening)
+            case AnswerFinished():
+                self.response = self._build_response(
                     happening.status,
                     tokens=happening.tokens,
                     reason=happening.reason,
                     service_tier=happening.service_tier,
                 )
                 yield {"type": f"response.{happening.status}", "response": self.response}
-            case Closed():
-                item = self._seen(happening.item)
+            case ItemClosed():
+                item = self._visible_item(happening.item)
                 yield from self._open.pop(happening.index).close(item)
                 yield {"type": "response.output_item.done", "output_index": happening.index, "item": item}
                 self._output.append(happening.item)
             case _:
                 yield from self._open[happening.index].events_of(happening)
 
-    def _opened(self, happening: Opened) -> Iterator[Event]:
+    def _open_item(self, happening: ItemOpened) -> Iterator[Event]:
         index, item = happening.index, happening.item
-        self._open[index] = _OpenItem(index, item, stream_outputs=self._wanted.stream_outputs)
+        self._open[index] = _OpenResponseItem(index, item, stream_outputs=self._wanted.stream_outputs)
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         if item["type"] == "code_interpreter_call":
             yield self._open[index].about("response.code_interpreter_call.in_progress")
 
     def _abort_items(self, status: str) -> Iterator[Event]:
         for index, open_item in sorted(self._open.items()):
-            item = self._seen(open_item.aborted(status))
+            item = self._visible_item(open_item.aborted_item(status))
             yield from open_item.close(item)
             yield {"type": "response.output_item.done", "output_index": index, "item": item}
-            self._output.append(open_item.aborted(status))
+            self._output.append(open_item.aborted_item(status))
         self._open.clear()
 
-    def _seen(self, item: Item) -> Item:
+    def _visible_item(self, item: Item) -> Item:
         return item if self._wanted.with_outputs else without_outputs(item)
 
-    def _object(self, status: str, **about: Any) -> dict[str, Any]:
-        output = [self._seen(item) for item in self._output]
+    def _build_response(self, status: str, **about: Any) -> dict[str, Any]:
+        output = [self._visible_item(item) for item in self._output]
         return response_object(self.id, self._wanted, self._created_at, status=status, output=output, **about)
 
-    def _numbered(self, event: Event) -> Event:
+    def _number_event(self, event: Event) -> Event:
         self._number += 1
         return {**event, "sequence_number": self._number - 1}
 
 
-class _OpenItem:
-    """An item that has been announced, and is not whole."""
+class _OpenResponseItem:
+    """An item that has been announced, and is not complete."""
 
     def __init__(self, index: int, item: Item, *, stream_outputs: bool):
         self._index = index
         self._item = item
-        self._watched = Sight() if stream_outputs else None  # what its code has shown so far, if that is streamed
+        self._watched = (
+            ExecutionOutputs() if stream_outputs else None
+        )  # what its code has shown so far, if that is streamed
         self._texts: dict[str, list[str]] = {}  # of arguments, code, input
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _OpenContentPart] = {}
         self._summaries: dict[int, list[str]] = {}
         self._code_is_whole = False
 
     def about(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "output_index": self._index, "item_id": self._item["id"], **fields}
 
-    def events_of(self, happening: Happening) -> Iterator[Event]:
+    def events_of(self, happening: TurnEvent) -> Iterator[Event]:
         match happening:
-            case Delta():
-                yield from self._delta(happening)
-            case Interpreting():
+            case ItemDelta():
+                yield from self._add_delta(happening)
+            case CodeStarted():
                 yield from self._code_done(happening.code)
                 yield self.about("response.code_interpreter_call.interpreting")
-            case Cited():
-                part = self._part(happening.part, "output_text")
+            case CitationAdded():
+                part = self._find_part(happening.part, "output_text")
                 yield from part.opening()
                 yield part.cite(happening.annotation)
-            case Printed() if self._watched is not None:
+            case ProgramEvent() if self._watched is not None:
                 self._watched.feed(happening.event)
-                if said := said_by(happening.event):
+                if said := event_text(happening.event):
                     text, stream = said
                     yield self.about("response.code_interpreter_call_output.delta", delta=text, stream=stream)
-            case Passed():
+            case PassedThrough():
                 yield {**happening.event, "output_index": self._index, "item_id": self._item["id"]}
 
     def close(self, item: Item) -> Iterator[Event]:
-        """What is said before `output_item.done`."""
+        """The events before `output_item.done`."""
         match item["type"]:
             case "code_interpreter_call":
                 yield from self._code_done(item["code"])
@@ -215,70 +217,70 @@ class _OpenItem:
                 yield from self._close_summaries(item)
                 yield from self._close_parts(item)
 
-    def aborted(self, status: str) -> Item:
-        """The item as far as it came."""
+    def aborted_item(self, status: str) -> Item:
+        """The item as far as it was received."""
         item = {**self._item, "status": "incomplete"}
         match item["type"]:
             case "code_interpreter_call":
                 outputs = self._watched.outputs() if self._watched is not None else []
-                return {**item, "status": status, "code": self._text("code"), "outputs": outputs}
+                return {**item, "status": status, "code": self._joined_text("code"), "outputs": outputs}
             case "message":
-                return {**item, "content": self._content()}
+                return {**item, "content": self._content_parts()}
             case "reasoning":
-                content = {"content": self._content()} if self._parts else {}
+                content = {"content": self._content_parts()} if self._parts else {}
                 return {**item, "summary": self._summary_parts(), **content}
             case "function_call":
-                return {**item, "arguments": self._text("arguments")}
+                return {**item, "arguments": self._joined_text("arguments")}
             case "custom_tool_call":
-                return {**item, "input": self._text("custom")}
+                return {**item, "input": self._joined_text("custom")}
         return item
 
     # -- inside
 
-    def _text(self, kind: str) -> str:
+    def _joined_text(self, kind: str) -> str:
         return "".join(self._texts.get(kind, []))
 
-    def _content(self) -> list[Item]:
+    def _content_parts(self) -> list[Item]:
         return [part.whole() for _, part in sorted(self._parts.items())]
 
     def _summary_parts(self) -> list[Item]:
         return [{"type": "summary_text", "text": "".join(texts)} for _, texts in sorted(self._summaries.items())]
 
-    def _delta(self, delta: Delta) -> Iterator[Event]:
-        if delta.kind in _PLAIN_DELTAS:
+    def _add_delta(self, delta: ItemDelta) -> Iterator[Event]:
+        if delta.kind in _DELTA_EVENTS:
             self._texts.setdefault(delta.kind, []).append(delta.text)
-            yield self.about(_PLAIN_DELTAS[delta.kind] + ".delta", delta=delta.text)
+            yield self.about(_DELTA_EVENTS[delta.kind] + ".delta", delta=delta.text)
         elif delta.kind == "summary":
-            yield from self._summary(delta)
+            yield from self._add_summary(delta)
         else:
-            part = self._part(delta.part, _PART_TYPES[delta.kind])
+            part = self._find_part(delta.part, _PART_TYPES[delta.kind])
             yield from part.opening()
             yield part.delta(delta)
 
     def _text_rest(self, kind: str, whole: str) -> Iterator[Event]:
-        """Says in one delta what no delta has said."""
-        said = self._text(kind)
+        """Sends in one delta the text that no delta had."""
+        said = self._joined_text(kind)
         if whole != said and whole.startswith(said):
-            yield self.about(_PLAIN_DELTAS[kind] + ".delta", delta=whole[len(said) :])
+            yield self.about(_DELTA_EVENTS[kind] + ".delta", delta=whole[len(said) :])
 
     def _code_done(self, code: str) -> Iterator[Event]:
         if not self._code_is_whole:
             self._code_is_whole = True
             yield self.about("response.code_interpreter_call_code.done", code=code)
 
-    def _part(self, number: int, kind: str) -> _Part:
+    def _find_part(self, number: int, kind: str) -> _OpenContentPart:
         if number not in self._parts:
-            self._parts[number] = _Part(self, number, kind)
+            self._parts[number] = _OpenContentPart(self, number, kind)
         return self._parts[number]
 
     def _close_parts(self, item: Item) -> Iterator[Event]:
         for number, content in enumerate(item.get("content") or []):
             if content.get("type") in _PART_EVENTS:
-                part = self._part(number, content["type"])
+                part = self._find_part(number, content["type"])
                 yield from part.opening()
                 yield from part.closing(content)
 
-    def _summary(self, delta: Delta) -> Iterator[Event]:
+    def _add_summary(self, delta: ItemDelta) -> Iterator[Event]:
         if delta.part not in self._summaries:
             self._summaries[delta.part] = []
             empty = {"type": "summary_text", "text": ""}
@@ -289,15 +291,17 @@ class _OpenItem:
     def _close_summaries(self, item: Item) -> Iterator[Event]:
         for number, summary in enumerate(item.get("summary") or []):
             if number not in self._summaries:
-                yield from self._summary(Delta(index=self._index, kind="summary", text=summary["text"], part=number))
+                yield from self._add_summary(
+                    ItemDelta(index=self._index, kind="summary", text=summary["text"], part=number)
+                )
             yield self.about("response.reasoning_summary_text.done", summary_index=number, text=summary["text"])
             yield self.about("response.reasoning_summary_part.done", summary_index=number, part=summary)
 
 
-class _Part:
+class _OpenContentPart:
     """One part of a message's or a reasoning's content."""
 
-    def __init__(self, owner: _OpenItem, number: int, kind: str):
+    def __init__(self, owner: _OpenResponseItem, number: int, kind: str):
         self._owner = owner
         self._number = number
         self._kind = kind
@@ -309,64 +313,64 @@ class _Part:
     def opening(self) -> Iterator[Event]:
         if not self._opened:
             self._opened = True
-            part = output_text() if self._kind == "output_text" else {"type": self._kind, self._field: ""}
-            yield self._about("response.content_part.added", part=part)
+            part = output_text_part() if self._kind == "output_text" else {"type": self._kind, self._text_field: ""}
+            yield self._part_event("response.content_part.added", part=part)
 
-    def delta(self, delta: Delta) -> Event:
+    def delta(self, delta: ItemDelta) -> Event:
         self._texts.append(delta.text)
         self._logprobs += delta.logprobs
         extra = {"logprobs": delta.logprobs} if self._kind == "output_text" else {}
-        return self._about(f"response.{_PART_EVENTS[self._kind]}.delta", delta=delta.text, **extra)
+        return self._part_event(f"response.{_PART_EVENTS[self._kind]}.delta", delta=delta.text, **extra)
 
     def cite(self, annotation: Item) -> Event:
         self._annotations.append(annotation)
         place = len(self._annotations) - 1
-        return self._about("response.output_text.annotation.added", annotation_index=place, annotation=annotation)
+        return self._part_event("response.output_text.annotation.added", annotation_index=place, annotation=annotation)
 
     def closing(self, content: Item) -> Iterator[Event]:
-        text, said = str(content.get(self._field, "")), "".join(self._texts)
+        text, said = str(content.get(self._text_field, "")), "".join(self._texts)
         if text != said and text.startswith(said):
-            yield self.delta(Delta(index=0, kind="text", text=text[len(said) :]))
+            yield self.delta(ItemDelta(index=0, kind="text", text=text[len(said) :]))
         extra = {"logprobs": content.get("logprobs") or []} if self._kind == "output_text" else {}
-        yield self._about(f"response.{_PART_EVENTS[self._kind]}.done", **{self._field: text}, **extra)
-        yield self._about("response.content_part.done", part=content)
+        yield self._part_event(f"response.{_PART_EVENTS[self._kind]}.done", **{self._text_field: text}, **extra)
+        yield self._part_event("response.content_part.done", part=content)
 
     def whole(self) -> Item:
         text = "".join(self._texts)
         if self._kind != "output_text":
-            return {"type": self._kind, self._field: text}
-        return {**output_text(text, self._annotations), "logprobs": self._logprobs}
+            return {"type": self._kind, self._text_field: text}
+        return {**output_text_part(text, self._annotations), "logprobs": self._logprobs}
 
     @property
-    def _field(self) -> str:
+    def _text_field(self) -> str:
         return "refusal" if self._kind == "refusal" else "text"
 
-    def _about(self, kind: str, **fields: Any) -> Event:
+    def _part_event(self, kind: str, **fields: Any) -> Event:
         return self._owner.about(kind, content_index=self._number, **fields)
 
 
-# A response in the making: one turn, told as events, and kept when it has ended, however it does.
+# A response in progress: one turn, streamed as events, and stored when it has ended in any way.
 
 FIRST_WORD_SECONDS = 10.0
 
 
-class Answer:
-    """`told` is to be used once.
+class ResponseTurn:
+    """`told` can be used once.
 
-    Until `begun`, nobody knows of the response: what fails is raised, and nothing is kept. From then on a failure is
-    an event, and whoever closes `told` before its end has cancelled the response.
+    Until `begun`, the client does not know the response: failures are raised, and nothing is stored. From then on
+    a failure is an event, and closing `told` before its end cancels the response.
     """
 
-    def __init__(self, gateway: Gateway, trace: Trace, wanted: Wanted, asked: Asked):
+    def __init__(self, gateway: Gateway, trace: RequestTrace, wanted: ResponseRequest, asked: TurnRequest):
         self._gateway = gateway
         self._trace = trace
         self.wanted = wanted
         self._asked = asked
         self.until_end = ExitStack()  # left when it has ended, before that is told
-        self._input = with_ids(wanted.input)
-        self._minted = minted(wanted.input, self._input)  # ids of items that they got here
+        self._input = assign_ids(wanted.input)
+        self._minted = minted_ids(wanted.input, self._input)  # ids of items that they got here
         self.turn = gateway.turn(asked, trace)
-        self.events = ResponseEvents(_whole(wanted) if wanted.background else wanted)
+        self.events = ResponseEvents(_include_outputs(wanted) if wanted.background else wanted)
         self.begun = False
         self._error: errors.ClocheError | None = None  # that it ended with, after it had begun
         self.last_words: list[Event] = []  # those that could not be told, since `told` was closed
@@ -376,12 +380,12 @@ class Answer:
         return self._trace.owner
 
     async def told(self) -> AsyncGenerator[list[Event], None]:
-        """The events, some at a time; the first time before the model is asked, when all that it needs is there."""
+        """The events, in batches; the first batch before the model is called, when all that it needs is there."""
         wanted, events = self.wanted, self.events
         about = {"response": events.id, "model": wanted.model, "stream": wanted.stream}
-        with self._until_end(), self._trace.step("request", **about) as step:
+        with self._hold_turn(), self._trace.step("request", **about) as step:
             try:
-                async with aclosing(self._told()) as told:
+                async with aclosing(self._stream_turn()) as told:
                     async for batch in told:
                         yield batch
             finally:
@@ -392,7 +396,7 @@ class Answer:
                     step.outcome = "cancelled"  # by somebody's request; elsewhere it was the client that left
 
     def keep(self, *, instance: str | None = None) -> None:
-        """Keeps it as it is now. `instance` is the process that goes on working on it."""
+        """Stores the response as it is now. `instance` is the process that goes on working on it."""
         response, stored = self.events.whole, self._gateway.shelf.responses
         keep = stored.change if self.wanted.background and instance is None else stored.put
         keep(
@@ -403,112 +407,112 @@ class Answer:
                 status=response["status"],
                 body=response,
                 input=self._input,
-                transcript=history.kept(self.turn.transcript, self._asked.tools),
+                transcript=history.to_stored_transcript(self.turn.transcript, self._asked.tools),
                 previous=self.wanted.previous_response_id,
-                container=self._container,
+                container=self._last_container,
                 instance=instance,
                 include=list(self.wanted.include),
             ),
-            self._all_minted,
+            self._all_minted_ids,
         )
 
     # -- inside
 
     @contextmanager
-    def _until_end(self) -> Iterator[None]:
-        """Until then it is one of its owner's turns. Raises TooManyTurns."""
+    def _hold_turn(self) -> Iterator[None]:
+        """Counts as one of the owner's turns until the end. Raises TooManyTurns."""
         with self.until_end:
             if not self.wanted.background:  # those have a limit of their own
                 self.until_end.enter_context(self._gateway.crowd.enter(self.owner))
             yield
 
-    async def _told(self) -> AsyncGenerator[list[Event], None]:
+    async def _stream_turn(self) -> AsyncGenerator[list[Event], None]:
         try:
             await self.turn.prepare()
             yield self.events.begin()
-            async with aclosing(self.turn.happenings()) as happenings:
+            async with aclosing(self.turn.stream_events()) as happenings:
                 async for happening in happenings:
-                    self._check_stopping()
+                    self._check_shutdown()
                     batch = self.events.feed(happening)
                     if self.events.ended:
-                        self._ended()  # before it is told: who reads that may ask for it, or go on, at once
+                        self._finish_response()  # before it is told: who reads that may ask for it, or go on, at once
                     if batch:
                         yield batch
         except errors.ClocheError as error:
-            yield self._failed(error)
+            yield self._fail_response(error)
         except (asyncio.CancelledError, GeneratorExit):
-            self._left()
+            self._on_disconnect()
             raise
         except Exception as error:  # noqa: BLE001 - the dialect's edge, of a stream
-            yield self._failed(unforeseen(error, self._trace.request))
+            yield self._fail_response(log_internal_error(error, self._trace.request))
 
-    def _failed(self, error: errors.ClocheError) -> list[Event]:
+    def _fail_response(self, error: errors.ClocheError) -> list[Event]:
         """Raises the error unless the client knows of the response."""
-        error = _stopped() if self._gateway.errands.closing else error  # all else is because of that
-        events = self.events.fail(error, self.turn.tokens)
+        error = _server_stopped() if self._gateway.errands.closing else error  # all else is because of that
+        events = self.events.fail_with(error, self.turn.tokens)
         if not self.begun:
             raise error
         self._error = error
-        self._ended()
+        self._finish_response()
         return events
 
-    def _check_stopping(self) -> None:
-        """Raises ShuttingDown. A model that is told of a sandbox's end would make an answer of it."""
+    def _check_shutdown(self) -> None:
+        """Raises ShuttingDown. A model that saw the sandbox's end would answer about it."""
         if self._gateway.errands.closing:
-            raise _stopped()
+            raise _server_stopped()
 
-    def _left(self) -> None:
+    def _on_disconnect(self) -> None:
         if self.events.ended:
             return
         if self._gateway.errands.closing:
-            self._error = _stopped()
-            self.last_words = self.events.fail(self._error, self.turn.tokens)
+            self._error = _server_stopped()
+            self.last_words = self.events.fail_with(self._error, self.turn.tokens)
         else:
             self.last_words = self.events.cancel(self.turn.tokens)
         if self.begun:
-            self._ended()
+            self._finish_response()
 
-    def _ended(self) -> None:
+    def _finish_response(self) -> None:
         if self.wanted.store:
             self.keep()
         if self.wanted.conversation and self.events.response["status"] in ("completed", "incomplete"):
             items: list[Item] = [*self._input, *self.events.output]
             self._gateway.shelf.conversations.add_turn(
-                self.wanted.conversation, items, self._all_minted, new_item_id, self._container
+                self.wanted.conversation, items, self._all_minted_ids, new_item_id, self._last_container
             )
         self.until_end.close()
 
     @property
-    def _all_minted(self) -> set[str]:
+    def _all_minted_ids(self) -> set[str]:
         return self._minted.union(item["id"] for item in self.events.output)
 
     @property
-    def _container(self) -> str | None:
-        """Where code ran last in the conversation."""
-        return history.container_of(self.events.output) or self._asked.known_container
+    def _last_container(self) -> str | None:
+        """The container of the conversation's last code."""
+        return history.last_container(self.events.output) or self._asked.known_container
 
 
-async def answered(answer: Answer) -> Event:
-    """The response, when it has ended. Raises what fails: AfterCode if trying again would run code again."""
+async def complete_response(answer: ResponseTurn) -> Event:
+    """Returns the ended response. Raises its error: FailedAfterCode if a retry would run code again."""
     try:
         async with aclosing(answer.told()) as told:
             async for _ in told:
                 pass
     except errors.ClocheError as error:
-        raise AfterCode(error) if answer.turn.ran_code else error from None
+        raise FailedAfterCode(error) if answer.turn.ran_code else error from None
     return answer.events.response
 
 
-class Telling(Protocol):
-    """An answer that can be told as it comes: of Responses and of Chat."""
+class StreamedTurn(Protocol):
+    """A turn that can be streamed: of Responses and of Chat."""
 
     begun: bool
 
     def told(self) -> AsyncGenerator[list[Event], None]: ...
 
 
-async def opened(answer: Telling, seconds: float = FIRST_WORD_SECONDS) -> AsyncGenerator[list[Event], None]:
-    """The events, once the model has said its first word, or after so many seconds. Raises what fails until then."""
+async def open_stream(answer: StreamedTurn, seconds: float = FIRST_WORD_SECONDS) -> AsyncGenerator[list[Event], None]:
+    """Returns the events once the model has begun, or after so many seconds. Raises errors until then."""
     told = answer.told()
     begin = await anext(told)
     coming = asyncio.ensure_future(anext(told, None))
@@ -518,12 +522,12 @@ async def opened(answer: Telling, seconds: float = FIRST_WORD_SECONDS) -> AsyncG
             coming.result()
         answer.begun = True
     except BaseException:
-        await _closed(told, coming)
+        await _close_stream(told, coming)
         raise
-    return _opened(begin, coming, told)
+    return _opened_stream(begin, coming, told)
 
 
-async def _opened(
+async def _opened_stream(
     begin: list[Event], coming: asyncio.Future[list[Event] | None], told: AsyncGenerator[list[Event], None]
 ) -> AsyncGenerator[list[Event], None]:
     try:
@@ -533,20 +537,20 @@ async def _opened(
             yield batch
             batch = await anext(told, None)
     finally:
-        await _closed(told, coming)
+        await _close_stream(told, coming)
 
 
-async def _closed(told: AsyncGenerator[list[Event], None], coming: asyncio.Future[list[Event] | None]) -> None:
+async def _close_stream(told: AsyncGenerator[list[Event], None], coming: asyncio.Future[list[Event] | None]) -> None:
     if not coming.done():
         coming.cancel()
         await asyncio.wait((coming,))
     await told.aclose()
 
 
-def _stopped() -> errors.ShuttingDown:
+def _server_stopped() -> errors.ShuttingDown:
     return errors.ShuttingDown("The server was stopped.")
 
 
-def _whole(wanted: Wanted) -> Wanted:
-    """In the background all events have the outputs of code: who reads them may ask for them later."""
-    return msgspec.structs.replace(wanted, include=(*wanted.include, OUTPUTS))
+def _include_outputs(wanted: ResponseRequest) -> ResponseRequest:
+    """Background events always have the outputs of code: a reader may request them later."""
+    return msgspec.structs.replace(wanted, include=(*wanted.include, INCLUDE_OUTPUTS))

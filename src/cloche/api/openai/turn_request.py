@@ -1,4 +1,4 @@
-"""From what a client wants to what is asked of a turn: with all that went before, out of the store."""
+"""The turn of a Responses request: its input, and the history from the store."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from collections import Counter
 
 import msgspec
 
-from cloche.api.openai.context import BadParameter, NotThere
-from cloche.api.openai.responses_request import NEW_FILES, Wanted
+from cloche.api.openai.context import BadParameter, OpenAiNotFound
+from cloche.api.openai.responses_request import INCLUDE_NEW_FILES, ResponseRequest
 from cloche.gateway import history
 from cloche.gateway.gateway import Gateway
 from cloche.gateway.items import Item
-from cloche.gateway.request import Asked
-from cloche.gateway.tools import python_name
+from cloche.gateway.request import TurnRequest
+from cloche.gateway.tools import choose_python_name
 from cloche.model import Struct
-from cloche.store.responses import Chain
+from cloche.store.responses import ResponseChain
 
 
-class Past(Struct):
-    """What went before the input."""
+class TurnHistory(Struct):
+    """The items and the container before the input."""
 
     items: list[Item] = []  # as an upstream is shown them
     container: str | None = None
 
 
-async def resolved(gateway: Gateway, owner: str, wanted: Wanted) -> Wanted:
-    """The same, with the items that its input refers to. Raises NotFound for one that is not kept."""
-    items = await resolved_items(gateway, owner, wanted.input, "input")
+async def resolve_request(gateway: Gateway, owner: str, wanted: ResponseRequest) -> ResponseRequest:
+    """Returns the request with the items that its input refers to. Raises NotFound for one that is not stored."""
+    items = await resolve_items(gateway, owner, wanted.input, "input")
     return msgspec.structs.replace(wanted, input=items)
 
 
-async def resolved_items(gateway: Gateway, owner: str, items: list[Item], param: str) -> list[Item]:
-    """The items, with those that they refer to, and with the outputs of code where they are kept.
+async def resolve_items(gateway: Gateway, owner: str, items: list[Item], param: str) -> list[Item]:
+    """The items, with the items that they refer to, and with stored outputs of code.
 
-    Raises NotFound, and InvalidRequest for references that would make much out of little.
+    Raises NotFound, and InvalidRequest for repeated references, which would multiply the input.
     """
-    references = history.referenced(items)
+    references = history.referenced_ids(items)
     _check_references(references, param)
     stored = await gateway.shelf.responses.items(owner, references)
-    outputs = history.without_output(items)[::-1]  # if all are too much, the newest
+    outputs = history.calls_without_output(items)[::-1]  # if all are too much, the newest
     stored = {**await gateway.shelf.responses.items(owner, outputs, strict=False), **stored}
     for id in references:
         if id not in stored:
-            raise NotThere(
+            raise OpenAiNotFound(
                 f"Item with id '{id[:100]}' not found. Items are not persisted when `store` is set to false. Try "
                 "again with `store` set to true, or send the item itself.",
                 param,
             )
-    return history.resolved(items, stored)
+    return history.resolve_references(items, stored)
 
 
 def _check_references(ids: list[str], param: str) -> None:
@@ -56,44 +56,48 @@ def _check_references(ids: list[str], param: str) -> None:
         raise BadParameter(f"Item with id '{twice[:100]}' is referred to more than once: name it once.", param)
 
 
-async def asked_of(gateway: Gateway, owner: str, wanted: Wanted) -> Asked:
-    """`wanted` has been resolved. Raises NotFound, and InvalidRequest for what cannot be gone on from."""
-    python, max_bytes = python_name(wanted.other_tools), gateway.config.gateway.model_output_bytes
-    items = history.shown(wanted.input, python, max_bytes)
-    past = await _past(gateway, owner, wanted, python, max_bytes)
-    return Asked(
+async def response_turn_request(gateway: Gateway, owner: str, wanted: ResponseRequest) -> TurnRequest:
+    """The turn of a resolved request. Raises NotFound, and InvalidRequest if its history cannot continue."""
+    python, max_bytes = choose_python_name(wanted.other_tools), gateway.config.gateway.model_output_bytes
+    items = history.to_upstream_items(wanted.input, python, max_bytes)
+    past = await _load_history(gateway, owner, wanted, python, max_bytes)
+    return TurnRequest(
         model=wanted.model,
         items=items,
-        history=history.sealed(past.items, items, python),
+        history=history.complete_outputs(past.items, items, python),
         instructions=wanted.instructions,
         code=wanted.code,
-        known_container=history.container_of(wanted.input) or past.container,
+        known_container=history.last_container(wanted.input) or past.container,
         tools=wanted.other_tools,
         tool_choice=wanted.tool_choice,
         max_tool_calls=wanted.max_tool_calls,
         max_output_tokens=wanted.max_output_tokens,
         options=wanted.options,
-        cite_new_files=NEW_FILES in wanted.include,
+        cite_new_files=INCLUDE_NEW_FILES in wanted.include,
     )
 
 
-async def _past(gateway: Gateway, owner: str, wanted: Wanted, python: str, max_bytes: int) -> Past:
+async def _load_history(
+    gateway: Gateway, owner: str, wanted: ResponseRequest, python: str, max_bytes: int
+) -> TurnHistory:
     if wanted.conversation is not None:
         found = await gateway.shelf.conversations.get(owner, wanted.conversation)
         if found is None:
-            raise NotThere(f"Conversation with id '{wanted.conversation[:100]}' not found.", "conversation")
+            raise OpenAiNotFound(f"Conversation with id '{wanted.conversation[:100]}' not found.", "conversation")
         await gateway.shelf.conversations.check_room(found.id, wanted.input)
         items = await gateway.shelf.conversations.items(found.id)
-        return Past(items=history.shown(items, python, max_bytes), container=found.container)
+        return TurnHistory(items=history.to_upstream_items(items, python, max_bytes), container=found.container)
     if wanted.previous_response_id is not None:
-        chain = await gateway.shelf.responses.chain(owner, wanted.previous_response_id)
-        _check(chain)
-        items = [item for transcript in chain.transcripts for item in history.recalled(transcript, python)]
-        return Past(items=items, container=chain.container)
-    return Past()
+        chain = await gateway.shelf.responses.load_chain(owner, wanted.previous_response_id)
+        _check_chain(chain)
+        items = [
+            item for transcript in chain.transcripts for item in history.from_stored_transcript(transcript, python)
+        ]
+        return TurnHistory(items=items, container=chain.container)
+    return TurnHistory()
 
 
-def _check(chain: Chain) -> None:
+def _check_chain(chain: ResponseChain) -> None:
     param = "previous_response_id"
     if chain.missing is not None:
         message = f"Previous response with id '{chain.missing[:100]}' not found."

@@ -1,14 +1,15 @@
-"""OpenSandbox's wire protocol: the lifecycle API and execd (port 44772). See docs/dialects/opensandbox.md.
+"""OpenSandbox's wire protocol: the lifecycle API and execd (port 44772).
 
-dialect.py     the routes as one application
-replies.py     answers in OpenSandbox's shapes
-known.py       a sandbox as OpenSandbox knows it: what was asked for when it was made, its token
-lifecycle*.py  sandboxes are made, found, listed, renewed and ended; desk.py is what its handlers share
-egress.py      what a sandbox may reach, read and changed; network_wire.py is that in OpenSandbox's words
-vault*.py      credentials that the proxy adds to requests, and no program sees
-execd*.py      code and contexts inside one sandbox
-quantities.py  "500m" and "2Gi"
-absent.py      what OpenSandbox has and this server has not
+See docs/dialects/opensandbox.md. `OpenSandbox` is the ASGI application.
+
+common.py       responses in OpenSandbox's format
+context.py      OpenSandboxContext, shared by the handlers of the lifecycle API
+registry.py     per-sandbox state: the stored create request, used contexts, tokens
+lifecycle.py    sandboxes, pauses and snapshots; lifecycle_schema.py has its requests and responses
+egress.py       network policies, with network_schema.py
+credentials.py  credentials that the proxy adds to requests, hidden from programs; with credentials_schema.py
+execd.py        code and contexts inside one sandbox
+unsupported.py  routes that this server does not support
 """
 
 from cloche.api.opensandbox.app import OpenSandbox as OpenSandbox

@@ -1,4 +1,4 @@
-"""Where the lifecycle API's handlers meet who asks, what for, and how errors are said."""
+"""The context of the lifecycle API's handlers: authentication, the requested sandbox, bodies and errors."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper, presented_key
-from cloche.api.http import Edge, Handler, status_of, whole_body
-from cloche.api.opensandbox.registry import KnownSandboxes
+from cloche.api.auth import Gatekeeper, key_from_headers
+from cloche.api.http import DialectEndpoint, Handler, read_whole_body, status_of
+from cloche.api.opensandbox.registry import SandboxStates
 from cloche.api.opensandbox.replies import (
-    BUSY,
+    BUSY_CODES,
     CONFLICT,
-    INVALID,
-    NOT_FOUND,
+    INVALID_PARAMETER,
     NOT_SUPPORTED,
+    SANDBOX_NOT_FOUND,
     SNAPSHOT_NOT_FOUND,
-    UNKNOWN,
-    Conflict,
-    NotOffered,
-    Unsupported,
+    UNKNOWN_ERROR,
+    OpenSandboxConflict,
+    OpenSandboxUnsupported,
+    UnsupportedField,
     error_reply,
 )
 from cloche.config import Config
@@ -31,10 +31,10 @@ from cloche.model import MIB
 MAX_BODY_BYTES = 4 * MIB
 
 
-class Desk:
-    """What every handler of the lifecycle API needs."""
+class OpenSandboxContext:
+    """The services shared by the handlers of the lifecycle API."""
 
-    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, known: KnownSandboxes, config: Config):
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, known: SandboxStates, config: Config):
         self.engine = engine
         self.known = known
         self.public_url = config.server.public_url
@@ -42,45 +42,45 @@ class Desk:
         self._gatekeeper = gatekeeper
 
     def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, Edge(self, handler), methods=[method])
+        return Route(path, DialectEndpoint(self, handler), methods=[method])
 
     def owner(self, request: Request) -> str:
         """Raises Unauthenticated or Forbidden."""
         return self._gatekeeper.admit(request).owner
 
     async def sandbox(self, request: Request) -> Sandbox:
-        """The running one of the caller's that the path names.
+        """The caller's running sandbox in the path.
 
         Raises SandboxNotFound, SandboxPaused, Gone, and as `owner`.
         """
         return await self.engine.get(request.path_params["id"], self.owner(request))
 
     async def body(self, request: Request) -> bytes:
-        return await whole_body(request, MAX_BODY_BYTES)
+        return await read_whole_body(request, MAX_BODY_BYTES)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        status, code = _named(error)
+        status, code = _status_and_code_of(error)
         if isinstance(error, errors.Unauthenticated):
-            code = "INVALID_API_KEY" if presented_key(request.headers) else "MISSING_API_KEY"
+            code = "INVALID_API_KEY" if key_from_headers(request.headers) else "MISSING_API_KEY"
         return error_reply(status, code, str(error))
 
 
-def _named(error: errors.ClocheError) -> tuple[int, str]:
+def _status_and_code_of(error: errors.ClocheError) -> tuple[int, str]:
     match error:
-        case NotOffered():
+        case OpenSandboxUnsupported():
             return 501, NOT_SUPPORTED
-        case Unsupported():
+        case UnsupportedField():
             return 400, NOT_SUPPORTED
-        case Conflict() | errors.SandboxPaused():
+        case OpenSandboxConflict() | errors.SandboxPaused():
             return 409, CONFLICT
         case errors.SnapshotNotFound():
             return 404, SNAPSHOT_NOT_FOUND
         case errors.TemplateNotFound():
-            return 400, INVALID
+            return 400, INVALID_PARAMETER
         case errors.NotFound() | errors.Gone():
-            return 404, NOT_FOUND  # clients know no 410; the message says when and why
+            return 404, SANDBOX_NOT_FOUND  # clients know no 410; the message says when and why
         case errors.InvalidRequest():
-            return status_of(error), INVALID
+            return status_of(error), INVALID_PARAMETER
         case errors.Forbidden():
             return 403, "SANDBOX::FORBIDDEN"
-    return status_of(error), BUSY.get(type(error), UNKNOWN)
+    return status_of(error), BUSY_CODES.get(type(error), UNKNOWN_ERROR)

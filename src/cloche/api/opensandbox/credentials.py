@@ -10,97 +10,97 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import Edge, Handler
+from cloche.api.http import DialectEndpoint, Handler
 from cloche.api.opensandbox import credentials_schema as wire
-from cloche.api.opensandbox.context import Desk
-from cloche.api.opensandbox.credentials_schema import Vault
-from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, decode
-from cloche.api.opensandbox.replies import Conflict, json_reply
+from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.credentials_schema import CredentialVault
+from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, decode_json_body
+from cloche.api.opensandbox.replies import OpenSandboxConflict, json_reply
 
 if TYPE_CHECKING:
-    from cloche.api.opensandbox.egress import Egress
+    from cloche.api.opensandbox.egress import OpenSandboxEgress
 
-BASE = f"/sandboxes/{{id}}/proxy/{EGRESS_PORT}/credential-vault"
+VAULT_PATH = f"/sandboxes/{{id}}/proxy/{EGRESS_PORT}/credential-vault"
 
-Change = Callable[[Vault | None], Vault | None]
+VaultChange = Callable[[CredentialVault | None], CredentialVault | None]
 
 
-class Vaults:
-    """They are in memory only, and go with their sandboxes."""
+class CredentialVaults:
+    """Vaults are kept in memory only, and end with their sandboxes."""
 
-    def __init__(self, desk: Desk, egress: Egress):
+    def __init__(self, desk: OpenSandboxContext, egress: OpenSandboxEgress):
         self._desk = desk
         self._egress = egress
         self.routes = [
-            self._route("POST", "", self.create),
-            self._route("GET", "", self.get),
-            self._route("PATCH", "", self.patch),
-            self._route("DELETE", "", self.delete),
-            self._route("GET", "/{kind:str}", self.list),
-            self._route("GET", "/{kind:str}/{name:path}", self.find),
+            self._vault_route("POST", "", self.create),
+            self._vault_route("GET", "", self.get),
+            self._vault_route("PATCH", "", self.patch),
+            self._vault_route("DELETE", "", self.delete),
+            self._vault_route("GET", "/{kind:str}", self.list),
+            self._vault_route("GET", "/{kind:str}/{name:path}", self.find),
         ]
 
     async def create(self, request: Request) -> Response:
-        def make(vault: Vault | None) -> Vault:
+        def make(vault: CredentialVault | None) -> CredentialVault:
             if vault is not None:
-                raise Conflict("credential vault already exists: change it, or delete it first")
-            return wire.created(asked)
+                raise OpenSandboxConflict("credential vault already exists: change it, or delete it first")
+            return wire.create_vault(asked)
 
-        asked = decode(await self._body(request), wire.NewVault)
-        return json_reply(wire.shown(_there(await self._change(request, make))), 201)
+        asked = decode_json_body(await self._authorized_body(request), wire.CreateVaultBody)
+        return json_reply(wire.encode_vault(_require_vault(await self._change_vault(request, make))), 201)
 
     async def get(self, request: Request) -> Response:
-        return json_reply(wire.shown(await self._found(request)))
+        return json_reply(wire.encode_vault(await self._require_request_vault(request)))
 
     async def patch(self, request: Request) -> Response:
-        asked = decode(await self._body(request), wire.Mutation)
-        changed = await self._change(request, lambda vault: wire.changed(_there(vault), asked))
-        return json_reply(wire.shown(_there(changed)))
+        asked = decode_json_body(await self._authorized_body(request), wire.VaultMutation)
+        changed = await self._change_vault(request, lambda vault: wire.apply_mutation(_require_vault(vault), asked))
+        return json_reply(wire.encode_vault(_require_vault(changed)))
 
     async def delete(self, request: Request) -> Response:
-        await self._change(request, lambda vault: _there(vault) and None)
+        await self._change_vault(request, lambda vault: _require_vault(vault) and None)
         return Response(status_code=204)
 
     async def list(self, request: Request) -> Response:
-        kind, shown = _kind(request), wire.shown(await self._found(request))
+        kind, shown = _listed_kind_of(request), wire.encode_vault(await self._require_request_vault(request))
         return json_reply({"revision": shown["revision"], kind: shown[kind]})
 
     async def find(self, request: Request) -> Response:
-        kind, name = _kind(request), request.path_params["name"]
-        for each in wire.shown(await self._found(request))[kind]:
+        kind, name = _listed_kind_of(request), request.path_params["name"]
+        for each in wire.encode_vault(await self._require_request_vault(request))[kind]:
             if each["name"] == name:
                 return json_reply(each)
         raise errors.NotFound(f"there is no {kind.removesuffix('s')} {name[:100]!r}")
 
-    def _route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(BASE + path, Edge(self._egress, handler), methods=[method])
+    def _vault_route(self, method: str, path: str, handler: Handler) -> Route:
+        return Route(VAULT_PATH + path, DialectEndpoint(self._egress, handler), methods=[method])
 
-    async def _body(self, request: Request) -> bytes:
-        """Of somebody who may: nobody else's is read."""
+    async def _authorized_body(self, request: Request) -> bytes:
+        """The body, read only after the token was checked."""
         await self._egress.enter(request)
         return await self._desk.body(request)
 
-    async def _found(self, request: Request) -> Vault:
-        return _there(self._desk.known.of((await self._egress.enter(request)).id).vault)
+    async def _require_request_vault(self, request: Request) -> CredentialVault:
+        return _require_vault(self._desk.known.of((await self._egress.enter(request)).id).vault)
 
-    async def _change(self, request: Request, change: Change) -> Vault | None:
+    async def _change_vault(self, request: Request, change: VaultChange) -> CredentialVault | None:
         sandbox = await self._egress.enter(request)
         async with self._egress.lock(sandbox):
             known = self._desk.known.of(sandbox.id)
             vault = change(known.vault)
-            policy = wire.with_vault(sandbox.network.policy, known.vault, vault)
+            policy = wire.replace_vault_secrets(sandbox.network.policy, known.vault, vault)
             await self._desk.engine.networks.replace(sandbox, policy)
             known.vault = vault
             return vault
 
 
-def _there(vault: Vault | None) -> Vault:
+def _require_vault(vault: CredentialVault | None) -> CredentialVault:
     if vault is None:
         raise errors.NotFound("the sandbox has no credential vault: POST one first")
     return vault
 
 
-def _kind(request: Request) -> str:
+def _listed_kind_of(request: Request) -> str:
     kind: str = request.path_params["kind"]
     if kind not in ("credentials", "bindings"):
         raise errors.NotFound("a credential vault has credentials and bindings")

@@ -1,4 +1,4 @@
-"""execd: code and contexts inside one sandbox. It opens with the sandbox's own token, and with nothing else."""
+"""execd: code and contexts inside one sandbox. It takes the sandbox's own token only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.auth import same
+from cloche.api.auth import secrets_match
 from cloche.api.encoding import ascii_json
-from cloche.api.http import Edge, Handler, Stream, status_of, whole_body
-from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT, TOKEN_HEADER
-from cloche.api.opensandbox.registry import Known, KnownSandboxes, asked_of
-from cloche.api.opensandbox.replies import NotOffered, error_reply, json_reply
-from cloche.api.requests import bill
+from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_whole_body, status_of
+from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT, EXECD_TOKEN_HEADER
+from cloche.api.opensandbox.registry import SandboxState, SandboxStates, stored_request_of
+from cloche.api.opensandbox.replies import OpenSandboxUnsupported, error_reply, json_reply
+from cloche.api.requests import charge_sandbox_owner
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
@@ -27,12 +27,12 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Started
 from cloche.model import Struct
 
-# execd's bytes: requests decoded, events encoded. Pure.
+# execd's wire format: decodes requests, encodes events. Pure.
 #
-# Answers of `/code` are server-sent events, in ASCII: clients split them where `str.splitlines` does. A program that
-# fails says so with one `error` and no `execution_complete`.
+# Responses of `/code` are server-sent events in ASCII: clients split them as `str.splitlines` does. A failed
+# program sends one `error` and no `execution_complete`.
 
-_FAILURES = {
+_FAILURE_NAMES = {
     "died": "KernelDied",
     "out_of_memory": "OutOfMemory",
     "timed_out": "ExecutionTimedOut",
@@ -40,20 +40,20 @@ _FAILURES = {
 }
 
 
-class CodeRequest(Struct):
+class ExecdCodeRequest(Struct):
     code: str
     language: str | None = None
     context: str | None = None
 
 
-class ContextRequest(Struct):
+class ExecdContextRequest(Struct):
     language: str
     cwd: str | None = None
 
 
-def decode_code(body: bytes) -> CodeRequest:
+def decode_code_request(body: bytes) -> ExecdCodeRequest:
     """Raises InvalidRequest."""
-    asked = _object(body)
+    asked = _decode_json_object(body)
     if not isinstance(asked.get("code"), str):
         raise errors.InvalidRequest("code: it must be a string")
     where = asked.get("context")
@@ -61,22 +61,22 @@ def decode_code(body: bytes) -> CodeRequest:
         where = {}
     if not isinstance(where, dict):
         raise errors.InvalidRequest('context: it must be an object such as {"language": "python"}')
-    language, context = _text(where, "language"), _text(where, "id")
+    language, context = _optional_string_field(where, "language"), _optional_string_field(where, "id")
     if language is None and context is None:
         raise errors.InvalidRequest('context: it must say where, as {"language": "python"} or {"id": ".."}')
-    return CodeRequest(code=asked["code"], language=language and language.lower(), context=context)
+    return ExecdCodeRequest(code=asked["code"], language=language and language.lower(), context=context)
 
 
-def decode_context(body: bytes) -> ContextRequest:
+def decode_context_request(body: bytes) -> ExecdContextRequest:
     """Raises InvalidRequest."""
-    asked = _object(body)
-    language = _text(asked, "language")
+    asked = _decode_json_object(body)
+    language = _optional_string_field(asked, "language")
     if language is None:
         raise errors.InvalidRequest("language: it is missing; give one such as python")
-    return ContextRequest(language=language.lower(), cwd=_text(asked, "cwd"))
+    return ExecdContextRequest(language=language.lower(), cwd=_optional_string_field(asked, "cwd"))
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _decode_json_object(body: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
     except (ValueError, RecursionError):
@@ -86,8 +86,8 @@ def _object(body: bytes) -> dict[str, Any]:
     return asked
 
 
-def _text(asked: Mapping[str, Any], name: str) -> str | None:
-    """None for what is missing, null or empty."""
+def _optional_string_field(asked: Mapping[str, Any], name: str) -> str | None:
+    """A string field; None if it is missing, null or empty."""
     value = asked.get(name)
     if value is not None and not isinstance(value, str):
         raise errors.InvalidRequest(f"{name}: it must be a string")
@@ -98,49 +98,52 @@ def encode_context(context: Context) -> dict[str, str]:
     return {"id": context.id, "language": context.language}
 
 
-class Frames:
-    """Events as frames. An execution has one error at most: it waits for the end, which may know more of it."""
+class ExecutionFrameEncoder:
+    """Encodes events as frames.
+
+    An execution has one error at most, sent at the end, when more is known about it.
+    """
 
     def __init__(self) -> None:
         self._error: dict[str, Any] | None = None
 
     def encode(self, events: Iterable[AnyEvent], now_ms: int) -> bytes:
-        """What these events are on the wire; nothing for those that execd does not know."""
-        return b"".join([frame(fields, now_ms) for event in events for fields in self._fields(event)])
+        """The frames for these events; empty for events that execd does not have."""
+        return b"".join([encode_frame(fields, now_ms) for event in events for fields in self._event_fields(event)])
 
-    def _fields(self, event: AnyEvent) -> Iterable[dict[str, Any]]:
+    def _event_fields(self, event: AnyEvent) -> Iterable[dict[str, Any]]:
         match event:
             case Started(count=count) if count:
                 return ({"type": "execution_count", "execution_count": count},)
             case Output():
                 return ({"type": event.stream, "text": event.text},)
             case Display(update=False):
-                return ({"type": "result", "results": results(event)},)
+                return ({"type": "result", "results": encode_display_results(event)},)
             case Raised():
                 self._error = self._error or error_fields(event.name, event.value, event.traceback)
             case Ended():
-                return (self._end(event),)
+                return (self._end_fields(event),)
         return ()
 
-    def _end(self, ended: Ended) -> dict[str, Any]:
+    def _end_fields(self, ended: Ended) -> dict[str, Any]:
         found = self._error
-        if ended.outcome in _FAILURES and (found is None or ended.outcome == "timed_out"):
-            return error_fields(_FAILURES[ended.outcome], ended.reason or ended.outcome)
+        if ended.outcome in _FAILURE_NAMES and (found is None or ended.outcome == "timed_out"):
+            return error_fields(_FAILURE_NAMES[ended.outcome], ended.reason or ended.outcome)
         if found is None and ended.exit_code:
             return error_fields("CommandExecError", str(ended.exit_code))
         return found or {"type": "execution_complete", "execution_time": round(ended.usage.wall_seconds * 1000)}
 
 
-def init(context: str, now_ms: int) -> bytes:
-    """The first frame. What it names is what can be interrupted."""
-    return frame({"type": "init", "text": context}, now_ms)
+def encode_init_frame(context: str, now_ms: int) -> bytes:
+    """The first frame. It names the context, by which a client interrupts."""
+    return encode_frame({"type": "init", "text": context}, now_ms)
 
 
-def ping(now_ms: int) -> bytes:
-    return frame({"type": "ping", "text": "pong"}, now_ms)
+def encode_ping_frame(now_ms: int) -> bytes:
+    return encode_frame({"type": "ping", "text": "pong"}, now_ms)
 
 
-def frame(fields: Mapping[str, Any], now_ms: int) -> bytes:
+def encode_frame(fields: Mapping[str, Any], now_ms: int) -> bytes:
     return b"data: " + ascii_json({**fields, "timestamp": now_ms}) + b"\n\n"
 
 
@@ -149,26 +152,26 @@ def error_fields(name: str, value: str, traceback: str = "") -> dict[str, Any]:
     return {"type": "error", "error": said}
 
 
-def results(event: Display) -> dict[str, Any]:
-    """By MIME type, but for plain text; bytes in base 64."""
-    return {"text" if mime == "text/plain" else mime: _plain(value) for mime, value in event.data.items()}
+def encode_display_results(event: Display) -> dict[str, Any]:
+    """The display by MIME type, except plain text; bytes in base64."""
+    return {"text" if mime == "text/plain" else mime: _to_json_value(value) for mime, value in event.data.items()}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-PING_SECONDS = 3.0
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
-BASE = f"/sandboxes/{{id}}/proxy/{EXECD_PORT}"
+SSE_PING_SECONDS = 3.0
+SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
+EXECD_PATH = f"/sandboxes/{{id}}/proxy/{EXECD_PORT}"
 
 
-def routes(plane: Execd) -> list[BaseRoute]:
+def execd_routes(plane: Execd) -> list[BaseRoute]:
     def route(method: str, path: str, handler: Handler) -> Route:
-        return Route(BASE + path, Edge(plane, handler), methods=[method])
+        return Route(EXECD_PATH + path, DialectEndpoint(plane, handler), methods=[method])
 
     return [
-        route("GET", "/ping", plane.ping),
+        route("GET", "/ping", plane.answer_ping),
         route("POST", "/code", plane.run),
         route("DELETE", "/code", plane.interrupt),
         route("POST", "/code/context", plane.create_context),
@@ -180,7 +183,7 @@ def routes(plane: Execd) -> list[BaseRoute]:
 
 
 class Execd:
-    def __init__(self, engine: Engine, known: KnownSandboxes):
+    def __init__(self, engine: Engine, known: SandboxStates):
         self._engine = engine
         self._known = known
 
@@ -188,121 +191,124 @@ class Execd:
         if isinstance(error, errors.Unauthenticated):
             said = {"code": "UNAUTHORIZED", "message": str(error), "error": f"Unauthorized: {error}"}
             return json_reply(said, 401)
-        status, code = _named(error)
+        status, code = _execd_status_and_code(error)
         return error_reply(status, code, str(error))
 
-    async def ping(self, request: Request) -> Response:
-        await self._enter(request)
+    async def answer_ping(self, request: Request) -> Response:
+        await self._enter_with_token(request)
         return Response()
 
     async def run(self, request: Request) -> Response:
-        sandbox, known = await self._enter(request)
-        asked = decode_code(await whole_body(request))
-        context = _context_for(sandbox, asked)
+        sandbox, known = await self._enter_with_token(request)
+        asked = decode_code_request(await read_whole_body(request))
+        context = _context_for_request(sandbox, asked)
         known.use(context)
-        return Stream(
-            _frames(context.execute(asked.code), context, known),
+        return StreamResponse(
+            _stream_execution_frames(context.execute(asked.code), context, known),
             media_type="text/event-stream",
-            headers=HEADERS,
+            headers=SSE_HEADERS,
             at_once=True,
-            quiet_seconds=PING_SECONDS,
-            keepalive=lambda: ping(_now_ms()),
+            quiet_seconds=SSE_PING_SECONDS,
+            keepalive=lambda: encode_ping_frame(_current_time_ms()),
             until=sandbox.wait_ended,
         )
 
     async def interrupt(self, request: Request) -> Response:
-        sandbox, known = await self._enter(request)
-        known.interrupt(sandbox.context(_query(request, "id")))
+        sandbox, known = await self._enter_with_token(request)
+        known.interrupt(sandbox.context(_require_query_parameter(request, "id")))
         return Response()
 
     async def create_context(self, request: Request) -> Response:
-        sandbox, _ = await self._enter(request)
-        asked = decode_context(await whole_body(request))
+        sandbox, _ = await self._enter_with_token(request)
+        asked = decode_context_request(await read_whole_body(request))
         context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
         return json_reply(encode_context(context))
 
     async def list_contexts(self, request: Request) -> Response:
-        sandbox, known = await self._enter(request)
-        found = _contexts(sandbox, known, request.query_params.get("language"))
+        sandbox, known = await self._enter_with_token(request)
+        found = _listed_contexts(sandbox, known, request.query_params.get("language"))
         return json_reply([encode_context(each) for each in found])
 
     async def get_context(self, request: Request) -> Response:
-        sandbox, _ = await self._enter(request)
+        sandbox, _ = await self._enter_with_token(request)
         return json_reply(encode_context(sandbox.context(request.path_params["context"])))
 
     async def remove_context(self, request: Request) -> Response:
-        sandbox, known = await self._enter(request)
-        _remove(sandbox, known, sandbox.context(request.path_params["context"]))
+        sandbox, known = await self._enter_with_token(request)
+        _remove_context(sandbox, known, sandbox.context(request.path_params["context"]))
         return Response()
 
     async def remove_contexts(self, request: Request) -> Response:
-        sandbox, known = await self._enter(request)
-        for context in _contexts(sandbox, known, _query(request, "language")):
-            _remove(sandbox, known, context)
+        sandbox, known = await self._enter_with_token(request)
+        for context in _listed_contexts(sandbox, known, _require_query_parameter(request, "language")):
+            _remove_context(sandbox, known, context)
         return Response()
 
-    async def _enter(self, request: Request) -> tuple[Sandbox, Known]:
-        """Whose token it is was said when it was given. Raises Unauthenticated, SandboxNotFound, Gone."""
+    async def _enter_with_token(self, request: Request) -> tuple[Sandbox, SandboxState]:
+        """The sandbox, by its own execd token. Raises Unauthenticated, SandboxNotFound, Gone."""
         id = request.path_params["id"]
-        if not same(request.headers.get(TOKEN_HEADER), self._known.token(id)):
+        if not secrets_match(request.headers.get(EXECD_TOKEN_HEADER), self._known.token(id)):
             raise errors.Unauthenticated(
-                f"{TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EXECD_PORT} has it in `headers`"
+                f"{EXECD_TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EXECD_PORT} has it in "
+                "`headers`"
             )
         sandbox = await self._engine.find(id)
-        bill(request.scope, sandbox)
-        if renew_seconds := asked_of(sandbox.record.notes).renew_seconds:
+        charge_sandbox_owner(request.scope, sandbox)
+        if renew_seconds := stored_request_of(sandbox.record.notes).renew_seconds:
             sandbox.extend(renew_seconds)
         return sandbox, self._known.of(id)
 
 
-async def _frames(execution: Execution, context: Context, known: Known) -> AsyncGenerator[bytes, None]:
-    """Closing it interrupts the program."""
-    frames = Frames()
+async def _stream_execution_frames(
+    execution: Execution, context: Context, known: SandboxState
+) -> AsyncGenerator[bytes, None]:
+    """The response frames. Closing the generator interrupts the program."""
+    frames = ExecutionFrameEncoder()
     known.wait(execution, context)
     try:
-        yield init(context.id, _now_ms())
+        yield encode_init_frame(context.id, _current_time_ms())
         async with execution:
             known.begin(execution)
             while events := await execution.next_events():
-                if encoded := frames.encode(events, _now_ms()):
+                if encoded := frames.encode(events, _current_time_ms()):
                     yield encoded
     except errors.ClocheError as error:  # no kernel could be started: the headers are out, so it is said here
-        yield frame(error_fields(type(error).__name__, str(error)), _now_ms())
+        yield encode_frame(error_fields(type(error).__name__, str(error)), _current_time_ms())
     finally:
         known.leave(execution)
 
 
-def _context_for(sandbox: Sandbox, asked: CodeRequest) -> Context:
+def _context_for_request(sandbox: Sandbox, asked: ExecdCodeRequest) -> Context:
     if asked.context is not None:
         return sandbox.context(asked.context)
     assert asked.language is not None
     return sandbox.default_context(asked.language)
 
 
-def _contexts(sandbox: Sandbox, known: Known, language: str | None) -> list[Context]:
+def _listed_contexts(sandbox: Sandbox, known: SandboxState, language: str | None) -> list[Context]:
     found = [each for each in sandbox.contexts if known.lists(each)]
     return [each for each in found if not language or each.language == language.lower()]
 
 
-def _remove(sandbox: Sandbox, known: Known, context: Context) -> None:
+def _remove_context(sandbox: Sandbox, known: SandboxState, context: Context) -> None:
     sandbox.remove_context(context.id)
     known.forget(context)
 
 
-def _query(request: Request, name: str) -> str:
+def _require_query_parameter(request: Request, name: str) -> str:
     given = request.query_params.get(name)
     if not given:
-        raise MissingQuery(f"missing query parameter {name!r}")
+        raise MissingQueryParameter(f"missing query parameter {name!r}")
     return given
 
 
-class MissingQuery(errors.InvalidRequest):
-    """A parameter that the path's query must have."""
+class MissingQueryParameter(errors.InvalidRequest):
+    """A required query parameter is missing."""
 
 
-def _named(error: errors.ClocheError) -> tuple[int, str]:
+def _execd_status_and_code(error: errors.ClocheError) -> tuple[int, str]:
     match error:
-        case NotOffered():
+        case OpenSandboxUnsupported():
             return 501, "NOT_SUPPORTED"
         case errors.ContextNotFound():
             return 404, "CONTEXT_NOT_FOUND"
@@ -312,7 +318,7 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
             return 404, "NOT_FOUND"
         case errors.SandboxPaused():
             return 409, "SANDBOX_PAUSED"
-        case MissingQuery():
+        case MissingQueryParameter():
             return 400, "MISSING_QUERY"
         case errors.InvalidRequest():
             return status_of(error), "INVALID_REQUEST_BODY"
@@ -323,5 +329,5 @@ def _named(error: errors.ClocheError) -> tuple[int, str]:
     return status_of(error), "RUNTIME_ERROR"
 
 
-def _now_ms() -> int:
+def _current_time_ms() -> int:
     return int(time.time() * 1000)

@@ -1,4 +1,4 @@
-"""The lifecycle API: sandboxes are made, found, listed, renewed and ended."""
+"""The lifecycle API: create, find, list, renew and end sandboxes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.http import while_wanted
+from cloche.api.http import create_unless_disconnected
 from cloche.api.opensandbox import lifecycle_schema as replies
 from cloche.api.opensandbox import lifecycle_schema as wire
-from cloche.api.opensandbox.context import Desk
-from cloche.api.opensandbox.network_schema import policy_unasked
-from cloche.api.opensandbox.registry import Asked
-from cloche.api.opensandbox.replies import Conflict, NotOffered, json_reply, timestamp
+from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.network_schema import default_policy_within
+from cloche.api.opensandbox.registry import StoredCreateRequest
+from cloche.api.opensandbox.replies import OpenSandboxConflict, OpenSandboxUnsupported, format_timestamp, json_reply
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot
 from cloche.network_policy import NetworkPolicy
 
 
-def lifecycle_routes(desk: Desk) -> list[BaseRoute]:
+def lifecycle_routes(desk: OpenSandboxContext) -> list[BaseRoute]:
     plane = Lifecycle(desk)
     return [
         desk.route("POST", "/sandboxes", plane.create),
@@ -29,67 +29,69 @@ def lifecycle_routes(desk: Desk) -> list[BaseRoute]:
         desk.route("GET", "/sandboxes/{id}", plane.get),
         desk.route("DELETE", "/sandboxes/{id}", plane.delete),
         desk.route("POST", "/sandboxes/{id}/renew-expiration", plane.renew),
-        desk.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.endpoint),
+        desk.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.show_endpoint),
     ]
 
 
 class Lifecycle:
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: OpenSandboxContext):
         self._desk = desk
 
     async def create(self, request: Request) -> Response:
         owner = self._desk.owner(request)
-        wanted = wire.wanted(await self._desk.body(request))
+        wanted = wire.decode_create_request(await self._desk.body(request))
         if wanted.snapshot:
             await self._desk.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
-        sandbox = await while_wanted(request, self._desk.engine, self._make(owner, wanted))
-        return json_reply(replies.created(sandbox.info), 202)
+        sandbox = await create_unless_disconnected(request, self._desk.engine, self._create_sandbox(owner, wanted))
+        return json_reply(replies.encode_created_sandbox(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._desk.owner(request)
         info = await self._desk.engine.describe(id, owner)
         if info.state == "ended":
             info = (await self._desk.sandbox(request)).info  # which says when and why
-        return json_reply(replies.detail(info))
+        return json_reply(replies.encode_sandbox_detail(info))
 
     async def delete(self, request: Request) -> Response:
         await self._desk.engine.kill(request.path_params["id"], self._desk.owner(request))
         return Response(status_code=204)
 
     async def list(self, request: Request) -> Response:
-        owner, asked = self._desk.owner(request), wire.listing(request.query_params)
-        found = [each for each in reversed(self._desk.engine.list(owner)) if _sandbox_matches(each, asked)]
-        items = [replies.detail(each) for each in found]
-        return json_reply(replies.page(items, page=asked.page, size=asked.size))
+        owner, asked = self._desk.owner(request), wire.decode_list_query(request.query_params)
+        found = [each for each in reversed(self._desk.engine.list(owner)) if _sandbox_matches_query(each, asked)]
+        items = [replies.encode_sandbox_detail(each) for each in found]
+        return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
 
     async def renew(self, request: Request) -> Response:
-        """To that moment, also an earlier one; at most to the end of the longest life that the host allows."""
+        """Moves the deadline to that time, also an earlier one; at most to the end of the host's longest lifetime."""
         sandbox = await self._desk.sandbox(request)
-        moment = wire.expiry(await self._desk.body(request))
+        moment = wire.decode_expiration(await self._desk.body(request))
         left = moment - time.time()
         if left <= 0:
-            raise errors.InvalidRequest(f"expiresAt: {timestamp(moment)} is past; give a time to come")
+            raise errors.InvalidRequest(f"expiresAt: {format_timestamp(moment)} is past; give a time to come")
         info = sandbox.renew(left)
         assert info.deadline_at is not None
-        return json_reply({"expiresAt": timestamp(info.deadline_at)})
+        return json_reply({"expiresAt": format_timestamp(info.deadline_at)})
 
-    async def endpoint(self, request: Request) -> Response:
-        """The same with `use_server_proxy` and without: there is no other way in."""
+    async def show_endpoint(self, request: Request) -> Response:
+        """The same with and without `use_server_proxy`: there is no other access."""
         sandbox = await self._desk.sandbox(request)
-        port = wire.port(request.path_params["port"])
-        if port not in replies.TOKEN_HEADERS:
-            raise NotOffered(
+        port = wire.parse_port_number(request.path_params["port"])
+        if port not in replies.TOKEN_HEADERS_BY_PORT:
+            raise OpenSandboxUnsupported(
                 f"port {port}: only execd's, {replies.EXECD_PORT}, and that of the network policy, "
                 f"{replies.EGRESS_PORT}, can be reached by this API yet"
             )
         if "expires" in request.query_params:
-            raise NotOffered("expires: this server signs no endpoints; the token in the answer's headers opens it")
-        place = replies.place_of(self._desk.public_url, request.headers.get("host", ""))
+            raise OpenSandboxUnsupported(
+                "expires: this server signs no endpoints; the token in the answer's headers opens it"
+            )
+        place = replies.public_address_of(self._desk.public_url, request.headers.get("host", ""))
         token = self._desk.known.token(sandbox.id, "execd" if port == replies.EXECD_PORT else "egress")
-        return json_reply(replies.endpoint(sandbox.id, port, token, place))
+        return json_reply(replies.encode_endpoint(sandbox.id, port, token, place))
 
-    async def _make(self, owner: str, wanted: wire.Wanted) -> Sandbox:
-        asked = Asked(
+    async def _create_sandbox(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Sandbox:
+        asked = StoredCreateRequest(
             image="" if wanted.snapshot else wanted.template,
             snapshot=wanted.snapshot,
             entrypoint=wanted.entrypoint,
@@ -100,33 +102,33 @@ class Lifecycle:
             template=wanted.template,
             env=wanted.env,
             metadata=wanted.metadata,
-            limits=await self._limits(owner, wanted),
+            limits=await self._limits_for_request(owner, wanted),
             lifetime_seconds=wanted.timeout_seconds or self._desk.max_seconds,
-            network=self._network(wanted),
+            network=self._network_for_request(wanted),
             owner=owner,
             notes=asked.notes,
         )
         return await self._desk.engine.create(spec)
 
-    def _network(self, wanted: wire.Wanted) -> NetworkPolicy | None:
+    def _network_for_request(self, wanted: wire.OpenSandboxCreateRequest) -> NetworkPolicy | None:
         if wanted.network is not None or wanted.snapshot:
             return wanted.network  # None: the snapshot's own
-        return policy_unasked(self._desk.engine.networks.bound)
+        return default_policy_within(self._desk.engine.networks.bound)
 
-    async def _limits(self, owner: str, wanted: wire.Wanted) -> Limits:
-        return wire.limited(await self._desk.engine.limits_of(wanted.template, owner), wanted.limits)
+    async def _limits_for_request(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Limits:
+        return wire.apply_requested_limits(await self._desk.engine.limits_of(wanted.template, owner), wanted.limits)
 
 
-def _sandbox_matches(info: SandboxInfo, asked: wire.Listing) -> bool:
-    state = replies.STATES[info.state]
+def _sandbox_matches_query(info: SandboxInfo, asked: wire.OpenSandboxListQuery) -> bool:
+    state = replies.SANDBOX_STATES[info.state]
     return (not asked.states or state in asked.states) and asked.metadata.items() <= info.metadata.items()
 
 
-# Of the lifecycle API: sandboxes are paused and resumed, and snapshots of them are made and removed.
+# The lifecycle API's pause, resume and snapshots.
 
 
-def pause_routes(desk: Desk) -> list[BaseRoute]:
-    plane = Lasting(desk)
+def pause_and_snapshot_routes(desk: OpenSandboxContext) -> list[BaseRoute]:
+    plane = PausesAndSnapshots(desk)
     return [
         desk.route("POST", "/sandboxes/{id}/pause", plane.pause),
         desk.route("POST", "/sandboxes/{id}/resume", plane.resume),
@@ -137,49 +139,53 @@ def pause_routes(desk: Desk) -> list[BaseRoute]:
     ]
 
 
-class Lasting:
-    """All of it is done when it is answered: nobody ever sees Pausing, Resuming or Creating."""
+class PausesAndSnapshots:
+    """Every operation has finished when it responds: clients never see Pausing, Resuming or Creating."""
 
-    def __init__(self, desk: Desk):
+    def __init__(self, desk: OpenSandboxContext):
         self._desk = desk
         self._engine = desk.engine
 
     async def pause(self, request: Request) -> Response:
-        """With its memory, as `docker pause`."""
+        """Pauses with memory, as `docker pause`."""
         await self._engine.pause(request.path_params["id"], self._desk.owner(request))
         return Response(status_code=202)
 
     async def resume(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._desk.owner(request)
         if (await self._engine.describe(id, owner)).state == "running":
-            raise Conflict(f"sandbox {id} is not paused: it runs")
+            raise OpenSandboxConflict(f"sandbox {id} is not paused: it runs")
         await self._engine.resume(id, owner)
         return Response(status_code=202)
 
     async def make_snapshot(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._desk.owner(request)
-        name = wire.decode(await self._desk.body(request), wire.NewSnapshot).name
+        name = wire.decode_json_body(await self._desk.body(request), wire.OpenSandboxSnapshotBody).name
         info = (await self._engine.snapshot(id, owner, name=name or None)).info
-        answer = json_reply(replies.snapshot(info), 202)
-        answer.headers["location"] = f"{replies.PREFIX}/snapshots/{info.id}"
+        answer = json_reply(replies.encode_snapshot(info), 202)
+        answer.headers["location"] = f"{replies.OPENSANDBOX_PREFIX}/snapshots/{info.id}"
         return answer
 
     async def list_snapshots(self, request: Request) -> Response:
-        owner, asked = self._desk.owner(request), wire.snapshot_listing(request.query_params)
+        owner, asked = self._desk.owner(request), wire.decode_snapshot_query(request.query_params)
         found = [
-            each for each in await self._engine.snapshots.list(owner, asked.sandbox) if _snapshot_matches(each, asked)
+            each
+            for each in await self._engine.snapshots.list(owner, asked.sandbox)
+            if _snapshot_matches_query(each, asked)
         ]
-        items = [replies.snapshot(each.info) for each in found]
-        return json_reply(replies.page(items, page=asked.page, size=asked.size))
+        items = [replies.encode_snapshot(each.info) for each in found]
+        return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
 
     async def get_snapshot(self, request: Request) -> Response:
         owner = self._desk.owner(request)
-        return json_reply(replies.snapshot((await self._engine.snapshots.get(request.path_params["ref"], owner)).info))
+        return json_reply(
+            replies.encode_snapshot((await self._engine.snapshots.get(request.path_params["ref"], owner)).info)
+        )
 
     async def remove_snapshot(self, request: Request) -> Response:
         await self._engine.snapshots.remove(request.path_params["ref"], self._desk.owner(request))
         return Response(status_code=204)
 
 
-def _snapshot_matches(snapshot: Snapshot, asked: wire.SnapshotListing) -> bool:
-    return asked.name in (None, snapshot.name) and (not asked.states or replies.READY in asked.states)
+def _snapshot_matches_query(snapshot: Snapshot, asked: wire.OpenSandboxSnapshotQuery) -> bool:
+    return asked.name in (None, snapshot.name) and (not asked.states or replies.SNAPSHOT_READY in asked.states)

@@ -1,6 +1,6 @@
-"""A sandbox's network in OpenSandbox's words, as a policy of ours, and back. Pure; raises InvalidRequest.
+"""OpenSandbox's network policies, converted to our policies and back. Pure; raises InvalidRequest.
 
-OpenSandbox's rules are asked in their order and have no ports; what none matches is decided by the default.
+OpenSandbox applies its rules in order, without ports; the default decides unmatched targets.
 """
 
 from __future__ import annotations
@@ -11,57 +11,60 @@ from itertools import chain
 from cloche import errors
 from cloche.api.opensandbox.replies import Json
 from cloche.model import Struct
-from cloche.network_policy import Action, NetworkPolicy, NetworkRule, parse_pattern
+from cloche.network_policy import NetworkPolicy, NetworkRule, RuleAction, parse_pattern
 
-EVERYTHING = "*:*"
+EVERYTHING_PATTERN = "*:*"
 
 
-class Rule(Struct):
+class OpenSandboxRule(Struct):
     action: str = ""
     target: str = ""
 
 
-class Network(Struct):
+class OpenSandboxNetworkBody(Struct):
     """A policy. The names are OpenSandbox's."""
 
     defaultAction: str | None = None
-    egress: list[Rule] | None = None
+    egress: list[OpenSandboxRule] | None = None
 
 
-def policy_of(asked: Network) -> NetworkPolicy:
-    """What is left out denies."""
-    allows = _action(asked.defaultAction, "networkPolicy.defaultAction") == "allow"
-    rules = rules_of(asked.egress or (), "networkPolicy.egress")
-    return NetworkPolicy(rules=rules, allow=(EVERYTHING,) if allows else ())
+def policy_from_body(asked: OpenSandboxNetworkBody) -> NetworkPolicy:
+    """The policy. An omitted default action denies."""
+    allows = _parse_action(asked.defaultAction, "networkPolicy.defaultAction") == "allow"
+    rules = rules_from_body(asked.egress or (), "networkPolicy.egress")
+    return NetworkPolicy(rules=rules, allow=(EVERYTHING_PATTERN,) if allows else ())
 
 
-def policy_unasked(bound: NetworkPolicy) -> NetworkPolicy | None:
-    """Of a sandbox for which nothing was said: OpenSandbox allows it everything, here that is what `bound` does."""
-    return NetworkPolicy(allow=(EVERYTHING,)) if bound.allow else None
+def default_policy_within(bound: NetworkPolicy) -> NetworkPolicy | None:
+    """The policy when none is requested: OpenSandbox allows everything, here everything within `bound`."""
+    return NetworkPolicy(allow=(EVERYTHING_PATTERN,)) if bound.allow else None
 
 
-def rules_of(asked: Iterable[Rule], where: str) -> tuple[NetworkRule, ...]:
-    """Of two with the same target the first counts."""
-    return _first_of_each(_rule(rule, f"{where}[{at}]") for at, rule in enumerate(asked))
+def rules_from_body(asked: Iterable[OpenSandboxRule], where: str) -> tuple[NetworkRule, ...]:
+    """The rules. Of two with the same target the first counts."""
+    return _first_rule_per_target(_parse_rule(rule, f"{where}[{at}]") for at, rule in enumerate(asked))
 
 
-def merged(policy: NetworkPolicy, rules: tuple[NetworkRule, ...]) -> NetworkPolicy:
-    """`policy` with these rules before its own, whose targets they take over. Its default and its secrets stay."""
-    own, default = _parts(policy)
-    return NetworkPolicy(rules=_first_of_each(chain(rules, own)), allow=default, secrets=policy.secrets)
+def merge_rules(policy: NetworkPolicy, rules: tuple[NetworkRule, ...]) -> NetworkPolicy:
+    """`policy` with these rules before its own, replacing those with the same targets.
+
+    Default and secrets stay.
+    """
+    own, default = _rules_and_default(policy)
+    return NetworkPolicy(rules=_first_rule_per_target(chain(rules, own)), allow=default, secrets=policy.secrets)
 
 
-def without(policy: NetworkPolicy, targets: Iterable[str]) -> NetworkPolicy:
-    """`policy` without the rules for these targets. One that it has no rule for is no mistake."""
-    own, default = _parts(policy)
+def remove_rules(policy: NetworkPolicy, targets: Iterable[str]) -> NetworkPolicy:
+    """`policy` without the rules for these targets. A target without a rule is not an error."""
+    own, default = _rules_and_default(policy)
     names = {target.strip().lower() for target in targets}
-    kept = tuple(rule for rule in own if _target(rule).lower() not in names)
+    kept = tuple(rule for rule in own if _target_of_rule(rule).lower() not in names)
     return NetworkPolicy(rules=kept, allow=default, secrets=policy.secrets)
 
 
-def status(policy: NetworkPolicy, bound: NetworkPolicy) -> Json:
-    """What is answered to who asks for a policy, or has changed it."""
-    own, default = _parts(policy)
+def encode_policy_status(policy: NetworkPolicy, bound: NetworkPolicy) -> Json:
+    """The response to a read or a change of a policy."""
+    own, default = _rules_and_default(policy)
     mode = "enforcing" if own else "allow_all" if default else "deny_all"
     bounded = policy.allows_something and not any(parse_pattern(host).name == "*" for host in bound.allow)
     return {
@@ -73,12 +76,12 @@ def status(policy: NetworkPolicy, bound: NetworkPolicy) -> Json:
         ),
         "policy": {
             "defaultAction": "allow" if default else "deny",
-            "egress": [{"action": rule.action, "target": _target(rule)} for rule in own],
+            "egress": [{"action": rule.action, "target": _target_of_rule(rule)} for rule in own],
         },
     }
 
 
-def _action(given: str | None, where: str) -> Action:
+def _parse_action(given: str | None, where: str) -> RuleAction:
     match (given or "deny").strip().lower():
         case "allow":
             return "allow"
@@ -87,8 +90,8 @@ def _action(given: str | None, where: str) -> Action:
     raise errors.InvalidRequest(f"{where}: an action is allow or deny, not {str(given)[:80]!r}")
 
 
-def _rule(asked: Rule, where: str) -> NetworkRule:
-    action, target = _action(asked.action, f"{where}.action"), asked.target.strip()
+def _parse_rule(asked: OpenSandboxRule, where: str) -> NetworkRule:
+    action, target = _parse_action(asked.action, f"{where}.action"), asked.target.strip()
     host = f"[{target}]" if target.count(":") > 1 else target
     try:
         pattern = parse_pattern(host)
@@ -102,21 +105,21 @@ def _rule(asked: Rule, where: str) -> NetworkRule:
     return NetworkRule(action=action, host=f"{host}:*")
 
 
-def _parts(policy: NetworkPolicy) -> tuple[tuple[NetworkRule, ...], tuple[str, ...]]:
-    """The rules, and behind them what allows everything else, if anything does."""
+def _rules_and_default(policy: NetworkPolicy) -> tuple[tuple[NetworkRule, ...], tuple[str, ...]]:
+    """The rules, and the final rule that allows everything else, if any."""
     rules = policy.ordered
     if rules and rules[-1].action == "allow" and parse_pattern(rules[-1].host).name == "*":
         return rules[:-1], (rules[-1].host,)
     return rules, ()
 
 
-def _target(rule: NetworkRule) -> str:
+def _target_of_rule(rule: NetworkRule) -> str:
     host = rule.host.removesuffix(":*")
     return host.strip("[]") if host.endswith("]") else host
 
 
-def _first_of_each(rules: Iterable[NetworkRule]) -> tuple[NetworkRule, ...]:
+def _first_rule_per_target(rules: Iterable[NetworkRule]) -> tuple[NetworkRule, ...]:
     found: dict[str, NetworkRule] = {}
     for rule in rules:
-        found.setdefault(_target(rule).lower(), rule)
+        found.setdefault(_target_of_rule(rule).lower(), rule)
     return tuple(found.values())

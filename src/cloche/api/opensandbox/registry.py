@@ -1,4 +1,4 @@
-"""A sandbox as OpenSandbox knows it, beside what the engine knows of it."""
+"""Sandboxes as OpenSandbox's clients see them: the stored create request, tokens and used contexts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Literal
 
 import msgspec
 
-from cloche.api.auth import token_of
-from cloche.api.opensandbox.credentials_schema import Vault
+from cloche.api.auth import derive_sandbox_token
+from cloche.api.opensandbox.credentials_schema import CredentialVault
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT
 from cloche.model import Struct
 
-Plane = Literal["execd", "egress"]
+TokenPlane = Literal["execd", "egress"]
 
 IDLE_ENTRYPOINT = ("tail", "-f", "/dev/null")
-NOTE = "opensandbox"
+NOTE_KEY = "opensandbox"
 
 
-class Asked(Struct):
-    """What was said when it was made, kept with it through pauses and restarts."""
+class StoredCreateRequest(Struct):
+    """The create request, stored with the sandbox through pauses and restarts."""
 
     image: str = ""  # empty: its template's name
     snapshot: str = ""  # of which it was made, instead of an image
@@ -32,19 +32,21 @@ class Asked(Struct):
 
     @property
     def notes(self) -> dict[str, str]:
-        return {NOTE: msgspec.json.encode(self).decode()}
+        return {NOTE_KEY: msgspec.json.encode(self).decode()}
 
 
-def asked_of(notes: Mapping[str, str]) -> Asked:
-    """Of a sandbox that another dialect made: everything as by default."""
-    return msgspec.json.decode(notes[NOTE], type=Asked) if NOTE in notes else Asked()
+def stored_request_of(notes: Mapping[str, str]) -> StoredCreateRequest:
+    """The stored request; defaults for a sandbox of another dialect."""
+    return (
+        msgspec.json.decode(notes[NOTE_KEY], type=StoredCreateRequest) if NOTE_KEY in notes else StoredCreateRequest()
+    )
 
 
-class Known:
-    """One sandbox, while it lives here."""
+class SandboxState:
+    """The state of one sandbox, while it runs here."""
 
     def __init__(self) -> None:
-        self.vault: Vault | None = None
+        self.vault: CredentialVault | None = None
         self._used: set[str] = set()  # default contexts
         self._waiting: dict[Execution, Context] = {}
         self._interrupted: set[Execution] = set()
@@ -66,7 +68,7 @@ class Known:
         self._waiting[execution] = context
 
     def begin(self, execution: Execution) -> None:
-        """It has its kernel."""
+        """The execution has its kernel: applies an interrupt that came before."""
         if execution in self._interrupted:
             execution.interrupt()
         self.leave(execution)
@@ -76,26 +78,26 @@ class Known:
         self._interrupted.discard(execution)
 
     def interrupt(self, context: Context) -> None:
-        """What runs there; where nothing runs yet, what is about to."""
+        """Interrupts the running execution of the context; if none runs yet, the waiting ones."""
         if not context.interrupt():
             self._interrupted.update(each for each, where in self._waiting.items() if where is context)
 
 
-class KnownSandboxes:
-    """All live sandboxes, also paused ones, as OpenSandbox knows them."""
+class SandboxStates:
+    """The states of all live sandboxes, also paused ones."""
 
     def __init__(self, engine: Engine, secret: bytes):
         self._engine = engine
         self._secret = secret
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, SandboxState] = {}
 
-    def of(self, id: str) -> Known:
-        """Of one that is used: what is learnt of it is kept."""
+    def of(self, id: str) -> SandboxState:
+        """The state of a used sandbox, created at its first use."""
         if id not in self._known:
             living = {each.id for each in self._engine.list(None)}
-            self._known = {each: about for each, about in self._known.items() if each in living} | {id: Known()}
+            self._known = {each: about for each, about in self._known.items() if each in living} | {id: SandboxState()}
         return self._known[id]
 
-    def token(self, id: str, plane: Plane = "execd") -> str:
-        """What opens that plane of that sandbox."""
-        return token_of(self._secret, f"opensandbox:{plane}", id)
+    def token(self, id: str, plane: TokenPlane = "execd") -> str:
+        """The token for that plane of that sandbox."""
+        return derive_sandbox_token(self._secret, f"opensandbox:{plane}", id)

@@ -1,4 +1,4 @@
-"""Answers in OpenSandbox's shapes. No field of an answer is ever null: its generated clients fail on that."""
+"""Responses in OpenSandbox's format. No field is ever null: its generated clients fail on that."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from cloche import errors
 
-INVALID = "SANDBOX::INVALID_PARAMETER"
+INVALID_PARAMETER = "SANDBOX::INVALID_PARAMETER"
 NOT_SUPPORTED = "SANDBOX::API_NOT_SUPPORTED"
-NOT_FOUND = "SANDBOX::SANDBOX_NOT_FOUND"
+SANDBOX_NOT_FOUND = "SANDBOX::SANDBOX_NOT_FOUND"
 SNAPSHOT_NOT_FOUND = "SNAPSHOT::SNAPSHOT_NOT_FOUND"
 CONFLICT = "SANDBOX::CONFLICT"
-UNKNOWN = "SANDBOX::UNKNOWN_ERROR"
-BUSY: dict[type[errors.ClocheError], str] = {
+UNKNOWN_ERROR = "SANDBOX::UNKNOWN_ERROR"
+BUSY_CODES: dict[type[errors.ClocheError], str] = {
     errors.Busy: "SANDBOX::AT_CAPACITY",
     errors.QuotaExceeded: "SANDBOX::RATE_LIMITED",
 }
@@ -24,20 +24,20 @@ BUSY: dict[type[errors.ClocheError], str] = {
 Json = dict[str, Any]
 
 
-class NotOffered(errors.ClocheError):
-    """OpenSandbox has it, this server does not."""
+class OpenSandboxUnsupported(errors.ClocheError):
+    """A feature of OpenSandbox that this server does not support."""
 
     code = "not_offered"
 
 
-class Unsupported(errors.InvalidRequest):
-    """A request that is right but for a field that asks for what this server does not have."""
+class UnsupportedField(errors.InvalidRequest):
+    """A valid request with a field for a feature that this server does not support."""
 
     code = "not_offered"
 
 
-class Conflict(errors.ClocheError):
-    """What is asked for does not fit what is there by now."""
+class OpenSandboxConflict(errors.ClocheError):
+    """The current state does not allow the operation."""
 
     code = "conflict"
 
@@ -50,6 +50,6 @@ def error_reply(status: int, code: str, message: str) -> Response:
     return json_reply({"code": code, "message": message}, status)
 
 
-def timestamp(seconds: float) -> str:
+def format_timestamp(seconds: float) -> str:
     """RFC 3339, to the microsecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"

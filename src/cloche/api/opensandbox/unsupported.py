@@ -1,4 +1,4 @@
-"""What OpenSandbox has and this server does not have yet: each says so. Nothing pretends."""
+"""OpenSandbox's routes that this server does not support: each responds with the reason."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.http import Dialect, Edge, Handler
-from cloche.api.opensandbox.context import Desk
-from cloche.api.opensandbox.execd import BASE
-from cloche.api.opensandbox.replies import NotOffered
+from cloche.api.http import Dialect, DialectEndpoint, Handler
+from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.execd import EXECD_PATH
+from cloche.api.opensandbox.replies import OpenSandboxUnsupported
 
-SEE = "; docs/dialects/opensandbox.md says what there is"
+SEE_DOCS = "; docs/dialects/opensandbox.md says what there is"
 TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
 METADATA = "metadata cannot be changed yet; give them when a sandbox is made"
 DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
 POOL = "this server keeps its own pools, sized by pool.ready in its configuration"
-EXECD = "of execd there are code and contexts only yet" + SEE
-PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE
-OTHER = "not offered yet" + SEE
+EXECD = "of execd there are code and contexts only yet" + SEE_DOCS
+PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE_DOCS
+OTHER = "not offered yet" + SEE_DOCS
 
-_PATHS = (
+_UNSUPPORTED_PATHS = (
     ("/sandboxes/{id}/metadata", METADATA),
     ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
     ("/templates", TEMPLATE),
@@ -34,38 +34,45 @@ _PATHS = (
     ("/health", OTHER),
     ("/version", OTHER),
 )
-_OF_EXECD = ("command", "session", "files", "directories", "metrics", "pty", "v1")
+_UNSUPPORTED_EXECD_PATHS = ("command", "session", "files", "directories", "metrics", "pty", "v1")
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def routes(desk: Desk, execd: Dialect) -> list[BaseRoute]:
+def unsupported_routes(desk: OpenSandboxContext, execd: Dialect) -> list[BaseRoute]:
     return [
-        *(_route(path, desk, partial(_of_owners, desk, why=why)) for path, why in _PATHS),
-        *(each for name in _OF_EXECD for each in _below(f"{BASE}/{name}", execd, partial(_refuse, why=EXECD))),
-        *_below(BASE, execd, _nothing),
-        *_below("/sandboxes/{id}/proxy/{port}", desk, partial(_refuse, why=PORT)),
+        *(
+            _all_methods_route(path, desk, partial(_refuse_after_auth, desk, why=why))
+            for path, why in _UNSUPPORTED_PATHS
+        ),
+        *(
+            each
+            for name in _UNSUPPORTED_EXECD_PATHS
+            for each in _routes_at_and_below(f"{EXECD_PATH}/{name}", execd, partial(_refuse_unsupported, why=EXECD))
+        ),
+        *_routes_at_and_below(EXECD_PATH, execd, _raise_no_execd_path),
+        *_routes_at_and_below("/sandboxes/{id}/proxy/{port}", desk, partial(_refuse_unsupported, why=PORT)),
     ]
 
 
-def _below(path: str, dialect: Dialect, handler: Handler) -> list[Route]:
-    return [_route(each, dialect, handler) for each in (path, path + "/{rest:path}")]
+def _routes_at_and_below(path: str, dialect: Dialect, handler: Handler) -> list[Route]:
+    return [_all_methods_route(each, dialect, handler) for each in (path, path + "/{rest:path}")]
 
 
-def _route(path: str, dialect: Dialect, handler: Handler) -> Route:
-    return Route(path, Edge(dialect, handler), methods=_METHODS)
+def _all_methods_route(path: str, dialect: Dialect, handler: Handler) -> Route:
+    return Route(path, DialectEndpoint(dialect, handler), methods=_METHODS)
 
 
-async def _of_owners(desk: Desk, request: Request, *, why: str) -> Response:
+async def _refuse_after_auth(desk: OpenSandboxContext, request: Request, *, why: str) -> Response:
     if "id" in request.path_params:
         await desk.sandbox(request)  # one that is not there is the more useful answer
     else:
         desk.owner(request)
-    raise NotOffered(why)
+    raise OpenSandboxUnsupported(why)
 
 
-async def _refuse(request: Request, *, why: str) -> Response:
-    raise NotOffered(why)
+async def _refuse_unsupported(request: Request, *, why: str) -> Response:
+    raise OpenSandboxUnsupported(why)
 
 
-async def _nothing(request: Request) -> Response:
-    raise errors.NotFound("execd: there is no such path" + SEE)
+async def _raise_no_execd_path(request: Request) -> Response:
+    raise errors.NotFound("execd: there is no such path" + SEE_DOCS)

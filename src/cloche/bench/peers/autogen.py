@@ -1,4 +1,4 @@
-"""AutoGen's executors that need no Docker: a kernel of Jupyter's, and a process per execution."""
+"""Peer: AutoGen's executors that need no Docker: a Jupyter kernel, and a process per execution."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import asyncio
 import tempfile
 from typing import Any
 
-from cloche.bench.peers.session import PeerFailed, Shown
+from cloche.bench.peers.session import PeerFailed, PeerOutput
 
 
-class AutoGen:
-    """`local` is LocalCommandLineCodeExecutor, whose every execution is a new process."""
+class AutoGenPeer:
+    """`local` is LocalCommandLineCodeExecutor, which starts a new process for every execution."""
 
     def __init__(self, *, local: bool):
         self.stateless = local
 
-    def __enter__(self) -> AutoGen:
+    def __enter__(self) -> AutoGenPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def session(self) -> Executor:
-        return Executor(local=self.stateless)
+    def session(self) -> AutoGenSession:
+        return AutoGenSession(local=self.stateless)
 
 
-class Executor:
-    """Its own loop, as a thread of the caller's has none."""
+class AutoGenSession:
+    """A session with its own event loop: threads of the caller have none."""
 
     def __init__(self, *, local: bool):
         self._place = tempfile.TemporaryDirectory(prefix="cloche-bench-")
         self._loop = asyncio.new_event_loop()
         self._local = local
-        self._executor = self._loop.run_until_complete(self._start())
+        self._executor = self._loop.run_until_complete(self._start_executor())
 
-    async def _start(self) -> Any:
+    async def _start_executor(self) -> Any:
         if self._local:
             from autogen_ext.code_executors.local import LocalCommandLineCodeExecutor
 
@@ -46,17 +46,19 @@ class Executor:
         await executor.start()
         return executor
 
-    def run(self, code: str) -> Shown:
-        return self._loop.run_until_complete(self._run(f"print({code})" if self._local and code == "1+1" else code))
+    def run(self, code: str) -> PeerOutput:
+        return self._loop.run_until_complete(
+            self._run_code(f"print({code})" if self._local and code == "1+1" else code)
+        )
 
-    async def _run(self, code: str) -> Shown:
+    async def _run_code(self, code: str) -> PeerOutput:
         from autogen_core import CancellationToken
         from autogen_core.code_executor import CodeBlock
 
         found = await self._executor.execute_code_blocks([CodeBlock(code=code, language="python")], CancellationToken())
         if found.exit_code != 0:
             raise PeerFailed(found.output[:200])
-        shown = Shown()
+        shown = PeerOutput()
         shown.output = [found.output]
         shown.data["text/plain"] = found.output.strip()
         for file in getattr(found, "output_files", []):

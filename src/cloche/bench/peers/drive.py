@@ -1,4 +1,7 @@
-"""Measures one peer. A job as JSON on stdin; lines of JSON on stdout: a sample, a failure, or why there is none."""
+"""Measures one peer.
+
+A job as JSON on stdin; lines of JSON on stdout: a sample, a failure, or why there is none.
+"""
 
 from __future__ import annotations
 
@@ -16,111 +19,113 @@ from typing import Any
 
 from cloche.bench import programs
 from cloche.bench.peers import autogen, e2b_server, gateway, kernels, one_shot
-from cloche.bench.peers.session import Absent, Peer, PeerFailed, Session
+from cloche.bench.peers.session import BenchPeer, PeerAbsent, PeerFailed, PeerSession
 
-Check = Callable[[Any], bool]
-SETTLE_SECONDS = 1.0
-_LINES = sys.stdout
+AnswerCheck = Callable[[Any], bool]
+PEER_SETTLE_SECONDS = 1.0
+_REPORT_STREAM = sys.stdout
 
-PEERS: dict[str, Callable[[dict[str, Any]], Peer]] = {
-    "ipykernel": lambda job: kernels.Kernels(),
-    "gateway": lambda job: gateway.Gateway(),
-    "gateway_nodelay": lambda job: gateway.Gateway(nodelay=True),
-    "e2b_server": lambda job: e2b_server.E2BServer(job["checkout"]),
-    "e2b_server_nodelay": lambda job: e2b_server.E2BServer(job["checkout"], nodelay=True),
-    "autogen_jupyter": lambda job: autogen.AutoGen(local=False),
-    "autogen_local": lambda job: autogen.AutoGen(local=True),
-    "bubblewrap": lambda job: one_shot.OneShot("bwrap", one_shot.bubblewrap),
-    "gvisor": lambda job: one_shot.OneShot("runsc", one_shot.gvisor),
+PEER_FACTORIES: dict[str, Callable[[dict[str, Any]], BenchPeer]] = {
+    "ipykernel": lambda job: kernels.KernelsPeer(),
+    "gateway": lambda job: gateway.KernelGatewayPeer(),
+    "gateway_nodelay": lambda job: gateway.KernelGatewayPeer(nodelay=True),
+    "e2b_server": lambda job: e2b_server.E2bServerPeer(job["checkout"]),
+    "e2b_server_nodelay": lambda job: e2b_server.E2bServerPeer(job["checkout"], nodelay=True),
+    "autogen_jupyter": lambda job: autogen.AutoGenPeer(local=False),
+    "autogen_local": lambda job: autogen.AutoGenPeer(local=True),
+    "bubblewrap": lambda job: one_shot.OneShotPeer("bwrap", one_shot.bubblewrap_command),
+    "gvisor": lambda job: one_shot.OneShotPeer("runsc", one_shot.gvisor_command),
 }
-PACKAGES = {"ipykernel": "ipykernel", "gateway": "jupyter_kernel_gateway", "autogen": "autogen-ext"}
+PEER_PACKAGES = {"ipykernel": "ipykernel", "gateway": "jupyter_kernel_gateway", "autogen": "autogen-ext"}
 
 
-def say(**line: object) -> None:
-    """Programs that are started here must not speak in between: stdout is theirs, the lines go where it went."""
-    _LINES.write(json.dumps(line) + "\n")
-    _LINES.flush()
+def write_line(**line: object) -> None:
+    """Writes a line to the original stdout: programs started here must not write in between."""
+    _REPORT_STREAM.write(json.dumps(line) + "\n")
+    _REPORT_STREAM.flush()
 
 
 @contextlib.contextmanager
-def attempt(key: str) -> Iterator[None]:
+def report_failures(key: str) -> Iterator[None]:
     try:
         yield
     except (PeerFailed, HTTPException, OSError, TimeoutError, RuntimeError, ValueError, KeyError) as error:
-        say(key=key, failure=f"{type(error).__name__}: {error}")
+        write_line(key=key, failure=f"{type(error).__name__}: {error}")
 
 
-class Drive:
-    def __init__(self, peer: Peer, counts: dict[str, Any]):
+class PeerDriver:
+    def __init__(self, peer: BenchPeer, counts: dict[str, Any]):
         self._peer = peer
         self._counts = counts
 
     def all(self) -> None:
         for key, code, check in (("one", programs.ONE, is_two), ("frame", programs.FRAME, is_frame)):
-            self._starts(key, code, check)
-        self._starts("png", programs.PLOT, is_picture)
-        self._rate("cycles_8", 8, self._cycle)
+            self._measure_starts(key, code, check)
+        self._measure_starts("png", programs.PLOT, is_picture)
+        self._measure_rate("cycles_8", 8, self._run_cycle)
         if self._peer.stateless:
             return
-        self._warm()
-        self._memory()
+        self._measure_warm()
+        self._measure_memory()
         for clients in self._counts["clients"]:
-            self._executions(clients)
+            self._measure_executions(clients)
 
-    def _starts(self, key: str, code: str, check: Check) -> None:
+    def _measure_starts(self, key: str, code: str, check: AnswerCheck) -> None:
         if self._peer.stateless and key == "png":  # where would it show it?
             return
         for _ in range(self._counts["starts"]):
-            with attempt(key):
+            with report_failures(key):
                 began = time.perf_counter()
                 with contextlib.closing(self._peer.session()) as session:
                     shown = session.run(code)
                     seconds = time.perf_counter() - began
-                _expect(check(shown) or (self._peer.stateless and key == "frame"), shown.data)
-                say(key=key, value=seconds)
+                _expect_answer(check(shown) or (self._peer.stateless and key == "frame"), shown.data)
+                write_line(key=key, value=seconds)
 
-    def _warm(self) -> None:
+    def _measure_warm(self) -> None:
         with contextlib.closing(self._peer.session()) as session:
             session.run(programs.ONE)
             for _ in range(self._counts["warm"]):
-                with attempt("warm"):
+                with report_failures("warm"):
                     began = time.perf_counter()
                     shown = session.run(programs.ONE)
-                    say(key="warm", value=time.perf_counter() - began)
-                    _expect(is_two(shown), shown.data)
+                    write_line(key="warm", value=time.perf_counter() - began)
+                    _expect_answer(is_two(shown), shown.data)
             for _ in range(self._counts["streams"]):
-                with attempt("stream"):
-                    self._stream(session)
+                with report_failures("stream"):
+                    self._measure_stream(session)
 
-    def _stream(self, session: Session) -> None:
+    def _measure_stream(self, session: PeerSession) -> None:
         began = time.perf_counter()
         found = len(session.run(programs.STREAM).stdout)
         seconds = time.perf_counter() - began
-        _expect(found >= programs.STREAM_BYTES, f"{found} bytes")
-        say(key="stream", value=programs.STREAM_BYTES / seconds)
+        _expect_answer(found >= programs.STREAM_BYTES, f"{found} bytes")
+        write_line(key="stream", value=programs.STREAM_BYTES / seconds)
 
-    def _memory(self) -> None:
-        with attempt("memory"), contextlib.ExitStack() as stack:
-            time.sleep(SETTLE_SECONDS)  # what was before has ended by then
+    def _measure_memory(self) -> None:
+        with report_failures("memory"), contextlib.ExitStack() as stack:
+            time.sleep(PEER_SETTLE_SECONDS)  # what was before has ended by then
             before = _private_bytes()
             for _ in range(self._counts["kernels"]):
                 stack.enter_context(contextlib.closing(self._peer.session())).run(programs.ONE)
-            time.sleep(SETTLE_SECONDS)
-            say(key="memory", value=(_private_bytes() - before) / self._counts["kernels"])
+            time.sleep(PEER_SETTLE_SECONDS)
+            write_line(key="memory", value=(_private_bytes() - before) / self._counts["kernels"])
 
-    def _executions(self, clients: int) -> None:
+    def _measure_executions(self, clients: int) -> None:
         key = f"executions_{clients}"
-        with attempt(key), contextlib.ExitStack() as stack:
+        with report_failures(key), contextlib.ExitStack() as stack:
             sessions = [stack.enter_context(contextlib.closing(self._peer.session())) for _ in range(clients)]
             for session in sessions:
                 session.run(programs.ONE)
-            self._rate(key, clients, lambda client: _expect(is_two(sessions[client].run(programs.ONE)), "1+1"))
+            self._measure_rate(
+                key, clients, lambda client: _expect_answer(is_two(sessions[client].run(programs.ONE)), "1+1")
+            )
 
-    def _cycle(self, client: int) -> None:
+    def _run_cycle(self, client: int) -> None:
         with contextlib.closing(self._peer.session()) as session:
-            _expect(is_two(session.run(programs.ONE)), "1+1")
+            _expect_answer(is_two(session.run(programs.ONE)), "1+1")
 
-    def _rate(self, key: str, clients: int, operation: Callable[[int], None]) -> None:
+    def _measure_rate(self, key: str, clients: int, operation: Callable[[int], None]) -> None:
         """Operations per second, by as many threads as clients."""
         done = [0] * clients
         began = time.perf_counter()
@@ -128,7 +133,7 @@ class Drive:
 
         def work(client: int) -> None:
             while time.perf_counter() < end:
-                with attempt(key):
+                with report_failures(key):
                     operation(client)
                     done[client] += 1
 
@@ -138,7 +143,7 @@ class Drive:
         for worker in workers:
             worker.join()
         if sum(done):
-            say(key=key, value=sum(done) / (time.perf_counter() - began))
+            write_line(key=key, value=sum(done) / (time.perf_counter() - began))
 
 
 def is_two(shown: Any) -> bool:
@@ -153,13 +158,13 @@ def is_picture(shown: Any) -> bool:
     return "image/png" in shown.data
 
 
-def _expect(condition: bool, found: object) -> None:
+def _expect_answer(condition: bool, found: object) -> None:
     if not condition:
         raise PeerFailed(f"a wrong answer: {found!r:.200}")
 
 
 def _private_bytes() -> int:
-    """Of all processes that come from this one."""
+    """Private memory of all descendants of this process."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -175,8 +180,8 @@ def _private_bytes() -> int:
     return total
 
 
-def _version(peer: str) -> str:
-    package = next((name for start, name in PACKAGES.items() if peer.startswith(start)), None)
+def _peer_version(peer: str) -> str:
+    package = next((name for start, name in PEER_PACKAGES.items() if peer.startswith(start)), None)
     with contextlib.suppress(PackageNotFoundError):
         return version(package) if package else ""
     return ""
@@ -185,11 +190,11 @@ def _version(peer: str) -> str:
 def main() -> None:
     job = json.loads(sys.stdin.read())
     try:
-        with PEERS[job["peer"]](job) as peer:
-            say(version=_version(job["peer"]))
-            Drive(peer, job["counts"]).all()
-    except (Absent, ImportError) as error:
-        say(absent=str(error))
+        with PEER_FACTORIES[job["peer"]](job) as peer:
+            write_line(version=_peer_version(job["peer"]))
+            PeerDriver(peer, job["counts"]).all()
+    except (PeerAbsent, ImportError) as error:
+        write_line(absent=str(error))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A plain ipykernel through jupyter_client, as everybody drives it."""
+"""Peer: a plain ipykernel through jupyter_client, used in the ordinary way."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cloche.bench.peers.session import ANSWER_SECONDS, START_SECONDS, PeerFailed, Shown
+from cloche.bench.peers.session import ANSWER_SECONDS, START_SECONDS, PeerFailed, PeerOutput
 
 
-class Kernels:
+class KernelsPeer:
     stateless = False
 
-    def __enter__(self) -> Kernels:
+    def __enter__(self) -> KernelsPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def session(self) -> Kernel:
-        return Kernel()
+    def session(self) -> KernelSession:
+        return KernelSession()
 
 
-class Kernel:
+class KernelSession:
     """Over ipc, which is the faster of its two transports."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Kernel:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=START_SECONDS)
 
-    def run(self, code: str) -> Shown:
+    def run(self, code: str) -> PeerOutput:
         request = self._client.execute(code)
-        shown = Shown()
+        shown = PeerOutput()
         while True:
             message = self._client.get_iopub_msg(timeout=ANSWER_SECONDS)
             if message["parent_header"].get("msg_id") != request:

@@ -1,4 +1,4 @@
-"""What every peer is asked for: sessions in which code runs."""
+"""The interface of every peer: sessions in which code runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ANSWER_SECONDS = 120.0
 
 
 class PeerFailed(Exception):
-    """The peer did not answer, or not what it should have."""
+    """The peer gave no answer, or a wrong one."""
 
 
-class Absent(Exception):
-    """The peer cannot be measured here; its text says why."""
+class PeerAbsent(Exception):
+    """The peer cannot be measured here; the message is the reason."""
 
 
-class Shown:
-    """What an execution gave, until its end."""
+class PeerOutput:
+    """The output of an execution, until its end."""
 
     def __init__(self) -> None:
         self.data: dict[str, Any] = {}
@@ -33,7 +33,7 @@ class Shown:
         return "".join(self.output)
 
     def heard(self, kind: str, content: dict[str, Any]) -> None:
-        """A message of Jupyter's protocol. Raises PeerFailed for an error."""
+        """Takes a message of Jupyter's protocol. Raises PeerFailed for an error."""
         if kind == "error":
             raise PeerFailed(f"{content.get('ename')}: {content.get('evalue')}")
         if kind == "stream":
@@ -41,25 +41,25 @@ class Shown:
         self.data.update(content.get("data", {}))
 
 
-class Session(Protocol):
-    """One sandbox, as far as the peer has such a thing."""
+class PeerSession(Protocol):
+    """One sandbox, or the peer's nearest equivalent."""
 
-    def run(self, code: str) -> Shown:
-        """To the end. Raises PeerFailed."""
+    def run(self, code: str) -> PeerOutput:
+        """Runs code to the end. Raises PeerFailed."""
 
     def close(self) -> None: ...
 
 
-class Peer(Protocol):
-    """Use with `with`, which starts what is shared by its sessions and raises Absent where it cannot."""
+class BenchPeer(Protocol):
+    """Use with `with`, which starts the parts shared by its sessions and raises PeerAbsent where it cannot."""
 
     stateless: bool  # whether a session is one execution
 
-    def __enter__(self) -> Peer: ...
+    def __enter__(self) -> BenchPeer: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def session(self) -> Session: ...
+    def session(self) -> PeerSession: ...
 
 
 def free_port() -> int:
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 
 def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Raises Absent."""
+    """Waits until the URL responds. Raises PeerAbsent."""
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:
         try:
@@ -77,10 +77,10 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    raise Absent(f"{url} did not come up")
+    raise PeerAbsent(f"{url} did not come up")
 
 
-def stop(*processes: subprocess.Popen[bytes]) -> None:
+def stop_processes(*processes: subprocess.Popen[bytes]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:

@@ -1,7 +1,8 @@
-"""Files of packages: fetched once for all who ask at the same time, checked, kept, and read while they arrive.
+"""Files of packages: fetched once for all concurrent requests, checked, kept, and read while they arrive.
 
-Who asks for a file that is just being fetched reads what has arrived already. Its last bytes are held back until all
-of it was checked: nobody ever gets the whole of a file that is not what its index says.
+A request for a file that is being fetched reads the bytes that have arrived already. Its last bytes are held
+back until all of it was checked: no program ever gets the whole of a file that differs from its index's
+description.
 """
 
 from __future__ import annotations
@@ -14,37 +15,37 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import NamedTuple
 
-from cloche.egress.packages.cache import Cache, Digest, Room, file_key
-from cloche.egress.packages.replies import HashMismatch, NoRoom, Seldom, Threads, UpstreamError
-from cloche.egress.packages.upstream import Answer, Upstream, origin
+from cloche.egress.packages.cache import CacheReservation, FileDigest, PackageCache, file_key
+from cloche.egress.packages.replies import HashMismatch, NoCacheRoom, PackageThreads, RareWarnings, UpstreamError
+from cloche.egress.packages.upstream import IndexAnswer, IndexClient, url_origin
 
 CHUNK_BYTES = 256 << 10
 HELD_BYTES = 64 << 10
 FILE_SECONDS = 1800.0  # to fetch one
-HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "cloche"}
+FILE_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "cloche"}
 
 
-class Reference(NamedTuple):
+class FileReference(NamedTuple):
     """A file as a page of an index names it."""
 
     url: str
-    digest: Digest | None
+    digest: FileDigest | None
 
     @property
     def key(self) -> str:
         return file_key(self.url, self.digest)
 
 
-class Body(ABC):
+class FileBody(ABC):
     """A file that is there, or arrives. `size` is known from the beginning."""
 
-    def __init__(self, size: int, threads: Threads):
+    def __init__(self, size: int, threads: PackageThreads):
         self.size = size
         self.threads = threads
 
     @abstractmethod
     def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """Raises UpstreamError where it breaks off, or is not what it should be."""
+        """Raises UpstreamError if the file breaks off or fails its check."""
 
     @property
     def has_ranges(self) -> bool:
@@ -52,15 +53,15 @@ class Body(ABC):
 
     @property
     def is_here(self) -> bool:
-        """Or has to be fetched, whatever little of it is asked for."""
+        """Whether the file is cached. Else all of it has to be fetched, for any part."""
         return False
 
 
-class Kept(Body):
-    """In the cache, whole."""
+class CachedFile(FileBody):
+    """A whole file in the cache."""
 
-    def __init__(self, fd: int, threads: Threads):
-        """In a thread."""
+    def __init__(self, fd: int, threads: PackageThreads):
+        """Reads the file: call it in a thread."""
         super().__init__(os.fstat(fd).st_size, threads)
         self._fd = fd
         self._whole = os.pread(fd, CHUNK_BYTES, 0) if self.size <= CHUNK_BYTES else b""
@@ -81,15 +82,15 @@ class Kept(Body):
             yield part
 
 
-class Passing(Body):
+class PassthroughFile(FileBody):
     """Through this host and not kept, since there is no room for it."""
 
-    def __init__(self, answer: Answer, digest: Digest | None, limit_bytes: int, threads: Threads):
+    def __init__(self, answer: IndexAnswer, digest: FileDigest | None, limit_bytes: int, threads: PackageThreads):
         if answer.length is None:
             raise UpstreamError("this host has no room for a file whose length its index does not say")
         super().__init__(answer.length, threads)
         self._answer = answer
-        self._check = Check(digest, answer.length, limit_bytes)
+        self._check = DownloadCheck(digest, answer.length, limit_bytes)
 
     @property
     def has_ranges(self) -> bool:
@@ -106,10 +107,10 @@ class Passing(Body):
         yield held
 
 
-class Check:
-    """Whether what arrives is what an index said."""
+class DownloadCheck:
+    """Checks arriving bytes against the index's description."""
 
-    def __init__(self, digest: Digest | None, length: int | None, limit_bytes: int):
+    def __init__(self, digest: FileDigest | None, length: int | None, limit_bytes: int):
         self._digest = digest
         self._hash = digest.new() if digest is not None else None
         self._length = length
@@ -142,10 +143,10 @@ class Check:
         )
 
 
-class Arriving(Body):
-    """Being fetched into a file beside those that are kept, for as long as anybody reads it."""
+class DownloadingFile(FileBody):
+    """A file that is fetched into the cache directory, for as long as it has readers."""
 
-    def __init__(self, fd: int, path: Path, threads: Threads):
+    def __init__(self, fd: int, path: Path, threads: PackageThreads):
         super().__init__(0, threads)
         self.fd = fd
         self.path = path
@@ -157,7 +158,7 @@ class Arriving(Body):
         self._moved = asyncio.Event()
 
     async def ready(self) -> None:
-        """Until its size is known. Raises UpstreamError."""
+        """Waits until its size is known. Raises UpstreamError."""
         while not self._has_size:
             if self._failure is not None:
                 raise self._failure
@@ -165,17 +166,17 @@ class Arriving(Body):
 
     def set_size(self, size: int) -> None:
         self.size, self._has_size = size, True
-        self._move()
+        self._wake_readers()
 
     def wrote(self, count: int) -> None:
         self._written += count
-        self._move()
+        self._wake_readers()
 
     def end(self, failure: UpstreamError | None = None) -> None:
         self._ended, self._failure = failure is None, failure
         if not self._has_size and failure is None:
             self.set_size(self._written)
-        self._move()
+        self._wake_readers()
 
     async def parts(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         while start < stop:
@@ -192,55 +193,61 @@ class Arriving(Body):
             else:
                 await self._moved.wait()
 
-    def _move(self) -> None:
+    def _wake_readers(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
 
-class Files:
-    """Whoever makes it closes it."""
+class PackageFiles:
+    """The files of all indexes. Its maker closes it."""
 
-    def __init__(self, cache: Cache, threads: Threads, limit_bytes: int, unhashed_seconds: float):
+    def __init__(self, cache: PackageCache, threads: PackageThreads, limit_bytes: int, unhashed_seconds: float):
         self.opened = {"hit": 0, "miss": 0}  # whether the cache had it
         self._threads = threads
         self._cache = cache
         self._limit_bytes = limit_bytes
         self._unhashed_seconds = unhashed_seconds
-        self._seldom = Seldom()
-        self._arriving: dict[str, tuple[Arriving, asyncio.Task[None]]] = {}
+        self._seldom = RareWarnings()
+        self._arriving: dict[str, tuple[DownloadingFile, asyncio.Task[None]]] = {}
 
     @contextlib.asynccontextmanager
-    async def open(self, upstream: Upstream, reference: Reference) -> AsyncGenerator[Body, None]:
-        """From the cache, else from the index. Raises UpstreamError, also while it is read."""
+    async def open(self, upstream: IndexClient, reference: FileReference) -> AsyncGenerator[FileBody, None]:
+        """The file, from the cache, else from the index. Raises UpstreamError, also while it is read."""
         async with contextlib.AsyncExitStack() as stack:
-            kept = await self._threads.run(self._kept, stack, reference)
+            kept = await self._threads.run(self._open_cached, stack, reference)
             self.opened["miss" if kept is None else "hit"] += 1
-            yield kept or await self._fetched(stack, upstream, reference)
+            yield kept or await self._open_fetched(stack, upstream, reference)
 
-    def _kept(self, stack: contextlib.AsyncExitStack, reference: Reference) -> Kept | None:
-        """In a thread, that has given the descriptor to the stack before anybody can be cancelled."""
+    def _open_cached(self, stack: contextlib.AsyncExitStack, reference: FileReference) -> CachedFile | None:
+        """The cached file. Runs in a thread, which gives the descriptor to the stack before a cancellation can
+        come.
+        """
         age_seconds = self._unhashed_seconds if reference.key.startswith("url-") else None
         fd = self._cache.open(reference.key, age_seconds)
         if fd is None:
             return None
         stack.callback(os.close, fd)
-        return Kept(fd, self._threads)
+        return CachedFile(fd, self._threads)
 
-    async def _fetched(self, stack: contextlib.AsyncExitStack, upstream: Upstream, reference: Reference) -> Body:
+    async def _open_fetched(
+        self, stack: contextlib.AsyncExitStack, upstream: IndexClient, reference: FileReference
+    ) -> FileBody:
         try:
-            body = await stack.enter_async_context(self._shared(upstream, reference))
+            body = await stack.enter_async_context(self._share_fetch(upstream, reference))
             await body.ready()
             return body
-        except NoRoom:
-            self._seldom.warn("packages.not_kept", reason="there is no room for it on this host")
-        answer = await stack.enter_async_context(upstream.get(reference.url, HEADERS))
-        return Passing(answer, reference.digest, self._limit_bytes, self._threads)
+        except NoCacheRoom:
+            self._seldom.warn_rarely("packages.not_kept", reason="there is no room for it on this host")
+        answer = await stack.enter_async_context(upstream.get(reference.url, FILE_HEADERS))
+        return PassthroughFile(answer, reference.digest, self._limit_bytes, self._threads)
 
     @contextlib.asynccontextmanager
-    async def _shared(self, upstream: Upstream, reference: Reference) -> AsyncGenerator[Arriving, None]:
-        """The one fetch of a file. When the last who wanted it has left, it ends."""
+    async def _share_fetch(
+        self, upstream: IndexClient, reference: FileReference
+    ) -> AsyncGenerator[DownloadingFile, None]:
+        """The single fetch of a file. It ends when its last reader has left."""
         if reference.key not in self._arriving:
-            self._begin(upstream, reference)
+            self._begin_fetch(upstream, reference)
         body, task = self._arriving[reference.key]
         body.readers += 1
         try:
@@ -248,32 +255,32 @@ class Files:
         finally:
             body.readers -= 1
             if not body.readers:
-                self._forget(reference.key, body)  # at once: nobody may join what is being closed
-                await _ended(task)
+                self._forget_fetch(reference.key, body)  # at once: nobody may join what is being closed
+                await _cancel_task(task)
                 os.close(body.fd)
 
-    def _forget(self, key: str, body: Arriving) -> None:
+    def _forget_fetch(self, key: str, body: DownloadingFile) -> None:
         if self._arriving.get(key, (None,))[0] is body:
             del self._arriving[key]
 
-    def _begin(self, upstream: Upstream, reference: Reference) -> None:
+    def _begin_fetch(self, upstream: IndexClient, reference: FileReference) -> None:
         if not self._cache.has_room(0):
-            raise NoRoom("there is no room on this host")
+            raise NoCacheRoom("there is no room on this host")
         try:
-            body = Arriving(*self._cache.create(), self._threads)
+            body = DownloadingFile(*self._cache.create(), self._threads)
         except OSError:
-            raise NoRoom("there is no room on this host") from None
-        task = asyncio.get_running_loop().create_task(self._fetch(upstream, reference, body))
+            raise NoCacheRoom("there is no room on this host") from None
+        task = asyncio.get_running_loop().create_task(self._fetch_file(upstream, reference, body))
         self._arriving[reference.key] = body, task
 
-    async def _fetch(self, upstream: Upstream, reference: Reference, body: Arriving) -> None:
+    async def _fetch_file(self, upstream: IndexClient, reference: FileReference, body: DownloadingFile) -> None:
         failure: UpstreamError | None = UpstreamError("it was given up")
         try:
-            async with asyncio.timeout(FILE_SECONDS), upstream.get(reference.url, HEADERS) as answer:
-                await self._take(answer, reference, body)
+            async with asyncio.timeout(FILE_SECONDS), upstream.get(reference.url, FILE_HEADERS) as answer:
+                await self._store_answer(answer, reference, body)
             failure = None
         except HashMismatch as error:
-            self._seldom.warn("packages.hash_mismatch", host=origin(reference.url).host)
+            self._seldom.warn_rarely("packages.hash_mismatch", host=url_origin(reference.url).host)
             failure = error
         except UpstreamError as error:
             failure = error
@@ -282,28 +289,28 @@ class Files:
         except OSError as error:
             failure = UpstreamError(f"the file cannot be kept on this host: {error.strerror}")
         finally:
-            self._forget(reference.key, body)
+            self._forget_fetch(reference.key, body)
             self._cache.discard(body.path)
             body.end(failure)
 
-    async def _take(self, answer: Answer, reference: Reference, body: Arriving) -> None:
-        check = Check(reference.digest, answer.length, self._limit_bytes)
+    async def _store_answer(self, answer: IndexAnswer, reference: FileReference, body: DownloadingFile) -> None:
+        check = DownloadCheck(reference.digest, answer.length, self._limit_bytes)
         with self._cache.room() as room:
             await self._threads.run(room.take, answer.length or 0)
             if answer.length is not None:
                 body.set_size(answer.length)
             async for part in answer.raw(CHUNK_BYTES):
-                body.wrote(await self._threads.run(_store, body.fd, part, check, room))
+                body.wrote(await self._threads.run(_store_part, body.fd, part, check, room))
             check.finish()
             await self._threads.run(self._cache.keep, body.path, reference.key, check.arrived_bytes, room)
 
     async def aclose(self) -> None:
         for _, task in list(self._arriving.values()):
-            await _ended(task)
+            await _cancel_task(task)
 
 
-def _store(fd: int, part: bytes, check: Check, room: Room) -> int:
-    """Raises UpstreamError; NoRoom where its length was not said, and there is none for more."""
+def _store_part(fd: int, part: bytes, check: DownloadCheck, room: CacheReservation) -> int:
+    """Raises UpstreamError; NoCacheRoom where its length was not said, and there is none for more."""
     check.add(part)
     room.take(check.arrived_bytes)
     view = memoryview(part)
@@ -312,6 +319,6 @@ def _store(fd: int, part: bytes, check: Check, room: Room) -> int:
     return len(part)
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel_task(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait({task})

@@ -1,4 +1,4 @@
-"""The package index at the door: requests of `pip`, `uv` and `npm`, one after another on a connection."""
+"""The package index of sandboxes: requests of `pip`, `uv` and `npm`, one after another on a connection."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from cloche.config.sections import Network, Packages
+from cloche.config.sections import NetworkConfig, PackagesConfig
 from cloche.egress import http1
-from cloche.egress.connect import Resolve
-from cloche.egress.door import Door, Visit
-from cloche.egress.journal import Attempt
+from cloche.egress.connect import ResolveName
+from cloche.egress.door import EgressConnection, SandboxEgress
+from cloche.egress.journal import ConnectionAttempt
 from cloche.egress.packages import pypi
-from cloche.egress.packages.cache import Cache
-from cloche.egress.packages.files import CHUNK_BYTES, Body, Files, Reference
-from cloche.egress.packages.npm import ABBREVIATED, Npm, is_name
-from cloche.egress.packages.pypi import Pages, PyPI
-from cloche.egress.packages.replies import NotThere, Threads, UpstreamError
-from cloche.egress.packages.sources import Sources, read_sources
-from cloche.egress.packages.upstream import Reach, Upstream, origin
+from cloche.egress.packages.cache import PackageCache
+from cloche.egress.packages.files import CHUNK_BYTES, FileBody, FileReference, PackageFiles
+from cloche.egress.packages.npm import ABBREVIATED, NpmRegistries, is_npm_name
+from cloche.egress.packages.pypi import IndexPages, PypiIndexes
+from cloche.egress.packages.replies import NotInIndex, PackageThreads, UpstreamError
+from cloche.egress.packages.sources import PackageSources, read_sources
+from cloche.egress.packages.upstream import IndexClient, IndexReach, url_origin
 from cloche.egress.rules import Destination
 from cloche.egress.streams import Verdict
 
-# What one sandbox may ask of the package index, and which packages anybody may.
+# The request and byte limits of one sandbox at the package index, and the packages that the operator
+# allows.
 
-KINDS = ("pypi", "npm")
+PACKAGE_KINDS = ("pypi", "npm")
 REQUESTS_AT_ONCE = 16  # of one sandbox that are seen to, so that there is room for others; the rest wait
 NOTED_SECONDS = 60.0  # for which it can be asked why something was refused
 PAGES_AT_ONCE = 4  # of one sandbox: they are in memory, and can be large
 
 
-class Exceeded(Exception):
-    """Its text says which limit, for the program and for the log."""
+class AllowanceExceeded(Exception):
+    """A limit was exceeded. Its text names the limit, for the program and for the log."""
 
     def __init__(self, why: str, status: int):
         super().__init__(why)
         self.status = status
 
 
-class Allowance:
-    """Of one sandbox: so many requests a minute, with a minute's worth at once, and so many bytes in its life."""
+class PackageAllowance:
+    """The limits of one sandbox: requests per minute, with a minute's worth at once, and bytes in its life."""
 
-    def __init__(self, config: Packages):
+    def __init__(self, config: PackagesConfig):
         self._per_minute = config.requests_per_minute
         self._sandbox_bytes = config.sandbox_bytes
         self._requests = float(config.requests_per_minute)
@@ -60,21 +61,23 @@ class Allowance:
         self.pages = asyncio.Semaphore(PAGES_AT_ONCE)
 
     def ask(self) -> None:
-        """Raises Exceeded."""
+        """Raises AllowanceExceeded."""
         now = time.monotonic()
         self._requests = min(self._per_minute, self._requests + (now - self._at) * self._per_minute / 60)
         self._at = now
         if self._requests < 1:
-            raise Exceeded(f"a sandbox may ask the package index {self._per_minute} times a minute: wait a little", 429)
+            raise AllowanceExceeded(
+                f"a sandbox may ask the package index {self._per_minute} times a minute: wait a little", 429
+            )
         self._requests -= 1
 
     def check(self, count: int) -> None:
-        """Whether so many bytes may be taken. Raises Exceeded."""
+        """Whether so many bytes may be taken. Raises AllowanceExceeded."""
         if self._taken_bytes + count > self._sandbox_bytes:
-            raise Exceeded(f"a sandbox may take {self._sandbox_bytes} bytes of packages in its life", 403)
+            raise AllowanceExceeded(f"a sandbox may take {self._sandbox_bytes} bytes of packages in its life", 403)
 
     def take(self, count: int) -> None:
-        """Raises Exceeded."""
+        """Raises AllowanceExceeded."""
         self.check(count)
         self._taken_bytes += count
 
@@ -82,25 +85,25 @@ class Allowance:
         self._refused, self._refused_at = why, time.monotonic()
 
     def last_refusal(self) -> str:
-        """Why it did not get what it asked for, a moment ago. It is told once."""
+        """The reason of the last refusal, a moment ago. It is returned once."""
         why, self._refused = self._refused, ""
         return why if time.monotonic() - self._refused_at < NOTED_SECONDS else ""
 
 
-class Names:
+class AllowedPackages:
     """Which packages the operator allows. `deny` comes first; `pypi:` or `npm:` before a name means one kind only."""
 
-    def __init__(self, config: Packages):
-        self._allow = {kind: _patterns(kind, config.allow) for kind in KINDS}
-        self._deny = {kind: _patterns(kind, config.deny) for kind in KINDS}
+    def __init__(self, config: PackagesConfig):
+        self._allow = {kind: _kind_patterns(kind, config.allow) for kind in PACKAGE_KINDS}
+        self._deny = {kind: _kind_patterns(kind, config.deny) for kind in PACKAGE_KINDS}
 
     def allows(self, kind: str, name: str) -> bool:
         """A project's name is normalised."""
         plain = name.lower()
-        return not _fits(self._deny[kind], plain) and _fits(self._allow[kind], plain)
+        return not _matches_any(self._deny[kind], plain) and _matches_any(self._allow[kind], plain)
 
 
-def _patterns(kind: str, patterns: Iterable[str]) -> list[str]:
+def _kind_patterns(kind: str, patterns: Iterable[str]) -> list[str]:
     found = []
     for pattern in patterns:
         before, colon, name = pattern.strip().lower().rpartition(":")
@@ -109,32 +112,41 @@ def _patterns(kind: str, patterns: Iterable[str]) -> list[str]:
     return found
 
 
-def _fits(patterns: Iterable[str], name: str) -> bool:
+def _matches_any(patterns: Iterable[str], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-# One request of a program to the package index, and what it is answered.
+# One request of a program to the package index, and the answer to it.
 
 MAX_SEGMENTS = 8
-REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 403: "Denied by package policy", 404: "Not Found",
-           405: "Method Not Allowed", 408: "Request Timeout", 416: "Range Not Satisfiable", 429: "Too Many Requests",
-           502: "Bad Gateway"}  # fmt: skip
+STATUS_PHRASES = {
+    200: "OK",
+    206: "Partial Content",
+    400: "Bad Request",
+    403: "Denied by package policy",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    416: "Range Not Satisfiable",
+    429: "Too Many Requests",
+    502: "Bad Gateway",
+}
 
-DENIED = 403
-REMEMBERED = frozenset({DENIED, 429, 502})  # pip and uv do not show what is said with them
+DENIED_STATUS = 403
+REMEMBERED_STATUSES = frozenset({DENIED_STATUS, 429, 502})  # pip and uv do not show what is said with them
 
 _SEGMENT = re.compile(rb"[\x20-\x7e]{1,300}")
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9a-fA-F:]{2,45}\](:[0-9]{1,5})?")
 _RANGE = re.compile(r"bytes=([0-9]{0,15})-([0-9]{0,15})")
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     start: int
     stop: int
 
 
-def segments(target: str) -> list[str] | None:
-    """Of a path, each decoded once: a slash in one does not make two of it. None where it is no path of ours."""
+def path_segments(target: str) -> list[str] | None:
+    """The segments of a path, each decoded once: a slash in one does not split it. None for an invalid path."""
     parts = [unquote_to_bytes(part) for part in target.partition("?")[0].split("/")[1:]]
     if parts and parts[-1] == b"":
         parts.pop()
@@ -143,13 +155,14 @@ def segments(target: str) -> list[str] | None:
     return [part.decode() for part in parts]
 
 
-class Exchange:
-    """`keeps` says whether the connection can have another request after it: none after one that was refused.
+class PackageRequest:
+    """One request. `keeps`: whether the connection can have another request after it; none after a refusal.
 
-    Raises BadRequest where its body's length can be read in two ways. No body is ever read: it ends the connection.
+    Raises BadRequest where its body's length can be read in two ways. No body is ever read: it ends the
+    connection.
     """
 
-    def __init__(self, visit: Visit, head: http1.Head, allowance: Allowance):
+    def __init__(self, visit: EgressConnection, head: http1.HttpHead, allowance: PackageAllowance):
         self.visit = visit
         self.head = head
         self.allowance = allowance
@@ -165,47 +178,47 @@ class Exchange:
     @property
     def base(self) -> str:
         """Where the program thinks that we are. Raises BadRequest."""
-        host = self.head.one("host") or ""
+        host = self.head.single_value("host") or ""
         if not _HOST.fullmatch(host):
             raise http1.BadRequest("the header host names none")
         return f"http://{host}"
 
     async def refuse(self, status: int, why: str, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """A few words, which are on the house, and the end of the connection."""
-        if status in REMEMBERED and self.head.target.startswith("/pypi/"):
+        """Sends a short reason, which is not charged to the allowance, and ends the connection."""
+        if status in REMEMBERED_STATUSES and self.head.target.startswith("/pypi/"):
             self.allowance.note_refusal(why)
-        kind, body = self._said(why)
-        self._begin(status, len(body), [("content-type", kind), *headers])
+        kind, body = self._error_body(why)
+        self._begin_answer(status, len(body), [("content-type", kind), *headers])
         if self.head.method != "HEAD":
             self.visit.writer.write(body)
-            await self._drain()
+            await self._drain_writer()
 
-    def _said(self, why: str) -> tuple[str, bytes]:
-        """As npm shows it, and as people read it."""
+    def _error_body(self, why: str) -> tuple[str, bytes]:
+        """The content type and body of a refusal: JSON for npm, else plain text."""
         if self.head.target.startswith("/npm/"):
             return "application/json", msgspec.json.encode({"error": f"Cloche: {why}"})
         return "text/plain; charset=utf-8", f"Cloche: {why}\n".encode()
 
     async def content(self, content_type: str, body: bytes) -> None:
-        """Raises Exceeded."""
+        """Raises AllowanceExceeded."""
         headers = [("content-type", content_type), ("cache-control", "no-cache"), ("vary", "accept")]
         self.allowance.check(len(body))
-        self._begin(200, len(body), headers)
+        self._begin_answer(200, len(body), headers)
         if self.head.method != "HEAD":
             self.allowance.take(len(body))
             view = memoryview(body)
             for start in range(0, len(body), CHUNK_BYTES):
-                await self._send(view[start : start + CHUNK_BYTES])
+                await self._send_part(view[start : start + CHUNK_BYTES])
 
-    async def file(self, body: Body, tag: str) -> None:
+    async def file(self, body: FileBody, tag: str) -> None:
         """Or the part of it that was asked for. Not to be kept inside: the host has it.
 
-        Raises Exceeded, UpstreamError.
+        Raises AllowanceExceeded, UpstreamError.
         """
         headers = [("content-type", "application/octet-stream"), ("cache-control", "no-store"), ("etag", f'"{tag}"')]
-        span = self._span(body, tag)
+        span = self._requested_range(body, tag)
         if span is None:
-            self._begin(416, 0, [("content-range", f"bytes */{body.size}")])
+            self._begin_answer(416, 0, [("content-range", f"bytes */{body.size}")])
             return
         if body.has_ranges:
             headers.append(("accept-ranges", "bytes"))
@@ -214,66 +227,66 @@ class Exchange:
             headers.append(("content-range", f"bytes {span.start}-{span.stop - 1}/{body.size}"))
         await self._send_file(body, span, 206 if is_part else 200, headers)
 
-    async def _send_file(self, body: Body, span: Span, status: int, headers: list[tuple[str, str]]) -> None:
+    async def _send_file(self, body: FileBody, span: ByteRange, status: int, headers: list[tuple[str, str]]) -> None:
         # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too, and
         # who asked for its head only.
         is_head = self.head.method == "HEAD"
         paid_bytes = body.size if not body.is_here else 0 if is_head else span.stop - span.start
         self.allowance.take(paid_bytes)
         if is_head:
-            self._begin(status, span.stop - span.start, headers)
+            self._begin_answer(status, span.stop - span.start, headers)
             return
         async for part in body.parts(*span):
             if not self.has_begun:  # only now: before its first bytes were checked there may be an error to tell
-                self._begin(status, span.stop - span.start, headers)
-            await self._send(part)
+                self._begin_answer(status, span.stop - span.start, headers)
+            await self._send_part(part)
         if not self.has_begun:
-            self._begin(status, 0, headers)
+            self._begin_answer(status, 0, headers)
 
-    def _span(self, body: Body, tag: str) -> Span | None:
-        """None where there is no such part."""
-        whole = Span(0, body.size)
-        match = _RANGE.fullmatch(self.head.one("range") or "")
-        only_if = self.head.one("if-range")
+    def _requested_range(self, body: FileBody, tag: str) -> ByteRange | None:
+        """The requested range; None where there is no such part."""
+        whole = ByteRange(0, body.size)
+        match = _RANGE.fullmatch(self.head.single_value("range") or "")
+        only_if = self.head.single_value("if-range")
         if match is None or not body.has_ranges or only_if not in (None, f'"{tag}"'):
             return whole
         first, last = match[1], match[2]
         if not first:
-            return Span(max(0, body.size - int(last)), body.size) if last and int(last) and body.size else None
+            return ByteRange(max(0, body.size - int(last)), body.size) if last and int(last) and body.size else None
         stop = min(int(last) + 1, body.size) if last else body.size
-        return Span(int(first), stop) if int(first) < stop else None
+        return ByteRange(int(first), stop) if int(first) < stop else None
 
-    def _begin(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
+    def _begin_answer(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
         self.has_begun = True
         if status >= 400:  # or a program could ask for what it does not get as fast as it can write
             self.keeps = False
         self.visit.attempt.let_through = status < 300
         said = [*headers, ("content-length", str(length)), ("connection", "keep-alive" if self.keeps else "close")]
-        package = self.visit.attempt.package if status == DENIED else ""
-        phrase = REASONS[status] + (f": {package}" if package else "")
+        package = self.visit.attempt.package if status == DENIED_STATUS else ""
+        phrase = STATUS_PHRASES[status] + (f": {package}" if package else "")
         self.visit.writer.write(http1.write_head(f"HTTP/1.1 {status} {phrase}", said))
 
-    async def _send(self, part: bytes | memoryview) -> None:
-        """Raises Exceeded."""
+    async def _send_part(self, part: bytes | memoryview) -> None:
+        """Raises AllowanceExceeded."""
         self.visit.attempt.received_bytes += len(part)
         self.visit.writer.write(part)
-        await self._drain()
+        await self._drain_writer()
 
-    async def _drain(self) -> None:
+    async def _drain_writer(self) -> None:
         try:
             async with asyncio.timeout(self.visit.door.config.idle_seconds):
                 await self.visit.writer.drain()
         except TimeoutError:
-            raise Exceeded("the program does not read what it asked for", 408) from None
+            raise AllowanceExceeded("the program does not read what it asked for", 408) from None
 
 
 IDLE_SECONDS = 60.0  # between two requests on one connection
 TOO_MANY_PAUSE_SECONDS = 0.5  # before who asks too often hears so
-TOO_MANY = 429
+TOO_MANY_STATUS = 429
 
 
-class Refused(Exception):
-    """Its text says why, for the program; `reason` says so for the log, without what the program named."""
+class PackageRefused(Exception):
+    """Its text is the reason for the program; `reason` is that for the log, without names from the program."""
 
     def __init__(self, status: int, why: str, reason: str):
         super().__init__(why)
@@ -282,143 +295,143 @@ class Refused(Exception):
 
 
 class PackageIndex:
-    """One for all sandboxes of this process. Whoever makes it closes it."""
+    """The index, one for all sandboxes of this process. Its maker closes it."""
 
-    def __init__(self, config: Packages, network: Network, resolve: Resolve, directory: Path):
+    def __init__(self, config: PackagesConfig, network: NetworkConfig, resolve: ResolveName, directory: Path):
         sources = read_sources(config)
-        cache = Cache(directory, config.cache_bytes)
+        cache = PackageCache(directory, config.cache_bytes)
         self._config = config
-        self._names = Names(config)
-        self._threads = threads = Threads()
-        self._pages = pages = Pages(cache, threads, config.index_seconds)
-        self._files = Files(cache, threads, config.file_bytes, config.index_seconds)
-        reach = Reach(resolve, sources.places, network.internal_ranges)
-        pypi, npm = (_upstream(sources, reach, file) for file in (sources.pypi_ca_file, sources.npm_ca_file))
-        self._pypi = PyPI(sources.pypi, pypi, pages, threads)
-        self._npm = Npm(sources.npm, sources.npm_scopes, npm, pages, threads)
-        self._allowances: WeakKeyDictionary[Door, Allowance] = WeakKeyDictionary()
+        self._names = AllowedPackages(config)
+        self._threads = threads = PackageThreads()
+        self._pages = pages = IndexPages(cache, threads, config.index_seconds)
+        self._files = PackageFiles(cache, threads, config.file_bytes, config.index_seconds)
+        reach = IndexReach(resolve, sources.places, network.internal_ranges)
+        pypi, npm = (_make_client(sources, reach, file) for file in (sources.pypi_ca_file, sources.npm_ca_file))
+        self._pypi = PypiIndexes(sources.pypi, pypi, pages, threads)
+        self._npm = NpmRegistries(sources.npm, sources.npm_scopes, npm, pages, threads)
+        self._allowances: WeakKeyDictionary[SandboxEgress, PackageAllowance] = WeakKeyDictionary()
 
     @property
     def opened_files(self) -> dict[str, int]:
         """How many were in the cache, `hit`, and how many were not, `miss`."""
         return self._files.opened
 
-    async def serve(self, visit: Visit, head: http1.Head) -> None:
+    async def serve(self, visit: EgressConnection, head: http1.HttpHead) -> None:
         """That request, and those after it on the connection. Raises BadRequest."""
-        allowance = self._allowances.setdefault(visit.door, Allowance(self._config))
-        following: http1.Head | None = head
+        allowance = self._allowances.setdefault(visit.door, PackageAllowance(self._config))
+        following: http1.HttpHead | None = head
         while following is not None:
             visit.attempt.protocol = "package"
-            exchange = Exchange(visit, following, allowance)
-            await self._answer(exchange)
+            exchange = PackageRequest(visit, following, allowance)
+            await self._answer_request(exchange)
             if not exchange.keeps:
                 return
             await asyncio.sleep(0)  # what was read ahead can be answered without ever waiting for anything
-            following = await _following(visit)
+            following = await _next_request(visit)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer_request(self, exchange: PackageRequest) -> None:
         """Writes the answer, and the line in the log."""
         attempt = exchange.visit.attempt
         try:
             exchange.allowance.ask()
             async with exchange.allowance.requests:
-                await self._route(exchange)
+                await self._route_request(exchange)
             attempt.end("allowed")
-        except Refused as refused:
-            await _refuse(exchange, refused.status, str(refused), "denied", refused.reason)
-        except Exceeded as exceeded:
-            await _refuse(exchange, exceeded.status, str(exceeded), "denied", str(exceeded))
-        except NotThere as error:
-            await _refuse(exchange, 404, str(error), "failed", str(error))
+        except PackageRefused as refused:
+            await _refuse_request(exchange, refused.status, str(refused), "denied", refused.reason)
+        except AllowanceExceeded as exceeded:
+            await _refuse_request(exchange, exceeded.status, str(exceeded), "denied", str(exceeded))
+        except NotInIndex as error:
+            await _refuse_request(exchange, 404, str(error), "failed", str(error))
         except UpstreamError as error:
-            await _refuse(exchange, 502, str(error), "failed", str(error))
+            await _refuse_request(exchange, 502, str(error), "failed", str(error))
 
-    async def _route(self, exchange: Exchange) -> None:
-        match segments(exchange.head.target):
+    async def _route_request(self, exchange: PackageRequest) -> None:
+        match path_segments(exchange.head.target):
             case ["npm", "-", *_]:  # audits, search, accounts: npm goes on without them
-                raise Refused(404, "the package index has packages only", "not a package")
+                raise PackageRefused(404, "the package index has packages only", "not a package")
             case _ if exchange.head.method not in ("GET", "HEAD"):
-                raise Refused(405, "the package index can only be read", "not a read")
+                raise PackageRefused(405, "the package index can only be read", "not a read")
             case _ if exchange.has_body:
-                raise Refused(400, "a request to the package index has no body", "a body")
+                raise PackageRefused(400, "a request to the package index has no body", "a body")
             case ["refused"]:
-                await self._say_refused(exchange)
+                await self._serve_last_refusal(exchange)
             case ["pypi", "simple", name]:
-                await self._project(exchange, self._project_name(exchange, name))
+                await self._serve_project(exchange, self._checked_project(exchange, name))
             case ["pypi", "files", name, filename]:
-                await self._pypi_file(exchange, self._project_name(exchange, name), filename)
+                await self._serve_pypi_file(exchange, self._checked_project(exchange, name), filename)
             case ["npm", *scope, name, "-", filename] if len(scope) < 2:
-                await self._tarball(exchange, self._package_name(exchange, [*scope, name]), filename)
-            case ["npm", *words, version] if is_name("/".join(words)):
-                await self._manifest(exchange, self._package_name(exchange, words), version)
+                await self._serve_tarball(exchange, self._checked_package(exchange, [*scope, name]), filename)
+            case ["npm", *words, version] if is_npm_name("/".join(words)):
+                await self._serve_manifest(exchange, self._checked_package(exchange, words), version)
             case ["npm", *words] if 0 < len(words) < 3:
-                await self._packument(exchange, self._package_name(exchange, words))
+                await self._serve_packument(exchange, self._checked_package(exchange, words))
             case _:
-                raise Refused(
+                raise PackageRefused(
                     404, "there is nothing here: pip's index is /pypi/simple/, npm's is /npm/", "not a package"
                 )
 
-    async def _say_refused(self, exchange: Exchange) -> None:
-        """Once: who asks when nothing was refused since gets 404."""
+    async def _serve_last_refusal(self, exchange: PackageRequest) -> None:
+        """Answers with the last refusal, once: a request without a refusal since gets 404."""
         why = exchange.allowance.last_refusal()
         if not why:
             await exchange.refuse(404, "nothing was refused")
             return
         await exchange.content("text/plain; charset=utf-8", f"Cloche: {why}\n".encode())
 
-    async def _project(self, exchange: Exchange, name: str) -> None:
+    async def _serve_project(self, exchange: PackageRequest, name: str) -> None:
         async with exchange.allowance.pages:
             as_json = pypi.wants_json(exchange.accept)
-            index, body = await self._pypi.project(name, as_json)
+            index, body = await self._pypi.project_page(name, as_json)
             _name_host(exchange, index)
-            await exchange.content(pypi.JSON if as_json else "text/html; charset=utf-8", body)
+            await exchange.content(pypi.SIMPLE_JSON if as_json else "text/html; charset=utf-8", body)
 
-    async def _pypi_file(self, exchange: Exchange, project: str, filename: str) -> None:
+    async def _serve_pypi_file(self, exchange: PackageRequest, project: str, filename: str) -> None:
         index, reference = await self._pypi.file(project, filename)
         _name_host(exchange, index)
-        await self._file(exchange, self._pypi.upstream, reference)
+        await self._serve_file(exchange, self._pypi.upstream, reference)
 
-    async def _packument(self, exchange: Exchange, name: str) -> None:
+    async def _serve_packument(self, exchange: PackageRequest, name: str) -> None:
         is_short = ABBREVIATED in exchange.accept
         async with exchange.allowance.pages:
-            body = await self._npm.packument(name, abbreviated=is_short, base=exchange.base)
+            body = await self._npm.fetch_packument(name, abbreviated=is_short, base=exchange.base)
             await exchange.content(ABBREVIATED if is_short else "application/json", body)
 
-    async def _manifest(self, exchange: Exchange, name: str, version: str) -> None:
+    async def _serve_manifest(self, exchange: PackageRequest, name: str, version: str) -> None:
         async with exchange.allowance.pages:
-            body = await self._npm.manifest(name, version, base=exchange.base)
+            body = await self._npm.fetch_manifest(name, version, base=exchange.base)
             await exchange.content("application/json", body)
 
-    async def _tarball(self, exchange: Exchange, name: str, filename: str) -> None:
-        await self._file(exchange, self._npm.upstream, await self._npm.tarball(name, filename))
+    async def _serve_tarball(self, exchange: PackageRequest, name: str, filename: str) -> None:
+        await self._serve_file(exchange, self._npm.upstream, await self._npm.tarball(name, filename))
 
-    async def _file(self, exchange: Exchange, upstream: Upstream, reference: Reference) -> None:
+    async def _serve_file(self, exchange: PackageRequest, upstream: IndexClient, reference: FileReference) -> None:
         exchange.allowance.check(1)  # or nothing is begun
         async with self._files.open(upstream, reference) as body:
             await exchange.file(body, reference.key)
 
-    def _project_name(self, exchange: Exchange, text: str) -> str:
+    def _checked_project(self, exchange: PackageRequest, text: str) -> str:
         if not self._pypi.indexes:
-            raise Refused(404, "this host has no index of Python packages", "there is no index")
+            raise PackageRefused(404, "this host has no index of Python packages", "there is no index")
         _name_host(exchange, self._pypi.indexes[0])
-        name = pypi.normalise(text)
+        name = pypi.normalise_name(text)
         if name is None:
-            raise Refused(404, f"{text[:100]!r} is not the name of a project", "not the name of a project")
+            raise PackageRefused(404, f"{text[:100]!r} is not the name of a project", "not the name of a project")
         self._check_name(exchange, "pypi", name)
         return name
 
-    def _package_name(self, exchange: Exchange, words: list[str]) -> str:
+    def _checked_package(self, exchange: PackageRequest, words: list[str]) -> str:
         name = "/".join(words)
-        if not is_name(name):
-            raise Refused(404, f"{name[:100]!r} is not the name of a package", "not the name of a package")
+        if not is_npm_name(name):
+            raise PackageRefused(404, f"{name[:100]!r} is not the name of a package", "not the name of a package")
         _name_host(exchange, self._npm.registry_of(name))
         self._check_name(exchange, "npm", name)
         return name
 
-    def _check_name(self, exchange: Exchange, kind: str, name: str) -> None:
+    def _check_name(self, exchange: PackageRequest, kind: str, name: str) -> None:
         exchange.visit.attempt.package = f"{kind}:{name}"  # what an auditor wants to know
         if not self._names.allows(kind, name):
-            raise Refused(
+            raise PackageRefused(
                 403,
                 f"the operator of this host does not allow the package {name} (packages.allow, packages.deny)",
                 "the operator does not allow that package",
@@ -432,11 +445,11 @@ class PackageIndex:
         self._threads.close()
 
 
-def _upstream(sources: Sources, reach: Reach, ca_file: str | None) -> Upstream:
-    return Upstream(sources.keyring, reach, ca_file, sources.trusted_hosts)
+def _make_client(sources: PackageSources, reach: IndexReach, ca_file: str | None) -> IndexClient:
+    return IndexClient(sources.keyring, reach, ca_file, sources.trusted_hosts)
 
 
-async def _following(visit: Visit) -> http1.Head | None:
+async def _next_request(visit: EgressConnection) -> http1.HttpHead | None:
     """The next request, with a line of its own in the log. None where none comes. Raises BadRequest."""
     try:
         async with asyncio.timeout(IDLE_SECONDS):
@@ -444,29 +457,29 @@ async def _following(visit: Visit) -> http1.Head | None:
     except TimeoutError:
         return None
     except http1.BadRequest:
-        visit.attempt = Attempt(visit.door.journal, "package")
+        visit.attempt = ConnectionAttempt(visit.door.journal, "package")
         raise
     if head is None:
         return None
-    visit.attempt = Attempt(visit.door.journal, "package")
+    visit.attempt = ConnectionAttempt(visit.door.journal, "package")
     if not head.target.startswith("/"):
         raise http1.BadRequest("this connection is to the package index: use another one for other hosts")
     return head
 
 
-async def _refuse(exchange: Exchange, status: int, why: str, verdict: Verdict, reason: str) -> None:
-    """In words, or where the answer has begun already by breaking it off: a program must not take it for whole."""
+async def _refuse_request(exchange: PackageRequest, status: int, why: str, verdict: Verdict, reason: str) -> None:
+    """Sends the reason. An answer that has begun already is broken off: a program must not take it for whole."""
     exchange.visit.attempt.end(verdict, reason)
     if exchange.has_begun:
         exchange.keeps = False
         exchange.visit.writer.transport.abort()
-    elif status == TOO_MANY:
+    elif status == TOO_MANY_STATUS:
         await asyncio.sleep(TOO_MANY_PAUSE_SECONDS)  # its connection waits with it, and there are only so many
         await exchange.refuse(status, why, [("retry-after", "1")])  # installers do as they are told
     else:
         await exchange.refuse(status, why)
 
 
-def _name_host(exchange: Exchange, index: str) -> None:
-    place = origin(index)
+def _name_host(exchange: PackageRequest, index: str) -> None:
+    place = url_origin(index)
     exchange.visit.attempt.asked = Destination(place.host, place.port, None)

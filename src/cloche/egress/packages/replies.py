@@ -1,4 +1,4 @@
-"""Warnings that a program could cause as often as it likes: said once in a while."""
+"""Rate-limited warnings, for events that a program could cause at will."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from cloche.telemetry import log
 
-SECONDS = 60.0
+WARNING_SECONDS = 60.0
 
 
-class Seldom:
+class RareWarnings:
     """Each event once a minute, with how many were left out since."""
 
     def __init__(self) -> None:
         self._said_at: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
-    def warn(self, event: str, **fields: Any) -> None:
+    def warn_rarely(self, event: str, **fields: Any) -> None:
         now = time.monotonic()
-        if now - self._said_at.get(event, -SECONDS) < SECONDS:
+        if now - self._said_at.get(event, -WARNING_SECONDS) < WARNING_SECONDS:
             self._left_out[event] = self._left_out.get(event, 0) + 1
             return
         self._said_at[event] = now
@@ -32,22 +32,25 @@ class Seldom:
         log.warning(event, **fields, **({"left_out": left_out} if left_out else {}))
 
 
-# Threads for what blocks: disks, hashes, large pages. Of their own, so that nobody else waits for packages.
+# Threads for blocking work: disks, hashes, large pages. A separate pool, so that no other work waits for
+# packages.
 
-THREADS = 4
+PACKAGE_THREADS = 4
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-class Threads:
-    """Whoever makes it closes it."""
+class PackageThreads:
+    """The thread pool. Its maker closes it."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(THREADS, "cloche-packages")
+        self._pool = ThreadPoolExecutor(PACKAGE_THREADS, "cloche-packages")
 
     async def run(self, function: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs) -> _Result:
-        """Who is cancelled meanwhile still waits for its end: it may use a descriptor that is closed next."""
+        """Runs the function in a thread. A cancelled caller still waits for its end: it may use a descriptor closed
+        next.
+        """
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._pool, lambda: function(*given, **named))
         try:
@@ -64,15 +67,15 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-# What is asked for again and again, in memory: pages as they are kept, and what was made of them.
+# Frequently requested pages in memory, as they are kept and as they are served.
 
-PART = 2  # one thing may have half of the memory
+LARGEST_SHARE = 2  # one thing may have half of the memory
 
 _Value = TypeVar("_Value")
 _Source = TypeVar("_Source")
 
 
-class Memory(Generic[_Value]):
+class LruMemory(Generic[_Value]):
     """The last that were used, of so many bytes together. For the loop's thread only."""
 
     def __init__(self, limit_bytes: int):
@@ -89,7 +92,7 @@ class Memory(Generic[_Value]):
     def put(self, key: Hashable, value: _Value, size_bytes: int) -> None:
         """Unless it is too large."""
         self._bytes -= self._held.pop(key, (None, 0))[1]
-        if size_bytes * PART > self._limit_bytes:
+        if size_bytes * LARGEST_SHARE > self._limit_bytes:
             return
         self._held[key] = value, size_bytes
         self._bytes += size_bytes
@@ -97,15 +100,15 @@ class Memory(Generic[_Value]):
             self._bytes -= self._held.popitem(last=False)[1][1]
 
 
-class Made(Generic[_Source, _Value]):
-    """What was made of something, for as long as that is the same."""
+class DerivedMemory(Generic[_Source, _Value]):
+    """Values derived from a source, kept while the source is the same object."""
 
-    def __init__(self, limit_bytes: int, threads: Threads):
-        self._memory: Memory[tuple[_Source, _Value]] = Memory(limit_bytes)
+    def __init__(self, limit_bytes: int, threads: PackageThreads):
+        self._memory: LruMemory[tuple[_Source, _Value]] = LruMemory(limit_bytes)
         self._threads = threads
 
     async def of(self, source: _Source, key: Hashable, size_bytes: int, make: Callable[[_Source], _Value]) -> _Value:
-        """It is made in a thread. `size_bytes` is about what it takes, with its source. Raises what `make` does."""
+        """The value, made in a thread. `size_bytes` is its approximate size with its source. Raises as `make` does."""
         known = self._memory.get(key)
         if known is not None and known[0] is source:
             return known[1]
@@ -114,18 +117,18 @@ class Made(Generic[_Source, _Value]):
         return made
 
 
-# Why an index did not give what was asked for. The texts have no URLs in them: a program may read them.
+# Errors of package indexes. Their texts have no URLs in them: a program may read them.
 
 
 class UpstreamError(Exception):
-    """It does not answer, or not with what it should."""
+    """The index does not answer, or answers wrongly."""
 
 
-class NotThere(UpstreamError):
-    """It has no such thing, and says so."""
+class NotInIndex(UpstreamError):
+    """The index answers that it has no such page or file."""
 
 
-class OutOfReach(UpstreamError):
+class ForbiddenIndexHost(UpstreamError):
     """It names a host that nothing is fetched from."""
 
 
@@ -133,5 +136,5 @@ class HashMismatch(UpstreamError):
     """A file is not the one that its index describes."""
 
 
-class NoRoom(UpstreamError):
+class NoCacheRoom(UpstreamError):
     """A file can be passed on, but not kept."""

@@ -1,4 +1,4 @@
-"""What an index answers: over TLS that is checked, with redirects that are, and never more than was asked for."""
+"""The HTTP client of an index: verified TLS, checked redirects, and bounded answers."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from urllib.request import getproxies_environment, proxy_bypass
 import httpcore2
 import httpx2
 
-from cloche.egress.connect import Resolve, Unresolved
-from cloche.egress.packages.replies import NotThere, OutOfReach, UpstreamError
-from cloche.egress.rules import FORBIDDEN, Address, BadDestination, is_own, parse
-from cloche.network_policy import Network
+from cloche.egress.connect import NameUnresolved, ResolveName
+from cloche.egress.packages.replies import ForbiddenIndexHost, NotInIndex, UpstreamError
+from cloche.egress.rules import FORBIDDEN_NETWORKS, Address, InvalidDestination, is_own_address, parse_destination
+from cloche.network_policy import IpNetwork
 from cloche.telemetry import log
 
 if TYPE_CHECKING:
     import httpx2
 
-# Where the host itself goes for packages: to the indexes that its operator chose, and else to public addresses.
+# The addresses that the host itself may connect to for packages: the operator's indexes, else public
+# addresses.
 
 
-class Reach:
-    """`chosen` are hosts and ports of configured indexes, which may be anywhere; what their pages name may not be."""
+class IndexReach:
+    """`chosen` are hosts and ports of configured indexes, at any address; hosts named by their pages must be
+    public.
+    """
 
-    def __init__(self, resolve: Resolve, chosen: Collection[tuple[str, int]], internal: Sequence[Network] = ()):
+    def __init__(self, resolve: ResolveName, chosen: Collection[tuple[str, int]], internal: Sequence[IpNetwork] = ()):
         self._resolve = resolve
         self._chosen = frozenset(chosen)
         self._internal = tuple(internal)
 
-    async def addresses(self, host: str, port: int) -> list[Address]:
-        """Those that may be connected to, one at least. Raises OutOfReach."""
+    async def allowed_addresses(self, host: str, port: int) -> list[Address]:
+        """The addresses that may be connected to, one at least. Raises ForbiddenIndexHost."""
         try:
-            asked = parse(host, port)
+            asked = parse_destination(host, port)
             found = [asked.address] if asked.address is not None else await self._resolve(asked.host)
-        except (BadDestination, Unresolved):
-            raise OutOfReach(f"{host} has no address") from None
+        except (InvalidDestination, NameUnresolved):
+            raise ForbiddenIndexHost(f"{host} has no address") from None
         if (host, port) not in self._chosen:
             found = [address for address in found if self._is_public(address)]
         if not found:
-            raise OutOfReach(
+            raise ForbiddenIndexHost(
                 f"the index names files at {host}:{port}, which is in a network of this host's own: its operator can "
                 "allow that with network.internal"
             )
@@ -54,27 +57,27 @@ class Reach:
     def _is_public(self, address: Address) -> bool:
         if any(address.version == each.version and address in each for each in self._internal):
             return True
-        near = any(address.version == network.version and address in network for network, _ in FORBIDDEN)
-        return not near and not is_own(address)
+        near = any(address.version == network.version and address in network for network, _ in FORBIDDEN_NETWORKS)
+        return not near and not is_own_address(address)
 
 
-# httpx2's transport, with addresses that were checked. What was checked is what is connected to.
+# httpx2's transport, which connects to checked addresses only.
 
 
 class GuardedTransport(httpx2.AsyncHTTPTransport):
-    def __init__(self, reach: Reach, context: ssl.SSLContext, limits: httpx2.Limits):
+    def __init__(self, reach: IndexReach, context: ssl.SSLContext, limits: httpx2.Limits):
         super().__init__(verify=context, limits=limits, trust_env=False)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
             max_connections=limits.max_connections,
             max_keepalive_connections=limits.max_keepalive_connections,
             keepalive_expiry=limits.keepalive_expiry,
-            network_backend=_Network(reach),
+            network_backend=_GuardedNetwork(reach),
         )
 
 
-class _Network(httpcore2.AnyIOBackend):
-    def __init__(self, reach: Reach):
+class _GuardedNetwork(httpcore2.AnyIOBackend):
+    def __init__(self, reach: IndexReach):
         self._reach = reach
 
     async def connect_tcp(
@@ -85,7 +88,7 @@ class _Network(httpcore2.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        addresses = await self._reach.addresses(host, port)  # raises OutOfReach, which nobody on the way knows
+        addresses = await self._reach.allowed_addresses(host, port)  # raises OutOfReach, which nobody on the way knows
         for address in addresses[:-1]:
             try:
                 return await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
@@ -94,9 +97,9 @@ class _Network(httpcore2.AnyIOBackend):
         return await super().connect_tcp(str(addresses[-1]), port, timeout, local_address, socket_options)
 
 
-# URLs of indexes, and of what their pages name: where they lead, and what may be sent there.
+# URLs of indexes and of the files that their pages name: their origins, and the credentials sent there.
 
-MAX_URL = 4096
+MAX_URL_LENGTH = 4096
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PLAIN = re.compile(r"[\x21-\x7e]+")
@@ -112,7 +115,7 @@ class Origin(NamedTuple):
     port: int
 
 
-def origin(url: str) -> Origin:
+def url_origin(url: str) -> Origin:
     """Raises BadURL."""
     try:
         parts = urlsplit(url)
@@ -124,10 +127,10 @@ def origin(url: str) -> Origin:
     return Origin(parts.scheme, parts.hostname.removesuffix("."), port or _DEFAULT_PORTS[parts.scheme])
 
 
-def join(base: str, reference: str) -> str:
-    """Where a reference in the page at `base` leads, without a fragment or anybody's password. Raises BadURL."""
-    if len(reference) > MAX_URL:
-        raise BadURL(f"it is longer than {MAX_URL} characters")
+def join_url(base: str, reference: str) -> str:
+    """The target of a reference in the page at `base`, without a fragment or a password. Raises BadURL."""
+    if len(reference) > MAX_URL_LENGTH:
+        raise BadURL(f"it is longer than {MAX_URL_LENGTH} characters")
     try:
         url = urljoin(base, reference.strip())
         parts = urlsplit(url)
@@ -137,71 +140,71 @@ def join(base: str, reference: str) -> str:
     bare = quote(bare, safe="%/:?#[]@!$&'()*+,;=~")
     if not _PLAIN.fullmatch(bare):
         raise BadURL("it is not a URL")
-    origin(bare)
+    url_origin(bare)
     return bare
 
 
-def downgrades(before: str, after: str) -> bool:
+def gives_up_tls(before: str, after: str) -> bool:
     """Whether going from one to the other gives up TLS."""
-    return origin(before).scheme == "https" and origin(after).scheme != "https"
+    return url_origin(before).scheme == "https" and url_origin(after).scheme != "https"
 
 
-class Credential(NamedTuple):
-    """What is sent to one host, over one scheme, below one path."""
+class IndexCredential(NamedTuple):
+    """The authorization sent to one host, over one scheme, below one path."""
 
     origin: Origin
     path: str
     authorization: str
 
     def __repr__(self) -> str:  # it ends up in logs and tracebacks
-        return f"Credential({self.origin.host!r})"
+        return f"IndexCredential({self.origin.host!r})"
 
 
 class Keyring:
-    """Who this host is to whom. The most exact path wins, and where there are equals the first that was added."""
+    """This host's credentials. The longest path wins; among equals, the first that was added."""
 
     def __init__(self) -> None:
-        self._credentials: list[Credential] = []
+        self._credentials: list[IndexCredential] = []
 
     def add(self, url: str, authorization: str) -> None:
         """Raises BadURL."""
-        place, path = origin(url), urlsplit(url).path
+        place, path = url_origin(url), urlsplit(url).path
         if authorization.isascii() and authorization.isprintable():
-            self._credentials.append(Credential(place, path if path.endswith("/") else path + "/", authorization))
+            self._credentials.append(IndexCredential(place, path if path.endswith("/") else path + "/", authorization))
 
     def authorization(self, url: str) -> str | None:
-        """For exactly the scheme, host and port that it was given for. Raises BadURL."""
-        place, path = origin(url), urlsplit(url).path + "/"
+        """The credential for exactly that scheme, host and port. Raises BadURL."""
+        place, path = url_origin(url), urlsplit(url).path + "/"
         fit = [each for each in self._credentials if each.origin == place and path.startswith(each.path)]
         return max(fit, key=lambda each: len(each.path)).authorization if fit else None
 
 
-def basic(user: str, password: str) -> str:
+def basic_authorization(user: str, password: str) -> str:
     return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
 
 
 def split_userinfo(url: str) -> tuple[str, str | None]:
-    """A URL without the user and password in it, and the header that says them. Raises BadURL."""
-    bare = join(url, "")
+    """A URL without its user and password, and the authorization header of them. Raises BadURL."""
+    bare = join_url(url, "")
     userinfo, at, _ = urlsplit(url.strip()).netloc.rpartition("@")
     if not at:
         return bare, None
     user, _, password = userinfo.partition(":")
-    return bare, basic(unquote(user), unquote(password))
+    return bare, basic_authorization(unquote(user), unquote(password))
 
 
-FETCHES = 64  # at once, of all sandboxes
-REDIRECTS = 5
+MAX_FETCHES = 64  # at once, of all sandboxes
+MAX_REDIRECTS = 5
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 30.0
 PAGE_SECONDS = 60.0
 QUEUE_SECONDS = 60.0
 IDLE_CONNECTIONS = 8
 REDIRECT_CODES = frozenset({301, 302, 303, 307, 308})
-NOT_THERE = frozenset({404, 410})
+NOT_FOUND_CODES = frozenset({404, 410})
 
 
-class Answer:
+class IndexAnswer:
     """Headers, and a body that is read inside the block."""
 
     def __init__(self, response: httpx2.Response, url: str):
@@ -218,17 +221,17 @@ class Answer:
         return int(value) if value.isascii() and value.isdecimal() and len(value) < 16 else None
 
     async def raw(self, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
-        """As it came. Raises UpstreamError where it is compressed, or breaks off."""
+        """The raw bytes. Raises UpstreamError where they are compressed, or break off."""
         if self.header("content-encoding") not in ("", "identity"):
             raise UpstreamError("the index sent a file in an encoding that was not asked for")
-        with failures(self.url):
+        with translate_failures(self.url):
             async for part in self._response.aiter_raw(chunk_bytes):
                 yield part
 
     async def whole(self, most: int) -> bytes:
         """Raises UpstreamError where it is over `most` bytes, compressed or not, or breaks off."""
         body = bytearray()
-        with failures(self.url):
+        with translate_failures(self.url):
             async for part in self._response.aiter_bytes():
                 body += part
                 if len(body) > most:
@@ -236,13 +239,13 @@ class Answer:
         return bytes(body)
 
 
-class Upstream:
-    """The servers of one kind of packages. Whoever makes it closes it."""
+class IndexClient:
+    """The client of the servers of one kind of packages. Its maker closes it."""
 
     def __init__(
         self,
         keyring: Keyring,
-        reach: Reach,
+        reach: IndexReach,
         ca_file: str | None = None,
         trusted_hosts: Collection[str] = (),
     ):
@@ -250,31 +253,35 @@ class Upstream:
         self._reach = reach
         self._ca_file = ca_file
         self._trusted_hosts = frozenset(trusted_hosts)
-        self._fetches = asyncio.Semaphore(FETCHES)
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
         self._clients: dict[tuple[bool, ...], httpx2.AsyncClient] = {}
 
     @contextlib.asynccontextmanager
-    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncGenerator[Answer, None]:
-        """The answer, after redirects: 200, or 304. Raises NotThere, UpstreamError."""
-        async with self._turn(), contextlib.AsyncExitStack() as stack:
-            for _ in range(REDIRECTS + 1):
-                answer = await self._ask(stack, url, headers)
+    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncGenerator[IndexAnswer, None]:
+        """The answer, after redirects: 200, or 304. Raises NotInIndex, UpstreamError."""
+        async with self._fetch_slot(), contextlib.AsyncExitStack() as stack:
+            for _ in range(MAX_REDIRECTS + 1):
+                answer = await self._send_request(stack, url, headers)
                 if answer.status not in REDIRECT_CODES:
                     _check_status(answer)
                     yield answer
                     return
-                url = _redirected(url, answer.header("location"))
+                url = _redirect_target(url, answer.header("location"))
             raise UpstreamError("the index redirects too often")
 
-    async def _ask(self, stack: contextlib.AsyncExitStack, url: str, headers: Mapping[str, str]) -> Answer:
+    async def _send_request(
+        self, stack: contextlib.AsyncExitStack, url: str, headers: Mapping[str, str]
+    ) -> IndexAnswer:
         authorization = self._keyring.authorization(url)
         own = {"authorization": authorization} if authorization else {}
-        with failures(url):
-            response = await stack.enter_async_context(self._client(url).stream("GET", url, headers={**headers, **own}))
-        return Answer(response, url)
+        with translate_failures(url):
+            response = await stack.enter_async_context(
+                self._client_for(url).stream("GET", url, headers={**headers, **own})
+            )
+        return IndexAnswer(response, url)
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None, None]:
+    async def _fetch_slot(self) -> AsyncGenerator[None, None]:
         try:
             async with asyncio.timeout(QUEUE_SECONDS):
                 await self._fetches.acquire()
@@ -285,8 +292,8 @@ class Upstream:
         finally:
             self._fetches.release()
 
-    def _client(self, url: str) -> httpx2.AsyncClient:
-        place = origin(url)
+    def _client_for(self, url: str) -> httpx2.AsyncClient:
+        place = url_origin(url)
         verified = place.scheme == "https" and place.host not in self._trusted_hosts
         kind = (_behind_proxy(place.scheme, place.host), verified)
         if kind not in self._clients:
@@ -296,8 +303,8 @@ class Upstream:
     def _new_client(self, proxied: bool, verified: bool) -> httpx2.AsyncClient:
         import httpx2
 
-        context = _context(self._ca_file) if verified else _blind_context()
-        limits = httpx2.Limits(max_connections=FETCHES, max_keepalive_connections=IDLE_CONNECTIONS)
+        context = _verified_context(self._ca_file) if verified else _blind_context()
+        limits = httpx2.Limits(max_connections=MAX_FETCHES, max_keepalive_connections=IDLE_CONNECTIONS)
         timeout = httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
         transport = None if proxied else GuardedTransport(self._reach, context, limits)
         return httpx2.AsyncClient(
@@ -315,19 +322,19 @@ class Upstream:
         self._clients.clear()
 
 
-def _check_status(answer: Answer) -> None:
-    if answer.status in NOT_THERE:
-        raise NotThere("the index has no such thing")
+def _check_status(answer: IndexAnswer) -> None:
+    if answer.status in NOT_FOUND_CODES:
+        raise NotInIndex("the index has no such thing")
     if answer.status in (401, 403, 407):
         raise UpstreamError(f"the index answered {answer.status}: it does not accept this host's credentials")
     if answer.status not in (200, 304):
         raise UpstreamError(f"the index answered {answer.status}")
 
 
-def _redirected(url: str, location: str) -> str:
+def _redirect_target(url: str, location: str) -> str:
     try:
-        after = join(url, location)
-        if location and not downgrades(url, after):
+        after = join_url(url, location)
+        if location and not gives_up_tls(url, after):
             return after
     except BadURL:
         pass
@@ -340,14 +347,16 @@ def _behind_proxy(scheme: str, host: str) -> bool:
 
 
 def _blind_context() -> ssl.SSLContext:
-    """For plain HTTP, and for hosts that pip is told to trust whatever they show."""
+    """For plain HTTP, and for hosts that pip is configured to trust without a valid certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
-def _context(ca_file: str | None) -> ssl.SSLContext:
-    """With this host's authorities, and those of `ca_file`. Raises UpstreamError where that cannot be read."""
+def _verified_context(ca_file: str | None) -> ssl.SSLContext:
+    """A context with this host's authorities and those of `ca_file`. Raises UpstreamError if that cannot be
+    read.
+    """
     context = ssl.create_default_context()  # heeds SSL_CERT_FILE and SSL_CERT_DIR
     if ca_file:
         try:
@@ -361,19 +370,19 @@ def _context(ca_file: str | None) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def failures(url: str) -> Iterator[None]:
-    """Says what a broken connection means. Raises UpstreamError."""
+def translate_failures(url: str) -> Iterator[None]:
+    """Converts errors of the connection. Raises UpstreamError."""
     import httpx2
 
     try:
         yield
     except httpx2.TimeoutException:
-        raise UpstreamError(f"{origin(url).host} took too long to answer") from None
+        raise UpstreamError(f"{url_origin(url).host} took too long to answer") from None
     except httpx2.ConnectError as error:
         refused = isinstance(error.__cause__, ssl.SSLError) or "CERTIFICATE" in str(error)
         why = "its certificate is not trusted" if refused else "it cannot be connected to"
-        raise UpstreamError(f"{origin(url).host} cannot be reached: {why}") from None
+        raise UpstreamError(f"{url_origin(url).host} cannot be reached: {why}") from None
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-        raise UpstreamError(f"{origin(url).host} broke off: {type(error).__name__}") from None
+        raise UpstreamError(f"{url_origin(url).host} broke off: {type(error).__name__}") from None
     except (UnicodeError, OverflowError):  # of an address that cannot even be tried
         raise UpstreamError("the index names an address that cannot be") from None

@@ -1,4 +1,4 @@
-"""One build, from its base to the snapshot that it makes. There is nothing of names, queues or clients in it."""
+"""One build, from its base to its snapshot. Names, queues and clients are handled elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.commands.process import Exited
-from cloche.engine.pauses.pause import Source
+from cloche.engine.pauses.pause import SandboxSource
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import (
@@ -31,33 +31,33 @@ from cloche.model import (
     Struct,
     Template,
     User,
-    check_env,
+    check_environment,
     new_id,
 )
 from cloche.network_policy import NetworkPolicy
-from cloche.store.base import Snapshots as Store
-from cloche.store.builds import Build, BuildFiles, Level, LogEntry, StoredBuilds
-from cloche.store.retention_clock import surely_past
+from cloche.store.base import SnapshotRecords as Store
+from cloche.store.builds import BuildFiles, BuildLogEntry, BuildLogLevel, StoredBuilds, TemplateBuild
+from cloche.store.retention_clock import retention_now
 from cloche.telemetry import log
 
-# What the first steps of a build made, kept so that the next build need not do them again.
+# Build layers: snapshots after the first steps of a build, so that the next build can skip those steps.
 
 T = TypeVar("T")
 
 MAX_LAYERS = 8  # of one owner, beside what whole builds made; the oldest go first
-LAYERS_MAX_BYTES = 4 * GIB
-KEPT_SECONDS = 7 * 86400.0
+MAX_LAYER_BYTES = 4 * GIB
+LAYER_KEPT_SECONDS = 7 * 86400.0
 
 
-class Layers:
-    """A layer is a snapshot with a digest of its base and its steps. What a whole build made serves as one, too."""
+class BuildLayers:
+    """A layer is a snapshot with a digest of its base and steps. A whole build's snapshot serves as one, too."""
 
     def __init__(self, store: Store, discard: Callable[[str], Awaitable[None]]):
         self._store = store
         self._discard = discard
 
-    async def longest(self, owner: str, digests: Sequence[str]) -> tuple[int, Snapshot] | None:
-        """The one of the last of those digests that there is, and which of them that is, counted from 1."""
+    async def longest_match(self, owner: str, digests: Sequence[str]) -> tuple[int, Snapshot] | None:
+        """The layer of the last digest that has one, with that digest's position, counted from 1."""
         known = {each.layer: each.id for each in await self._store.list(owner) if each.layer is not None}
         for number in range(len(digests), 0, -1):
             id = known.get(digests[number - 1])
@@ -66,28 +66,28 @@ class Layers:
         return None
 
     async def keep(self, layer: Snapshot) -> None:
-        """Raises Unavailable; its image is gone then. It takes the place of another one of the same digest."""
-        await recorded(self._store.add(layer), lambda: self._discard(layer.image))
-        await self._give_up(layer.owner)
+        """Stores a layer, which replaces another of the same digest. Raises Unavailable; its image is gone then."""
+        await record_or_undo(self._store.add(layer), lambda: self._discard(layer.image))
+        await self._prune_owner_layers(layer.owner)
 
     async def clean(self) -> None:
-        """Removes what is too old, whoever's it is."""
+        """Removes layers that are too old, of all owners."""
         for owner in {each.owner for each in await self._store.list(None) if _is_layer(each)}:
-            await self._give_up(owner)
+            await self._prune_owner_layers(owner)
 
-    async def _give_up(self, owner: str) -> None:
+    async def _prune_owner_layers(self, owner: str) -> None:
         kept, size, seen = 0, 0, set()
         for layer in filter(_is_layer, await self._store.list(owner)):  # the newest first
             kept, size = kept + 1, size + layer.bytes
-            old = layer.created_at < surely_past() - KEPT_SECONDS
-            if old or kept > MAX_LAYERS or size > LAYERS_MAX_BYTES or layer.layer in seen:
+            old = layer.created_at < retention_now() - LAYER_KEPT_SECONDS
+            if old or kept > MAX_LAYERS or size > MAX_LAYER_BYTES or layer.layer in seen:
                 await self._store.remove(layer.id, owner)
                 await self._discard(layer.image)
             seen.add(layer.layer)
 
 
-async def recorded(work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[None]]) -> T:
-    """What `work` gives. It is done also where whoever waits is cancelled; only where it has failed, it is undone."""
+async def record_or_undo(work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[None]]) -> T:
+    """Returns the result of `work`, which completes even if the caller is cancelled. Calls `undo` if it fails."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -102,43 +102,43 @@ def _is_layer(snapshot: Snapshot) -> bool:
     return snapshot.layer is not None and not snapshot.of_build
 
 
-# What a build says while it works: bounded, numbered from its beginning.
+# The log of one build: bounded, numbered from its beginning.
 
-MAX_ENTRIES = 10_000
-LOG_MAX_BYTES = 1 << 20
+MAX_LOG_ENTRIES = 10_000
+MAX_LOG_BYTES = 1 << 20
 MAX_LINE = 4096  # characters
 ENTRY_BYTES = 100  # that an entry takes beside its message
-KEPT_BYTES = 64 << 10  # of the last entries, with the build's record
+KEPT_LOG_BYTES = 64 << 10  # of the last entries, with the build's record
 
 # Colours and the like mean nothing where these lines are shown, and a line must not take over a terminal.
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class BuildLog:
-    """Output beyond the bound is left out, and that is said once. What we say ourselves always fits."""
+    """Program output beyond the bound is left out, which is logged once. The builder's own messages always fit."""
 
     def __init__(self) -> None:
-        self.entries: list[LogEntry] = []
+        self.entries: list[BuildLogEntry] = []
         self._bytes = 0
         self.is_full = False  # of output
 
-    def say(self, message: str, level: Level = "info", step: str | None = None) -> None:
-        """A word of ours."""
-        self.entries.append(LogEntry(at=time.time(), level=level, message=message[:MAX_LINE], step=step))
+    def say(self, message: str, level: BuildLogLevel = "info", step: str | None = None) -> None:
+        """Adds a message of the builder."""
+        self.entries.append(BuildLogEntry(at=time.time(), level=level, message=message[:MAX_LINE], step=step))
 
     def output(self, line: str, stream: str, step: str) -> None:
-        """A line that a program wrote."""
+        """Adds a line that a program wrote."""
         text = _ESCAPES.sub("", line.rpartition("\r")[2] or line)[:MAX_LINE]
         self._bytes += len(text.encode("utf-8", "surrogatepass")) + ENTRY_BYTES
-        if self._bytes > LOG_MAX_BYTES or len(self.entries) >= MAX_ENTRIES:
+        if self._bytes > MAX_LOG_BYTES or len(self.entries) >= MAX_LOG_ENTRIES:
             if not self.is_full:
                 self.say("the output is too long: the rest is left out", "warn", step)
             self.is_full = True
             return
         self.say(f"[{stream}]: {text}", "info" if stream == "stdout" else "warn", step)
 
-    def last(self, max_bytes: int = KEPT_BYTES) -> Sequence[LogEntry]:
-        """The last of them that are not more than so many bytes."""
+    def last(self, max_bytes: int = KEPT_LOG_BYTES) -> Sequence[BuildLogEntry]:
+        """The last entries that fit into so many bytes."""
         size, first = 0, len(self.entries)
         while first > 0:
             size += len(self.entries[first - 1].message.encode("utf-8", "surrogatepass")) + ENTRY_BYTES
@@ -148,8 +148,8 @@ class BuildLog:
         return self.entries[first:]
 
 
-class Lines:
-    """Output as it comes, handed on line by line."""
+class BuildOutputLines:
+    """Splits output into lines as it comes, and logs each."""
 
     def __init__(self, log: BuildLog, step: str):
         self._log = log
@@ -160,7 +160,7 @@ class Lines:
         if self._log.is_full:  # a program that writes without end must not cost more than that it is read
             return
         *lines, rest = (self._rest[stream] + text).split("\n")
-        for line in lines[:MAX_ENTRIES]:
+        for line in lines[:MAX_LOG_ENTRIES]:
             self._log.output(line, stream, self._step)
         if len(rest) > MAX_LINE:
             self._log.output(rest, stream, self._step)
@@ -173,34 +173,36 @@ class Lines:
                 self._log.output(rest, stream, self._step)
 
 
-# The steps of a template's build, done inside a sandbox and with no rights but those of its users.
+# The steps of a template's build, run inside a sandbox with no rights but those of its users.
 
 StepKind = Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
 
 STEP_SECONDS = 1800.0
-LOOK_SECONDS = 60.0  # that a sandbox has to say what variables there are
+READ_VARIABLES_SECONDS = 60.0  # that a sandbox has to say what variables there are
 MAX_PATH_BYTES = 4096
 MAX_VARIABLES = 1000  # of a template
 MAX_ENV_BYTES = 256 * KIB  # of their names and values: they are kept with each build
-SHELL = ("/bin/bash", "-l", "-c")
-WRITABLE = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
+BUILD_SHELL = ("/bin/bash", "-l", "-c")
+WRITABLE_PATHS = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
 
 # A program of the guest's, which every sandbox could run: by its text, as not every backend shows it by a path.
 _COPYING = (Path(__file__).parents[2] / "guest" / "files" / "build_copy.py").read_text("utf-8")
-_PLAIN = {"PATH": "/opt/cloche/front/bin:/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"}  # whatever steps have set
+_PLAIN_ENV = {
+    "PATH": "/opt/cloche/front/bin:/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"
+}  # whatever steps have set
 _USERS: dict[str, User] = {"user": "user", "1000": "user", "root": "root", "0": "root"}
 _IDS = {"user": 1000, "root": 0}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-class Step(Struct):
+class BuildStep(Struct):
     kind: StepKind
     args: tuple[str, ...]
     files: str | None = None  # of a COPY: the client's digest of what is copied
 
 
-class Workshop:
-    """A sandbox in which steps are done one after the other: each sees what those before have set."""
+class BuildSandbox:
+    """A sandbox in which steps run one after the other; each sees the user, cwd and env that earlier ones set."""
 
     def __init__(self, sandbox: Sandbox, owner: str, files: BuildFiles, log: BuildLog, begin: Launch):
         self._sandbox = sandbox
@@ -211,32 +213,34 @@ class Workshop:
         self.cwd = begin.cwd
         self.env: dict[str, str] = {}  # that steps have set
 
-    async def do(self, step: Step, name: str) -> None:
+    async def do(self, step: BuildStep, name: str) -> None:
         """Raises TemplateBuildFailed; Gone where the sandbox has ended; QuotaExceeded where nothing more may run."""
         match step.kind:
             case "RUN":
-                await self._run(step.args[0], _user(step.args[1], step.args[0]) if step.args[1:] else self.user, name)
+                await self._run_command(
+                    step.args[0], _parse_step_user(step.args[1], step.args[0]) if step.args[1:] else self.user, name
+                )
             case "COPY":
-                await self._copy(step, name)
+                await self._copy_uploaded_files(step, name)
             case "ENV":
                 await self._set_env(step.args)
             case "WORKDIR":
                 await self._set_cwd(step.args[0])
             case "USER":
-                self.user = _user(step.args[0])
+                self.user = _parse_step_user(step.args[0])
 
-    async def _run(self, command: str, user: User, name: str) -> None:
-        exited = await self._watch((*SHELL, command), user, self.env, name, counted=True)
+    async def _run_command(self, command: str, user: User, name: str) -> None:
+        exited = await self._run_and_log((*BUILD_SHELL, command), user, self.env, name, counted=True)
         if exited.outcome != "ok" or exited.exit_code != 0:
-            raise errors.TemplateBuildFailed(f"failed to run command '{command[:2000]}': {_how(exited)}")
+            raise errors.TemplateBuildFailed(f"failed to run command '{command[:2000]}': {_describe_exit(exited)}")
 
-    async def _watch(
+    async def _run_and_log(
         self, argv: tuple[str, ...], user: User, env: dict[str, str], name: str, *, counted: bool = False
     ) -> Exited:
         process = await self._sandbox.commands.start(
             argv, user=user, env=env, cwd=self.cwd, timeout_seconds=STEP_SECONDS, counted=counted
         )
-        lines = Lines(self._log, name)
+        lines = BuildOutputLines(self._log, name)
         async with process:
             async for event in process:
                 if isinstance(event, Output):
@@ -244,8 +248,8 @@ class Workshop:
         lines.end()
         return process.exited or Exited(exit_code=-1, outcome="died")
 
-    async def _copy(self, step: Step, name: str) -> None:
-        source, target = step.args[0], self._absolute(step.args[1])
+    async def _copy_uploaded_files(self, step: BuildStep, name: str) -> None:
+        source, target = step.args[0], self._absolute_path(step.args[1])
         user, _, _group = (step.args[2] if step.args[2:] else "").partition(":")
         mode = step.args[3] if step.args[3:] else ""
         assert step.files is not None
@@ -254,45 +258,47 @@ class Workshop:
             await self._sandbox.files.write(
                 archive, await self._files.chunks(self._owner, step.files), user="root", mode=0o600
             )
-            uid = str(_IDS[_user(user) if user else self.user])
+            uid = str(_IDS[_parse_step_user(user) if user else self.user])
             program = ("python3", "-I", "-c", _COPYING)
-            exited = await self._watch((*program, archive, source, target, uid, mode), "root", _PLAIN, name)
+            exited = await self._run_and_log((*program, archive, source, target, uid, mode), "root", _PLAIN_ENV, name)
         except errors.FileNotFound:
             said = f"the files of COPY {source} were not uploaded, or are no longer kept: build again"
             raise errors.TemplateBuildFailed(said) from None
         finally:
-            await self._discard(archive)
+            await self._remove_archive(archive)
         if exited.exit_code != 0:
             raise errors.TemplateBuildFailed(
-                f"failed to copy '{source}' to '{target}': {_how(exited)}; {WRITABLE} can be written"
+                f"failed to copy '{source}' to '{target}': {_describe_exit(exited)}; {WRITABLE_PATHS} can be written"
             )
 
-    async def _discard(self, archive: str) -> None:
+    async def _remove_archive(self, archive: str) -> None:
         try:
             await self._sandbox.files.remove(archive, user="root")
         except (errors.NotFound, errors.FileError, errors.Gone):
             pass  # it never came, or the sandbox is gone with it
 
     async def _set_env(self, args: tuple[str, ...]) -> None:
-        known = await self._variables(args[1::2])
+        known = await self._read_variables(args[1::2])
         env = dict(self.env)
         for name, value in zip(args[::2], args[1::2], strict=True):
-            env[name] = known[name] = expanded(value, known, MAX_STRING_BYTES)
-            check_env({name: env[name]})
+            env[name] = known[name] = expand_variables(value, known, MAX_STRING_BYTES)
+            check_environment({name: env[name]})
             await asyncio.sleep(0)  # there can be many, and long ones
         check_template_env(env)
         self.env = env
 
     async def _set_cwd(self, path: str) -> None:
-        target = self._absolute(expanded(path, await self._variables([path]), MAX_PATH_BYTES))
+        target = self._absolute_path(expand_variables(path, await self._read_variables([path]), MAX_PATH_BYTES))
         try:
             await self._sandbox.files.make_dir(target, user="root", owner=self.user)
         except errors.FileError as error:
-            raise errors.TemplateBuildFailed(f"failed to create workdir: {error}; {WRITABLE} can be written") from None
+            raise errors.TemplateBuildFailed(
+                f"failed to create workdir: {error}; {WRITABLE_PATHS} can be written"
+            ) from None
         self.cwd = target
 
-    async def _variables(self, texts: Sequence[str]) -> dict[str, str]:
-        """Those that programs have, as far as one of these texts may name one."""
+    async def _read_variables(self, texts: Sequence[str]) -> dict[str, str]:
+        """The environment of programs, if one of these texts may name a variable; else empty."""
         if not any("$" in text for text in texts):
             return {}
         process = await self._sandbox.commands.start(
@@ -300,7 +306,7 @@ class Workshop:
             user=self.user,
             env=self.env,
             cwd=self.cwd,
-            timeout_seconds=LOOK_SECONDS,
+            timeout_seconds=READ_VARIABLES_SECONDS,
             counted=False,
         )
         said, size = [], 0
@@ -313,8 +319,8 @@ class Workshop:
                         raise errors.TemplateBuildFailed("failed to read the variables: there is no end of them")
         return dict(pair.partition("=")[::2] for pair in "".join(said).split("\0") if pair)
 
-    def _absolute(self, path: str) -> str:
-        """A trailing slash is kept: to a copy it says that a directory is meant. Raises TemplateBuildFailed."""
+    def _absolute_path(self, path: str) -> str:
+        """Keeps a trailing slash: for a copy it means a directory. Raises TemplateBuildFailed."""
         home = "/root" if self.user == "root" else "/home/user"
         if path == "~" or path.startswith("~/"):
             path = home + path[1:]
@@ -324,8 +330,8 @@ class Workshop:
         return joined + "/" if path.endswith("/") and joined != "/" else joined
 
 
-def expanded(text: str, known: Mapping[str, str], max_chars: int) -> str:
-    """With the values of variables that are known; what only looks like one stays as it is.
+def expand_variables(text: str, known: Mapping[str, str], max_chars: int) -> str:
+    """Replaces known variables by their values; unknown ones stay as they are.
 
     Raises TemplateBuildFailed as soon as it is too long: a short text can name a long value many times.
     """
@@ -346,7 +352,7 @@ def expanded(text: str, known: Mapping[str, str], max_chars: int) -> str:
 
 
 def check_template_env(env: Mapping[str, str]) -> None:
-    """Raises TemplateBuildFailed where that is more than a template can have."""
+    """Raises TemplateBuildFailed where these are more variables than a template can have."""
     if len(env) > MAX_VARIABLES:
         raise errors.TemplateBuildFailed(f"a template can have {MAX_VARIABLES} variables, not {len(env)}")
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in (*env, *env.values()))
@@ -356,7 +362,7 @@ def check_template_env(env: Mapping[str, str]) -> None:
         )
 
 
-def _user(name: str, command: str | None = None) -> User:
+def _parse_step_user(name: str, command: str | None = None) -> User:
     if name in _USERS:
         return _USERS[name]
     what = f"invalid username: '{name[:100]}'"
@@ -365,7 +371,7 @@ def _user(name: str, command: str | None = None) -> User:
     raise errors.TemplateBuildFailed(f"{what} (a sandbox has the users user and root)")
 
 
-def _how(exited: Exited) -> str:
+def _describe_exit(exited: Exited) -> str:
     if exited.outcome == "ok":
         return f"exit status {exited.exit_code}"
     return exited.outcome.replace("_", " ") + (f" ({exited.reason})" if exited.reason else "")
@@ -374,11 +380,11 @@ def _how(exited: Exited) -> str:
 LAYER_SECONDS = 2.0  # of work, after which what was made is kept for the next build
 
 
-class Plan(Struct):
-    """What a template is built from."""
+class BuildPlan(Struct):
+    """The base, steps and commands that a template is built from."""
 
     base: str  # a template's name, an alias of one, or a snapshot or built template of the owner's
-    steps: tuple[Step, ...] = ()
+    steps: tuple[BuildStep, ...] = ()
     start_command: str | None = None
     ready_command: str | None = None
     network: NetworkPolicy | None = None  # of the steps
@@ -386,49 +392,58 @@ class Plan(Struct):
     fresh_from: int | None = None  # the index of the first step that must be done anew; None: all may be taken
 
 
-class Site(NamedTuple):
-    """What builds need of the engine."""
+class EngineFunctions(NamedTuple):
+    """The functions of the engine that builds use."""
 
     found: Callable[[str, str], Awaitable[Template | Snapshot]]  # what a name means to an owner
     create: Callable[[SandboxSpec], Awaitable[Sandbox]]
     restore: Callable[[SandboxSpec, str], Awaitable[Sandbox]]  # a sandbox with the files of an image
-    source_of: Callable[[Sandbox], Awaitable[Source]]  # its files as an image, to be kept or discarded
+    source_of: Callable[[Sandbox], Awaitable[SandboxSource]]  # its files as an image, to be kept or discarded
     discard: Callable[[str], Awaitable[None]]
     check_room: Callable[[str], Awaitable[None]]  # raises InvalidRequest where an owner keeps too much already
     check_limits: Callable[[Limits], None]  # raises InvalidRequest that says what is allowed
 
 
-class Progress:
-    """Where a build is, for whoever says why it failed."""
+class BuildProgress:
+    """The step that a build is at, for its error message."""
 
     step = "base"
 
 
-class Builder:
-    def __init__(self, site: Site, store: StoredBuilds, files: BuildFiles, layers: Layers, aliases: Mapping[str, str]):
+class TemplateBuilder:
+    def __init__(
+        self,
+        site: EngineFunctions,
+        store: StoredBuilds,
+        files: BuildFiles,
+        layers: BuildLayers,
+        aliases: Mapping[str, str],
+    ):
         self._site = site
         self._store = store
         self._files = files
         self._layers = layers
         self._aliases = aliases
 
-    async def make(self, build: Build, plan: Plan, said: BuildLog, progress: Progress) -> None:
-        """Raises TemplateBuildFailed and other errors of ours, which say why; nothing of it is left then."""
-        base = await self._base(plan.base, build.owner)
-        said.say(_on_what(plan.base, base), step=progress.step)
-        digests = _digests(base, plan.steps)
-        build = msgspec.structs.replace(build, recipe=_recipe(digests, plan, build.limits))
+    async def make(self, build: TemplateBuild, plan: BuildPlan, said: BuildLog, progress: BuildProgress) -> None:
+        """Raises TemplateBuildFailed and other Cloche errors with the reason; nothing of the build is left then."""
+        base = await self._find_base(plan.base, build.owner)
+        said.say(_describe_base(plan.base, base), step=progress.step)
+        digests = _step_digests(base, plan.steps)
+        build = msgspec.structs.replace(build, recipe=_recipe_digest(digests, plan, build.limits))
         if not plan.force and (same := await self._store.same(build.owner, build.recipe or "")) is not None:
             said.say("all steps are cached: the same was built before", step=progress.step)
-            await self._finish(build, said, None, same)
+            await self._finish_build(build, said, None, same)
             return
         await self._site.check_room(build.owner)
-        work = _Work(build, plan, said, progress, digests, base, *await self._layer(build.owner, plan, digests))
-        snapshot = await self._work(work)
-        await self._finish(build, said, snapshot, snapshot.id)
+        work = _BuildWork(
+            build, plan, said, progress, digests, base, *await self._find_cached_layer(build.owner, plan, digests)
+        )
+        snapshot = await self._run_build(work)
+        await self._finish_build(build, said, snapshot, snapshot.id)
 
-    async def _base(self, ref: str, owner: str) -> Template | Snapshot:
-        """Raises TemplateNotFound that says what there is: most who meet it wanted a Docker image."""
+    async def _find_base(self, ref: str, owner: str) -> Template | Snapshot:
+        """Raises TemplateNotFound with a list of bases: most clients that get it asked for a Docker image."""
         try:
             return await self._site.found(ref, owner)
         except errors.TemplateNotFound:
@@ -438,60 +453,62 @@ class Builder:
                 f"of this server or of your own; these names of images stand for one: {aliases}"
             ) from None
 
-    async def _layer(self, owner: str, plan: Plan, digests: Sequence[str]) -> tuple[int, Snapshot | None]:
-        """How many steps were done before, and what they made."""
-        found = await self._layers.longest(owner, digests[1:][: plan.fresh_from])
+    async def _find_cached_layer(
+        self, owner: str, plan: BuildPlan, digests: Sequence[str]
+    ) -> tuple[int, Snapshot | None]:
+        """The number of steps that a cached layer covers, and the layer."""
+        found = await self._layers.longest_match(owner, digests[1:][: plan.fresh_from])
         return found or (0, None)
 
-    async def _work(self, work: _Work) -> Snapshot:
-        sandbox = await self._sandbox(work.layer or work.base, work.plan, work.build.limits)
+    async def _run_build(self, work: _BuildWork) -> Snapshot:
+        sandbox = await self._make_build_sandbox(work.layer or work.base, work.plan, work.build.limits)
         snapshot: Snapshot | None = None
         try:
-            snapshot = await self._do(sandbox, work)
+            snapshot = await self._run_steps(sandbox, work)
         finally:
-            await self._end(sandbox, snapshot)
+            await self._end_build_sandbox(sandbox, snapshot)
         return snapshot
 
-    async def _end(self, sandbox: Sandbox, snapshot: Snapshot | None) -> None:
+    async def _end_build_sandbox(self, sandbox: Sandbox, snapshot: Snapshot | None) -> None:
         try:
             await sandbox.kill("the build has ended")
         except BaseException:
-            await self._discard(snapshot)  # nobody will know of it
+            await self._discard_snapshot(snapshot)  # nobody will know of it
             raise
 
-    async def _sandbox(self, base: Template | Snapshot, plan: Plan, limits: Limits) -> Sandbox:
-        """Nobody's: it is on no list and leaves no record."""
+    async def _make_build_sandbox(self, base: Template | Snapshot, plan: BuildPlan, limits: Limits) -> Sandbox:
+        """A sandbox without an owner: it is on no list and leaves no record."""
         spec = SandboxSpec(limits=limits, network=plan.network, sudo=True, cwd="/home/user", owner="")
         if isinstance(base, Template):
             return await self._site.create(msgspec.structs.replace(spec, template=base.ref))
         spec = msgspec.structs.replace(spec, template=base.template, env=base.env)
         return await self._site.restore(spec, base.image)
 
-    async def _do(self, sandbox: Sandbox, work: _Work) -> Snapshot:
+    async def _run_steps(self, sandbox: Sandbox, work: _BuildWork) -> Snapshot:
         steps, said = work.plan.steps, work.said
-        workshop = Workshop(sandbox, work.build.owner, self._files, said, work.begin)
+        workshop = BuildSandbox(sandbox, work.build.owner, self._files, said, work.begin)
         kept_at = time.monotonic()
         for number, step in enumerate(steps, 1):
             work.progress.step = str(number)
             cached = " (cached)" if number <= work.done else ""
-            said.say(f"[{number}/{len(steps)}] {step.kind} {_words(step)}{cached}", step=work.progress.step)
+            said.say(f"[{number}/{len(steps)}] {step.kind} {_describe_step(step)}{cached}", step=work.progress.step)
             if not cached:
                 await workshop.do(step, work.progress.step)
                 if number < len(steps) and time.monotonic() - kept_at > LAYER_SECONDS:
-                    await self._keep(sandbox, workshop, work, number)
+                    await self._keep_layer(sandbox, workshop, work, number)
                     kept_at = time.monotonic()
         work.progress.step = "finalize"
-        snapshot = await self._snapshot(sandbox, workshop, work, len(steps))
+        snapshot = await self._take_snapshot(sandbox, workshop, work, len(steps))
         return msgspec.structs.replace(snapshot, of_build=True, limits=work.build.limits, launch=work.launch(workshop))
 
-    async def _keep(self, sandbox: Sandbox, workshop: Workshop, work: _Work, number: int) -> None:
-        """The next build begins here, if all before is the same. The build goes on where it cannot be kept."""
+    async def _keep_layer(self, sandbox: Sandbox, workshop: BuildSandbox, work: _BuildWork, number: int) -> None:
+        """Keeps a layer here for the next build with the same beginning. The build goes on where that fails."""
         try:
-            await self._layers.keep(await self._snapshot(sandbox, workshop, work, number))
+            await self._layers.keep(await self._take_snapshot(sandbox, workshop, work, number))
         except (errors.Unavailable, errors.TooLarge) as error:
             work.said.say(f"this step is not kept for the next build: {error}", "warn", work.progress.step)
 
-    async def _snapshot(self, sandbox: Sandbox, workshop: Workshop, work: _Work, number: int) -> Snapshot:
+    async def _take_snapshot(self, sandbox: Sandbox, workshop: BuildSandbox, work: _BuildWork, number: int) -> Snapshot:
         env = {**work.env, **workshop.env}
         check_template_env(env)  # the base's are among it now
         source = await self._site.source_of(sandbox)
@@ -508,30 +525,30 @@ class Builder:
             layer=work.digests[number],
         )
 
-    async def _finish(self, build: Build, said: BuildLog, snapshot: Snapshot | None, id: str) -> None:
+    async def _finish_build(self, build: TemplateBuild, said: BuildLog, snapshot: Snapshot | None, id: str) -> None:
         if snapshot is not None and snapshot.launch is not None and snapshot.launch.start_command is not None:
             said.say("the start command runs whenever a sandbox is made from it", step="finalize")
         said.say("the template is ready", step="finalize")
         ready = msgspec.structs.replace(
             build, state="ready", snapshot=id, logs=tuple(said.last()), updated_at=time.time()
         )
-        superseded = await recorded(self._store.finish(ready, snapshot), lambda: self._discard(snapshot))
+        superseded = await record_or_undo(self._store.finish(ready, snapshot), lambda: self._discard_snapshot(snapshot))
         log.info("template_build.ready", build=build.id, owner=build.owner, bytes=snapshot.bytes if snapshot else 0)
         for image in superseded:
             await self._site.discard(image)
 
-    async def _discard(self, snapshot: Snapshot | None) -> None:
+    async def _discard_snapshot(self, snapshot: Snapshot | None) -> None:
         if snapshot is not None:
             await self._site.discard(snapshot.image)
 
 
-class _Work(NamedTuple):
-    """What one build has to go by."""
+class _BuildWork(NamedTuple):
+    """The inputs of one running build."""
 
-    build: Build
-    plan: Plan
+    build: TemplateBuild
+    plan: BuildPlan
     said: BuildLog
-    progress: Progress
+    progress: BuildProgress
     digests: Sequence[str]  # of the base with no step, with one, ..
     base: Template | Snapshot
     done: int  # steps that were done before
@@ -550,8 +567,8 @@ class _Work(NamedTuple):
         before = self.layer or self.base
         return before.env if isinstance(before, Snapshot) else {}
 
-    def launch(self, workshop: Workshop) -> Launch:
-        """A command that the plan does not have is the base's."""
+    def launch(self, workshop: BuildSandbox) -> Launch:
+        """The launch commands of the plan; one that it does not have is the base's."""
         start, ready = self.plan.start_command, self.plan.ready_command
         return Launch(
             user=workshop.user,
@@ -561,21 +578,21 @@ class _Work(NamedTuple):
         )
 
 
-def _on_what(asked: str, base: Template | Snapshot) -> str:
+def _describe_base(asked: str, base: Template | Snapshot) -> str:
     if isinstance(base, Template):
         alias = "" if asked.partition("@")[0] == base.name else f", which {asked} stands for on this server"
         return f"[base] FROM {base.ref} (Python {base.python_version}){alias}"
     return f"[base] FROM {asked} ({base.id})"
 
 
-def _words(step: Step) -> str:
+def _describe_step(step: BuildStep) -> str:
     if step.kind == "RUN":
         return step.args[0][:1000] + (f" (as {step.args[1]})" if step.args[1:] else "")
     return " ".join(step.args[::2] if step.kind == "ENV" else step.args[:2])[:1000]  # never a variable's value
 
 
-def _digests(base: Template | Snapshot, steps: Sequence[Step]) -> list[str]:
-    """Each is of all that decides what those first steps make."""
+def _step_digests(base: Template | Snapshot, steps: Sequence[BuildStep]) -> list[str]:
+    """Digests of the base with no step, with one, and so on: each covers all inputs of those steps."""
     digest = hashlib.sha256((base.ref if isinstance(base, Template) else base.id).encode())
     found = [digest.hexdigest()]
     for step in steps:
@@ -584,7 +601,7 @@ def _digests(base: Template | Snapshot, steps: Sequence[Step]) -> list[str]:
     return found
 
 
-def _recipe(digests: Sequence[str], plan: Plan, limits: Limits) -> str:
-    """Of all that decides what comes out."""
+def _recipe_digest(digests: Sequence[str], plan: BuildPlan, limits: Limits) -> str:
+    """The digest of all inputs of the build."""
     parts = (digests[-1], limits, plan.start_command, plan.ready_command)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()

@@ -10,27 +10,27 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from cloche import errors
-from cloche.engine.commands.jobs import Capture, Job, Jobs
-from cloche.engine.commands.process import Process, ProcessResult
-from cloche.engine.commands.program import Ask, Exited, Program, Script, check_size
+from cloche.engine.commands.jobs import CommandJob, CommandJobs, OutputCapture
+from cloche.engine.commands.process import ProcessResult, SandboxProcess
+from cloche.engine.commands.program import Exited, ProgramSpec, PythonScript, SandboxProgram, check_terminal_size
 from cloche.engine.sandboxes.files import sandbox_path
-from cloche.engine.sandboxes.init_client import Guest, clean
+from cloche.engine.sandboxes.init_client import InitClient, clean_text
 from cloche.model import (
     MAX_STRING_BYTES,
     Limits,
     ProcessInfo,
     User,
     check_command_size,
-    check_env,
+    check_environment,
     check_seconds,
     check_user,
 )
 
 
-class Commands:
+class SandboxCommands:
     def __init__(
         self,
-        guest: Guest,
+        guest: InitClient,
         *,
         user: User,
         cwd: str,
@@ -38,21 +38,21 @@ class Commands:
         oom_kills: Callable[[], int],
         count: Callable[[], None],
     ):
-        """`count` hears of each that is started. It may raise QuotaExceeded."""
+        """`count` is called for each start. It may raise QuotaExceeded."""
         self._guest = guest
         self._user = user
         self._cwd = cwd
         self._limits = limits
         self._oom_kills = oom_kills
         self._count = count
-        self.jobs = Jobs()
-        self._running: dict[str, Program] = {}
+        self.jobs = CommandJobs()
+        self._running: dict[str, SandboxProgram] = {}
 
     async def start(
         self,
         command: str | Sequence[str] = (),
         *,
-        script: Script | None = None,
+        script: PythonScript | None = None,
         user: User | None = None,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
@@ -61,24 +61,25 @@ class Commands:
         pty: tuple[int, int] | None = None,
         background: bool = False,
         counted: bool = True,
-    ) -> Process:
+    ) -> SandboxProcess:
         """Starts a shell command (a string), a program with arguments (a list), or a `script`.
 
-        It is one of the owner's executions if `counted`. Raises InvalidRequest for what makes no sense, QuotaExceeded.
-        A program that does not exist has exit code 127. In the background, output that nobody reads never blocks it.
+        It is one of the owner's executions if `counted`. Raises InvalidRequest for invalid arguments,
+        QuotaExceeded. A program that does not exist has exit code 127. In the background, unread output never
+        blocks it.
         """
         check_seconds("timeout", timeout_seconds)
-        ask = self._ask(script or command, user, env, cwd, stdin, pty)
-        process = Process(
+        ask = self._make_program_spec(script or command, user, env, cwd, stdin, pty)
+        process = SandboxProcess(
             self._guest,
-            _new_id(),
+            _new_process_id(),
             output_bytes=self._limits.output_bytes,
             oom_kills=self._oom_kills,
-            on_end=self._on_end,
+            on_end=self._on_program_end,
             patient=not background,
         )
         process.detached = background
-        await self._start(process, ask, timeout_seconds, counted=counted)
+        await self._start_program(process, ask, timeout_seconds, counted=counted)
         return process
 
     async def launch(
@@ -93,16 +94,18 @@ class Commands:
         pty: tuple[int, int] | None = None,
         tag: str | None = None,
         counted: bool = True,
-    ) -> Job:
-        """Starts a program that lives on whoever listens to it; `jobs` finds it again.
+    ) -> CommandJob:
+        """Starts a program that does not depend on listeners; `jobs` finds it again.
 
-        Raises InvalidRequest for what makes no sense, FileNotFound or NotADirectory for the working directory,
+        Raises InvalidRequest for invalid arguments, FileNotFound or NotADirectory for the working directory,
         QuotaExceeded. A program that does not exist has exit code 127.
         """
         check_seconds("timeout", timeout_seconds)
-        ask = msgspec.structs.replace(self._ask(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
-        job = Job(self._guest, _new_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_end)
-        await self._start(job, ask, timeout_seconds, counted=counted)
+        ask = msgspec.structs.replace(self._make_program_spec(list(argv), user, env, cwd, stdin, pty), make_cwd=False)
+        job = CommandJob(
+            self._guest, _new_process_id(), ask, tag=tag, oom_kills=self._oom_kills, on_end=self._on_program_end
+        )
+        await self._start_program(job, ask, timeout_seconds, counted=counted)
         if job.exited is None:
             self.jobs.add(job)
         return job
@@ -111,21 +114,29 @@ class Commands:
         self,
         command: str | Sequence[str] = (),
         *,
-        script: Script | None = None,
+        script: PythonScript | None = None,
         keep_bytes: int,
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         timeout_seconds: float | None = None,
         stdin: bool = False,
-    ) -> Capture:
-        """As `start`, for whoever wants the output at the end, as bytes: `keep_bytes` of each stream, head and tail."""
+    ) -> OutputCapture:
+        """As `start`, with the output as bytes at the end: `keep_bytes` of each stream, head and tail."""
         check_seconds("timeout", timeout_seconds)
-        ask = self._ask(script or command, None, env, cwd, stdin, None)
-        program = Capture(self._guest, _new_id(), keep_bytes=keep_bytes, oom_kills=self._oom_kills, on_end=self._on_end)
-        await self._start(program, ask, timeout_seconds)
+        ask = self._make_program_spec(script or command, None, env, cwd, stdin, None)
+        program = OutputCapture(
+            self._guest,
+            _new_process_id(),
+            keep_bytes=keep_bytes,
+            oom_kills=self._oom_kills,
+            on_end=self._on_program_end,
+        )
+        await self._start_program(program, ask, timeout_seconds)
         return program
 
-    async def _start(self, program: Program, ask: Ask, timeout_seconds: float | None, *, counted: bool = True) -> None:
+    async def _start_program(
+        self, program: SandboxProgram, ask: ProgramSpec, timeout_seconds: float | None, *, counted: bool = True
+    ) -> None:
         if counted:
             self._count()
         self._running[program.id] = program
@@ -157,7 +168,7 @@ class Commands:
             stdin=stdin is not None,
         )
         async with process:
-            feeding = asyncio.create_task(_feed(process, stdin)) if stdin is not None else None
+            feeding = asyncio.create_task(_feed_stdin(process, stdin)) if stdin is not None else None
             try:
                 return await process.result()
             finally:
@@ -171,9 +182,9 @@ class Commands:
             processes = msgspec.convert(found, list[ProcessInfo])
         except msgspec.ValidationError as error:
             raise errors.ProtocolViolation(f"the guest's init sent no list of processes: {error}") from None
-        return [msgspec.structs.replace(each, command=clean(each.command, 4096)) for each in processes]
+        return [msgspec.structs.replace(each, command=clean_text(each.command, 4096)) for each in processes]
 
-    def get(self, id: str) -> Program:
+    def get(self, id: str) -> SandboxProgram:
         """A process or job that runs. Raises ProcessNotFound."""
         try:
             return self._running[id]
@@ -189,29 +200,29 @@ class Commands:
         for process in list(self._running.values()):
             process.finish(Exited(exit_code=137, outcome="died", reason=reason))
 
-    def _on_end(self, program: Program) -> None:
+    def _on_program_end(self, program: SandboxProgram) -> None:
         self._running.pop(program.id, None)
-        if isinstance(program, Job):
+        if isinstance(program, CommandJob):
             self.jobs.end(program)
 
-    def _ask(
+    def _make_program_spec(
         self,
-        command: str | Sequence[str] | Script,
+        command: str | Sequence[str] | PythonScript,
         user: User | None,
         env: dict[str, str] | None,
         cwd: str | None,
         stdin: bool,
         pty: tuple[int, int] | None,
-    ) -> Ask:
-        check_env(env or {})
+    ) -> ProgramSpec:
+        check_environment(env or {})
         check_user(user)
         if pty is not None:
-            check_size(pty)
-        script = command if isinstance(command, Script) else None
-        words = _words(command)
-        check_words(words)
+            check_terminal_size(pty)
+        script = command if isinstance(command, PythonScript) else None
+        words = _command_words(command)
+        check_command_words(words)
         check_command_size(words, env or {})
-        return Ask(
+        return ProgramSpec(
             command=command if isinstance(command, str) else None,
             argv=None if isinstance(command, str) or script else words,
             script=script,
@@ -223,17 +234,17 @@ class Commands:
         )
 
 
-def _new_id() -> str:
+def _new_process_id() -> str:
     return "p" + secrets.token_hex(8)
 
 
-def _words(command: str | Sequence[str] | Script) -> tuple[str, ...]:
-    if isinstance(command, Script):
+def _command_words(command: str | Sequence[str] | PythonScript) -> tuple[str, ...]:
+    if isinstance(command, PythonScript):
         return (command.name, *command.argv)
     return (command,) if isinstance(command, str) else tuple(command)
 
 
-def check_words(words: Sequence[str]) -> None:
+def check_command_words(words: Sequence[str]) -> None:
     """Raises InvalidRequest unless a program can be given these arguments."""
     if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
         raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
@@ -245,7 +256,7 @@ def check_words(words: Sequence[str]) -> None:
         raise errors.InvalidRequest(f"an argument can have {MAX_STRING_BYTES} bytes: put {longest} bytes into a file")
 
 
-async def _feed(process: Process, stdin: str | bytes) -> None:
+async def _feed_stdin(process: SandboxProcess, stdin: str | bytes) -> None:
     # A command need not read all of its input: `head -1` does not.
     with contextlib.suppress(errors.InvalidRequest):
         await process.send_stdin(stdin.encode() if isinstance(stdin, str) else stdin)

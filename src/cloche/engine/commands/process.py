@@ -9,9 +9,9 @@ from types import TracebackType
 
 from cloche import errors
 from cloche.engine.commands.program import Exited as Exited
-from cloche.engine.commands.program import Program
-from cloche.engine.executions.streams import EventQueue, Outlet
-from cloche.engine.sandboxes.init_client import Guest
+from cloche.engine.commands.program import SandboxProgram
+from cloche.engine.executions.streams import EventQueue, OutputLimiter
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import AnyEvent, Output, Truncated
 from cloche.model import Outcome, Stream, Struct
 
@@ -19,7 +19,7 @@ ProcessEvent = Output | Truncated | Exited
 
 
 class ProcessResult(Struct):
-    """What a command did. `outcome` is ok whenever it ended by itself, whatever its exit code."""
+    """The result of a command. `outcome` is ok whenever it ended by itself, with any exit code."""
 
     exit_code: int
     stdout: str
@@ -28,8 +28,8 @@ class ProcessResult(Struct):
     reason: str | None = None
 
 
-class Unread:
-    """Stands for output that nobody read before it became too much to keep."""
+class UnreadOutput:
+    """Counts output that was dropped because it was not read in time."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
@@ -50,34 +50,35 @@ class Unread:
         return [*(Truncated(stream=stream, dropped_bytes=size) for stream, size in lost.items()), notice]
 
 
-class Process(Program):
-    """Made by `Commands.start`. An async iterator of events; leaving its `async with` kills it unless detached.
+class SandboxProcess(SandboxProgram):
+    """Made by `SandboxCommands.start`. An async iterator of events; its `async with` kills it unless detached.
 
-    One that is not `patient` is slowed down by nobody: while nobody is `reading`, the oldest of what waits is dropped.
+    One that is not `patient` is never slowed down: while it has no reader (see `reading`), the oldest events
+    are dropped.
     """
 
     def __init__(
         self,
-        guest: Guest,
+        guest: InitClient,
         id: str,
         *,
         output_bytes: int,
         oom_kills: Callable[[], int],
-        on_end: Callable[[Program], None],
+        on_end: Callable[[SandboxProgram], None],
         patient: bool,
     ):
         super().__init__(guest, id, oom_kills=oom_kills, on_end=on_end)
         self.detached = False
         self._patient = patient
         self._is_read = False
-        self._unread = Unread()
+        self._unread = UnreadOutput()
         self._texts: dict[str, list[str]] | None = None
-        self._events: EventQueue[ProcessEvent] = EventQueue(self._pause, self._resume, share=guest.unread)
+        self._events: EventQueue[ProcessEvent] = EventQueue(self._pause_pipes, self._resume_pipes, share=guest.unread)
         if not patient:
             self._events.lose(self._unread)
-        self._outlet = Outlet(self._put, output_bytes)
+        self._outlet = OutputLimiter(self._put_output_event, output_bytes)
 
-    async def __aenter__(self) -> Process:
+    async def __aenter__(self) -> SandboxProcess:
         return self
 
     async def __aexit__(
@@ -86,7 +87,7 @@ class Process(Program):
         if not self.detached:
             await self.aclose()
 
-    def __aiter__(self) -> Process:
+    def __aiter__(self) -> SandboxProcess:
         return self
 
     async def __anext__(self) -> ProcessEvent:
@@ -97,9 +98,9 @@ class Process(Program):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """For whoever reads all of it: meanwhile nothing is dropped, and slow reading slows the process down.
+        """For the one reader: meanwhile nothing is dropped, and slow reading slows the process down.
 
-        Raises InvalidRequest if somebody reads it already: each would get a part of its output.
+        Raises InvalidRequest if it has a reader already: each would get a part of its output.
         """
         if self._is_read:
             raise errors.InvalidRequest(f"somebody reads process {self.id} already: its output goes to one reader only")
@@ -117,11 +118,11 @@ class Process(Program):
         return await self._events.next_events()
 
     async def result(self) -> ProcessResult:
-        """Waits for the end. Output that was iterated before is not in it. The same for all who ask."""
+        """Waits for the end. Output that was iterated before is not in it. All callers get the same."""
         texts = self._texts
         if texts is None:
             texts = self._texts = {"stdout": [], "stderr": []}
-            self._events.divert(partial(_collect, texts))
+            self._events.divert_events(partial(_collect_text, texts))
         await self._events.wait_closed()
         exited = self.exited or Exited(exit_code=-1, outcome="died")
         return ProcessResult(
@@ -135,28 +136,28 @@ class Process(Program):
     async def aclose(self) -> None:
         """Kills the process and its session if it runs, and waits for its end."""
         if self.exited is None:
-            self._events.divert(_forget)
+            self._events.divert_events(_ignore_event)
             self.kill()
             await self._events.wait_closed()
 
-    def _feed(self, stream: Stream, data: bytes) -> None:
+    def _on_output(self, stream: Stream, data: bytes) -> None:
         self._outlet.feed(stream, data)
 
-    def _conclude(self, exited: Exited) -> None:
+    def _on_exit(self, exited: Exited) -> None:
         self._outlet.finish()
         self._outlet.close()
         self._events.put(exited, 0)
         self._events.close()
 
-    def _put(self, event: AnyEvent, size: int) -> None:
+    def _put_output_event(self, event: AnyEvent, size: int) -> None:
         if isinstance(event, (Output, Truncated)):
             self._events.put(event, size)
 
 
-def _collect(texts: dict[str, list[str]], event: ProcessEvent) -> None:
+def _collect_text(texts: dict[str, list[str]], event: ProcessEvent) -> None:
     if isinstance(event, Output):
         texts[event.stream].append(event.text)
 
 
-def _forget(event: ProcessEvent) -> None:
-    """Nobody reads any more."""
+def _ignore_event(event: ProcessEvent) -> None:
+    """Drops an event: there is no reader any more."""

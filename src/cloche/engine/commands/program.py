@@ -1,4 +1,4 @@
-"""One program in a sandbox: how it starts, is fed, signalled and ends. What becomes of its output is for others."""
+"""One program in a sandbox: start, stdin, signals and end. Subclasses handle its output."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from cloche import errors
 from cloche.engine.executions import kernel_frames
-from cloche.engine.executions.clock import Clock, Standstill
-from cloche.engine.executions.streams import Pipe, is_readable_pipe
-from cloche.engine.sandboxes.init_client import Guest, PipeWriter, Reply
+from cloche.engine.executions.clock import FreezeCallback, PausableTimer
+from cloche.engine.executions.streams import OutputPipe, is_readable_pipe
+from cloche.engine.sandboxes.init_client import InitClient, InitReply, PipeWriter
 from cloche.events import Event
 from cloche.isolation.channel import Header, close_all
 from cloche.model import Outcome, Stream, Struct, Usage
 
 KILL_SECONDS = 10.0
-PAUSED = "; its sandbox is paused: it ends when that goes on"
+PAUSED_NOTICE = "; its sandbox is paused: it ends when that goes on"
 
 
 class Exited(Event, tag="exited"):
@@ -30,10 +30,11 @@ class Exited(Event, tag="exited"):
     signal: int | None = None  # that ended it
 
 
-class Script(Struct):
-    """A Python program that runs as `python3 NAME ARGV...` would if `source` were in that file of the directory.
+class PythonScript(Struct):
+    """A Python program that runs as `python3 NAME ARGV...` would if `source` were in that file.
 
-    `awaits` allows await outside of functions. `tools` is an offer of tools: its functions are among the globals.
+    `awaits` allows await outside of functions. `tools` is an offer of tools: its functions are among the
+    globals.
     """
 
     source: str
@@ -47,24 +48,26 @@ class Script(Struct):
         return {"name": self.name, "argv": list(self.argv), "awaits": self.awaits, "tools": self.tools}
 
 
-class Ask(Struct):
-    """What to start. Exactly one of `command` (for the shell), `argv` and `script`."""
+class ProgramSpec(Struct):
+    """The program to start. Exactly one of `command` (for the shell), `argv` and `script`."""
 
     user: str
     cwd: str
     command: str | None = None
     argv: tuple[str, ...] | None = None
-    script: Script | None = None
+    script: PythonScript | None = None
     env: dict[str, str] = {}
     stdin: bool = False
     pty: tuple[int, int] | None = None  # rows, columns
     make_cwd: bool = True  # else a working directory that is not there is an error
 
 
-class Program:
-    """`on_end(program)` is called once, after the end. Those who inherit say where output goes, and when to pause."""
+class SandboxProgram:
+    """Calls `on_end(program)` once, after the end. Subclasses take the output, and decide when to pause."""
 
-    def __init__(self, guest: Guest, id: str, *, oom_kills: Callable[[], int], on_end: Callable[[Program], None]):
+    def __init__(
+        self, guest: InitClient, id: str, *, oom_kills: Callable[[], int], on_end: Callable[[SandboxProgram], None]
+    ):
         self.id = id
         self.pid = 0
         self.exited: Exited | None = None
@@ -73,27 +76,29 @@ class Program:
         self._oom_kills = oom_kills
         self._oom_kills_before = oom_kills()
         self._on_end = on_end
-        self._pipes: list[Pipe] = []
+        self._pipes: list[OutputPipe] = []
         self._stdin: PipeWriter | None = None
         self._has_terminal = False
         self._is_paused = False
-        self._clock: Clock | None = None
-        self._last_resort: Clock | None = None
-        self._standstill: Standstill | None = None
+        self._clock: PausableTimer | None = None
+        self._last_resort: PausableTimer | None = None
+        self._standstill: FreezeCallback | None = None
         self._ending: tuple[Outcome, str] | None = None
 
-    async def start(self, ask: Ask, timeout_seconds: float | None) -> None:
-        """Raises what init answers."""
+    async def start(self, ask: ProgramSpec, timeout_seconds: float | None) -> None:
+        """Raises the error that init answers."""
         try:
             warm = ask.script is not None
-            reply = await self._guest.request("process_start", _body(ask), warm=warm, process=self.id, **_fields(ask))
-            self._take(reply, ask)
+            reply = await self._guest.request(
+                "process_start", _request_body(ask), warm=warm, process=self.id, **_request_fields(ask)
+            )
+            self._take_pipes(reply, ask)
         except BaseException:
             # Whoever is cancelled here does not know whether init has started it already.
-            self._signal(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             raise
         if timeout_seconds is not None:
-            self._clock = Clock(timeout_seconds, partial(self._on_timeout, timeout_seconds), self._guest.time)
+            self._clock = PausableTimer(timeout_seconds, partial(self._on_timeout, timeout_seconds), self._guest.time)
         # Last: its end may be known already, and is then told at once.
         self._guest.subscribe("process_exited", self.id, self._on_exited)
 
@@ -105,7 +110,7 @@ class Program:
             if number == signal.SIGKILL and self._ending is None:
                 self._ending = ("interrupted", "killed by its caller")
                 self._arm_last_resort()
-            self._signal(number)
+            self._send_signal(number)
 
     async def send_stdin(self, data: bytes) -> None:
         """Raises InvalidRequest if the process has no stdin or has closed it."""
@@ -122,10 +127,10 @@ class Program:
             self._stdin.close()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Raises InvalidRequest if it is no terminal or the size makes no sense."""
+        """Raises InvalidRequest if it is no terminal or the size is invalid."""
         if self._stdin is None or not self._has_terminal:
             raise errors.InvalidRequest(f"process {self.id} has no terminal")
-        check_size((rows, columns))
+        check_terminal_size((rows, columns))
         try:
             self._stdin.resize(rows, columns)
         except OSError:
@@ -134,7 +139,7 @@ class Program:
     # -- as the runner of a program that calls tools: see `cloche.engine.executions.tools`
 
     def hold_clock(self) -> None:
-        """Its time limit stands still until `release_clock` was called as often."""
+        """Stops its time limit until `release_clock` was called as often."""
         if self._clock is not None:
             self._clock.hold()
 
@@ -142,19 +147,19 @@ class Program:
         if self._clock is not None:
             self._clock.go_on()
 
-    async def stirring(self) -> bool:
+    async def is_active(self) -> bool:
         """Whether anything in its session runs just now, and does not wait. Raises Gone."""
         return (await self._guest.request("stirring", process=self.id)).ok.get("stirring") is True
 
     def catch_up(self) -> None:
-        """Reads what it has written so far, unless its reader is slow and makes it wait."""
+        """Reads its output so far, unless its reader is slow and makes it wait."""
         if not self._is_paused:
-            self._drain()
+            self._drain_pipes()
 
     # -- the life of it
 
     def finish(self, exited: Exited) -> None:
-        """The last word. Only the first call counts."""
+        """Reports the end. Only the first call counts."""
         if self.exited is not None:
             return
         self.exited = exited
@@ -162,20 +167,20 @@ class Program:
             if each is not None:
                 each.stop()
         self._guest.unsubscribe("process_exited", self.id)
-        self._drain()
-        self._close()
-        self._conclude(exited)
+        self._drain_pipes()
+        self._close_pipes()
+        self._on_exit(exited)
         self._on_end(self)
 
-    def _feed(self, stream: Stream, data: bytes) -> None:
-        """Output has come."""
+    def _on_output(self, stream: Stream, data: bytes) -> None:
+        """Takes output."""
         raise NotImplementedError
 
-    def _conclude(self, exited: Exited) -> None:
-        """All output has come, and this is the end."""
+    def _on_exit(self, exited: Exited) -> None:
+        """Takes the end, after all output."""
         raise NotImplementedError
 
-    def _take(self, reply: Reply, ask: Ask) -> None:
+    def _take_pipes(self, reply: InitReply, ask: ProgramSpec) -> None:
         if self.exited is not None:
             close_all(reply.fds)
             raise errors.SandboxLost("the sandbox ended while a process was being started in it")
@@ -187,24 +192,26 @@ class Program:
         pid = reply.ok.get("pid")
         self.pid = pid if type(pid) is int and 0 < pid < 1 << 32 else 0
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
-        self._pipes = [Pipe(fd, partial(self._feed, name)) for fd, name in zip(outputs, streams, strict=False)]
+        self._pipes = [
+            OutputPipe(fd, partial(self._on_output, name)) for fd, name in zip(outputs, streams, strict=False)
+        ]
         if ask.pty:
             self._has_terminal = True
             self._stdin = PipeWriter(os.dup(outputs[0]))
         elif ask.stdin:
             self._stdin = PipeWriter(reply.fds[2])
-        self._begin()
+        self._begin_reading()
 
-    def _begin(self) -> None:
-        """Its pipes are there."""
-        self._resume()
+    def _begin_reading(self) -> None:
+        """Starts reading its pipes."""
+        self._resume_pipes()
 
-    def _pause(self) -> None:
+    def _pause_pipes(self) -> None:
         self._is_paused = True
         for pipe in self._pipes:
             pipe.pause()
 
-    def _resume(self) -> None:
+    def _resume_pipes(self) -> None:
         self._is_paused = False
         for pipe in self._pipes:
             pipe.resume()
@@ -212,12 +219,12 @@ class Program:
     def _on_exited(self, header: Header) -> None:
         status = header.get("status")
         code = os.waitstatus_to_exitcode(status) if type(status) is int and 0 <= status < 1 << 16 else 0
-        outcome, reason = self._ending or self._verdict(code)
-        self.usage = _usage(header)
+        outcome, reason = self._ending or self._exit_outcome(code)
+        self.usage = _parse_usage(header)
         number = -code if code < 0 else None
         self.finish(Exited(exit_code=128 - code if number else code, outcome=outcome, reason=reason, signal=number))
 
-    def _verdict(self, code: int) -> tuple[Outcome, str | None]:
+    def _exit_outcome(self, code: int) -> tuple[Outcome, str | None]:
         if code >= 0:
             return "ok", None
         if code == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before:
@@ -227,33 +234,33 @@ class Program:
     def _on_timeout(self, seconds: float) -> None:
         self._ending = ("timed_out", f"the time limit of {seconds:g} s was reached")
         self._arm_last_resort()
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        still = self._guest.time.still
+    def _send_signal(self, number: int) -> None:
+        still = self._guest.time.is_frozen
         self._guest.tell("process_signal", process=self.id, signal=int(number), brief=still)
 
     def _arm_last_resort(self) -> None:
-        """Whatever init does: whoever waits for the end gets one, in a sandbox that stands still at once."""
+        """Guarantees an end to waiting callers even if init does nothing; in a frozen sandbox at once."""
         for each in (self._clock, self._last_resort, self._standstill):
             if each is not None:
                 each.stop()
-        self._last_resort = Clock(KILL_SECONDS, self._give_up, self._guest.time)
-        self._standstill = Standstill(partial(self._give_up, PAUSED), self._guest.time)
+        self._last_resort = PausableTimer(KILL_SECONDS, self._presume_killed, self._guest.time)
+        self._standstill = FreezeCallback(partial(self._presume_killed, PAUSED_NOTICE), self._guest.time)
 
-    def _give_up(self, why: str = "") -> None:
+    def _presume_killed(self, why: str = "") -> None:
         outcome, reason = self._ending or ("died", "it could not be killed")
         reason += why
         self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome=outcome, reason=reason, signal=signal.SIGKILL))
 
-    def _drain(self) -> None:
+    def _drain_pipes(self) -> None:
         # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
         for pipe in self._pipes:
             room = pipe.capacity_bytes
             while room > 0 and (got := pipe.read_now()):
                 room -= got
 
-    def _close(self) -> None:
+    def _close_pipes(self) -> None:
         for pipe in self._pipes:
             pipe.close()
         self._pipes = []  # they know us: else only the garbage collector would let go of what waits to be read
@@ -261,22 +268,22 @@ class Program:
             self._stdin.close()
 
 
-def _usage(header: Header) -> Usage:
-    cpu_seconds, peak_bytes = kernel_frames.number(header, "cpu"), kernel_frames.number(header, "rss")
+def _parse_usage(header: Header) -> Usage:
+    cpu_seconds, peak_bytes = kernel_frames.number_field(header, "cpu"), kernel_frames.number_field(header, "rss")
     return Usage(cpu_seconds=cpu_seconds, memory_peak_bytes=int(peak_bytes))
 
 
-def check_size(size: tuple[int, int]) -> None:
+def check_terminal_size(size: tuple[int, int]) -> None:
     """Raises InvalidRequest unless a terminal can have so many rows and columns."""
     if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
         raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
 
 
-def _body(ask: Ask) -> bytes:
+def _request_body(ask: ProgramSpec) -> bytes:
     return ask.script.source.encode("utf-8", "surrogatepass") if ask.script else b""
 
 
-def _fields(ask: Ask) -> dict[str, Any]:
+def _request_fields(ask: ProgramSpec) -> dict[str, Any]:
     what: dict[str, Any] = {"argv": list(ask.argv)} if ask.argv else {"command": ask.command}
     if ask.script is not None:
         what = {"script": ask.script.header()}

@@ -1,4 +1,4 @@
-"""Copies of kernels: made by the kernel itself, by a fork. See "branch" in `cloche.guest.wire`."""
+"""Checkpoints: copies of kernels, forked by the kernel itself. See "branch" in `cloche.guest.wire`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import signal
 import time
 
 from cloche import errors
-from cloche.engine.executions.kernel import Kernel
-from cloche.engine.sandboxes.init_client import Guest, Reply, is_kernel
+from cloche.engine.executions.kernel import KernelClient
+from cloche.engine.sandboxes.init_client import InitClient, InitReply, is_kernel_reply
 from cloche.isolation.channel import Header, close_all
 from cloche.model import Mark, new_id
 
-MAX_MARKS = 32
+MAX_CHECKPOINTS = 32
 COLLECT_SECONDS = 0.25  # after which nobody waits any longer to hear how a copy ended
 
 
-class Marks:
-    """The marks of one context: for each a kernel that does nothing, from which others are forked."""
+class KernelCheckpoints:
+    """The checkpoints of one context: for each an idle kernel, from which others are forked."""
 
     def __init__(self) -> None:
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[str, KernelClient] = {}
         self._marks: dict[str, Mark] = {}
 
     def check_room(self) -> None:
         """Raises InvalidRequest."""
-        if len(self._marks) >= MAX_MARKS:
-            raise errors.InvalidRequest(f"a context can have {MAX_MARKS} checkpoints: forget one first")
+        if len(self._marks) >= MAX_CHECKPOINTS:
+            raise errors.InvalidRequest(f"a context can have {MAX_CHECKPOINTS} checkpoints: forget one first")
 
-    def add(self, kernel: Kernel) -> Mark:
+    def add(self, kernel: KernelClient) -> Mark:
         mark = Mark(id=new_id("m"), created_at=time.time())
         self._marks[mark.id], self._kernels[mark.id] = mark, kernel
-        kernel.on_exit = lambda _kernel, _told: self._lose(mark.id)
+        kernel.on_exit = lambda _kernel, _told: self._drop_checkpoint(mark.id)
         return mark
 
     def list(self) -> list[Mark]:
         return list(self._marks.values())
 
-    def kernel(self, id: str) -> Kernel:
+    def kernel(self, id: str) -> KernelClient:
         """Raises CheckpointNotFound."""
         try:
             return self._kernels[id]
@@ -50,11 +50,11 @@ class Marks:
     def forget(self, id: str) -> None:
         """Raises CheckpointNotFound."""
         kernel = self.kernel(id)
-        self._lose(id)
+        self._drop_checkpoint(id)
         kernel.discard()
 
     def configure(self, env: dict[str, str]) -> None:
-        """What is the sandbox's own affair is the same in all of them."""
+        """Adds the sandbox's environment to all of them."""
         for kernel in self._kernels.values():
             kernel.configure(env, None, {})
 
@@ -62,18 +62,18 @@ class Marks:
         for id in list(self._marks):
             self.forget(id)
 
-    def _lose(self, id: str) -> None:
+    def _drop_checkpoint(self, id: str) -> None:
         self._marks.pop(id, None)
         self._kernels.pop(id, None)
 
 
-class _Watch:
-    """How a copy ends: init sees that it has, and the kernel that forked it is asked how.
+class _CopyExitWatch:
+    """Learns how a copy ends: init reports its end, and the kernel that forked it is asked for the exit status.
 
-    One that executes something does not answer. It is not waited for: the copy is then said to have been killed.
+    A kernel that executes something does not answer and is not waited for: the copy then counts as killed.
     """
 
-    def __init__(self, guest: Guest, origin: Kernel, copy: Kernel):
+    def __init__(self, guest: InitClient, origin: KernelClient, copy: KernelClient):
         self._guest = guest
         self._origin = origin
         self._copy = copy
@@ -91,28 +91,28 @@ class _Watch:
         self._copy.exited(header)
 
 
-async def branch(guest: Guest, origin: Kernel, id: str, *, user: str) -> Kernel:
-    """A copy of that kernel, which must not be executing anything; ready. It is called `id`.
+async def copy_kernel(guest: InitClient, origin: KernelClient, id: str, *, user: str) -> KernelClient:
+    """A ready copy of that kernel, which must not be executing anything, under the id `id`.
 
-    Raises NotCopyable if what it runs cannot be copied, Unavailable if it ends meanwhile or takes too long,
-    ProtocolViolation if the program has taken the kernel's place and lies, or Gone.
+    Raises NotCopyable if the running program cannot be copied, Unavailable if the kernel ends meanwhile or
+    takes too long, ProtocolViolation if the program has taken the kernel's place and lies, or Gone.
     """
     reply = await guest.request("kernel_wires", kernel=id, user=user)
-    token, wires = _checked(reply)
-    copy = Kernel(guest, id, token, wires[:3])
+    token, wires = _check_kernel_wires(reply)
+    copy = KernelClient(guest, id, token, wires[:3])
     try:
         pid = await origin.branch(id, token, wires[3:])
         await copy.wait_ready()
-        await _introduce(guest, origin, id, pid)
+        await _register_kernel_copy(guest, origin, id, pid)
     except BaseException:
         copy.discard()
         raise
-    _Watch(guest, origin, copy)
+    _CopyExitWatch(guest, origin, copy)
     return copy
 
 
-async def _introduce(guest: Guest, origin: Kernel, id: str, pid: int) -> None:
-    """Init checks that it is what `origin` says. Raises ProtocolViolation if it is not."""
+async def _register_kernel_copy(guest: InitClient, origin: KernelClient, id: str, pid: int) -> None:
+    """Init checks that the copy is a child of `origin`. Raises ProtocolViolation if it is not."""
     try:
         await guest.request("kernel_branched", kernel=id, of=origin.id, pid=pid)
     except errors.ContextNotFound:
@@ -121,10 +121,10 @@ async def _introduce(guest: Guest, origin: Kernel, id: str, pid: int) -> None:
         raise errors.ProtocolViolation(f"a kernel did not name its copy: {error}") from None
 
 
-def _checked(reply: Reply) -> tuple[str, list[int]]:
+def _check_kernel_wires(reply: InitReply) -> tuple[str, list[int]]:
     """Raises ProtocolViolation."""
-    ours, theirs = Reply(reply.ok, b"", reply.fds[:3]), reply.fds[3:]
-    if len(theirs) != 3 or not is_kernel(ours):
+    ours, theirs = InitReply(reply.ok, b"", reply.fds[:3]), reply.fds[3:]
+    if len(theirs) != 3 or not is_kernel_reply(ours):
         close_all(reply.fds)
         raise errors.ProtocolViolation("the guest's init did not pass channels and pipes for a kernel's copy")
     return str(reply.ok["token"]), reply.fds

@@ -1,4 +1,4 @@
-"""Time limits that stand still while somebody else's time passes, and while the programs of a sandbox stand still."""
+"""Timers that can be held, and that stop while the programs of a sandbox are frozen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 
-class Follower(Protocol):
-    """Who is told, at once, that the time of programs stands still, and that it goes on."""
+class ProgramTimeFollower(Protocol):
+    """Is told at once when program time stops and when it goes on."""
 
     def hold(self) -> None: ...
 
@@ -18,66 +18,66 @@ class Follower(Protocol):
 
 
 class ProgramTime:
-    """How time passes for the programs of a sandbox: not at all while they stand still.
+    """The time of a sandbox's programs: it stops while they are frozen.
 
-    Who cannot move cannot end either: whatever is done to programs that take too long is measured by this.
+    A frozen program cannot end, so all limits on programs that take too long are measured by this time.
     """
 
     def __init__(self) -> None:
         self._still_since: float | None = None
         self._still_seconds = 0.0
-        self._followers: set[Follower] = set()
+        self._followers: set[ProgramTimeFollower] = set()
 
     @property
-    def still(self) -> bool:
+    def is_frozen(self) -> bool:
         return self._still_since is not None
 
     def now(self) -> float:
         """In seconds, as `time.monotonic`."""
         return (time.monotonic() if self._still_since is None else self._still_since) - self._still_seconds
 
-    def follow(self, follower: Follower) -> None:
-        """Until it leaves. One that comes while time stands still is told so."""
+    def follow(self, follower: ProgramTimeFollower) -> None:
+        """Adds a follower until `leave`. One that comes while time is stopped is told so."""
         self._followers.add(follower)
-        if self.still:
+        if self.is_frozen:
             follower.hold()
 
-    def leave(self, follower: Follower) -> None:
+    def leave(self, follower: ProgramTimeFollower) -> None:
         self._followers.discard(follower)
 
     def hold(self) -> None:
-        """Harmless when it stands still."""
+        """Stops the time. Harmless when it is stopped."""
         if self._still_since is None:
             self._still_since = time.monotonic()
             for follower in tuple(self._followers):
                 follower.hold()
 
     def go_on(self) -> None:
-        """Harmless when it goes on."""
+        """Lets the time go on. Harmless when it does."""
         if self._still_since is not None:
             self._still_seconds += time.monotonic() - self._still_since
             self._still_since = None
             for follower in tuple(self._followers):
                 follower.go_on()
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Clock:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> PausableTimer:
         """As a loop's, by this time."""
-        return Clock(seconds, call, self)
+        return PausableTimer(seconds, call, self)
 
     @asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncIterator[None]:
         """As `asyncio.timeout`, by this time. Raises TimeoutError."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(None) as limit:
-            clock = Clock(seconds, lambda: limit.reschedule(loop.time()), self)
+            clock = PausableTimer(seconds, lambda: limit.reschedule(loop.time()), self)
             try:
                 yield
             finally:
                 clock.stop()
 
 
-class Clock:
-    """Runs from now on, and calls `on_end()` once `seconds` of programs' time have passed in which nobody held it."""
+class PausableTimer:
+    """Calls `on_end()` after `seconds` of program time during which it was not held. Runs from now on."""
 
     def __init__(self, seconds: float, on_end: Callable[[], None], time: ProgramTime):
         self._left_seconds = seconds
@@ -89,7 +89,7 @@ class Clock:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         time.follow(self)
-        self._run()
+        self._start_timer()
 
     def hold(self) -> None:
         """Until `go_on` was called as often as this."""
@@ -101,30 +101,30 @@ class Clock:
 
     def go_on(self) -> None:
         self._holds = max(self._holds - 1, 0)
-        self._run()
+        self._start_timer()
 
     def stop(self) -> None:
-        """For good. Whoever made it can be forgotten."""
+        """Stops for good, and drops its reference to the callback."""
         self._stopped = True
-        self._on_end = _nothing
+        self._on_end = _ignore_end
         self._time.leave(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _run(self) -> None:
+    def _start_timer(self) -> None:
         if not self._stopped and not self._holds and self._timer is None:
             self._since = self._loop.time()
-            self._timer = self._loop.call_later(max(self._left_seconds, 0.0), self._end)
+            self._timer = self._loop.call_later(max(self._left_seconds, 0.0), self._on_elapsed)
 
-    def _end(self) -> None:
+    def _on_elapsed(self) -> None:
         on_end = self._on_end
         self.stop()
         on_end()
 
 
-class Standstill:
-    """Calls `on_still()` once, a moment after programs stand still, or soon if they do already."""
+class FreezeCallback:
+    """Calls `on_still()` once, a moment after programs are frozen, or soon if they are already."""
 
     def __init__(self, on_still: Callable[[], None], time: ProgramTime):
         self._on_still = on_still
@@ -137,15 +137,15 @@ class Standstill:
         self._call = asyncio.get_running_loop().call_soon(self._on_still)
 
     def go_on(self) -> None:
-        """They may have moved before it was called: whoever waits for it is let go nevertheless."""
+        """Does nothing: programs may have moved before the callback, which is called nevertheless."""
 
     def stop(self) -> None:
-        """For good. Whoever made it can be forgotten."""
-        self._on_still = _nothing
+        """Stops for good, and drops its reference to the callback."""
+        self._on_still = _ignore_end
         self._time.leave(self)
         if self._call is not None:
             self._call.cancel()
 
 
-def _nothing() -> None:
-    """Nobody waits for it any more."""
+def _ignore_end() -> None:
+    """The callback of a stopped timer."""

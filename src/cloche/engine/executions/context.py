@@ -9,26 +9,26 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from cloche import errors
-from cloche.engine.executions.checkpoints import Marks
+from cloche.engine.executions.checkpoints import KernelCheckpoints
 from cloche.engine.executions.execution import Execution
-from cloche.engine.executions.history import Transcript
+from cloche.engine.executions.history import SandboxHistory
 from cloche.engine.executions.input import InputSource
-from cloche.engine.executions.kernel import Kernel
-from cloche.engine.executions.tools import Tools
+from cloche.engine.executions.kernel import KernelClient
+from cloche.engine.executions.tools import SandboxTools
 from cloche.engine.operations.audit import ENDED, STARTED
-from cloche.engine.principal import acting
-from cloche.engine.quotas.capacity import Turns, Waiter
-from cloche.engine.sandboxes.init_client import Guest
+from cloche.engine.principal import current_principal
+from cloche.engine.quotas.capacity import ExecutionSlots, Ticket
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import Ended
 from cloche.model import (
+    DisplayOptions,
     Limits,
     Mark,
-    Showing,
-    Tool,
+    ToolDefinition,
     Variables,
     check_command_size,
-    check_copies,
-    check_env,
+    check_copy_count,
+    check_environment,
     check_seconds,
     new_id,
 )
@@ -36,21 +36,21 @@ from cloche.model import (
 if TYPE_CHECKING:
     pass
 
-# What a context needs of its sandbox.
+# The part of a sandbox that its contexts use.
 
 
-class Home(Protocol):
-    """What a context needs of its sandbox."""
+class ContextHost(Protocol):
+    """The part of a sandbox that its contexts use."""
 
     limits: Limits
-    tools: Tools
-    transcript: Transcript
-    turns: Turns
+    tools: SandboxTools
+    transcript: SandboxHistory
+    turns: ExecutionSlots
 
-    async def start_kernel(self, context: Context) -> Kernel:
-        """Raises SandboxLost or what init answers."""
+    async def start_kernel(self, context: Context) -> KernelClient:
+        """Raises SandboxLost or the error that init answers."""
 
-    async def branch_kernel(self, origin: Kernel) -> Kernel:
+    async def branch_kernel(self, origin: KernelClient) -> KernelClient:
         """A copy of that kernel. Raises NotCopyable, Unavailable or Gone."""
 
     def check_room(self, count: int) -> None:
@@ -64,7 +64,7 @@ class Home(Protocol):
     def abandon(self, why: str) -> None: ...
 
     def execution_ended(self, ended: Ended) -> None:
-        """An execution of it has ended."""
+        """Is called for each execution that has ended."""
 
     def count_execution(self) -> None:
         """Raises QuotaExceeded if there can be no more now."""
@@ -79,18 +79,20 @@ class Home(Protocol):
     def ending(self) -> str | None: ...
 
     @property
-    def guest(self) -> Guest: ...
+    def guest(self) -> InitClient: ...
 
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
-_LONG_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
+_LONG_EXECUTION_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
 
 
 class Context:
     """Keeps its id when its kernel dies or is restarted; the state is lost then."""
 
-    def __init__(self, home: Home, id: str, *, language: str = "python", cwd: str, kernel: Kernel | None = None):
+    def __init__(
+        self, home: ContextHost, id: str, *, language: str = "python", cwd: str, kernel: KernelClient | None = None
+    ):
         if language not in LANGUAGES:
             raise errors.InvalidRequest(f"there is no language {language!r}: a context can be {', '.join(LANGUAGES)}")
         self.id = id
@@ -99,18 +101,18 @@ class Context:
         self.created_at = time.time()
         self.removed = False
         self._home = home
-        self._kernel: Kernel | None = None
+        self._kernel: KernelClient | None = None
         self._turn = asyncio.Lock()  # FIFO
         self._starting = asyncio.Lock()
         self._running: Execution | None = None
-        self._waiter: Waiter | None = None  # of the execution whose turn it is here, but not yet on this host
+        self._waiter: Ticket | None = None  # of the execution whose turn it is here, but not yet on this host
         self._began_at = 0.0
-        self._asked_by = acting()  # who has it run what it runs
+        self._asked_by = current_principal()  # who has it run what it runs
         self._oom_kills = 0
         self._notice: str | None = None
-        self._marks = Marks()
+        self._marks = KernelCheckpoints()
         if kernel is not None:
-            self._adopt(kernel)
+            self._adopt_kernel(kernel)
 
     @property
     def limits(self) -> Limits:
@@ -130,22 +132,22 @@ class Context:
         input: InputSource = None,
         argv: Sequence[str] | None = None,
         until_deadline: bool = False,
-        showing: Showing | None = None,
-        tools: Sequence[Tool] = (),
+        showing: DisplayOptions | None = None,
+        tools: Sequence[ToolDefinition] = (),
         recorded: bool = True,
     ) -> Execution:
         """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
 
-        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time limit
-        but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are told as
-        ToolsCalled events; its time does not run while it waits for them. It is in the sandbox's history if `recorded`.
-        Raises InvalidRequest for what makes no sense, Gone if the sandbox has ended, QuotaExceeded, Busy.
+        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time
+        limit but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are reported
+        as ToolsCalled events; its time does not run while it waits for them. It is in the sandbox's history if
+        `recorded`. Raises InvalidRequest for invalid arguments, Gone if the sandbox has ended, QuotaExceeded, Busy.
         """
         self._home.check_running()
         self._check_exists()
         if not isinstance(code, str):
             raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
-        check_env(env or {})
+        check_environment(env or {})
         _check_argv(argv or (), env or {})
         check_seconds("timeout", timeout_seconds)
         if timeout_seconds is None and not (until_deadline and self._home.has_deadline):
@@ -160,16 +162,16 @@ class Context:
             timeout_seconds=timeout_seconds,
             input=input,
             argv=argv,
-            showing=showing or Showing(),
-            offer=self._home.tools.offer(tools, language=self.language) if tools else None,
-            heard=self._home.transcript.recording(self.id, self.language, code).hear if recorded else None,
+            showing=showing or DisplayOptions(),
+            offer=self._home.tools.make_offer(tools, language=self.language) if tools else None,
+            heard=self._home.transcript.start_recording(self.id, self.language, code).hear if recorded else None,
         )
 
     async def variables(self) -> Variables:
-        """What its names are bound to, told between two executions without running any of the program's own code.
+        """The variables of its namespace, read between two executions without running any of the program's code.
 
-        A context whose kernel is not there has none. Raises ProtocolViolation for a kernel that lies, Unavailable for
-        one that does not answer, or Gone.
+        Empty for a context without a kernel. Raises ProtocolViolation for a kernel that lies, Unavailable for one
+        that does not answer, or Gone.
         """
         self._check_usable()
         async with self._turn:
@@ -178,17 +180,17 @@ class Context:
             if kernel is None or not kernel.alive:
                 return Variables()
             await kernel.settle()
-            return await kernel.inspect()
+            return await kernel.inspect_variables()
 
     def interrupt(self) -> bool:
-        """Interrupts what runs now (see `Execution.interrupt`). False if nothing runs."""
+        """Interrupts the running execution (see `Execution.interrupt`). False if nothing runs."""
         if self._running is None:
             return False
         self._running.interrupt()
         return True
 
     async def restart(self) -> None:
-        """Kills the kernel with all that it started and starts a new one. What ran ends with outcome `died`."""
+        """Kills the kernel with all that it started and starts a new one. A running execution ends as `died`."""
         self._home.check_running()
         self._check_exists()
         self.stop("kernel killed: the context was restarted")
@@ -198,13 +200,13 @@ class Context:
     async def checkpoint(self) -> Mark:
         """Keeps its state as it is between two executions. Files are no part of it.
 
-        Raises NotCopyable if what it runs cannot be copied, InvalidRequest if there are too many marks.
+        Raises NotCopyable if the running program cannot be copied, InvalidRequest if there are too many marks.
         """
         self._marks.check_room()
-        async with self._at_rest() as kernel:
+        async with self._idle_kernel() as kernel:
             self._marks.check_room()
             copy = await self._home.branch_kernel(kernel)
-            self._check_still(kernel, copy)
+            self._check_same_kernel(kernel, copy)
             return self._marks.add(copy)
 
     async def rollback(self, mark: str) -> None:
@@ -226,11 +228,11 @@ class Context:
 
     async def fork(self, count: int = 1) -> list[Context]:
         """So many new contexts that have its state. Raises as `checkpoint` does, and if there is no room for them."""
-        check_copies(count)
+        check_copy_count(count)
         self._home.check_room(count)
-        copies: list[Kernel] = []
+        copies: list[KernelClient] = []
         try:
-            async with self._at_rest() as kernel:
+            async with self._idle_kernel() as kernel:
                 for _ in range(count):
                     copies.append(await self._home.branch_kernel(kernel))
             made = [
@@ -245,7 +247,7 @@ class Context:
         return made
 
     def marks(self) -> list[Mark]:
-        """Those that it can be taken back to, the oldest first."""
+        """The checkpoints that it can be rolled back to, the oldest first."""
         self._check_usable()
         return self._marks.list()
 
@@ -260,7 +262,7 @@ class Context:
         self.stop("kernel killed: the context was removed")
 
     def stop(self, reason: str) -> None:
-        """Ends what runs, and the kernel, and forgets all marks."""
+        """Ends the running execution and the kernel, and removes all checkpoints."""
         self._marks.end()
         kernel, self._kernel = self._kernel, None
         if self._running is not None:
@@ -276,19 +278,19 @@ class Context:
             self._kernel.configure(env, None, {})
         self._marks.configure(env)
 
-    async def kernel(self) -> Kernel:
+    async def kernel(self) -> KernelClient:
         """The live kernel; a new one where the last has died."""
         if self._kernel is not None and self._kernel.alive:
             return self._kernel
         async with self._starting:
             if self._kernel is None or not self._kernel.alive:
-                self._adopt(await self._home.start_kernel(self))
+                self._adopt_kernel(await self._home.start_kernel(self))
             assert self._kernel is not None
             return self._kernel
 
     # -- Stage: what an execution needs of its context
 
-    async def enter(self, execution: Execution) -> Kernel | None:
+    async def enter(self, execution: Execution) -> KernelClient | None:
         await self._turn.acquire()
         try:
             kernel = await self._admitted_kernel()
@@ -300,13 +302,13 @@ class Context:
             return None
         self._running = execution
         self._began_at = time.monotonic()
-        self._asked_by = acting()
+        self._asked_by = current_principal()
         self._home.guest.noted(STARTED, id=execution.id)
         return kernel
 
-    async def _admitted_kernel(self) -> Kernel | None:
-        """With a place for one more execution on this host. Raises Busy, QuotaExceeded, ShuttingDown."""
-        if self._is_over or not (self._home.turns.enter_now() or await self._wait_for_place()):
+    async def _admitted_kernel(self) -> KernelClient | None:
+        """The kernel, with a slot for one more execution on this host. Raises Busy, QuotaExceeded, ShuttingDown."""
+        if self._is_over or not (self._home.turns.enter_now() or await self._wait_for_slot()):
             return None
         kernel = None
         try:
@@ -316,8 +318,8 @@ class Context:
             if kernel is None:
                 self._home.turns.leave()
 
-    async def _wait_for_place(self) -> bool:
-        self._waiter = self._home.turns.line_up()
+    async def _wait_for_slot(self) -> bool:
+        self._waiter = self._home.turns.join_queue()
         try:
             return await self._home.turns.enter(self._waiter)
         finally:
@@ -327,7 +329,7 @@ class Context:
     def _is_over(self) -> bool:
         return self.removed or self._home.ending is not None
 
-    async def _kernel_unless_over(self) -> Kernel | None:
+    async def _kernel_unless_over(self) -> KernelClient | None:
         if self._is_over:
             return None
         try:
@@ -348,7 +350,7 @@ class Context:
                 self._home.execution_ended(execution.ended)
                 outcome, who = execution.ended.outcome, self._asked_by
                 self._home.guest.noted(ENDED, id=execution.id, outcome=outcome, who=who)
-            if time.monotonic() - self._began_at > _LONG_SECONDS:
+            if time.monotonic() - self._began_at > _LONG_EXECUTION_SECONDS:
                 self.out_of_memory()
             self._home.turns.leave()
             self._turn.release()
@@ -360,16 +362,16 @@ class Context:
     def abandon(self, why: str) -> None:
         self._home.abandon(why)
 
-    def notice(self) -> str | None:
+    def take_notice(self) -> str | None:
         notice, self._notice = self._notice, None
         return notice
 
-    def _adopt(self, kernel: Kernel) -> None:
+    def _adopt_kernel(self, kernel: KernelClient) -> None:
         kernel.on_exit = self._on_exit
         self._kernel = kernel
 
-    def _on_exit(self, kernel: Kernel, told: bool) -> None:
-        """The kernel died. It is said once: by the execution that ran on it, else by the next."""
+    def _on_exit(self, kernel: KernelClient, told: bool) -> None:
+        """The kernel died. It is reported once: by the execution that ran on it, else by the next."""
         if kernel is not self._kernel:
             return
         self._kernel = None
@@ -377,7 +379,7 @@ class Context:
             self._notice = f"[cloche] the {kernel.exit} since the last execution; the context's state was lost\n"
 
     @asynccontextmanager
-    async def _at_rest(self) -> AsyncIterator[Kernel]:
+    async def _idle_kernel(self) -> AsyncIterator[KernelClient]:
         """Waits its turn: its kernel, which executes nothing meanwhile. Raises Gone, NotCopyable, ContextNotFound."""
         self._check_usable()
         if self.language != "python":
@@ -389,16 +391,16 @@ class Context:
                 raise errors.SandboxLost(self.ending)
             yield kernel
 
-    def _check_still(self, kernel: Kernel, copy: Kernel) -> None:
-        """A restart, or the end, may have come while `kernel` was copied: the copy is of no use then."""
+    def _check_same_kernel(self, kernel: KernelClient, copy: KernelClient) -> None:
+        """Discards the copy and raises if the context was restarted, or has ended, while `kernel` was copied."""
         if self._kernel is not kernel:
             copy.discard()
             self._check_usable()
             raise errors.Unavailable("the context was restarted, or has died, while it was copied: try again")
 
-    async def _replace_kernel(self, copy: Kernel) -> None:
+    async def _replace_kernel(self, copy: KernelClient) -> None:
         old, self._kernel, self._notice = self._kernel, None, None
-        self._adopt(copy)
+        self._adopt_kernel(copy)
         if old is not None:
             old.discard()
             await copy.settle(always=True)  # init is done with the old one then

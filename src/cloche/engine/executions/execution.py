@@ -1,4 +1,4 @@
-"""One run of a piece of code: a single-use stream of events that ends with exactly one `Ended`, whatever happens."""
+"""One run of a piece of code: a single-use stream of events that always ends with exactly one `Ended`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from typing import Protocol
 
 from cloche import errors
 from cloche.engine.executions import kernel_frames
-from cloche.engine.executions.clock import Clock, Standstill
-from cloche.engine.executions.input import NO_MORE_ANSWERS, InputSource, answers_of, failed_answer
-from cloche.engine.executions.kernel import Kernel
-from cloche.engine.executions.streams import EventQueue, Outlet, text_bytes
-from cloche.engine.executions.tools import Offer, Rounds, size_of
-from cloche.engine.sandboxes.endings import KernelExit, out_of_memory
-from cloche.engine.sandboxes.init_client import expect
-from cloche.events import AnyEvent, Ended, Folding, Input, Output, Run, Started, ToolsCalled
+from cloche.engine.executions.clock import FreezeCallback, PausableTimer
+from cloche.engine.executions.input import NO_MORE_ANSWERS, InputSource, answer_failure_message, make_input_answers
+from cloche.engine.executions.kernel import KernelClient
+from cloche.engine.executions.streams import EventQueue, OutputLimiter, memory_of_text
+from cloche.engine.executions.tools import ToolOffer, ToolRounds, tool_call_bytes
+from cloche.engine.sandboxes.endings import KernelExit, out_of_memory_reason
+from cloche.engine.sandboxes.init_client import require_protocol
+from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, Started, ToolsCalled
 from cloche.guest import wire
 from cloche.isolation.channel import Header
-from cloche.model import Limits, Outcome, Showing, Stream, ToolResult, Usage
+from cloche.model import DisplayOptions, Limits, Outcome, Stream, ToolResult, Usage
 
-# How a program that runs on a kernel is brought to its end: interrupts, its time limit, and at last a kill.
+# Stops a program that runs on a kernel: interrupts, its time limit, and at last a kill.
 
 GRACE_SECONDS = 2.0  # between SIGINT and SIGKILL
 KILL_SECONDS = 10.0  # after SIGKILL; a cell that does not manage that is broken
 STUBBORN_SECONDS = 10.0  # an interrupt repeated after this kills
-REPEAT_SECONDS = 1.0  # Python misses a signal that lands just before a call that blocks
-REPEATS = 3
-LEFT_BEHIND = "its sandbox is paused: the program is stopped when that goes on"
+INTERRUPT_REPEAT_SECONDS = 1.0  # Python misses a signal that lands just before a call that blocks
+INTERRUPT_REPEATS = 3
+STOPPED_WHEN_RESUMED = "its sandbox is paused: the program is stopped when that goes on"
 
 
-class Stopping:
+class ProgramStopper:
     """Made when the program is given to its kernel. Calls `give_up()` if it cannot even be killed.
 
-    While programs stand still, so does all of this: who cannot move is not to blame for not ending.
+    While programs are frozen, so are all these timers: a frozen program cannot end.
     """
 
-    def __init__(self, kernel: Kernel, timeout_seconds: float | None, give_up: Callable[[], None]):
+    def __init__(self, kernel: KernelClient, timeout_seconds: float | None, give_up: Callable[[], None]):
         self.timed_out = False
         self.killed = False
         self._kernel = kernel
@@ -49,10 +49,10 @@ class Stopping:
         self._began = False
         self._interrupted_at: float | None = None
         self._time = kernel.time
-        self._repeat: Clock | None = None
-        self._timer: Clock | None = None
-        self._standstill: Standstill | None = None
-        self._clock = None if timeout_seconds is None else Clock(timeout_seconds, self._on_timeout, self._time)
+        self._repeat: PausableTimer | None = None
+        self._timer: PausableTimer | None = None
+        self._standstill: FreezeCallback | None = None
+        self._clock = None if timeout_seconds is None else PausableTimer(timeout_seconds, self._on_timeout, self._time)
 
     @property
     def interrupted(self) -> bool:
@@ -70,26 +70,26 @@ class Stopping:
         if self._interrupted_at is None:
             self._interrupted_at = now
         elif now - self._interrupted_at > STUBBORN_SECONDS:
-            self._kill()
+            self._kill_kernel()
             return
         if self._began:
             self._send_interrupt()
 
     def interrupt_firmly(self) -> None:
-        """An interrupt, and a kill where that is not enough."""
+        """Interrupts, and kills where that is not enough."""
         if not self.killed:
             self._interrupted_at = self._time.now() if self._interrupted_at is None else self._interrupted_at
             self._send_interrupt()
-            self._set_timer(GRACE_SECONDS, self._kill)
+            self._set_timer(GRACE_SECONDS, self._kill_kernel)
 
-    def when_still(self, call: Callable[[], None]) -> None:
-        """Calls it if programs stand still before this one has ended, or do already."""
+    def call_when_frozen(self, call: Callable[[], None]) -> None:
+        """Calls it if programs are frozen before this one has ended, or are already."""
         if self._standstill is not None:
             self._standstill.stop()
-        self._standstill = Standstill(call, self._time)
+        self._standstill = FreezeCallback(call, self._time)
 
     def hold_clock(self) -> None:
-        """The time limit stands still until `release_clock` was called as often."""
+        """Stops the time limit until `release_clock` was called as often."""
         if self._clock is not None:
             self._clock.hold()
 
@@ -108,15 +108,17 @@ class Stopping:
         self.timed_out = True
         self.interrupt_firmly()
 
-    def _send_interrupt(self, repeats: int = REPEATS) -> None:
+    def _send_interrupt(self, repeats: int = INTERRUPT_REPEATS) -> None:
         if self._repeat is not None:
             self._repeat.stop()
         if not self.killed:
             self._kernel.interrupt()
             if repeats:
-                self._repeat = Clock(REPEAT_SECONDS, partial(self._send_interrupt, repeats - 1), self._time)
+                self._repeat = PausableTimer(
+                    INTERRUPT_REPEAT_SECONDS, partial(self._send_interrupt, repeats - 1), self._time
+                )
 
-    def _kill(self) -> None:
+    def _kill_kernel(self) -> None:
         self.killed = True
         self._kernel.kill()
         if self._give_up is not None:
@@ -126,20 +128,26 @@ class Stopping:
         for each in (self._clock, self._timer):
             if each is not None:
                 each.stop()
-        self._timer = Clock(seconds, call, self._time)
+        self._timer = PausableTimer(seconds, call, self._time)
 
 
-# What a kernel is told to run, and how.
+# The execute message to a kernel: header and code.
 
-RUN_LENGTH = 20  # of the random part of an execution's id
+RUN_ID_LENGTH = 20  # of the random part of an execution's id
 
 
-def header_of(
-    limits: Limits, env: dict[str, str], cwd: str | None, argv: Sequence[str] | None, showing: Showing, has_input: bool
+def make_execute_header(
+    limits: Limits,
+    env: dict[str, str],
+    cwd: str | None,
+    argv: Sequence[str] | None,
+    showing: DisplayOptions,
+    has_input: bool,
 ) -> Header:
-    """What a kernel is told beside the code. Raises InvalidRequest if that is too long for a frame.
+    """The header beside the code. Raises InvalidRequest if it is too long for a frame.
 
-    What is short for a program can be long in a frame: JSON has six characters for each control character.
+    A value that is short for a program can be long in a frame: JSON has six characters for each control
+    character.
     """
     header = {
         "env": env,
@@ -147,19 +155,19 @@ def header_of(
         "input": has_input,
         "display_bytes": limits.output_bytes,
         "argv": None if argv is None else list(argv),
-        "show": [name for name in Showing.__struct_fields__ if getattr(showing, name)],
+        "show": [name for name in DisplayOptions.__struct_fields__ if getattr(showing, name)],
     }
     try:
-        wire.encode({"do": "execute", "run": "x" * (RUN_LENGTH + 1), **header})
+        wire.encode_frame({"do": "execute", "run": "x" * (RUN_ID_LENGTH + 1), **header})
     except wire.WireError as error:
         raise errors.InvalidRequest(f"{error}: put what is long in the environment or argv into a file") from None
     return header
 
 
-def encoded(code: str) -> bytes:
+def encode_program(code: str) -> bytes:
     """Code as a kernel gets it. Raises InvalidRequest if it is too long.
 
-    Lone surrogates pass: what Python says to them is the program's affair.
+    Lone surrogates pass: Python reports them to the program.
     """
     content = code.encode("utf-8", "surrogatepass")
     if len(content) > wire.MAX_BODY_FROM_HOST:
@@ -169,17 +177,17 @@ def encoded(code: str) -> bytes:
 
 MAX_FRAMES = 100_000  # of displays and the like, per execution
 
-_OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
+_KERNEL_OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
 
 
-class Stage(Protocol):
-    """Where an execution runs: its context."""
+class ExecutionHost(Protocol):
+    """The part of a context that its executions use."""
 
     @property
     def limits(self) -> Limits: ...
 
-    async def enter(self, execution: Execution) -> Kernel | None:
-        """Waits for its turn and a kernel. None if the sandbox ended meanwhile: `ending` says why."""
+    async def enter(self, execution: Execution) -> KernelClient | None:
+        """Waits for its turn and a kernel. None if the sandbox ended meanwhile: `ending` is the reason."""
 
     def leave(self, execution: Execution) -> None: ...
 
@@ -192,8 +200,8 @@ class Stage(Protocol):
     @property
     def ending(self) -> str: ...
 
-    def notice(self) -> str | None:
-        """What the program's reader should know first, once."""
+    def take_notice(self) -> str | None:
+        """A message that the program's reader gets first, once."""
 
 
 class Execution:
@@ -204,7 +212,7 @@ class Execution:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: ExecutionHost,
         code: str,
         *,
         env: dict[str, str],
@@ -212,34 +220,34 @@ class Execution:
         timeout_seconds: float | None,
         input: InputSource = None,
         argv: Sequence[str] | None = None,
-        showing: Showing = Showing(),  # noqa: B008 - immutable
-        offer: Offer | None = None,
+        showing: DisplayOptions = DisplayOptions(),  # noqa: B008 - immutable
+        offer: ToolOffer | None = None,
         heard: Callable[[AnyEvent, int], None] | None = None,  # of every event, whoever consumes them
     ):
-        self.id = self.run = "x" + secrets.token_hex(RUN_LENGTH // 2)
+        self.id = self.run = "x" + secrets.token_hex(RUN_ID_LENGTH // 2)
         self.started = self.left = False
         self.ended: Ended | None = None
         self._stage = stage
-        self._code = encoded(code)
-        self._answers = answers_of(input)
+        self._code = encode_program(code)
+        self._answers = make_input_answers(input)
         has_input = input is not None and input is not False
-        self._header = header_of(stage.limits, env, cwd, argv, showing, has_input)
+        self._header = make_execute_header(stage.limits, env, cwd, argv, showing, has_input)
         self._timeout_seconds = timeout_seconds
-        self._rounds = None if offer is None else Rounds(offer, self._on_round)
-        self._kernel: Kernel | None = None
-        self._stopping: Stopping | None = None
+        self._rounds = None if offer is None else ToolRounds(offer, self._on_round)
+        self._kernel: KernelClient | None = None
+        self._stopping: ProgramStopper | None = None
         self._used = False
         self._frames_left = MAX_FRAMES
-        self._folding: Folding | None = None
+        self._folding: RunFold | None = None
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._events: EventQueue[AnyEvent] = EventQueue(heard=heard)
-        self._outlet = Outlet(self._events.put, stage.limits.output_bytes)
+        self._outlet = OutputLimiter(self._events.put, stage.limits.output_bytes)
 
     # -- the consumer's side
 
     async def __aenter__(self) -> Execution:
-        await self._start()
+        await self._start_execution()
         return self
 
     async def __aexit__(
@@ -252,7 +260,7 @@ class Execution:
 
     async def __anext__(self) -> AnyEvent:
         if not self._used:
-            await self._start()
+            await self._start_execution()
         event = await self._events.next_event()
         if event is None:
             raise StopAsyncIteration
@@ -261,7 +269,7 @@ class Execution:
     async def next_events(self) -> list[AnyEvent]:
         """All events that are there, at least one; an empty list after `Ended`."""
         if not self._used:
-            await self._start()
+            await self._start_execution()
         return await self._events.next_events()
 
     @property
@@ -270,13 +278,13 @@ class Execution:
         return self._kernel is not None or self.ended is not None
 
     async def result(self) -> Run:
-        """Runs to the end and folds the events that nobody has taken. The same for all who ask."""
+        """Runs to the end and folds the events that were not iterated. All callers get the same."""
         folding = self._folding
         if folding is None:
-            folding = self._folding = Folding()
-            self._events.divert(folding.feed)
+            folding = self._folding = RunFold()
+            self._events.divert_events(folding.feed)
         if not self._used:
-            await self._start()
+            await self._start_execution()
         try:
             await self._events.wait_closed()
         finally:
@@ -286,14 +294,14 @@ class Execution:
     async def aclose(self) -> None:
         """Ends the execution if it still runs: interrupt, 2 s of grace, kill. Events that wait are dropped.
 
-        Where programs stand still, it is said to have ended at once, and its program is stopped when it goes on.
+        If the programs are frozen, it is reported as ended at once, and its program is stopped when it is thawed.
         """
         if self._stopping is None or self.ended is not None:
             return
         self.left = True
-        self._events.divert(_forget)
+        self._events.divert_events(_ignore_event)
         self._stopping.interrupt_firmly()
-        self._stopping.when_still(self._leave_behind)
+        self._stopping.call_when_frozen(self._report_frozen_end)
         await self._events.wait_closed()
 
     def interrupt(self) -> None:
@@ -310,12 +318,12 @@ class Execution:
             self._kernel.answer({"error": "EOF when reading a line"} if text is None else {"text": text})
 
     def refuse_answer(self, problem: str) -> None:
-        """There is no line: `input()` raises an EOFError that says why."""
+        """There is no line: `input()` raises an EOFError with that message."""
         if self._kernel is not None and self.ended is None:
             self._kernel.answer({"error": problem})
 
     def answer_tools(self, results: Iterable[ToolResult]) -> None:
-        """What calls came to (see the ToolsCalled event). Raises InvalidRequest for calls that were never made."""
+        """Takes results of tool calls (see ToolsCalled). Raises InvalidRequest for calls that were never made."""
         if self._rounds is None:
             raise errors.InvalidRequest("this execution has no tools")
         if self.ended is None:
@@ -336,23 +344,23 @@ class Execution:
             self._kernel.catch_up()
             self._outlet.flush()
 
-    async def stirring(self) -> bool:
-        return self._kernel is not None and await self._kernel.stirring()
+    async def is_active(self) -> bool:
+        return self._kernel is not None and await self._kernel.is_active()
 
     # -- the life of it
 
-    async def _start(self) -> None:
+    async def _start_execution(self) -> None:
         if self._used:
             raise errors.InvalidRequest("an execution can be used once only")
         self._used = True
-        kernel = await self._enter()
+        kernel = await self._enter_host()
         self._began_at = time.monotonic()
         if kernel is None:
             self.finish("died", self._stage.ending)
             return
         self._kernel = kernel
         self._events.slow_down(kernel.pause, kernel.resume, kernel.unread)
-        self._stopping = Stopping(kernel, self._timeout_seconds, self._give_up)
+        self._stopping = ProgramStopper(kernel, self._timeout_seconds, self._abandon_cell)
         try:
             kernel.execute(self, self._header, self._code)
             self._code = b""  # it can be large
@@ -362,7 +370,7 @@ class Execution:
             self.finish("died", "the program could not be given to its kernel")  # else the stage stays occupied
             raise
 
-    async def _enter(self) -> Kernel | None:
+    async def _enter_host(self) -> KernelClient | None:
         try:
             if self._rounds is not None:
                 self._header |= await self._rounds.open()
@@ -375,9 +383,9 @@ class Execution:
     def finish(
         self, outcome: Outcome, reason: str | None = None, usage: Usage | None = None, exit_code: int | None = None
     ) -> None:
-        """The last word. Only the first call counts."""
+        """Reports the end. Only the first call counts."""
         if self.ended is None:
-            self._tell_end(outcome, reason, usage or Usage(), exit_code)
+            self._emit_end(outcome, reason, usage or Usage(), exit_code)
         if self._stopping is not None:
             self._stopping.close()
         kernel, self._kernel = self._kernel, None  # from now on it is the next one's
@@ -386,13 +394,13 @@ class Execution:
             kernel.resume()
             self._stage.leave(self)
 
-    def _leave_behind(self) -> None:
-        """Its program cannot end now. Until it has, which is when it goes on, the kernel is not for others."""
+    def _report_frozen_end(self) -> None:
+        """Reports the end of a frozen program. Its kernel is not free until the program has ended, after the thaw."""
         if self.ended is None and self._kernel is not None:
-            self._tell_end("interrupted", LEFT_BEHIND, Usage(), None)
+            self._emit_end("interrupted", STOPPED_WHEN_RESUMED, Usage(), None)
             self._kernel.resume()
 
-    def _tell_end(self, outcome: Outcome, reason: str | None, usage: Usage, exit_code: int | None) -> None:
+    def _emit_end(self, outcome: Outcome, reason: str | None, usage: Usage, exit_code: int | None) -> None:
         if self._answering is not None:
             self._answering.cancel()
         if self._rounds is not None:
@@ -414,7 +422,7 @@ class Execution:
             return
         self.started = True
         self._events.put(Started(execution=self.id, count=count), 0)
-        notice = self._stage.notice()
+        notice = self._stage.take_notice()
         if notice is not None:
             self._events.put(Output(stream="stderr", text=notice), 0)
         for stream, data in self._kernel.take_idle_output() if self._kernel else ():
@@ -428,8 +436,8 @@ class Execution:
 
     def on_frame(self, header: Header, body: bytes) -> None:
         event = header.get("ev")
-        handle = _FRAMES.get(event) if isinstance(event, str) else None
-        expect(handle is not None, "a kernel sent an event that does not exist")
+        handle = _FRAME_HANDLERS.get(event) if isinstance(event, str) else None
+        require_protocol(handle is not None, "a kernel sent an event that does not exist")
         assert handle is not None
         self._outlet.flush()
         if self.ended is None or event in ("started", "ended"):
@@ -440,63 +448,63 @@ class Execution:
         oom, stopping = self._stage.out_of_memory(), self._stopping
         assert stopping is not None  # a kernel knows no execution that was not given to it
         if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not stopping.killed):
-            self.finish("out_of_memory", out_of_memory(self._stage.limits), usage)
+            self.finish("out_of_memory", out_of_memory_reason(self._stage.limits), usage)
         elif stopping.timed_out:
-            self.finish("timed_out", f"{self._limit()}; the program did not stop, its state is lost", usage)
+            self.finish("timed_out", f"{self._timeout_reason()}; the program did not stop, its state is lost", usage)
         elif stopping.killed and stopping.interrupted:
             self.finish("interrupted", "the program did not stop when interrupted; its state is lost", usage)
         else:
             self.finish("died", f"{exit}; the context's state is lost", usage, exit.code)
 
     def _on_started(self, header: Header, body: bytes) -> None:
-        self._begin_stream(int(kernel_frames.number(header, "count")))
+        self._begin_stream(int(kernel_frames.number_field(header, "count")))
         if self._stopping is not None:
             self._stopping.begin()
 
     def _on_display(self, header: Header, body: bytes) -> None:
-        parsed_bytes = kernel_frames.parsed_bytes(header.get("parts"), body)
-        self._emit(lambda: kernel_frames.display(header, body), len(body), parsed_bytes)
+        parsed_bytes = kernel_frames.estimate_parsed_bytes(header.get("parts"), body)
+        self._emit_event(lambda: kernel_frames.parse_display(header, body), len(body), parsed_bytes)
 
     def _on_cleared(self, header: Header, body: bytes) -> None:
-        self._emit(lambda: kernel_frames.cleared(header), 0)
+        self._emit_event(lambda: kernel_frames.parse_cleared(header), 0)
 
     def _on_wrote(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.wrote(header)
-        self._emit(lambda: event, len(event.file.path))
+        event = kernel_frames.parse_wrote(header)
+        self._emit_event(lambda: event, len(event.file.path))
 
     def _on_raised(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.raised(header, body)
+        event = kernel_frames.parse_raised(header, body)
         if self._frames_left > 0:  # not charged: why it failed is what the caller needs most
             self._frames_left -= 1
-            self._events.put(event, text_bytes(event.traceback) + text_bytes(event.value))
+            self._events.put(event, memory_of_text(event.traceback) + memory_of_text(event.value))
 
     def _on_input(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.asked(header)
-        self._emit(lambda: event, len(event.prompt))
+        event = kernel_frames.parse_input(header)
+        self._emit_event(lambda: event, len(event.prompt))
         if self._answers is not None:
-            self._answering = asyncio.create_task(self._answer(event))
+            self._answering = asyncio.create_task(self._answer_input(event))
             self._answering.add_done_callback(self._on_answered)
 
     def _on_round(self, event: ToolsCalled) -> None:
         self._begin_stream(0)
-        self._events.put(event, sum(map(size_of, event.calls)))
+        self._events.put(event, sum(map(tool_call_bytes, event.calls)))
 
     def _on_truncated(self, header: Header, body: bytes) -> None:
-        self._outlet.drop("display", int(kernel_frames.number(header, "dropped")))
+        self._outlet.drop("display", int(kernel_frames.number_field(header, "dropped")))
 
     def _on_ended(self, header: Header, body: bytes) -> None:
-        outcome = _OUTCOMES.get(kernel_frames.text(header, "outcome"))
+        outcome = _KERNEL_OUTCOMES.get(kernel_frames.text_field(header, "outcome"))
         if outcome is None:
-            expect(False, "a kernel sent an outcome that does not exist")
+            require_protocol(False, "a kernel sent an outcome that does not exist")
             return
-        memory = int(kernel_frames.number(header, "rss"))
-        usage = Usage(cpu_seconds=kernel_frames.number(header, "cpu"), memory_peak_bytes=memory)
+        memory = int(kernel_frames.number_field(header, "rss"))
+        usage = Usage(cpu_seconds=kernel_frames.number_field(header, "cpu"), memory_peak_bytes=memory)
         if self._stopping is not None and self._stopping.timed_out:
-            self.finish("timed_out", f"{self._limit()}; the context's state was kept", usage)
+            self.finish("timed_out", f"{self._timeout_reason()}; the context's state was kept", usage)
         else:
-            self.finish(outcome, None, usage, kernel_frames.exit_code(header))
+            self.finish(outcome, None, usage, kernel_frames.exit_code_field(header))
 
-    def _emit(self, event: Callable[[], AnyEvent], size: int, parsed_bytes: int = 0) -> None:
+    def _emit_event(self, event: Callable[[], AnyEvent], size: int, parsed_bytes: int = 0) -> None:
         self._begin_stream(0)
         if self._frames_left <= 0:
             self._outlet.drop("display", size)
@@ -504,7 +512,7 @@ class Execution:
             self._frames_left -= 1
             self._events.put(event(), size + parsed_bytes)
 
-    async def _answer(self, event: Input) -> None:
+    async def _answer_input(self, event: Input) -> None:
         assert self._answers is not None
         try:
             self.answer(await self._answers.next(event))
@@ -513,20 +521,20 @@ class Execution:
 
     def _on_answered(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.refuse_answer(failed_answer(error))
+            self.refuse_answer(answer_failure_message(error))
 
-    def _give_up(self) -> None:
+    def _abandon_cell(self) -> None:
         self._stage.abandon("a kernel of it could not be killed")
 
-    def _limit(self) -> str:
+    def _timeout_reason(self) -> str:
         return f"the time limit of {self._timeout_seconds:g} s was reached"
 
 
-def _forget(event: AnyEvent) -> None:
-    """Nobody reads any more."""
+def _ignore_event(event: AnyEvent) -> None:
+    """Drops an event: there is no reader any more."""
 
 
-_FRAMES: dict[str, Callable[[Execution, Header, bytes], None]] = {
+_FRAME_HANDLERS: dict[str, Callable[[Execution, Header, bytes], None]] = {
     "started": Execution._on_started,
     "display": Execution._on_display,
     "cleared": Execution._on_cleared,

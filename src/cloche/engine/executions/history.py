@@ -1,10 +1,10 @@
-"""What ran in a sandbox: every cell with its outputs, as far as there is room for them.
+"""The history of a sandbox: every executed cell with its outputs, within a memory budget.
 
-Recording must cost next to nothing while a cell runs: events are kept as they are, and become a notebook's outputs when
-somebody asks. What is too much goes: first outputs, then cells, the oldest first.
+Recording must cost next to nothing while a cell runs: events are kept as they are, and become a notebook's
+outputs on request. Over the budget, first outputs are dropped, then cells, the oldest first.
 
-Of a cell that has ended, nothing is for the garbage collector to look at, and nothing is part of a cycle: there are
-hundreds of thousands, and everybody waits while it looks.
+A cell that has ended contains nothing that the garbage collector tracks, and no cycle: there are hundreds
+of thousands, and the whole process waits while it collects.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from cloche.notebook import Cell, History, NotebookOutput
 if TYPE_CHECKING:
     from cloche.engine.executions.context import Context
 
-DEFAULT_BYTES = 8 << 20
+DEFAULT_HISTORY_BYTES = 8 << 20
 EVENT_BYTES = 256  # what one costs beside its content
 MAX_COPIES = 4096  # of contexts, of which is remembered what they are copies of
 CELL_BYTES = 1024  # what one costs beside its code and outputs
 
 
-class Archive:
-    """What the histories of all sandboxes take together: while that is too much, whoever grows has an even share."""
+class HistoryBudget:
+    """The memory of all histories together. While it is exceeded, a growing history is cut to an even share."""
 
     def __init__(self, max_bytes: int = 1 << 62):
         self.bytes = 0
@@ -49,18 +49,18 @@ class Archive:
         return self._max_bytes // max(self.transcripts, 1)
 
 
-class Transcript:
+class SandboxHistory:
     """The history of one sandbox. It takes `max_bytes` of memory at most, a single cell's outputs half of that."""
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, archive: Archive | None = None):
+    def __init__(self, max_bytes: int = DEFAULT_HISTORY_BYTES, archive: HistoryBudget | None = None):
         self.max_bytes = max_bytes
         self.dropped = 0
-        self._archive = archive or Archive()
+        self._archive = archive or HistoryBudget()
         self._archive.transcripts += 1
         self._bytes = 0
-        self._cells: deque[Recording] = deque()
-        self._with_outputs: deque[Recording] = deque()
-        self._named: dict[tuple[str, str], list[tuple[Recording, _Shown]]] = {}
+        self._cells: deque[CellRecording] = deque()
+        self._with_outputs: deque[CellRecording] = deque()
+        self._named: dict[tuple[str, str], list[tuple[CellRecording, _NamedDisplay]]] = {}
         self._begun = 0
         self._origins: dict[str, tuple[str, int]] = {}  # of a context: another, and how many had begun by then
 
@@ -68,27 +68,27 @@ class Transcript:
         self._archive.transcripts -= 1
         self._archive.bytes -= self._bytes
 
-    def recording(self, context: str, language: str, code: str) -> Recording:
-        """For an execution, which is in the history from its begin on."""
-        return Recording(transcript=weakref.ref(self), context=context, language=language, code=code)
+    def start_recording(self, context: str, language: str, code: str) -> CellRecording:
+        """A recording for an execution, which is in the history from its start on."""
+        return CellRecording(transcript=weakref.ref(self), context=context, language=language, code=code)
 
     def cells(self, context: str | None = None) -> History:
-        """In the order in which they began: all, or those of that context, and of what it is a copy of."""
-        found: Iterable[Recording] = self._cells
+        """In the order in which they began: all, or those of that context and of the contexts it was copied from."""
+        found: Iterable[CellRecording] = self._cells
         if context is not None:
-            until = self._lineage(context)
+            until = self._context_lineage(context)
             found = (each for each in self._cells if each.number < until.get(each.context, 0))
         return History((each.cell() for each in found), self.dropped)
 
     def branch(self, origin: str, copies: Iterable[str]) -> None:
-        """These contexts are copies of that one as it is now: what ran there, ran for them."""
+        """Registers these contexts as copies of that one as it is now: its cells are also in their history."""
         for copy in copies:
             self._origins[copy] = (origin, self._begun)
             if len(self._origins) > MAX_COPIES:
                 del self._origins[next(iter(self._origins))]
 
-    def _lineage(self, context: str) -> dict[str, int]:
-        """That context and those that it is a copy of, each with how many had begun when it was copied."""
+    def _context_lineage(self, context: str) -> dict[str, int]:
+        """That context and those it was copied from, each with the number of cells begun when it was copied."""
         until, lineage = self._begun, {context: self._begun}
         while (origin := self._origins.get(context)) is not None and origin[0] not in lineage:
             context, until = origin[0], min(until, origin[1])
@@ -97,16 +97,16 @@ class Transcript:
 
     # -- for recordings
 
-    def begin(self, recording: Recording) -> None:
+    def begin(self, recording: CellRecording) -> None:
         recording.number, self._begun = self._begun, self._begun + 1
         self._cells.append(recording)
         self.count(CELL_BYTES + sys.getsizeof(recording.code))
 
-    def has_outputs(self, recording: Recording) -> None:
+    def has_outputs(self, recording: CellRecording) -> None:
         self._with_outputs.append(recording)
 
     def count(self, size: int) -> None:
-        """More memory is used, or less."""
+        """Adds to the memory in use; `size` may be negative."""
         self._bytes += size
         self._archive.bytes += size
         if size > 0 and self._bytes > self.max_bytes:
@@ -114,14 +114,14 @@ class Transcript:
         if size > 0 and self._archive.is_full:
             self._make_room(self._archive.share_bytes)
 
-    def name(self, recording: Recording, id: str, shown: _Shown) -> None:
+    def name(self, recording: CellRecording, id: str, shown: _NamedDisplay) -> None:
         self._named.setdefault((recording.context, id), []).append((recording, shown))
 
-    def named(self, context: str, id: str) -> list[tuple[Recording, _Shown]]:
-        """What is shown under that id, and where: a later cell may replace what an earlier one has shown."""
+    def named(self, context: str, id: str) -> list[tuple[CellRecording, _NamedDisplay]]:
+        """The displays under that id, with their cells: a later cell may replace an earlier one's display."""
         return self._named.get((context, id), [])
 
-    def forget(self, context: str, shown: _Shown) -> None:
+    def forget(self, context: str, shown: _NamedDisplay) -> None:
         left = [each for each in self.named(context, shown.id) if each[1] is not shown]
         self._named[context, shown.id] = left
         if not left:
@@ -137,17 +137,17 @@ class Transcript:
             self.count(-CELL_BYTES - sys.getsizeof(oldest.code))
 
 
-class Kept(Protocol):
-    """A sandbox, as far as its history is concerned."""
+class RecordedSandbox(Protocol):
+    """The part of a sandbox that its history uses."""
 
-    transcript: Transcript
+    transcript: SandboxHistory
 
     def check_running(self) -> None: ...
 
     def context(self, id: str | None = None) -> Context: ...
 
 
-def history_of(sandbox: Kept, context: str | None = None) -> History:
+def read_history(sandbox: RecordedSandbox, context: str | None = None) -> History:
     """Its cells, or those of one context, also of one that was removed. Raises ContextNotFound, Gone."""
     sandbox.check_running()
     found = sandbox.transcript.cells(context)
@@ -156,19 +156,19 @@ def history_of(sandbox: Kept, context: str | None = None) -> History:
     return found
 
 
-async def notebook_of(sandbox: Kept, context: str | None = None) -> bytes:
+async def export_notebook(sandbox: RecordedSandbox, context: str | None = None) -> bytes:
     """The cells of one context, the default one without, as a file for Jupyter. Raises ContextNotFound, Gone."""
-    found = history_of(sandbox, context or sandbox.context().id)
+    found = read_history(sandbox, context or sandbox.context().id)
     language = found[0].language if found else sandbox.context(context).language
-    return await asyncio.to_thread(_encoded, found, language)  # megabytes, perhaps
+    return await asyncio.to_thread(_encode_notebook, found, language)  # megabytes, perhaps
 
 
-def _encoded(cells: History, language: str) -> bytes:
-    return notebook.encode(notebook.notebook(cells, language, cells.dropped))
+def _encode_notebook(cells: History, language: str) -> bytes:
+    return notebook.encode_notebook(notebook.build_notebook(cells, language, cells.dropped))
 
 
-class _Text:
-    """What was written to one stream before anything else was shown, in a cell that runs."""
+class _StreamText:
+    """Consecutive output to one stream, in a cell that runs."""
 
     __slots__ = ("stream", "texts")
 
@@ -180,18 +180,18 @@ class _Text:
         return Output(stream=self.stream, text="".join(self.texts))
 
 
-class _Shown(msgspec.Struct, gc=False):
-    """What has a name by which it can be replaced."""
+class _NamedDisplay(msgspec.Struct, gc=False):
+    """A display with an id, by which it can be replaced."""
 
     id: str
     event: Display
     size: int
 
 
-class Recording(msgspec.Struct, gc=False, kw_only=True):
-    """One execution's part of the history. `hear` is for its events, in their order."""
+class CellRecording(msgspec.Struct, gc=False, kw_only=True):
+    """One execution's part of the history. `hear` takes its events, in their order."""
 
-    transcript: weakref.ref[Transcript]  # which has us: a cycle would be there for good
+    transcript: weakref.ref[SandboxHistory]  # which has us: a cycle would be there for good
     context: str
     language: str
     code: str
@@ -209,29 +209,29 @@ class Recording(msgspec.Struct, gc=False, kw_only=True):
     _clear_next: bool = False
 
     def hear(self, event: Event, size: int) -> None:
-        """An event, and how much memory its content takes."""
-        heard, transcript = _HEARD.get(type(event)), self.transcript()
+        """Takes an event, and the memory that its content takes."""
+        heard, transcript = _EVENT_HANDLERS.get(type(event)), self.transcript()
         if heard is not None and transcript is not None and self._ended is None:
             heard(self, transcript, event, size + EVENT_BYTES)
 
-    def _on_started(self, transcript: Transcript, event: Started, size: int) -> None:
+    def _on_started(self, transcript: SandboxHistory, event: Started, size: int) -> None:
         self._id, self._count, self._started_at = event.execution, event.count, time.time()
         transcript.begin(self)
 
-    def _on_output(self, transcript: Transcript, event: Output, size: int) -> None:
+    def _on_output(self, transcript: SandboxHistory, event: Output, size: int) -> None:
         self._clear_if_due(transcript)
         if not self._has_room(transcript, size):
             return
         last = self._outputs[-1] if self._outputs else None
-        if type(last) is _Text and last.stream == event.stream:
+        if type(last) is _StreamText and last.stream == event.stream:
             last.texts.append(event.text)
         else:
-            self._outputs.append(_Text(event))
+            self._outputs.append(_StreamText(event))
         transcript.count(size)
 
-    def _on_display(self, transcript: Transcript, event: Display, size: int) -> None:
+    def _on_display(self, transcript: SandboxHistory, event: Display, size: int) -> None:
         if event.update and event.id is not None:
-            self._replace(transcript, event, event.id, size)
+            self._replace_display(transcript, event, event.id, size)
             return
         self._clear_if_due(transcript)
         if not self._has_room(transcript, size):
@@ -239,67 +239,67 @@ class Recording(msgspec.Struct, gc=False, kw_only=True):
         if event.id is None:
             self._outputs.append(event)
         else:
-            shown = _Shown(event.id, event, size)
+            shown = _NamedDisplay(event.id, event, size)
             self._outputs.append(shown)
             transcript.name(self, event.id, shown)
         transcript.count(size)
 
-    def _replace(self, transcript: Transcript, event: Display, id: str, size: int) -> None:
+    def _replace_display(self, transcript: SandboxHistory, event: Display, id: str, size: int) -> None:
         for recording, shown in transcript.named(self.context, id):
             if recording._has_room(transcript, size - shown.size):
                 grown, shown.size = size - shown.size, size
                 shown.event = Display(data=event.data, main=shown.event.main, id=id)
                 transcript.count(grown)
 
-    def _on_raised(self, transcript: Transcript, event: Raised, size: int) -> None:
-        """Kept even where there is no more room for outputs: why a cell failed is what its reader needs most."""
+    def _on_raised(self, transcript: SandboxHistory, event: Raised, size: int) -> None:
+        """Kept even where there is no more room for outputs: a reader needs the cause of a failure most."""
         if not self._closed:
-            self._list(transcript)
+            self._register_outputs(transcript)
             self._outputs.append(event)
             self._bytes += size
             transcript.count(size)
 
-    def _on_cleared(self, transcript: Transcript, event: Cleared, size: int) -> None:
+    def _on_cleared(self, transcript: SandboxHistory, event: Cleared, size: int) -> None:
         self._clear_next = event.wait
         if not event.wait:
-            self._clear(transcript)
+            self._clear_outputs(transcript)
 
-    def _on_ended(self, transcript: Transcript, event: Ended, size: int) -> None:
+    def _on_ended(self, transcript: SandboxHistory, event: Ended, size: int) -> None:
         self._ended = event
-        self._outputs = tuple(each.whole() if type(each) is _Text else each for each in self._outputs)
+        self._outputs = tuple(each.whole() if type(each) is _StreamText else each for each in self._outputs)
 
-    def _has_room(self, transcript: Transcript, size: int) -> bool:
-        """Whether so much more may be kept; if so it is counted here, and the caller tells the transcript."""
+    def _has_room(self, transcript: SandboxHistory, size: int) -> bool:
+        """Whether so much more may be kept; if so it is counted here, and the caller counts it in the history."""
         if self._closed or self._bytes + size > transcript.max_bytes // 2:
             self._cut_bytes += max(size, 0)
             return False
-        self._list(transcript)
+        self._register_outputs(transcript)
         self._bytes += size
         return True
 
-    def _list(self, transcript: Transcript) -> None:
+    def _register_outputs(self, transcript: SandboxHistory) -> None:
         if not self._is_listed:
             self._is_listed = True
             transcript.has_outputs(self)
 
-    def _clear_if_due(self, transcript: Transcript) -> None:
+    def _clear_if_due(self, transcript: SandboxHistory) -> None:
         if self._clear_next:
             self._clear_next = False
-            self._clear(transcript)
+            self._clear_outputs(transcript)
 
-    def _clear(self, transcript: Transcript) -> None:
+    def _clear_outputs(self, transcript: SandboxHistory) -> None:
         freed, self._bytes, self._cut_bytes = self._bytes, 0, 0
         for each in self._outputs:
-            if type(each) is _Shown:
+            if type(each) is _NamedDisplay:
                 transcript.forget(self.context, each)
         self._outputs = [] if self._ended is None else ()
         transcript.count(-freed)
 
-    def drop_outputs(self, transcript: Transcript) -> None:
-        """They make room. Nothing more is kept of it but how it ends."""
+    def drop_outputs(self, transcript: SandboxHistory) -> None:
+        """Drops the outputs to make room. From now on only the cell's end is recorded."""
         self._outputs_dropped = self._outputs_dropped or bool(self._outputs)
         self._closed = True
-        self._clear(transcript)
+        self._clear_outputs(transcript)
 
     # -- for whoever asks
 
@@ -315,35 +315,35 @@ class Recording(msgspec.Struct, gc=False, kw_only=True):
             seconds=None if ended is None else ended.usage.wall_seconds,
             outcome=None if ended is None else ended.outcome,
             reason=None if ended is None else ended.reason,
-            outputs=[*map(self._output, self._outputs), *self._last_words()],
+            outputs=[*map(self._to_notebook_output, self._outputs), *self._closing_outputs()],
             outputs_dropped=self._outputs_dropped,
         )
 
-    def _output(self, kept: Any) -> NotebookOutput:
-        if type(kept) is _Text:
+    def _to_notebook_output(self, kept: Any) -> NotebookOutput:
+        if type(kept) is _StreamText:
             kept = kept.whole()
         if type(kept) is Output:
-            return notebook.stream(kept.stream, kept.text)
+            return notebook.stream_output(kept.stream, kept.text)
         if type(kept) is Raised:
-            return notebook.raised(kept)
-        return notebook.shown(kept.event if type(kept) is _Shown else kept, self._count)
+            return notebook.error_output(kept)
+        return notebook.display_output(kept.event if type(kept) is _NamedDisplay else kept, self._count)
 
-    def _last_words(self) -> list[NotebookOutput]:
+    def _closing_outputs(self) -> list[NotebookOutput]:
         said = []
         if self._cut_bytes and not self._outputs_dropped:
             what = f"[cloche] {self._cut_bytes} more bytes of this cell's outputs are not in the history\n"
-            said.append(notebook.stream("stderr", what))
+            said.append(notebook.stream_output("stderr", what))
         ended = self._ended
         if ended is not None and ended.outcome != "ok" and not any(type(each) is Raised for each in self._outputs):
-            said.append(notebook.stopped(ended))
+            said.append(notebook.stopped_output(ended))
         return said
 
 
-_HEARD: dict[type[Event], Callable[[Recording, Transcript, Any, int], None]] = {
-    Started: Recording._on_started,
-    Output: Recording._on_output,
-    Display: Recording._on_display,
-    Raised: Recording._on_raised,
-    Cleared: Recording._on_cleared,
-    Ended: Recording._on_ended,
+_EVENT_HANDLERS: dict[type[Event], Callable[[CellRecording, SandboxHistory, Any, int], None]] = {
+    Started: CellRecording._on_started,
+    Output: CellRecording._on_output,
+    Display: CellRecording._on_display,
+    Raised: CellRecording._on_raised,
+    Cleared: CellRecording._on_cleared,
+    Ended: CellRecording._on_ended,
 }

@@ -1,4 +1,4 @@
-"""Where the answers to a program's `input()` come from."""
+"""Sources of answers to a program's `input()`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from cloche import errors
 from cloche.events import Input
-from cloche.model import check_line
+from cloche.model import check_input_line
 
-Answer = Callable[[str], str | Awaitable[str]]
-InputSource = str | Iterable[str] | Answer | bool | None
+AnswerCallback = Callable[[str], str | Awaitable[str]]
+InputSource = str | Iterable[str] | AnswerCallback | bool | None
 """None: `input()` is an error. A string: its lines, one per call. An iterable of strings: one per call. A callable: it
 is given the prompt. True: the caller watches for Input events and calls `Execution.answer`."""
 
@@ -19,23 +19,23 @@ is given the prompt. True: the caller watches for Input events and calls `Execut
 NO_MORE_ANSWERS = "input() was called more often than answers were given"
 
 
-def failed_answer(error: BaseException) -> str:
-    """What a program is told whose caller's answer failed."""
+def answer_failure_message(error: BaseException) -> str:
+    """The message for a program whose caller failed to answer."""
     return f"the caller's answer to input() failed: {error!r}"
 
 
-class Answers:
-    """Gives the next answer."""
+class InputAnswers:
+    """Returns one answer per call of `input()`."""
 
-    def __init__(self, source: str | Iterable[str] | Answer):
+    def __init__(self, source: str | Iterable[str] | AnswerCallback):
         if callable(source):
-            self._ask: Answer | None = source
+            self._ask: AnswerCallback | None = source
         else:
             self._ask = None
             lines = source.splitlines() if isinstance(source, str) else source
             if isinstance(lines, (list, tuple)):  # what is known now need not wait to be refused
                 for line in lines:
-                    check_line(line)
+                    check_input_line(line)
             self._lines: Iterator[str] = iter(lines)
 
     async def next(self, event: Input) -> str:
@@ -44,20 +44,20 @@ class Answers:
             line = next(self._lines, None)
             if line is None:
                 raise StopAsyncIteration
-            return _line(line)
+            return _check_answer_line(line)
         answer = await asyncio.to_thread(self._ask, event.prompt)
-        return _line(await answer if inspect.isawaitable(answer) else answer)
+        return _check_answer_line(await answer if inspect.isawaitable(answer) else answer)
 
 
-def answers_of(source: InputSource) -> Answers | None:
-    """Raises InvalidRequest if `source` cannot give answers. None where the caller answers, or nobody does."""
+def make_input_answers(source: InputSource) -> InputAnswers | None:
+    """Raises InvalidRequest if `source` cannot give answers. None where the caller answers, or no answers come."""
     if source is None or isinstance(source, bool):
         return None
     if isinstance(source, str) or callable(source) or isinstance(source, Iterable):
-        return Answers(source)
+        return InputAnswers(source)
     raise errors.InvalidRequest(f"input must be a string, strings or a callable, not {type(source).__name__}")
 
 
-def _line(answer: str) -> str:
-    check_line(answer)
+def _check_answer_line(answer: str) -> str:
+    check_input_line(answer)
     return answer.removesuffix("\n")

@@ -1,4 +1,4 @@
-"""One kernel as the host sees it: its channel, its two output pipes, and the order between them."""
+"""The host's client of one kernel: its channel, its two output pipes, and the order between them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from functools import partial
 from typing import Any, Protocol
 
 from cloche import errors
-from cloche.engine.executions.kernel_frames import next_count, number
-from cloche.engine.executions.streams import Pipe
-from cloche.engine.executions.variables import Inspection
-from cloche.engine.sandboxes.endings import KernelExit, failed_start
-from cloche.engine.sandboxes.init_client import Guest, clean, is_kernel
+from cloche.engine.executions.kernel_frames import next_count_field, number_field
+from cloche.engine.executions.streams import OutputPipe
+from cloche.engine.executions.variables import VariableInspection
+from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
+from cloche.engine.sandboxes.init_client import InitClient, clean_text, is_kernel_reply
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
-from cloche.isolation.channel import Channel, Header, close_all
+from cloche.isolation.channel import Header, HostChannel, close_all
 from cloche.model import Stream, Variables
 
-# Finding marks in a kernel's output: see "Marks" in `cloche.guest.wire`.
+# Finds marks in a kernel's output: see "Marks" in `cloche.guest.wire`.
 
 _HEX = frozenset(b"0123456789abcdef")
 
 
 class MarkedStream:
-    """Takes the bytes of one output pipe, hands the text to `emit` and stops at each mark whose frame has not come.
+    """Takes the bytes of one output pipe, emits the text and stops at each mark whose frame has not come.
 
-    A mark that is split across reads is found. While `held` is not None, `feed` must not be called.
-    The work is linear in the bytes, whatever marks a hostile kernel writes.
+    A mark that is split across reads is found. While `held` is not None, `feed` must not be called. The work is
+    linear in the bytes, also for a hostile kernel's marks.
     """
 
     def __init__(self, token: str, emit: Callable[[bytes], None]):
@@ -52,9 +52,9 @@ class MarkedStream:
                 self._keep_tail(buffer, done, at)
                 return
             seen = at + 1  # what looks like a mark and is none is the program's
-            mark = self._mark(buffer, at)
+            mark = self._parse_mark(buffer, at)
             if mark is not None:
-                self._give(buffer[done:at])
+                self._emit_text(buffer[done:at])
                 done = seen = end
                 self.held = mark if mark > self._released and not self._ignoring else None
         self._rest = buffer[done:]
@@ -70,12 +70,12 @@ class MarkedStream:
         self._released = mark
         return True
 
-    def skip(self, mark: int) -> None:
+    def skip_mark(self, mark: int) -> None:
         """Frame `mark` came and its mark did not: nothing waits for it any more."""
         self._released = max(self._released, mark)
 
     def go_on(self) -> None:
-        """Hands on what stood behind a released mark."""
+        """Emits the text behind a released mark."""
         if self.held is not None and self.held <= self._released:
             self.held = None
             rest, self._rest = self._rest, b""
@@ -90,12 +90,12 @@ class MarkedStream:
             self._ignoring = False
 
     def flush(self) -> None:
-        """All that is to come has come: hands on also what waits for its frame, or might be the beginning of a mark."""
+        """All output has come: emits also text that waits for its frame, or might be the beginning of a mark."""
         self.let_go()
         rest, self._rest = self._rest, b""
-        self._give(rest)
+        self._emit_text(rest)
 
-    def _mark(self, buffer: bytes, at: int) -> int | None:
+    def _parse_mark(self, buffer: bytes, at: int) -> int | None:
         end = at + wire.MARK_LENGTH - 1
         digits = buffer[at + len(self._start) : end]
         return int(digits, 16) if buffer[end] == 0x07 and _HEX.issuperset(digits) else None
@@ -105,11 +105,11 @@ class MarkedStream:
             at = buffer.rfind(b"\x1b", max(done, len(buffer) - len(self._start) + 1))
         if at >= 0 and (at + len(self._start) <= len(buffer) or self._start.startswith(buffer[at:])):
             self._rest = buffer[at:]
-            self._give(buffer[done:at])
+            self._emit_text(buffer[done:at])
         else:
-            self._give(buffer[done:] if done else buffer)
+            self._emit_text(buffer[done:] if done else buffer)
 
-    def _give(self, data: bytes) -> None:
+    def _emit_text(self, data: bytes) -> None:
         if data:
             self._emit(data)
 
@@ -120,11 +120,11 @@ EXIT_ROUNDS = 4096  # more than a socket can hold of the smallest frames
 ERROR_BYTES = 1000
 IDLE_BYTES = 64 << 10
 CLOSED_GRACE_SECONDS = 1.0
-STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+OUTPUT_STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
-class Sink(Protocol):
-    """Who receives what a kernel says: the execution that runs on it."""
+class KernelListener(Protocol):
+    """Receives a kernel's output and frames: the execution that runs on it."""
 
     run: str
     started: bool
@@ -137,21 +137,21 @@ class Sink(Protocol):
     def on_kernel_exit(self, exit: KernelExit) -> None: ...
 
 
-class Kernel:
+class KernelClient:
     """Made by `start_kernel` or `take_first_kernel`. At most one execution runs on it at a time; `sink` is that one."""
 
-    def __init__(self, guest: Guest, id: str, token: str, fds: Sequence[int]):
+    def __init__(self, guest: InitClient, id: str, token: str, fds: Sequence[int]):
         channel_fd, *outputs = fds
         self.id, self.time = id, guest.time
-        self.sink: Sink | None = None
+        self.sink: KernelListener | None = None
         self.exit: KernelExit | None = None
-        self.on_exit: Callable[[Kernel, bool], None] | None = None  # and whether an execution has told of it
+        self.on_exit: Callable[[KernelClient, bool], None] | None = None  # and whether an execution has told of it
         self._guest = guest
         self.unread = guest.unread
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._next_count: int | None = None  # of the next execution, if the kernel waits for it: see `wire`
-        self._inspection: Inspection | None = None
+        self._inspection: VariableInspection | None = None
         self._idle: list[tuple[Stream, bytes]] = []
         self._idle_room = IDLE_BYTES
         self._over_memory = False
@@ -159,12 +159,14 @@ class Kernel:
         self._paused = False
         self._branching: dict[str, asyncio.Future[int]] = {}
         self.on_collected: dict[str, Callable[[Header], None]] = {}  # by its id, who hears how a copy has ended
-        self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in STREAMS]
+        self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in OUTPUT_STREAMS]
         self._pipes = [
-            Pipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
+            OutputPipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
             for index, (fd, stream) in enumerate(zip(outputs, self._streams, strict=True))
         ]
-        self._channel = Channel(socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0)
+        self._channel = HostChannel(
+            socket.socket(fileno=channel_fd), self._on_frame, self._on_channel_closed, max_fds=0
+        )
         guest.subscribe("over_memory", id, self._on_over_memory)
         guest.subscribe("kernel_exited", id, self.exited)
         self._resume_pipes()
@@ -174,7 +176,7 @@ class Kernel:
         return self.exit is None and not self._channel.closed and self._guest.alive
 
     async def wait_ready(self) -> None:
-        """Raises what kept it from its work if the kernel ends first, Unavailable if it takes far too long, or Gone."""
+        """Raises the start error if the kernel ends first, Unavailable if it takes far too long, or Gone."""
         try:
             async with self.time.timeout(READY_SECONDS):
                 await self._guest.wait(self._ready)
@@ -182,15 +184,15 @@ class Kernel:
             raise errors.Unavailable(f"a kernel was not ready within {READY_SECONDS:.0f} s") from None
 
     def configure(self, env: dict[str, str], cwd: str | None, limits: dict[str, int]) -> None:
-        """Sets what a kernel could not know when it started. It takes it up between two executions."""
+        """Sets settings that were unknown when the kernel started. It applies them between two executions."""
         self._channel.send({"do": "configure", "env": env, "cwd": cwd, "limits": limits})
 
-    def rehearse(self) -> None:
-        """Has it do what a first execution does, so that the first one need not. Nobody is told, and nothing stays."""
+    def warm_up(self) -> None:
+        """Has it do the work of a first execution in advance. Emits no events and leaves no state."""
         self._channel.send({"do": "rehearse"})
 
-    def execute(self, sink: Sink, header: Header, code: bytes) -> None:
-        """Starts an execution; the sink hears all about it."""
+    def execute(self, sink: KernelListener, header: Header, code: bytes) -> None:
+        """Starts an execution; `sink` gets its output and frames."""
         self.sink = sink
         count, self._next_count = self._next_count, None
         if count is None:
@@ -199,9 +201,9 @@ class Kernel:
             self._channel.send({"do": "execute", "run": sink.run, "next": count, **header}, code)
             sink.on_frame({"ev": "started", "count": count}, b"")
 
-    async def inspect(self) -> Variables:
-        """What its names are bound to. Nothing may execute meanwhile. Raises as `Inspection.answer` does."""
-        asked = self._inspection = Inspection()
+    async def inspect_variables(self) -> Variables:
+        """Its variables. Nothing may execute meanwhile. Raises as `VariableInspection.answer` does."""
+        asked = self._inspection = VariableInspection()
         self._channel.send({"do": "inspect", "ask": asked.id})
         try:
             return await asked.answer(self._guest)
@@ -215,16 +217,16 @@ class Kernel:
     def signal(self, number: int, *, group: bool = False) -> None:
         """Signals the kernel's process group; with `group` everything in its session."""
         self._signalled = True
-        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group, brief=self.time.still)
+        self._guest.tell("kernel_signal", kernel=self.id, signal=int(number), group=group, brief=self.time.is_frozen)
 
     def interrupt(self) -> None:
-        """Interrupts the execution. A frame tells the kernel, if it comes to read it, whose signal that was."""
+        """Interrupts the execution. A frame tells the kernel, if it reads it in time, which run the signal was for."""
         if self.sink is not None:
             self._channel.send({"do": "interrupt", "run": self.sink.run})
         self.signal(signal.SIGINT)
 
     async def settle(self, *, always: bool = False) -> None:
-        """Until init has sent every signal: one that was meant for a run must not meet the next."""
+        """Waits until init has sent every signal: one that was meant for a run must not hit the next."""
         if self._signalled or always:
             self._signalled = False
             with contextlib.suppress(errors.ClocheError):  # it has ended: whoever uses it next finds out
@@ -234,13 +236,13 @@ class Kernel:
         self.signal(signal.SIGKILL, group=True)
 
     def discard(self) -> None:
-        """Kills it with all that it started; nobody hears of it."""
+        """Kills it with all that it started; no callback is called."""
         self.on_exit = None
         self.kill()
         self.close()
 
     async def branch(self, id: str, token: str, wires: Sequence[int]) -> int:
-        """Has it make a copy of itself that owns `wires`. What it says is the copy's pid. See `branching`."""
+        """Has it make a copy of itself that owns `wires`. Returns the pid that it reports. See `branching`."""
         future = self._branching[id] = self._loop.create_future()
         try:
             self._channel.send({"do": "branch", "branch": id, "token": token}, fds=wires)
@@ -255,22 +257,22 @@ class Kernel:
             del self._branching[id]
 
     def collect(self) -> None:
-        """One of its copies has ended: `on_collected` hears how, if the kernel comes to say it."""
+        """One of its copies has ended: `on_collected` gets the exit status, if the kernel reports it."""
         self._channel.send({"do": "collect"})
 
-    async def stirring(self) -> bool:
+    async def is_active(self) -> bool:
         """Whether anything in its session runs just now, and does not wait. Raises Gone."""
         return (await self._guest.request("stirring", kernel=self.id)).ok.get("stirring") is True
 
     def catch_up(self) -> None:
-        """Reads what the program has written so far, unless a slow consumer makes it wait."""
+        """Reads the program's output so far, unless a slow consumer makes it wait."""
         for index, pipe in enumerate(self._pipes):
             room = 0 if self._paused else pipe.capacity_bytes
             while room > 0 and self._may_read(index) and (got := pipe.read_now()):
                 room -= got
 
     def take_idle_output(self) -> list[tuple[Stream, bytes]]:
-        """What was written while nothing executed, as far as it was kept."""
+        """The kept part of the output that was written while nothing executed."""
         idle, self._idle, self._idle_room = self._idle, [], IDLE_BYTES
         return idle
 
@@ -288,7 +290,7 @@ class Kernel:
             self._resume_pipes()
 
     def close(self) -> None:
-        """Lets go of all descriptors. Does not kill."""
+        """Closes all descriptors. Does not kill."""
         self._guest.unsubscribe("kernel_exited", self.id)
         self._guest.unsubscribe("over_memory", self.id)
         self.exit = self.exit or KernelExit()
@@ -329,7 +331,7 @@ class Kernel:
         what = header.get("ev")
         if what == "ready":
             if not self._ready.done():
-                self._next_count = next_count(header)
+                self._next_count = next_count_field(header)
                 self._ready.set_result(None)
         elif what in ("branched", "refused", "collected"):
             self._on_branch(header)
@@ -337,40 +339,40 @@ class Kernel:
             if self._inspection is not None:
                 self._inspection.told(header, body)
         else:
-            self._on_step(header, body)
+            self._on_execution_frame(header, body)
 
-    def _on_step(self, header: Header, body: bytes) -> None:
-        """Something of an execution, to be told behind what was written before it."""
+    def _on_execution_frame(self, header: Header, body: bytes) -> None:
+        """A frame of an execution, delivered after the output that was written before it."""
         mark = header.get("mark")
         ours = self.sink is not None and header.get("run") == self.sink.run
         ended = ours and header.get("ev") == "ended"
         if ours and "mark" in header:
-            self._catch_up(mark)
+            self._read_to_mark(mark)
         elif type(mark) is int:
             for stream in self._streams:
-                stream.skip(mark)  # of no execution: nothing is read for it, and nothing waits for it
+                stream.skip_mark(mark)  # of no execution: nothing is read for it, and nothing waits for it
         if ours and self.sink is not None:
             if ended:
-                self._next_count = next_count(header)  # before the next one, whom its end lets in
+                self._next_count = next_count_field(header)  # before the next one, whom its end lets in
             self.sink.on_frame(header, body)
         if ended or type(mark) is int:
-            self._go_on(ended=ended)
+            self._release_streams(ended=ended)
 
     def _on_branch(self, header: Header) -> None:
         name, pid = str(header.get("branch")), header.get("pid")
         future = self._branching.get(name)
         if header.get("ev") == "collected":
-            self.on_collected.get(name, _ignore)(header)
+            self.on_collected.get(name, _ignore_collected)(header)
         elif future is None or future.done():
             return
         elif header.get("ev") == "refused":
-            future.set_exception(errors.NotCopyable(clean(str(header.get("message")), ERROR_BYTES)))
+            future.set_exception(errors.NotCopyable(clean_text(str(header.get("message")), ERROR_BYTES)))
         elif type(pid) is int:
             future.set_result(pid)
         else:
             raise wire.WireError("the pid of a copy is no number")
 
-    def _catch_up(self, mark: object) -> None:
+    def _read_to_mark(self, mark: object) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
             if type(mark) is not int:
                 stream.flush()
@@ -380,9 +382,9 @@ class Kernel:
                 room = pipe.capacity_bytes
                 while room > 0 and (got := pipe.read_now()) and not stream.release(mark):
                     room -= got
-            stream.skip(mark)
+            stream.skip_mark(mark)
 
-    def _go_on(self, *, ended: bool) -> None:
+    def _release_streams(self, *, ended: bool) -> None:
         for stream in self._streams:
             stream.go_on()
             if ended:
@@ -393,23 +395,23 @@ class Kernel:
         self._over_memory = True
 
     def exited(self, header: Header, rounds: int = EXIT_ROUNDS) -> None:
-        """It has ended, and the header says how. Harmless when that is known."""
+        """Handles its end, as described by the header. Harmless when it is known."""
         if self.exit is not None:
             return
         if self._channel.pump() and rounds:  # it may have said "ended" just before
             self._loop.call_soon(self.exited, header, rounds - 1)
             return
-        self._drain()
+        self._drain_output()
         status = header.get("status")
         exit = KernelExit(
             status=status if type(status) is int and 0 <= status < 1 << 16 else 0,
-            cpu_seconds=number(header, "cpu"),
-            memory_peak_bytes=int(number(header, "rss")),
+            cpu_seconds=number_field(header, "cpu"),
+            memory_peak_bytes=int(number_field(header, "rss")),
             over_memory=self._over_memory,
         )
-        self._end(exit)
+        self._finish_exit(exit)
 
-    def _drain(self) -> None:
+    def _drain_output(self) -> None:
         for pipe, stream in zip(self._pipes, self._streams, strict=True):
             room = pipe.capacity_bytes
             stream.let_go()
@@ -418,10 +420,10 @@ class Kernel:
                 room -= got
             stream.flush()
 
-    def _end(self, exit: KernelExit) -> None:
+    def _finish_exit(self, exit: KernelExit) -> None:
         self.exit = exit
         if not self._ready.done():
-            self._ready.set_exception(failed_start(exit, self._last_words()))
+            self._ready.set_exception(kernel_start_error(exit, self._idle_stderr()))
             self._ready.exception()  # whether somebody waits for it or not
         if self._inspection is not None:
             self._inspection.ended(str(exit))
@@ -432,8 +434,8 @@ class Kernel:
         if self.on_exit is not None:
             self.on_exit(self, sink is not None and not sink.left)
 
-    def _last_words(self) -> str:
-        """What it wrote to stderr while nothing executed."""
+    def _idle_stderr(self) -> str:
+        """The stderr that was written while nothing executed."""
         said = b"".join(data for stream, data in self._idle if stream == "stderr")
         return said[:ERROR_BYTES].decode("utf-8", "replace").strip()
 
@@ -448,38 +450,38 @@ class Kernel:
             self.time.call_later(CLOSED_GRACE_SECONDS, self._presume_dead)
 
     def _presume_dead(self) -> None:
-        """Nobody told how it ended: a first kernel is the zygote's child, and the zygote may be gone."""
+        """No exit was reported: a first kernel is the zygote's child, and the zygote may be gone."""
         if self.exit is None and self._guest.alive:
             self.exited({"status": signal.SIGKILL.value})
 
 
-def _ignore(_header: Header) -> None:
-    """Nobody wants to know."""
+def _ignore_collected(_header: Header) -> None:
+    """Ignores the exit status of a copy without a watch."""
 
 
 async def start_kernel(
-    guest: Guest, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
-) -> Kernel:
-    """Starts a kernel of that language and waits until it is ready. Raises as that does, or what init answers."""
+    guest: InitClient, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
+) -> KernelClient:
+    """Starts a kernel of that language and waits until it is ready. Raises as that does, or init's error."""
     how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env}
     try:
         reply = await guest.request("kernel_start", warm=language == "python", kernel=id, **how)
-        if not is_kernel(reply):
+        if not is_kernel_reply(reply):
             close_all(reply.fds)
             raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
     except BaseException:
         # Whoever is cancelled here does not know whether init has started it already.
         guest.tell("kernel_signal", kernel=id, signal=int(signal.SIGKILL), group=True)
         raise
-    return await _ready(Kernel(guest, id, str(reply.ok["token"]), reply.fds))
+    return await _wait_until_ready(KernelClient(guest, id, str(reply.ok["token"]), reply.fds))
 
 
-async def take_first_kernel(guest: Guest, first: FirstKernel) -> Kernel:
+async def take_first_kernel(guest: InitClient, first: FirstKernel) -> KernelClient:
     """The kernel that a new cell starts by itself, once it is ready. Raises as `wait_ready` does."""
-    return await _ready(Kernel(guest, FIRST_KERNEL, first.token, first.fds))
+    return await _wait_until_ready(KernelClient(guest, FIRST_KERNEL, first.token, first.fds))
 
 
-async def _ready(kernel: Kernel) -> Kernel:
+async def _wait_until_ready(kernel: KernelClient) -> KernelClient:
     try:
         await kernel.wait_ready()
     except BaseException:

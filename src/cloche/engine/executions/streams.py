@@ -1,4 +1,4 @@
-"""The events of one execution or process between the guest and whoever consumes them."""
+"""The queue of events of one execution or process, between the guest and its consumer."""
 
 from __future__ import annotations
 
@@ -19,35 +19,40 @@ from cloche.model import Stream
 
 E = TypeVar("E")
 
-HIGH_BYTES = 4 << 20
-LOW_BYTES = 1 << 20
-EVENT_BYTES = 256  # what an event costs beside its content
-ALL_BYTES = 32 << 20  # of the queues of one sandbox together; beyond that each of them is full with LEAST_BYTES
-LEAST_BYTES = 128 << 10
+HIGH_WATER_BYTES = 4 << 20
+LOW_WATER_BYTES = 1 << 20
+EVENT_OVERHEAD_BYTES = 256  # what an event costs beside its content
+SANDBOX_QUEUE_BYTES = (
+    32 << 20
+)  # of the queues of one sandbox together; beyond that each of them is full with LEAST_BYTES
+LEAST_QUEUE_BYTES = 128 << 10
 
 
-class Bell:
-    """Wakes everybody who waits for it."""
+class Signal:
+    """Wakes all waiting tasks."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
 
     def heard(self) -> asyncio.Future[None]:
-        """Done when it rings next. Each caller gets one of its own, so that cancelling one wakes nobody else."""
+        """A future that is done at the next `wake_all`. Each caller gets its own: cancelling one wakes no other."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = [future, *(each for each in self._waiting if not each.done())]
         return future
 
-    def ring(self) -> None:
+    def wake_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
 
-class Share:
-    """What the queues of one sandbox hold together. It is the host's memory, which no limit of a sandbox bounds:
-    whoever starts hundreds of programs there, and reads none of them, would have megabytes for each."""
+class QueueBudget:
+    """The bytes that the queues of one sandbox hold together.
+
+    They are in the host's memory, which no limit of a sandbox bounds: hundreds of programs with unread output
+    would take megabytes each.
+    """
 
     __slots__ = ("held_bytes",)
 
@@ -56,25 +61,25 @@ class Share:
 
     @property
     def high_bytes(self) -> int:
-        """When one of them is full."""
-        return HIGH_BYTES if self.held_bytes <= ALL_BYTES else LEAST_BYTES
+        """The size at which one of them is full."""
+        return HIGH_WATER_BYTES if self.held_bytes <= SANDBOX_QUEUE_BYTES else LEAST_QUEUE_BYTES
 
 
-class Gap(Protocol[E]):
-    """What stands where events were dropped."""
+class DroppedEvents(Protocol[E]):
+    """Takes the place of events that were dropped."""
 
     def add(self, dropped: E) -> None: ...
 
     def take(self) -> list[E]:
-        """Says it, once."""
+        """Returns the events that report the dropped ones, once."""
 
 
 class EventQueue(Generic[E]):
     """Single producer; each event goes to one consumer, and the end to all.
 
-    Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest events
-    above 4 MiB instead, and has `gap` say so where they were. `heard(event, size)` is told of all that is put in.
-    Where it has a `share` with others that hold too much together, it is a smaller number than 4 MiB.
+    Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest
+    events above 4 MiB instead, and `gap` reports them at their place. `heard(event, size)` gets all events that
+    are put in. While the queues of its `share` hold too much together, the limit is lower than 4 MiB.
     """
 
     def __init__(
@@ -82,19 +87,19 @@ class EventQueue(Generic[E]):
         pause: Callable[[], None] | None = None,
         resume: Callable[[], None] | None = None,
         heard: Callable[[E, int], None] | None = None,
-        share: Share | None = None,
+        share: QueueBudget | None = None,
     ):
         self._heard = heard
-        self._share = share or Share()
-        self._pause = pause or _nothing
-        self._resume = resume or _nothing
-        self._gap: Gap[E] | None = None
+        self._share = share or QueueBudget()
+        self._pause = pause or _do_nothing
+        self._resume = resume or _do_nothing
+        self._gap: DroppedEvents[E] | None = None
         self._losing = False
         self._events: deque[tuple[E, int]] = deque()
         self._bytes = 0
         self._paused = False
         self._closed = False
-        self._bell = Bell()
+        self._bell = Signal()
         self._divert: Callable[[E], None] | None = None
 
     def put(self, event: E, size: int) -> None:
@@ -103,40 +108,40 @@ class EventQueue(Generic[E]):
         if self._divert is not None:
             self._divert(event)
             return
-        self._events.append((event, size + EVENT_BYTES))
-        self._bytes += size + EVENT_BYTES
-        self._share.held_bytes += size + EVENT_BYTES
+        self._events.append((event, size + EVENT_OVERHEAD_BYTES))
+        self._bytes += size + EVENT_OVERHEAD_BYTES
+        self._share.held_bytes += size + EVENT_OVERHEAD_BYTES
         self._check_room()
-        self._bell.ring()
+        self._bell.wake_all()
 
     def __del__(self) -> None:
         self._share.held_bytes -= self._bytes  # what nobody ever read
 
-    def slow_down(self, pause: Callable[[], None], resume: Callable[[], None], share: Share) -> None:
-        """From now on it is these that are called: what writes is known only now."""
+    def slow_down(self, pause: Callable[[], None], resume: Callable[[], None], share: QueueBudget) -> None:
+        """Sets the callbacks and the budget once the producer is known."""
         self._pause, self._resume = pause, resume
         share.held_bytes += self._bytes
         self._share = share
 
-    def lose(self, gap: Gap[E]) -> None:
-        """From now on nothing is paused: what is too much is lost, the oldest first."""
+    def lose(self, gap: DroppedEvents[E]) -> None:
+        """From now on the producer is never paused: events over the limit are dropped, the oldest first."""
         self._gap, self._losing = gap, True
         self._check_room()
-        self._let_resume()
+        self._resume_producer()
 
     def keep(self) -> None:
-        """From now on nothing is lost: what is too much pauses whoever writes it."""
+        """From now on nothing is dropped: events over the limit pause the producer."""
         self._losing = False
         self._check_room()
 
     def close(self) -> None:
-        """No more events will come, and nobody is paused or resumed any more: whoever made it can be forgotten."""
+        """Ends the queue: no more events come, and its references to the producer are dropped."""
         self._closed = True
-        self._pause = self._resume = _nothing
-        self._bell.ring()
+        self._pause = self._resume = _do_nothing
+        self._bell.wake_all()
 
-    def divert(self, to: Callable[[E], None]) -> None:
-        """From now on events go straight to `to`, first those that wait. `wait_closed` tells the end."""
+    def divert_events(self, to: Callable[[E], None]) -> None:
+        """From now on events go straight to `to`, first those that wait. `wait_closed` returns at the end."""
         for event in self.take():
             to(event)
         self._divert = to
@@ -155,19 +160,19 @@ class EventQueue(Generic[E]):
         """The next event; None at the end."""
         while not self._events and not self._closed:
             await self._bell.heard()
-        self._tell_gap()
+        self._insert_gap()
         if not self._events:
             return None
         event, size = self._events.popleft()
-        self._freed(size)
+        self._release_bytes(size)
         return event
 
     def take(self) -> list[E]:
-        """What is there now."""
-        self._tell_gap()
+        """The events that are there now."""
+        self._insert_gap()
         events = [event for event, _size in self._events]
         self._events.clear()
-        self._freed(self._bytes)
+        self._release_bytes(self._bytes)
         return events
 
     def _check_room(self) -> None:
@@ -181,54 +186,54 @@ class EventQueue(Generic[E]):
             self._paused = True
             self._pause()
 
-    def _tell_gap(self) -> None:
+    def _insert_gap(self) -> None:
         if self._gap is not None:
             self._events.extendleft((event, 0) for event in reversed(self._gap.take()))
 
-    def _freed(self, size: int) -> None:
+    def _release_bytes(self, size: int) -> None:
         self._bytes -= size
         self._share.held_bytes -= size
-        if self._bytes < LOW_BYTES:
-            self._let_resume()
+        if self._bytes < LOW_WATER_BYTES:
+            self._resume_producer()
 
-    def _let_resume(self) -> None:
+    def _resume_producer(self) -> None:
         if self._paused:
             self._paused = False
             self._resume()
 
 
-def _nothing() -> None:
-    """There is nobody to pause or resume."""
+def _do_nothing() -> None:
+    """The callback where there is no producer to pause or resume."""
 
 
-# What a program writes, on its way to its reader: decoded, coalesced, and bounded.
+# Decodes, coalesces and bounds a program's output.
 
 COALESCE_SECONDS = 0.005
 COALESCE_BYTES = 64 << 10
 
-PARSED_TIMES = 2  # JSON of displays may take twice the limit once more, as the objects that it becomes
+PARSED_BYTES_FACTOR = 2  # JSON of displays may take twice the limit once more, as the objects that it becomes
 
 Emit = Callable[[AnyEvent, int], None]  # an event, and how much memory its content takes
 
 _decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def text_bytes(text: str) -> int:
-    """What a text takes in our memory: with a single emoji in it, four bytes for every character."""
+def memory_of_text(text: str) -> int:
+    """The memory that a text takes: with a single emoji in it, four bytes for every character."""
     return sys.getsizeof(text)
 
 
-class Outlet:
+class OutputLimiter:
     """Turns the bytes of stdout and stderr into Output events, up to `limit_bytes` together with all displays.
 
-    What is over the limit is counted and forgotten: never kept, never a reason to stop the program.
+    Output over the limit is counted and dropped: never kept, never a reason to stop the program.
     """
 
     def __init__(self, emit: Emit, limit_bytes: int):
         self._emit = emit
         self._limit = limit_bytes
         self._room = limit_bytes
-        self._parsed_room = limit_bytes * PARSED_TIMES
+        self._parsed_room = limit_bytes * PARSED_BYTES_FACTOR
         self._decoders = {"stdout": _decoder("replace"), "stderr": _decoder("replace")}
         self._dropped: dict[str, int] = {}
         self._stream: Stream = "stdout"
@@ -244,13 +249,13 @@ class Outlet:
         if not data:
             return
         self._room -= len(data)
-        self._add(stream, self._decoders[stream].decode(data), len(data))
+        self._add_text(stream, self._decoders[stream].decode(data), len(data))
 
     def charge(self, size: int, parsed_bytes: int = 0) -> bool:
         """Whether a display of that size still fits; if so it is counted, else it is dropped and counted as that.
 
-        `parsed_bytes`: what its JSON takes in our memory. It has a limit of its own, which only JSON that is made to be
-        large meets (`[[],[],..]` takes 30 times its length), so that what an execution costs us is bounded as well.
+        `parsed_bytes`: the memory of its parsed JSON. It has a limit of its own, which only JSON that is made to be
+        large meets (`[[],[],..]` takes 30 times its length), so that the memory of an execution is bounded as well.
         """
         if size > self._room or parsed_bytes > self._parsed_room:
             self.drop("display", size)
@@ -263,7 +268,7 @@ class Outlet:
         self._dropped[stream] = self._dropped.get(stream, 0) + size
 
     def flush(self) -> None:
-        """Emits what waits. To be called before any other event is emitted."""
+        """Emits the buffered text. To be called before any other event is emitted."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -271,26 +276,26 @@ class Outlet:
             return
         text = "".join(self._texts)
         self._texts, self._size = [], 0
-        self._emit(Output(stream=self._stream, text=text), text_bytes(text))
+        self._emit(Output(stream=self._stream, text=text), memory_of_text(text))
 
     def finish(self) -> None:
-        """Emits the rest, and what was dropped: a Truncated event each, and one last line on stderr."""
+        """Emits the rest, then a Truncated event for each stream with dropped bytes, and one last line on stderr."""
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
         for stream in streams:
             tail = self._decoders[stream].decode(b"", final=True)
             if tail and stream not in self._dropped:
-                self._add(stream, tail, len(tail))
+                self._add_text(stream, tail, len(tail))
         self.flush()
         for name, size in self._dropped.items():
             self._emit(Truncated(stream=name, dropped_bytes=size), 0)
         if self._dropped:
-            self._emit(Output(stream="stderr", text=self._notice()), 0)
+            self._emit(Output(stream="stderr", text=self._truncation_notice()), 0)
 
     def close(self) -> None:
-        """Emits nothing any more: whoever took the events can be forgotten."""
-        self._emit = _nobody
+        """Emits nothing any more, and drops its reference to the callback."""
+        self._emit = _ignore_event
 
-    def _add(self, stream: Stream, text: str, size: int) -> None:
+    def _add_text(self, stream: Stream, text: str, size: int) -> None:
         if stream != self._stream:
             self.flush()
             self._stream = stream
@@ -302,35 +307,35 @@ class Outlet:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self.flush)
 
-    def _notice(self) -> str:
+    def _truncation_notice(self) -> str:
         parts = ", ".join(f"{size} bytes of {name}" for name, size in self._dropped.items())
         return f"\n[cloche] the output limit of {self._limit} bytes was reached; dropped: {parts}\n"
 
 
-def _nobody(_event: AnyEvent, _size: int) -> None:
-    """It has ended."""
+def _ignore_event(_event: AnyEvent, _size: int) -> None:
+    """The callback of a closed limiter."""
 
 
-# Reading an output pipe on the event loop, without ever blocking.
+# Reads an output pipe on the event loop, without ever blocking.
 
 READ_BYTES = 64 << 10
 MAX_CAPACITY_BYTES = 1 << 20
 
 
-class _Buffer(threading.local):
-    """What is read into, by all pipes of a thread: a new one each time would be 64 KiB of zeros to write."""
+class _ReadBuffer(threading.local):
+    """The read buffer of all pipes of a thread: a new one each time would be 64 KiB of zeros to write."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(READ_BYTES))
 
 
-_buffer = _Buffer()
+_read_buffer = _ReadBuffer()
 
 
-class Pipe:
-    """Hands what comes out of `fd` to `on_data`; `on_end` is called once when all writers are gone. Owns `fd`.
+class OutputPipe:
+    """Passes the bytes of `fd` to `on_data`; calls `on_end` once when all writers are gone. Owns `fd`.
 
-    `gate`, if given, is asked before each read; when it says no, nothing is read this time.
+    `gate`, if given, is called before each read; when it returns False, nothing is read this time.
     """
 
     def __init__(
@@ -352,7 +357,7 @@ class Pipe:
     def resume(self) -> None:
         if not self.closed and not self._reading:
             self._reading = True
-            self._loop.add_reader(self._fd, self._readable)
+            self._loop.add_reader(self._fd, self._on_readable)
 
     def pause(self) -> None:
         if not self.closed and self._reading:
@@ -360,7 +365,7 @@ class Pipe:
             self._loop.remove_reader(self._fd)
 
     def read_now(self) -> int:
-        """One read of what is there: the number of bytes, 0 when there is nothing now or ever."""
+        """Reads once, without waiting: the number of bytes, 0 when there is nothing now or ever."""
         if self.closed:
             return 0
         try:
@@ -379,7 +384,7 @@ class Pipe:
 
     @property
     def capacity_bytes(self) -> int:
-        """At most so much was written before now and is not read yet; what follows is newer."""
+        """The most bytes that were written before now and are not read yet; later bytes are newer."""
         try:
             return min(fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ), MAX_CAPACITY_BYTES)
         except OSError:  # a terminal, or closed
@@ -392,7 +397,7 @@ class Pipe:
         self.closed = True
         os.close(self._fd)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         if self._gate is None or self._gate():
             self.read_now()
 
@@ -403,7 +408,7 @@ def read_available(fd: int) -> bytes:
     Whether `os.read` waits is a property of the open file, which the guest that passed it shares with us and can change
     at any moment; this asks for it call by call. (Terminals, and pipes before Linux 6.4, do not know it.)
     """
-    view = _buffer.view
+    view = _read_buffer.view
     try:
         return bytes(view[: os.preadv(fd, [view], -1, os.RWF_NOWAIT)])
     except OSError as error:
@@ -423,6 +428,6 @@ def write_available(fd: int, data: memoryview) -> int:
 
 
 def is_readable_pipe(fd: int) -> bool:
-    """Whether a descriptor that a guest passed is what it should be: a pipe, or a terminal for a PTY."""
+    """Whether a descriptor that a guest passed is a pipe, or a terminal for a PTY."""
     mode = os.fstat(fd).st_mode
     return stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and os.isatty(fd))

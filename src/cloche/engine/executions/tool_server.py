@@ -1,5 +1,8 @@
-"""Where a sandbox's programs call tools: see "The tools' door" in `cloche.guest.wire`. Any program may come here; what
-it says is believed as far as its token goes."""
+"""Tool server: the port on which a sandbox's programs call tools.
+
+See "The tools' door" in `cloche.guest.wire`. Any program may connect; it is trusted as far as its token
+goes.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
 from cloche import errors
-from cloche.engine.sandboxes.init_client import Guest, only_fd
+from cloche.engine.sandboxes.init_client import InitClient, take_only_fd
 
 if TYPE_CHECKING:
-    from cloche.egress.door import Arrivals
+    from cloche.egress.door import ConnectionAcceptor
 
-# Listeners on a sandbox's loopback, on which the host itself accepts: what comes in goes past the sandbox's init.
+# Listeners on a sandbox's loopback on which the host itself accepts: connections bypass the guest's init.
 
 
-async def open_listener(guest: Guest, port: int) -> socket.socket:
+async def open_guest_listener(guest: InitClient, port: int) -> socket.socket:
     """Raises FileError where a program has that port (0: any that is free), ProtocolViolation, Gone."""
-    fd = only_fd(await guest.request("door_open", port=port))
+    fd = take_only_fd(await guest.request("door_open", port=port))
     try:
         listener = socket.socket(fileno=fd)
     except OSError:
@@ -37,74 +40,74 @@ async def open_listener(guest: Guest, port: int) -> socket.socket:
 MAX_CONNECTIONS = 256
 SEND_SECONDS = 30.0  # for a program to say what it calls
 LEAVE_SECONDS = 2.0  # for one that was refused to read why
-HEAD_BYTES = 128
-ALL = -1  # the place of an answer to all calls of a connection
+MAX_TOKEN_BYTES = 128
+ALL_CALLS = -1  # the place of an answer to all calls of a connection
 
-Said = tuple[str, bytes]
+RawToolCall = tuple[str, bytes]
 
 
-class Host(Protocol):
-    """Who hears the calls of one program."""
+class ToolCallHandler(Protocol):
+    """Takes the calls of one program."""
 
     def admit(self, size: int) -> str | None:
-        """So many bytes more have come. Why that is too much, or None."""
+        """So many more bytes have come. Returns why that is too much, or None."""
 
     def expect(self, calls: int) -> str | None:
-        """A connection announces so many. Why none of them is possible, or None."""
+        """A connection announces so many calls. Returns why none of them is possible, or None."""
 
-    def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
+    def take(self, caller: ToolConnection, said: list[RawToolCall], *, alone: bool) -> None:
         """All of a connection's calls have come: (name, input) of each."""
 
-    def leave(self, caller: Caller) -> None:
+    def leave(self, caller: ToolConnection) -> None:
         """The program waits for these calls no longer."""
 
     def close(self) -> None:
         """The sandbox has ended."""
 
 
-class ToolDoor:
-    """Opens when it is first needed. One listener for all programs of a sandbox: a token says whose a call is."""
+class ToolServer:
+    """Opens when it is first needed. One listener for all programs of a sandbox: the token tells them apart."""
 
-    def __init__(self, guest: Guest):
+    def __init__(self, guest: InitClient):
         self._guest = guest
-        self._arrivals: Arrivals | None = None
+        self._arrivals: ConnectionAcceptor | None = None
         self._opening = asyncio.Lock()
         self._is_closed = False
-        self._hosts: dict[str, Host] = {}
-        self._callers: set[Caller] = set()
+        self._hosts: dict[str, ToolCallHandler] = {}
+        self._callers: set[ToolConnection] = set()
 
     async def open(self) -> int:
-        """The port on the sandbox's loopback. Raises NoSpace and the like of init's, Gone."""
-        from cloche.egress.door import Arrivals
+        """The port on the sandbox's loopback. Raises NoSpace and other errors of init, Gone."""
+        from cloche.egress.door import ConnectionAcceptor
 
         async with self._opening:
             if self._arrivals is None or self._is_closed:  # then init says so
-                listener = await open_listener(self._guest, 0)
+                listener = await open_guest_listener(self._guest, 0)
                 if self._is_closed:  # the sandbox ended while its init answered
                     listener.close()
                     raise errors.SandboxLost("the sandbox ended before its tools were ready")
-                self._arrivals = Arrivals(listener, self._admit)
+                self._arrivals = ConnectionAcceptor(listener, self._admit_connection)
         return self._arrivals.port
 
-    def add(self, token: str, host: Host) -> None:
+    def add(self, token: str, host: ToolCallHandler) -> None:
         self._hosts[token] = host
 
     def remove(self, token: str) -> None:
-        """Whoever came with it is sent away."""
+        """Closes the connections that came with that token."""
         host = self._hosts.pop(token, None)
         for caller in list(self._callers):
             if caller.host is host:
                 caller.abort()
 
-    def host(self, token: bytes) -> Host | None:
+    def host(self, token: bytes) -> ToolCallHandler | None:
         return self._hosts.get(token.decode("ascii", "replace"))
 
-    def unread_bytes(self, host: Host) -> int:
-        """Of what its program was told, and has not read."""
+    def unread_bytes(self, host: ToolCallHandler) -> int:
+        """The bytes that were sent to its program, and not read."""
         return sum(caller.unread_bytes for caller in self._callers if caller.host is host)
 
-    def held_bytes(self, host: Host) -> int:
-        """And of what its program has begun to say."""
+    def held_bytes(self, host: ToolCallHandler) -> int:
+        """The same, with the bytes of incomplete calls."""
         return sum(caller.unread_bytes + caller.said_bytes for caller in self._callers if caller.host is host)
 
     def close(self) -> None:
@@ -120,30 +123,30 @@ class ToolDoor:
     def is_closed(self) -> bool:
         return self._is_closed
 
-    def left(self, caller: Caller) -> None:
+    def left(self, caller: ToolConnection) -> None:
         self._callers.discard(caller)
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit_connection(self, connection: socket.socket) -> None:
         if len(self._callers) >= MAX_CONNECTIONS:
             connection.close()
             return
-        caller = Caller(self)
+        caller = ToolConnection(self)
         self._callers.add(caller)
         loop = asyncio.get_running_loop()
         connecting = loop.create_task(loop.connect_accepted_socket(lambda: caller, connection))
-        connecting.add_done_callback(lambda task: self._connected(task, caller, connection))
+        connecting.add_done_callback(lambda task: self._on_connected(task, caller, connection))
 
-    def _connected(self, task: asyncio.Task[object], caller: Caller, connection: socket.socket) -> None:
+    def _on_connected(self, task: asyncio.Task[object], caller: ToolConnection, connection: socket.socket) -> None:
         if task.cancelled() or task.exception() is not None:
             connection.close()
             self.left(caller)
 
 
-class Caller(asyncio.Protocol):
-    """One connection: its calls, all at once, and the answers in whatever order they come."""
+class ToolConnection(asyncio.Protocol):
+    """One connection: its calls, all at once, and the answers in any order."""
 
-    def __init__(self, door: ToolDoor):
-        self.host: Host | None = None
+    def __init__(self, door: ToolServer):
+        self.host: ToolCallHandler | None = None
         self.said_bytes = 0  # that are kept, since there is more to come
         self._door = door
         self._transport: asyncio.Transport | None = None
@@ -158,15 +161,15 @@ class Caller(asyncio.Protocol):
     # -- as the host has it
 
     def answer(self, place: int, *, success: bool, content: bytes) -> None:
-        """Of the call in that place. After the last one the connection is closed."""
+        """Answers the call at that place. After the last answer the connection is closed."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         verdict = "ok" if success else "error"
         transport.write(f"{place} {verdict} {len(content) + 1}\n".encode() + content + b"\n")
         self._unanswered -= 1
-        if place == ALL:
-            self._part()
+        if place == ALL_CALLS:
+            self._finish_writing()
         elif self._unanswered <= 0:
             transport.close()  # once all is read
 
@@ -183,7 +186,7 @@ class Caller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
-        self._arm(SEND_SECONDS)
+        self._start_timer(SEND_SECONDS)
         if self._door.is_closed:
             self.abort()
 
@@ -193,17 +196,17 @@ class Caller(asyncio.Protocol):
         self._buffer += data
         self.said_bytes += len(data)
         if self.host is not None and (problem := self.host.admit(len(data))) is not None:
-            self._refuse(problem)
+            self._refuse_calls(problem)
             return
         while not self._is_complete and (field := self._next_field()) is not None:
             self._fields.append(field)
-            self._advance()
-        if self.host is None and not self._is_complete and len(self._buffer) > HEAD_BYTES:
-            self._refuse("this is where programs call tools: what came is no call")
+            self._handle_field()
+        if self.host is None and not self._is_complete and len(self._buffer) > MAX_TOKEN_BYTES:
+            self._refuse_calls("this is where programs call tools: what came is no call")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._disarm()
+        self._cancel_timer()
         self._door.left(self)
         if self.host is not None:
             self.host.leave(self)
@@ -220,64 +223,64 @@ class Caller(asyncio.Protocol):
         self._seen = 0
         return field
 
-    def _advance(self) -> None:
+    def _handle_field(self) -> None:
         if len(self._fields) == 1:
-            self._enter(self._fields[0])
+            self._check_token(self._fields[0])
         elif len(self._fields) == 2:
-            self._count(self._fields[1])
+            self._read_call_count(self._fields[1])
         elif len(self._fields) == self._wanted:
-            self._complete()
+            self._complete_calls()
 
-    def _enter(self, token: bytes) -> None:
+    def _check_token(self, token: bytes) -> None:
         self.host = self._door.host(token)
         if self.host is None:
-            self._refuse("no tools are offered to this program, or no longer")
+            self._refuse_calls("no tools are offered to this program, or no longer")
         elif (problem := self.host.admit(len(self._buffer))) is not None:
-            self._refuse(problem)
+            self._refuse_calls(problem)
 
-    def _count(self, count: bytes) -> None:
+    def _read_call_count(self, count: bytes) -> None:
         if not count.isdigit() or len(count) > 4 or (count != b"0" and int(count) == 0):
-            self._refuse("what came is no call: it does not say how many it is")
+            self._refuse_calls("what came is no call: it does not say how many it is")
             return
         calls = max(int(count), 1)
         self._wanted = 2 + 2 * calls
         assert self.host is not None
         if (problem := self.host.expect(calls)) is not None:
-            self._refuse(problem)
+            self._refuse_calls(problem)
 
-    def _complete(self) -> None:
+    def _complete_calls(self) -> None:
         self._is_complete = True
-        self._disarm()
+        self._cancel_timer()
         alone = self._fields[1] == b"0"
         names, inputs = self._fields[2::2], self._fields[3::2]
-        self._drop()
+        self._drop_buffer()
         self._unanswered = len(names)
         assert self.host is not None
         said = [(name.decode("utf-8", "replace"), input) for name, input in zip(names, inputs, strict=True)]
         self.host.take(self, said, alone=alone)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse_calls(self, why: str) -> None:
         self._is_complete = True
-        self._drop()
-        self.answer(ALL, success=False, content=why.encode())
+        self._drop_buffer()
+        self.answer(ALL_CALLS, success=False, content=why.encode())
 
-    def _drop(self) -> None:
-        """What has come is kept no longer here."""
+    def _drop_buffer(self) -> None:
+        """Drops the received bytes."""
         self._fields, self._buffer, self.said_bytes = [], bytearray(), 0
 
-    def _part(self) -> None:
-        """No more is said. What still comes is read and dropped: else what was said last would be lost with it."""
+    def _finish_writing(self) -> None:
+        """Ends the sending side. Further input is read and dropped: else the last answer would be lost with it."""
         self._is_complete = True
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.write_eof()
-        self._arm(LEAVE_SECONDS)
+        self._start_timer(LEAVE_SECONDS)
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
+    def _start_timer(self, seconds: float) -> None:
+        self._cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
-    def _disarm(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,4 +1,4 @@
-"""Programs in a sandbox call tools that live with a client: the offer to one program, and the rounds of its calls."""
+"""Tool calls: programs in a sandbox call a client's tools. The offer to one program, and its rounds."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from typing import Any, Protocol
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.streams import Bell
-from cloche.engine.executions.tool_server import Caller, Said, ToolDoor
-from cloche.engine.sandboxes.init_client import Guest, clean
-from cloche.event_json import count_values
+from cloche.engine.executions.streams import Signal
+from cloche.engine.executions.tool_server import RawToolCall, ToolConnection, ToolServer
+from cloche.engine.sandboxes.init_client import InitClient, clean_text
+from cloche.event_json import count_json_values
 from cloche.events import ToolsCalled
-from cloche.model import Tool, ToolCall, ToolLanguage, ToolResult, check_language, identifiers
+from cloche.model import ToolCall, ToolDefinition, ToolLanguage, ToolResult, check_tool_language, tools_by_identifier
 
-# Tools as functions of bash: one JSON argument, the result as JSON on stdout, or a message on stderr and status 1.
+# Tools as bash functions: one JSON argument; result as JSON on stdout, or message on stderr and status 1.
 #
-# A call opens a connection by bash's own /dev/tcp, so that it starts no program. What a shell hands over cannot
-# contain
+# A call opens a connection by bash's own /dev/tcp, so that it starts no program. A shell cannot hand over
 # NUL, which therefore ends each field; nothing needs to be quoted.
 
-MAX_NAMED = 10  # of arguments that are missing
-SHARED = "_cloche_call"  # by all of them
+MAX_MISSING_NAMED = 10  # of arguments that are missing
+SHARED_FUNCTION = "_cloche_call"  # by all of them
 # The answer: "PLACE ok|error SIZE", a line feed, so many bytes. A short one is read by the shell, which reads byte by
 # byte; else `cat` is worth its start. Everything is guarded against `set -e`, and the shell's own words have a `\` or a
 # `builtin` against a program's aliases and functions.
@@ -69,57 +68,57 @@ sys.exit(0 if success else 1)
 """
 
 
-def check_arguments(tool: Tool, given: Mapping[str, Any]) -> None:
-    """That a call has what it must have, which Python's functions know by themselves. Raises InvalidRequest."""
+def check_required_arguments(tool: ToolDefinition, given: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest if a call lacks required arguments. Python's functions check this themselves."""
     required = tool.parameters.get("required")
     known = required if isinstance(required, list | tuple) else ()
     missing = [each for each in known if isinstance(each, str) and each not in given]
     if missing:
-        example = ", ".join(f'"{each}": ..' for each in missing[:MAX_NAMED])
+        example = ", ".join(f'"{each}": ..' for each in missing[:MAX_MISSING_NAMED])
         raise errors.InvalidRequest(
             f"{tool.name} needs {{{example}}}: give it one JSON object as its argument. It reads no stdin"
         )
 
 
-def exported(tools: Mapping[str, Tool], port: int, token: str) -> dict[str, str]:
-    """Variables of the environment by which every bash that inherits them has the functions."""
-    return {f"BASH_FUNC_{name}%%": f"() {body}" for name, body in _bodies(tools, port, token).items()}
+def exported_function_variables(tools: Mapping[str, ToolDefinition], port: int, token: str) -> dict[str, str]:
+    """Environment variables that define the functions in every bash that inherits them."""
+    return {f"BASH_FUNC_{name}%%": f"() {body}" for name, body in _function_bodies(tools, port, token).items()}
 
 
-def definitions(tools: Mapping[str, Tool], port: int, token: str) -> str:
+def define_bash_functions(tools: Mapping[str, ToolDefinition], port: int, token: str) -> str:
     """A script that defines the functions, also for the shells that it starts."""
-    bodies = _bodies(tools, port, token)
+    bodies = _function_bodies(tools, port, token)
     defined = "\n".join(f"{name} () {body}" for name, body in bodies.items())
     return f"{defined}\n\\builtin export -f {' '.join(bodies)}\n"
 
 
-def _bodies(tools: Mapping[str, Tool], port: int, token: str) -> dict[str, str]:
-    """Each function's own is short: there may be many, and a program's environment has an end."""
+def _function_bodies(tools: Mapping[str, ToolDefinition], port: int, token: str) -> dict[str, str]:
+    """The body of each function. Each tool's own is short: there may be many, and an environment is limited."""
     client = shlex.quote(_CLIENT.replace("PORT", str(port)).replace("TOKEN", token))
     shared = _BODY.replace("CLIENT", client).replace("PORT", str(port)).replace("TOKEN", token)
-    own = {name: f'{{ {SHARED} {shlex.quote(tool.name)} "$@"; }}' for name, tool in tools.items()}
-    return {SHARED: shared, **own}
+    own = {name: f'{{ {SHARED_FUNCTION} {shlex.quote(tool.name)} "$@"; }}' for name, tool in tools.items()}
+    return {SHARED_FUNCTION: shared, **own}
 
 
-# Tools as functions of Python: what of them a program needs to know. See `cloche.guest.kernel.tools`.
+# Tools as Python functions: the description of a tool that a program gets. See `cloche.guest.tools`.
 
 MAX_DESCRIPTION = 2000
 
 
-def described(identifier: str, tool: Tool) -> dict[str, Any]:
-    """What a program needs to know of a tool: of the schema only what a signature can say."""
+def describe_tool(identifier: str, tool: ToolDefinition) -> dict[str, Any]:
+    """The description of a tool for a program: of its schema only the parts that a signature can express."""
     properties = tool.parameters.get("properties")
     required = tool.parameters.get("required")
     shape: dict[str, Any] = {"required": list(required) if isinstance(required, list | tuple) else []}
     if isinstance(properties, dict):
-        shape["properties"] = {str(name): _type_of(schema) for name, schema in properties.items()}
+        shape["properties"] = {str(name): _parameter_type(schema) for name, schema in properties.items()}
     if "additionalProperties" in tool.parameters:
         shape["additionalProperties"] = tool.parameters["additionalProperties"] is not False
     description = tool.description[:MAX_DESCRIPTION]
     return {"identifier": identifier, "name": tool.name, "description": description, "parameters": shape}
 
 
-def _type_of(schema: object) -> dict[str, Any]:
+def _parameter_type(schema: object) -> dict[str, Any]:
     if not isinstance(schema, dict):
         return {}
     several = schema.get("anyOf")
@@ -129,7 +128,7 @@ def _type_of(schema: object) -> dict[str, Any]:
 
 
 MAX_CALLS = 200
-MAX_TOGETHER = 1000  # calls that one connection announces, most of which would be refused
+MAX_CALLS_TOGETHER = 1000  # calls that one connection announces, most of which would be refused
 MAX_CALL_BYTES = 5 << 20
 MAX_PROGRAM_BYTES = 40 << 20  # of all that one program says to its tools
 MAX_CALL_VALUES = 200_000
@@ -141,93 +140,93 @@ MAX_ERROR = 100_000
 CHECK_BYTES = 1 << 20  # whether there is room for what a program says is asked whenever it has said so much more
 
 # Calls of a shell come one by one. A round of them is over when nothing of the program runs any more: all wait.
-QUIET_SECONDS = 0.01
-LOOK_SECONDS = 0.002
-LONGEST_SECONDS = 0.5
+ROUND_QUIET_SECONDS = 0.01
+ROUND_CHECK_SECONDS = 0.002
+ROUND_LONGEST_SECONDS = 0.5
 
-_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Runner(Protocol):
-    """What runs the program that an offer is made to."""
+class ToolCallRunner(Protocol):
+    """Runs the program that gets an offer."""
 
     def hold_clock(self) -> None:
-        """Its time limit stands still until `release_clock` was called as often."""
+        """Stops its time limit until `release_clock` was called as often."""
 
     def release_clock(self) -> None: ...
 
     def catch_up(self) -> None:
-        """Reads what the program has written so far."""
+        """Reads the program's output so far."""
 
-    async def stirring(self) -> bool:
+    async def is_active(self) -> bool:
         """Whether anything of it runs just now, and does not wait. Raises Gone."""
 
 
-class Tools:
+class SandboxTools:
     """The tools of one sandbox's programs."""
 
-    def __init__(self, guest: Guest):
-        self._door = ToolDoor(guest)
+    def __init__(self, guest: InitClient):
+        self._door = ToolServer(guest)
 
-    def offer(
+    def make_offer(
         self,
-        tools: Iterable[Tool],
+        tools: Iterable[ToolDefinition],
         *,
         language: str = "python",
         max_calls: int = MAX_CALLS,
         raw: bool = False,
         no_room: Callable[[], str | None] = lambda: None,
-    ) -> Offer:
+    ) -> ToolOffer:
         """An offer to one program of that language, to be used as `async with`.
 
-        `raw` is for whom only passes calls on: the values in their inputs are `msgspec.Raw`, which takes neither the
-        time nor the memory of objects. `no_room()` says why the program cannot be listened to any more, with its
-        `held_bytes` as they are; or None.
+        `raw` is for callers that only pass calls on: the values in their inputs are `msgspec.Raw`, which takes
+        neither the time nor the memory of objects. `no_room()` returns why the program's calls cannot be taken any
+        more, with its `held_bytes` as they are; or None.
 
-        Raises InvalidRequest for a language without tools, for names that cannot be, and for schemas that are too long.
+        Raises InvalidRequest for a language without tools, for invalid names, and for schemas that are too long.
         """
-        return Offer(self._door, tuple(tools), check_language(language), max_calls, raw, no_room)
+        return ToolOffer(self._door, tuple(tools), check_tool_language(language), max_calls, raw, no_room)
 
     def close(self) -> None:
         """The sandbox has ended."""
         self._door.close()
 
 
-class _Waiting:
-    """A call that waits for its result. Its input stays the text that it came as: as objects it can be much larger."""
+class _PendingCall:
+    """A call that waits for its result. Its input stays text: as objects it can be much larger."""
 
-    def __init__(self, id: str, said: Said, caller: Caller, place: int, alone: bool):
+    def __init__(self, id: str, said: RawToolCall, caller: ToolConnection, place: int, alone: bool):
         self.id = id
         self.name, self.content = said
         self.caller = caller
         self.place = place
         self.alone = alone
 
-    def hand_out(self, *, raw: bool) -> ToolCall:
-        """For the client, who has it from here on."""
-        call = ToolCall(id=self.id, name=self.name, input=_object(self.name, self.content, raw=raw))
+    def to_tool_call(self, *, raw: bool) -> ToolCall:
+        """The call for the client, which owns its input from here on."""
+        call = ToolCall(id=self.id, name=self.name, input=_parse_call_input(self.name, self.content, raw=raw))
         self.content = b""
         return call
 
 
-class Offer:
-    """Tools as they are offered to one program. `header` and `env` are what the program must be started with.
+class ToolOffer:
+    """Tools as they are offered to one program, which must be started with `header` and `env`.
 
-    `async with offer: ..`, then `next_round()` and `answer(results)` in turn, or several rounds at once.
-    Once left, whoever still calls is told that it is over.
+    `async with offer: ..`, then `next_round()` and `answer(results)` in turn, or several rounds at once. After
+    it, calls fail with a message that the offer is over.
     """
 
     def __init__(
         self,
-        door: ToolDoor,
-        tools: Sequence[Tool],
+        door: ToolServer,
+        tools: Sequence[ToolDefinition],
         language: ToolLanguage,
         max_calls: int,
         raw: bool,
         no_room: Callable[[], str | None],
     ):
         self.language = language
-        self.tools = identifiers(tools, language)
+        self.tools = tools_by_identifier(tools, language)
         self._by_name = {tool.name: tool for tool in tools}
         self._door = door
         self._token = secrets.token_urlsafe(24)
@@ -241,15 +240,15 @@ class Offer:
         self._announced = 0  # calls, whatever becomes of them
         self._tried = 0
         self._count = 0  # of those that were made
-        self._new: dict[str, _Waiting] = {}  # nobody has been told of them
-        self._out: dict[str, _Waiting] = {}  # with the client
-        self._runner: Runner | None = None
+        self._new: dict[str, _PendingCall] = {}  # nobody has been told of them
+        self._out: dict[str, _PendingCall] = {}  # with the client
+        self._runner: ToolCallRunner | None = None
         self._holds = False  # the runner's clock
-        self._bell = Bell()
+        self._bell = Signal()
         self._is_open = False
         self._check_size()
 
-    async def __aenter__(self) -> Offer:
+    async def __aenter__(self) -> ToolOffer:
         await self.open()
         return self
 
@@ -266,30 +265,33 @@ class Offer:
 
     @property
     def header(self) -> dict[str, Any]:
-        """For a script or a kernel: what `cloche.guest.kernel.tools.functions` takes, or a shell's own definitions."""
+        """For a script or a kernel: the input of `cloche.guest.tools.functions`, or a shell's definitions."""
         if self.language == "bash":
-            return {"define": definitions(self.tools, self._port, self._token), "names": [SHARED, *self.tools]}
-        functions = [described(identifier, tool) for identifier, tool in self.tools.items()]
+            return {
+                "define": define_bash_functions(self.tools, self._port, self._token),
+                "names": [SHARED_FUNCTION, *self.tools],
+            }
+        functions = [describe_tool(identifier, tool) for identifier, tool in self.tools.items()]
         return {"port": self._port, "token": self._token, "functions": functions}
 
     @property
     def env(self) -> dict[str, str]:
         """For a command: with it every bash knows the tools as functions. Empty for Python."""
-        return exported(self.tools, self._port, self._token) if self.language == "bash" else {}
+        return exported_function_variables(self.tools, self._port, self._token) if self.language == "bash" else {}
 
-    def runs(self, runner: Runner) -> None:
-        """That is the program. Its clock stands still while calls of it are with the client."""
+    def runs(self, runner: ToolCallRunner) -> None:
+        """Sets the program. Its clock stops while calls of it are with the client."""
         self._runner = runner
-        self._let_clock()
+        self._update_clock()
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The ids of those that the client has, and has not answered."""
+        """The ids of the calls that the client has, and has not answered."""
         return tuple(self._out)
 
     @property
     def held_bytes(self) -> int:
-        """What the program has said and no client was told of yet, and what it was told and has not read."""
+        """The bytes of calls not yet reported to the client, and of results not yet read by the program."""
         return self._door.held_bytes(self) + sum(len(each.content) for each in self._new.values())
 
     async def next_round(self) -> tuple[ToolCall, ...]:
@@ -301,24 +303,23 @@ class Offer:
             if not self._new:
                 await self._bell.heard()
                 continue
-            await self._gather()
+            await self._gather_round()
             if self._new and self._is_open:
-                return self._hand_out()
+                return self._hand_out_calls()
         return ()
 
     def answer(self, results: Iterable[ToolResult]) -> None:
-        """What calls came to. A call that the program gave up meanwhile needs none; its result is dropped.
+        """Takes results of calls. A call that the program gave up meanwhile needs none; its result is dropped.
 
-        Raises InvalidRequest, and then has told the program nothing, for a call that was never made or is answered
-        twice.
+        Raises InvalidRequest, and sends the program nothing, for a call that was never made or is answered twice.
         """
         results = tuple(results)
         self._check_results(results)
         for result in results:
             waiting = self._out.pop(result.call_id, None)
             if waiting is not None:
-                self._tell(waiting, result)
-        self._let_clock()
+                self._send_result(waiting, result)
+        self._update_clock()
 
     def close(self) -> None:
         """The program has ended, or gets no more answers. Harmless when it has been called before."""
@@ -326,10 +327,10 @@ class Offer:
             self._is_open = False
             self._new.clear()
             self._out.clear()
-            self._let_clock()
+            self._update_clock()
             self._runner = None  # it knows us: else only the garbage collector would let go of either
             self._door.remove(self._token)
-            self._bell.ring()
+            self._bell.wake_all()
 
     # -- Host: what the door needs of an offer
 
@@ -344,27 +345,27 @@ class Offer:
         return f"a program can say {MAX_PROGRAM_BYTES} bytes to its tools, and this one has: write less into its calls"
 
     def expect(self, calls: int) -> str | None:
-        if calls > max(MAX_TOGETHER, self._max_calls):
-            return f"{calls} calls at once are too many: {max(MAX_TOGETHER, self._max_calls)} are possible"
+        if calls > max(MAX_CALLS_TOGETHER, self._max_calls):
+            return f"{calls} calls at once are too many: {max(MAX_CALLS_TOGETHER, self._max_calls)} are possible"
         left = self._max_calls - self._announced
         self._announced += calls
-        return None if left > 0 else self._too_often()
+        return None if left > 0 else self._call_limit_message()
 
-    def take(self, caller: Caller, said: list[Said], *, alone: bool) -> None:
+    def take(self, caller: ToolConnection, said: list[RawToolCall], *, alone: bool) -> None:
         for place, (name, content) in enumerate(said):
             try:
-                id = self._made(name, content)
+                id = self._register_call(name, content)
             except errors.InvalidRequest as error:
                 caller.answer(place, success=False, content=str(error).encode("utf-8", "replace"))
             else:
-                self._new[id] = _Waiting(id, (name, content), caller, place, alone)
-        self._bell.ring()
+                self._new[id] = _PendingCall(id, (name, content), caller, place, alone)
+        self._bell.wake_all()
 
-    def leave(self, caller: Caller) -> None:
+    def leave(self, caller: ToolConnection) -> None:
         for calls in (self._new, self._out):
             for id in [id for id, waiting in calls.items() if waiting.caller is caller]:
                 del calls[id]
-        self._let_clock()
+        self._update_clock()
 
     # -- inside
 
@@ -378,83 +379,83 @@ class Offer:
                 f"the parameters of the tools have {size} bytes: {MAX_HEADER_BYTES} are possible; shorten their schemas"
             )
 
-    def _made(self, name: str, content: bytes) -> str:
+    def _register_call(self, name: str, content: bytes) -> str:
         """The id of the call. One that is refused counts, too: it costs no less."""
         self._tried += 1
         if self._tried > self._max_calls:
-            raise errors.InvalidRequest(self._too_often())
+            raise errors.InvalidRequest(self._call_limit_message())
         if name not in self._by_name:
-            raise errors.InvalidRequest(f"there is no tool {clean(name, 256)!r}")
+            raise errors.InvalidRequest(f"there is no tool {clean_text(name, 256)!r}")
         if len(content) > MAX_CALL_BYTES:
             raise errors.InvalidRequest(f"{name} was called with {len(content)} bytes: {MAX_CALL_BYTES} are possible")
-        self._charge(name, content)
-        given = _object(name, content, raw=self._raw)
+        self._charge_values(name, content)
+        given = _parse_call_input(name, content, raw=self._raw)
         if self.language == "bash":
-            check_arguments(self._by_name[name], given)
+            check_required_arguments(self._by_name[name], given)
         self._count += 1
         return f"call_{self._count:03}"
 
-    def _too_often(self) -> str:
+    def _call_limit_message(self) -> str:
         return f"a program can call tools {self._max_calls} times, and this one has"
 
-    def _charge(self, name: str, content: bytes) -> None:
-        """What is small as text can be large as objects."""
-        count = count_values(content, MAX_CALL_VALUES)
+    def _charge_values(self, name: str, content: bytes) -> None:
+        """Counts the values: input that is small as text can be large as objects."""
+        count = count_json_values(content, MAX_CALL_VALUES)
         self._values_left -= count
         if count > MAX_CALL_VALUES or self._values_left < 0:
             most = f"{MAX_CALL_VALUES} values, and all calls of a program {MAX_PROGRAM_VALUES}"
             raise errors.InvalidRequest(f"{name} was called with too much: a call can have {most}; put it into a text")
 
-    async def _gather(self) -> None:
-        """Waits for the rest of a round of calls that come one by one. Only how many rounds there are depends on it."""
+    async def _gather_round(self) -> None:
+        """Waits for the rest of a round of calls that come one by one. It affects only the number of rounds."""
         began = quiet_since = time.monotonic()
         seen = len(self._new)
         while self._is_open and self._new and all(waiting.alone for waiting in self._new.values()):
-            await asyncio.sleep(LOOK_SECONDS)
-            stirs = await self._stirs()
+            await asyncio.sleep(ROUND_CHECK_SECONDS)
+            stirs = await self._is_program_active()
             now = time.monotonic()
             if stirs or len(self._new) != seen:
                 quiet_since, seen = now, len(self._new)
-            if now - quiet_since >= QUIET_SECONDS or now - began >= LONGEST_SECONDS:
+            if now - quiet_since >= ROUND_QUIET_SECONDS or now - began >= ROUND_LONGEST_SECONDS:
                 return
 
-    async def _stirs(self) -> bool:
+    async def _is_program_active(self) -> bool:
         try:
-            return self._runner is not None and await self._runner.stirring()
+            return self._runner is not None and await self._runner.is_active()
         except errors.ClocheError:  # it has ended, or its sandbox has
             return False
 
-    def _hand_out(self) -> tuple[ToolCall, ...]:
+    def _hand_out_calls(self) -> tuple[ToolCall, ...]:
         if self._runner is not None:
             self._runner.catch_up()
         handed, self._new = self._new, {}
         self._out.update(handed)
-        self._let_clock()
-        return tuple(waiting.hand_out(raw=self._raw) for waiting in handed.values())
+        self._update_clock()
+        return tuple(waiting.to_tool_call(raw=self._raw) for waiting in handed.values())
 
     def _check_results(self, results: Sequence[ToolResult]) -> None:
         for id, count in Counter(result.call_id for result in results).items():
             if count > 1:
                 raise errors.InvalidRequest(f"the call {id!r} has {count} results: give it one")
-            if not self._was_made(id):
+            if not self._was_call_made(id):
                 raise errors.InvalidRequest(f"the program made no call {id!r}")
 
-    def _was_made(self, id: str) -> bool:
+    def _was_call_made(self, id: str) -> bool:
         number = id.removeprefix("call_")
         if not number.isascii() or not number.isdigit() or len(number) > 9 or id != f"call_{int(number):03}":
             return False
         return 0 < int(number) <= self._count and id not in self._new
 
-    def _tell(self, waiting: _Waiting, result: ToolResult) -> None:
-        success, content = _said_of(waiting.name, result)
+    def _send_result(self, waiting: _PendingCall, result: ToolResult) -> None:
+        success, content = _encode_result(waiting.name, result)
         unread = self._door.unread_bytes(self)
         if success and unread + len(content) > MAX_UNREAD_BYTES:
             why = f"of the results of this program's calls {unread} bytes are unread: {MAX_UNREAD_BYTES} are possible"
             success, content = False, why.encode()
         waiting.caller.answer(waiting.place, success=success, content=content)
 
-    def _let_clock(self) -> None:
-        """The clock stands for as long as the client has calls."""
+    def _update_clock(self) -> None:
+        """The clock is stopped for as long as the client has calls."""
         if self._runner is None or self._holds == bool(self._out):
             return
         self._holds = bool(self._out)
@@ -464,18 +465,18 @@ class Offer:
             self._runner.release_clock()
 
 
-def size_of(call: ToolCall) -> int:
-    """How many bytes there are in it."""
+def tool_call_bytes(call: ToolCall) -> int:
+    """The number of bytes of its input."""
     return len(msgspec.json.encode(call.input))
 
 
-def _object(name: str, content: bytes, *, raw: bool) -> dict[str, Any]:
-    """Raises InvalidRequest, which the program is told, for an argument that is no JSON object."""
+def _parse_call_input(name: str, content: bytes, *, raw: bool) -> dict[str, Any]:
+    """Raises InvalidRequest, which the program gets, for an argument that is no JSON object."""
     content = content.strip() or b"{}"
     try:
         if raw:
             content.decode()  # what is passed over is not looked at as text
-        given = _RAW.decode(content) if raw else msgspec.json.decode(content)
+        given = _RAW_DECODER.decode(content) if raw else msgspec.json.decode(content)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -487,10 +488,10 @@ def _object(name: str, content: bytes, *, raw: bool) -> dict[str, Any]:
     return given
 
 
-def _said_of(name: str, result: ToolResult) -> tuple[bool, bytes]:
-    """Whether the call succeeded, and what the program is told."""
+def _encode_result(name: str, result: ToolResult) -> tuple[bool, bytes]:
+    """Whether the call succeeded, and the bytes for the program."""
     if result.error is not None:
-        return False, clean(result.error, MAX_ERROR).encode() or b"the tool failed"
+        return False, clean_text(result.error, MAX_ERROR).encode() or b"the tool failed"
     try:
         content = msgspec.json.encode(result.result)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -502,29 +503,29 @@ def _said_of(name: str, result: ToolResult) -> tuple[bool, bytes]:
     return False, problem.encode("utf-8", "replace")
 
 
-# The rounds of tool calls of one execution, told in its stream of events.
+# The rounds of tool calls of one execution, reported in its stream of events.
 
 
-class Rounds:
-    """Calls `tell(event)` for each round of calls, from `begin` to `close`. Later ones do not wait for earlier ones."""
+class ToolRounds:
+    """Calls `tell(event)` for each round of calls, from `begin` to `close`. Rounds do not wait for each other."""
 
-    def __init__(self, offer: Offer, tell: Callable[[ToolsCalled], None]):
+    def __init__(self, offer: ToolOffer, tell: Callable[[ToolsCalled], None]):
         self._offer = offer
         self._tell = tell
         self._telling: asyncio.Task[None] | None = None
 
     async def open(self) -> dict[str, Any]:
-        """What the program's kernel must be told. Empty if the sandbox has ended, which its stage will say."""
+        """The header fields for the program's kernel. Empty if the sandbox has ended, which its context reports."""
         try:
             await self._offer.open()
         except errors.Gone:
             return {}
         return {"tools": self._offer.header}
 
-    def begin(self, runner: Runner) -> None:
+    def begin(self, runner: ToolCallRunner) -> None:
         """The program runs."""
         self._offer.runs(runner)
-        self._telling = asyncio.create_task(self._tell_all())
+        self._telling = asyncio.create_task(self._report_rounds())
 
     def answer(self, results: Iterable[ToolResult]) -> None:
         self._offer.answer(results)
@@ -535,6 +536,6 @@ class Rounds:
         if self._telling is not None:
             self._telling.cancel()
 
-    async def _tell_all(self) -> None:
+    async def _report_rounds(self) -> None:
         while calls := await self._offer.next_round():
             self._tell(ToolsCalled(calls=calls))

@@ -1,7 +1,7 @@
-"""Who did what: what happens to sandboxes and to what is kept, told to the audit log.
+"""Audit log: actions on sandboxes and stored things, with their actors.
 
-Whoever does something calls `note`, which takes a microsecond or two and never waits; a thread writes what was noted,
-twice a second. Where nothing is opened (a library's own engine), notes are dropped.
+`record` takes a microsecond or two and never waits; a thread writes the entries twice a second. Where no
+log is opened (a library's own engine), entries are dropped.
 """
 
 from __future__ import annotations
@@ -13,80 +13,86 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-from cloche.config.sections import Audit
-from cloche.engine.principal import acting
+from cloche.config.sections import AuditConfig
+from cloche.engine.principal import current_principal
 from cloche.model import Principal
-from cloche.store.audit import CLOSED, AuditFiles, AuditLine, prune, removal, stamp
+from cloche.store.audit import CLOSED_EVENT, AuditFileWriter, AuditLine, format_time, prune_old, removal_line
 from cloche.telemetry import log
 
-# How many lines of the audit log one owner can have: beyond them it is told how much there was, minute by minute.
+# Rate limit of each owner's audit log lines: beyond it, lines are added up minute by minute.
 #
-# The log is bounded for all owners together, and its oldest lines go first: without this, one who does a lot, or
-# nothing
-# but that, would soon have pushed out what is on record of everybody else.
+# The log is bounded for all owners together, and its oldest lines go first: without this limit, one busy
+# owner would soon push out the records of all others.
 
 BURST_LINES = 2000  # of one owner, before
 LINES_PER_MINUTE = 120  # hold for it; and as many for how its sandboxes begin and end
 HELD_SECONDS = 60.0  # for which what is beyond is added up
-KINDS = 32  # of one owner that are told apart while they are added up; of more, only what was done
+MAX_HELD_KINDS = 32  # of one owner that are told apart while they are added up; of more, only what was done
 MAX_OWNERS = 10_000
 
-_UNRATIONED = ("admin.", "audit.", "owner.", "key.made", "key.rotated", "key.revoked")  # by admins and the server only
+_UNLIMITED_PREFIXES = (
+    "admin.",
+    "audit.",
+    "owner.",
+    "key.made",
+    "key.rotated",
+    "key.revoked",
+)  # by admins and the server only
 
 
-class _Left(NamedTuple):
+class _LineAllowance(NamedTuple):
     lines: float
     at: float
 
 
-class Ration:
-    """Not for several threads at once. Times are of one clock, any that never goes back."""
+class AuditRateLimit:
+    """Not thread-safe. Times are of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._left: dict[tuple[str, bool], _Left] = {}
+        self._left: dict[tuple[str, bool], _LineAllowance] = {}
         self._held: dict[str, dict[tuple[str, ...], AuditLine]] = {}  # by owner and kind
         self._since = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether something is left to be told."""
+        """Whether held lines are left to be written."""
         return bool(self._held)
 
-    def pass_on(self, lines: Sequence[AuditLine], now: float, *, whole: bool = False) -> list[AuditLine]:
-        """Those that are to be written now, with what was held for a minute; `whole`: with all that is held."""
+    def filter_lines(self, lines: Sequence[AuditLine], now: float, *, whole: bool = False) -> list[AuditLine]:
+        """The lines to be written now, with those held for a minute; `whole`: with all held ones."""
         passed = []
         for line in lines:
-            if self._may(line, now):
+            if self._may_write(line, now):
                 passed.append(line)
             else:
-                self._hold(line, now)
+                self._hold_line(line, now)
         if self._held and (whole or now - self._since >= HELD_SECONDS):
             passed += [line for kinds in self._held.values() for line in kinds.values()]
             self._held = {}
         return passed
 
-    def _may(self, line: AuditLine, now: float) -> bool:
-        if line.what.startswith(_UNRATIONED):
+    def _may_write(self, line: AuditLine, now: float) -> bool:
+        if line.what.startswith(_UNLIMITED_PREFIXES):
             return True
         whose = line.owner, line.what.startswith("sandbox.")
-        before = self._left.get(whose) or _Left(BURST_LINES, now)
+        before = self._left.get(whose) or _LineAllowance(BURST_LINES, now)
         lines = min(BURST_LINES, before.lines + (now - before.at) * LINES_PER_MINUTE / 60)
-        self._left[whose] = _Left(max(lines - 1, 0.0), now) if lines >= 1 else _Left(lines, now)
+        self._left[whose] = _LineAllowance(max(lines - 1, 0.0), now) if lines >= 1 else _LineAllowance(lines, now)
         if len(self._left) > MAX_OWNERS:
-            self._forget_idle(now)
+            self._drop_idle_owners(now)
         return lines >= 1
 
-    def _forget_idle(self, now: float) -> None:
-        """Who has all of it again is as one that never came."""
+    def _drop_idle_owners(self, now: float) -> None:
+        """Removes owners whose allowance is full again."""
         idle = BURST_LINES / LINES_PER_MINUTE * 60
         self._left = {whose: left for whose, left in self._left.items() if now - left.at < idle}
 
-    def _hold(self, line: AuditLine, now: float) -> None:
+    def _hold_line(self, line: AuditLine, now: float) -> None:
         if not self._held:
             self._since = now
         kinds = self._held.setdefault(line.owner, {})
         kind: tuple[str, ...] = (line.what, line.by, line.key, line.sandbox, line.outcome, line.about)
-        if kind not in kinds and len(kinds) >= KINDS:
+        if kind not in kinds and len(kinds) >= MAX_HELD_KINDS:
             kind = (line.what,)
             line.by = line.key = line.sandbox = line.outcome = line.about = ""
         held = kinds.setdefault(kind, line)
@@ -100,17 +106,17 @@ class Ration:
 FLUSH_SECONDS = 0.5
 SYNC_SECONDS = 5.0  # after which the disk has what was written
 PRUNE_SECONDS = 3600.0
-FLOOD = 8  # of the same kind at once, by the same, in one sandbox: more are one line with a number
+FLOOD_ENTRIES = 8  # of the same kind at once, by the same, in one sandbox: more are one line with a number
 MOST_LINES = 200  # of one owner at once: beyond them, what is done in sandboxes is told of all of these together
 MOST_ENTRIES = 20_000  # that wait for the disk
-LOST = "audit.lost"
+LINES_LOST = "audit.lost"
 STARTED, ENDED = "execution.started", "execution.ended"
 
 TOKEN, LOCAL, SERVER, NOBODY = "sandbox-token", "local", "server", "none"
-NONE = Principal(owner="", key_id=NOBODY)  # who asked with no key, or with one that is none
+NO_PRINCIPAL = Principal(owner="", key_id=NOBODY)  # who asked with no key, or with one that is none
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     at: float
     what: str
     owner: str
@@ -123,8 +129,8 @@ class Entry(NamedTuple):
     bytes: int
 
 
-class Noted(Protocol):
-    """Something was done in one sandbox."""
+class ActionRecorder(Protocol):
+    """Records an action in one sandbox."""
 
     def __call__(
         self,
@@ -136,24 +142,24 @@ class Noted(Protocol):
         bytes: int = 0,
         who: Principal | None = None,
     ) -> None:
-        """By `who`, where that is somebody else than whom this task acts for."""
+        """`who`: the actor, where it is not the current principal."""
 
 
-def unnoted(
+def ignore_action(
     what: str, *, id: str = "", outcome: str = "", about: str = "", bytes: int = 0, who: Principal | None = None
 ) -> None:
-    """For sandboxes that are nobody's."""
+    """The recorder of sandboxes without an owner."""
 
 
-class Trail:
-    """Not yet told to anybody; from `open` until `aclose` a log hears it."""
+class AuditLog:
+    """Drops all entries but those between `open` and `aclose`, which it writes to a log."""
 
     def __init__(self) -> None:
         self.lost = 0  # notes that no disk took
         self.failing = ""  # why nothing can be written now
-        self._files: AuditFiles | None = None
-        self._config = Audit()
-        self._entries: list[Entry] = []
+        self._files: AuditFileWriter | None = None
+        self._config = AuditConfig()
+        self._entries: list[AuditEntry] = []
         self._lines: list[AuditLine] = []  # those that could not be written
         self._owed = 0  # lost, and not yet on record as such
         self._thread: ThreadPoolExecutor | None = None
@@ -161,16 +167,16 @@ class Trail:
         self._telling: asyncio.TimerHandle | None = None
         self._writing: asyncio.Future[None] | None = None
         self._synced_at = self._pruned_at = 0.0
-        self._ration = Ration()
+        self._ration = AuditRateLimit()
 
-    def open(self, files: AuditFiles, config: Audit) -> None:
+    def open(self, files: AuditFileWriter, config: AuditConfig) -> None:
         if config.enabled:
             self._files, self._config = files, config
             self._thread = ThreadPoolExecutor(1, "cloche-audit")
-            self.note("audit.opened", "", itself=True)
+            self.record("audit.opened", "", itself=True)
 
     async def aclose(self) -> None:
-        """All that was noted is on the disk, if that takes it."""
+        """Writes all entries to the disk, if that takes them."""
         files, self._files = self._files, None
         if files is None or self._thread is None:
             return
@@ -179,21 +185,21 @@ class Trail:
                 timer.cancel()
         if self._writing is not None:
             await asyncio.wait([self._writing])
-        entries, self._entries = [*self._entries, _entry(CLOSED, "", itself=True)], []
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, files, entries, True, True)
+        entries, self._entries = [*self._entries, _make_entry(CLOSED_EVENT, "", itself=True)], []
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._write_entries, files, entries, True, True)
         self._thread.shutdown(wait=False)
         if self._lines or self._owed:
             log.error("audit.lost", lines=len(self._lines) + self._owed, why=self.failing)
 
-    async def flushed(self) -> None:
-        """All that was noted until here is in the file, if the disk takes it."""
+    async def wait_flushed(self) -> None:
+        """Returns when all entries until here are in the file, if the disk takes them."""
         for _ in range(2):  # what is written now, and what came meanwhile
             if self._writing is None:
-                self._flush(whole=True)
+                self._flush_entries(whole=True)
             if self._writing is not None:
                 await asyncio.wait([self._writing])
 
-    def note(
+    def record(
         self,
         what: str,
         owner: str,
@@ -206,49 +212,49 @@ class Trail:
         itself: bool = False,
         who: Principal | None = None,
     ) -> None:
-        """Something was done to what is that owner's, by `who`, else by whom this task acts for.
+        """Records an action on a thing of that owner, by `who`, else by the current principal.
 
         Or by the server `itself`. Never waits.
         """
         if self._files is None:
             return
-        self._entries.append(_entry(what, owner, sandbox, id, outcome, about, bytes, itself=itself, who=who))
+        self._entries.append(_make_entry(what, owner, sandbox, id, outcome, about, bytes, itself=itself, who=who))
         if len(self._entries) >= MOST_ENTRIES:
             self._make_room()
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush_entries)
 
-    def of(self, sandbox: str, owner: str, key_id: str = "") -> Noted:
-        """For what is done in that sandbox, which was made with that key."""
+    def of(self, sandbox: str, owner: str, key_id: str = "") -> ActionRecorder:
+        """A recorder for actions in that sandbox, which was made with that key."""
         if not owner:
-            return unnoted
+            return ignore_action
         token = Principal(owner="", key_id=f"{TOKEN}:{key_id}") if key_id else None  # by whoever has that
 
         def noted(
             what: str, *, id: str = "", outcome: str = "", about: str = "", bytes: int = 0, who: Principal | None = None
         ) -> None:
-            who = who or acting() or token
-            self.note(what, owner, sandbox=sandbox, id=id, outcome=outcome, about=about, bytes=bytes, who=who)
+            who = who or current_principal() or token
+            self.record(what, owner, sandbox=sandbox, id=id, outcome=outcome, about=about, bytes=bytes, who=who)
 
         return noted
 
     # -- inside
 
     def _make_room(self) -> None:
-        """More came within half a second than is written one by one, or the disk does not take it."""
+        """Too many entries came within half a second, or the disk does not take them."""
         if self._writing is None:
-            self._flush()
+            self._flush_entries()
             return
         over = len(self._entries) - MOST_ENTRIES // 2
         self._entries = self._entries[over:]
-        self._lose(over)
+        self._count_lost(over)
 
-    def _lose(self, count: int) -> None:
+    def _count_lost(self, count: int) -> None:
         self.lost += count
         self._owed += count
 
-    def _flush(self, *, whole: bool = False) -> None:
-        """`whole`: also what one owner has too much of, and is told once a minute."""
+    def _flush_entries(self, *, whole: bool = False) -> None:
+        """`whole`: also the held lines of owners over their rate limit, which are written once a minute."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -256,39 +262,39 @@ class Trail:
             return
         loop = asyncio.get_running_loop()
         if self._writing is not None:  # what came meanwhile is next
-            self._timer = loop.call_later(FLUSH_SECONDS, self._flush)
+            self._timer = loop.call_later(FLUSH_SECONDS, self._flush_entries)
             return
         entries, self._entries = self._entries, []
-        self._writing = loop.run_in_executor(self._thread, self._write, self._files, entries, False, whole)
-        self._writing.add_done_callback(self._written)
+        self._writing = loop.run_in_executor(self._thread, self._write_entries, self._files, entries, False, whole)
+        self._writing.add_done_callback(self._on_written)
 
-    def _written(self, writing: asyncio.Future[None]) -> None:
+    def _on_written(self, writing: asyncio.Future[None]) -> None:
         self._writing = None
         if self._files is None or self._timer is not None:
             return
         loop = asyncio.get_running_loop()
         if self._entries or self._lines:
-            self._timer = loop.call_later(FLUSH_SECONDS, self._flush)
+            self._timer = loop.call_later(FLUSH_SECONDS, self._flush_entries)
         elif self._ration.holds and self._telling is None:
-            self._telling = loop.call_later(HELD_SECONDS, self._tell)
+            self._telling = loop.call_later(HELD_SECONDS, self._flush_held_lines)
 
-    def _tell(self) -> None:
-        """Nothing need have come since for what was held to be told."""
+    def _flush_held_lines(self) -> None:
+        """Writes held lines even if no entry has come since."""
         self._telling = None
-        self._flush()
+        self._flush_entries()
 
     # -- in the thread
 
-    def _write(self, files: AuditFiles, entries: Sequence[Entry], last: bool, whole: bool) -> None:
+    def _write_entries(self, files: AuditFileWriter, entries: Sequence[AuditEntry], last: bool, whole: bool) -> None:
         now = time.monotonic()
         sync = last or now - self._synced_at > SYNC_SECONDS
         owed = self._owed
-        told = self._ration.pass_on(condensed(entries), now, whole=whole)
-        lines = [*self._lines, *self._confession(owed), *told]
+        told = self._ration.filter_lines(condense_entries(entries), now, whole=whole)
+        lines = [*self._lines, *self._lost_line(owed), *told]
         try:
             files.append(lines, sync=sync)
         except OSError as error:
-            self._keep(lines, error)
+            self._keep_unwritten(lines, error)
             return
         self._lines, self._owed = [], self._owed - owed
         self._synced_at = now if sync else self._synced_at
@@ -296,34 +302,34 @@ class Trail:
             log.warning("audit.works_again", lost=self.lost)
             self.failing = ""
         if now - self._pruned_at > PRUNE_SECONDS or not self._pruned_at or files.turned:
-            self._prune(files, now)
+            self._prune_files(files, now)
 
-    def _confession(self, owed: int) -> Iterable[AuditLine]:
+    def _lost_line(self, owed: int) -> Iterable[AuditLine]:
         if owed:
-            yield AuditLine(at=stamp(time.time()), what=LOST, key=SERVER, count=owed, about=self.failing)
+            yield AuditLine(at=format_time(time.time()), what=LINES_LOST, key=SERVER, count=owed, about=self.failing)
 
-    def _keep(self, lines: Sequence[AuditLine], error: OSError) -> None:
-        """For the next try, the oldest: how it began is worth most."""
-        told = [line for line in lines if line.what != LOST]
+    def _keep_unwritten(self, lines: Sequence[AuditLine], error: OSError) -> None:
+        """Keeps lines for the next try, the oldest: the beginning is worth most."""
+        told = [line for line in lines if line.what != LINES_LOST]
         self._lines = told[:MOST_ENTRIES]
-        self._lose(sum(line.count for line in told[MOST_ENTRIES:]))
+        self._count_lost(sum(line.count for line in told[MOST_ENTRIES:]))
         why = error.strerror or type(error).__name__
         if why != self.failing:
             self.failing = why
             log.error("audit.not_written", why=why, lines=len(self._lines))
 
-    def _prune(self, files: AuditFiles, now: float) -> None:
+    def _prune_files(self, files: AuditFileWriter, now: float) -> None:
         self._pruned_at = now
         try:
-            removed = prune(files.directory, self._config.days, self._config.max_bytes - files.segment_bytes)
-            said = [removal(each) for each in removed]
+            removed = prune_old(files.directory, self._config.days, self._config.max_bytes - files.segment_bytes)
+            said = [removal_line(each) for each in removed]
             if said:
                 files.append(said)
         except OSError as error:
             log.error("audit.not_pruned", why=error.strerror)
 
 
-def _entry(
+def _make_entry(
     what: str,
     owner: str,
     sandbox: str = "",
@@ -334,66 +340,67 @@ def _entry(
     *,
     itself: bool,
     who: Principal | None = None,
-) -> Entry:
-    who = None if itself else who or acting()
+) -> AuditEntry:
+    who = None if itself else who or current_principal()
     if who is None:
-        return Entry(time.time(), what, owner, "", SERVER if itself else TOKEN, sandbox, id, outcome, about, bytes)
-    return Entry(time.time(), what, owner, who.owner, who.key_id or LOCAL, sandbox, id, outcome, about, bytes)
+        return AuditEntry(time.time(), what, owner, "", SERVER if itself else TOKEN, sandbox, id, outcome, about, bytes)
+    return AuditEntry(time.time(), what, owner, who.owner, who.key_id or LOCAL, sandbox, id, outcome, about, bytes)
 
 
-def condensed(entries: Sequence[Entry]) -> list[AuditLine]:
-    """What is written of them, in their order. Nothing is left out, but of a flood only how much it was is told.
+def condense_entries(entries: Sequence[AuditEntry]) -> list[AuditLine]:
+    """The lines for these entries, in their order. Nothing is left out, but a flood is one line with a count.
 
-    How sandboxes are made and end is told one by one: it takes a sandbox each. An execution that began and ended among
-    these is one line, from the one until the other. How many lines one owner can have in the long run says `Ration`.
+    Creations and ends of sandboxes are always single lines: each takes a sandbox. An execution that began and
+    ended among these is one line, from its start until its end. `AuditRateLimit` bounds the lines of one owner
+    in the long run.
     """
-    began = _whole_executions(entries)
+    began = _complete_executions(entries)
     entries = [entry for entry in entries if entry.what != STARTED or entry.id not in began]
-    kinds = Counter(map(_kind, entries))
+    kinds = Counter(map(_entry_kind, entries))
     crowd: Counter[str] = Counter()  # lines of each owner
     for kind, count in kinds.items():
-        crowd[kind[1]] += count if count <= FLOOD else 1
+        crowd[kind[1]] += count if count <= FLOOD_ENTRIES else 1
     lines: list[AuditLine] = []
     floods: dict[object, AuditLine] = {}
     for entry in entries:
-        kind = _kind(entry)
+        kind = _entry_kind(entry)
         crowded = crowd[entry.owner] > MOST_LINES and not entry.what.startswith("sandbox.")
-        if kinds[kind] <= FLOOD and not crowded:
-            lines.append(_line(entry) if entry.what != ENDED else _execution(entry, began.get(entry.id)))
+        if kinds[kind] <= FLOOD_ENTRIES and not crowded:
+            lines.append(_audit_line(entry) if entry.what != ENDED else _execution_line(entry, began.get(entry.id)))
             continue
         key = (*kind[:4], "", kind[5], "") if crowded else kind
         flood = floods.get(key)
         if flood is None:
             first = entry._replace(id="", sandbox="", about="") if crowded else entry._replace(id="")
-            flood = floods[key] = _line(first)
+            flood = floods[key] = _audit_line(first)
             lines.append(flood)
             continue
         flood.count += 1
         flood.bytes += entry.bytes
-        flood.until = stamp(entry.at)
+        flood.until = format_time(entry.at)
     return lines
 
 
-def _whole_executions(entries: Sequence[Entry]) -> dict[str, float]:
-    """When those began that ended, too, by their ids."""
+def _complete_executions(entries: Sequence[AuditEntry]) -> dict[str, float]:
+    """The start times of executions that also ended, by their ids."""
     ended = {entry.id for entry in entries if entry.what == ENDED}
     return {entry.id: entry.at for entry in entries if entry.what == STARTED and entry.id in ended}
 
 
-def _execution(entry: Entry, began_at: float | None) -> AuditLine:
-    line = _line(entry)
+def _execution_line(entry: AuditEntry, began_at: float | None) -> AuditLine:
+    line = _audit_line(entry)
     if began_at is not None:
-        line.at, line.until = stamp(began_at), line.at
+        line.at, line.until = format_time(began_at), line.at
     return line
 
 
-def _kind(entry: Entry) -> tuple[str, str, str, str, str, str, str]:
+def _entry_kind(entry: AuditEntry) -> tuple[str, str, str, str, str, str, str]:
     return entry.what, entry.owner, entry.by, entry.key, entry.sandbox, entry.outcome, entry.about
 
 
-def _line(entry: Entry) -> AuditLine:
+def _audit_line(entry: AuditEntry) -> AuditLine:
     return AuditLine(
-        at=stamp(entry.at),
+        at=format_time(entry.at),
         what=entry.what,
         owner=entry.owner,
         by=entry.by,

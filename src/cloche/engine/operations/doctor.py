@@ -1,6 +1,6 @@
-"""What this host can isolate and limit, how, and what to do where it cannot: for `cloche doctor`, and for the console.
+"""The checks of `cloche doctor` and of the console: isolation, limits and files of this host, with advice.
 
-It must work when nothing else does: whatever a part of it meets becomes a line of its report.
+It must work when nothing else does: any failure of a check becomes a line of its report.
 """
 
 from __future__ import annotations
@@ -17,52 +17,58 @@ from urllib.parse import urlsplit
 
 from cloche import errors
 from cloche.config import Config
-from cloche.isolation.base import Check
+from cloche.isolation.base import HostCheck
 from cloche.model import GIB, Struct
 
-NEEDED = frozenset(
+REQUIRED_CHECKS = frozenset(
     {"platform", "kernel", "namespaces", "seccomp", "trial", "configuration", "data directory", "Python"}
 )
 """Without these there is no sandbox. All else makes it stronger, faster or easier."""
 
 TRIAL_SECONDS = 30
-COMFORTABLE_BYTES = 2 * GIB
-_TRIAL = """
+ENOUGH_DISK_BYTES = 2 * GIB
+_TRIAL_PROGRAM = """
 from cloche.linux import namespaces as n, syscalls
 syscalls.unshare(n.NEWUSER | n.NEWNS | n.NEWPID | n.NEWNET | n.NEWIPC | n.NEWUTS)
 syscalls.set_hostname("trial")
 """
 
 
-class Section(Struct):
+class CheckupSection(Struct):
     title: str
-    checks: list[Check]
+    checks: list[HostCheck]
 
 
-def examine(config: Config, wrong: Sequence[Check] = (), more: Sequence[Section] = ()) -> list[Section]:
-    """Everything that can be said without making a sandbox. Never raises for what it finds. Takes seconds: in a thread.
+def run_checkup(
+    config: Config, wrong: Sequence[HostCheck] = (), more: Sequence[CheckupSection] = ()
+) -> list[CheckupSection]:
+    """All checks that need no sandbox. Never raises for a finding. Takes seconds: call it in a thread.
 
-    `wrong` is what is known already to be, of the configuration; `more` is what others examined.
+    `wrong`: known problems of the configuration; `more`: sections of other examiners.
     """
     return [
-        Section(title=f"Isolation and limits (backend {config.backend})", checks=_isolation(config)),
-        Section(title="Python interpreters", checks=attempt("Python", _pythons)),
-        Section(title="Templates", checks=attempt("templates", lambda: _templates(config))),
-        Section(title="Networks of sandboxes", checks=attempt("network", lambda: _networks(config))),
+        CheckupSection(title=f"Isolation and limits (backend {config.backend})", checks=_check_isolation(config)),
+        CheckupSection(title="Python interpreters", checks=collect_checks("Python", _check_pythons)),
+        CheckupSection(title="Templates", checks=collect_checks("templates", lambda: _check_templates(config))),
+        CheckupSection(
+            title="Networks of sandboxes", checks=collect_checks("network", lambda: _check_networks(config))
+        ),
         *more,
-        Section(title="Places", checks=[*wrong, *attempt("data directory", lambda: _places(config))]),
-        Section(title="Leftovers", checks=attempt("leftovers", lambda: _leftovers(config))),
+        CheckupSection(
+            title="Places", checks=[*wrong, *collect_checks("data directory", lambda: _check_data_directory(config))]
+        ),
+        CheckupSection(title="Leftovers", checks=collect_checks("leftovers", lambda: _check_leftovers(config))),
     ]
 
 
-def missing_in(sections: Sequence[Section]) -> list[str]:
-    """What is missing without which there is no sandbox."""
+def missing_requirements(sections: Sequence[CheckupSection]) -> list[str]:
+    """The names of missing checks without which no sandbox can run."""
     found = (each for part in sections for each in part.checks)
-    return [each.name for each in found if each.state == "missing" and each.name in NEEDED]
+    return [each.name for each in found if each.state == "missing" and each.name in REQUIRED_CHECKS]
 
 
-def attempt(name: str, produce: Callable[[], Iterable[Check]]) -> list[Check]:
-    """What `produce` finds; what stops it, as a line of the report."""
+def collect_checks(name: str, produce: Callable[[], Iterable[HostCheck]]) -> list[HostCheck]:
+    """The checks of `produce`; if it fails, the failure as a check."""
     try:
         return list(produce())
     except (
@@ -74,55 +80,55 @@ def attempt(name: str, produce: Callable[[], Iterable[Check]]) -> list[Check]:
         LookupError,
         ValueError,
     ) as error:
-        return [Check(name=name, state="missing", detail=f"could not be examined: {type(error).__name__}: {error}")]
+        return [HostCheck(name=name, state="missing", detail=f"could not be examined: {type(error).__name__}: {error}")]
 
 
-def _isolation(config: Config) -> list[Check]:
+def _check_isolation(config: Config) -> list[HostCheck]:
     if config.backend != "namespaces":
-        return [Check(name="walls", state="missing", detail=f"{config.backend} has none", advice="use namespaces")]
-    refused = attempt("platform", _platform)
-    return refused or [*attempt("kernel", _probe), *attempt("trial", _trial)]
+        return [HostCheck(name="walls", state="missing", detail=f"{config.backend} has none", advice="use namespaces")]
+    refused = collect_checks("platform", _check_platform)
+    return refused or [*collect_checks("kernel", _probe_kernel), *collect_checks("trial", _try_namespaces)]
 
 
-def _platform() -> Iterable[Check]:
+def _check_platform() -> Iterable[HostCheck]:
     from cloche.isolation.probe import refuse_unless_possible
 
     try:
         refuse_unless_possible()
     except errors.IsolationUnavailable as error:
-        yield Check(name="platform", state="missing", detail=str(error))
+        yield HostCheck(name="platform", state="missing", detail=str(error))
 
 
-def _probe() -> list[Check]:
-    from cloche.isolation.probe import checks
+def _probe_kernel() -> list[HostCheck]:
+    from cloche.isolation.probe import host_checks
 
-    return checks()
+    return host_checks()
 
 
-def _trial() -> Iterable[Check]:
-    """Settings may allow what a container's seccomp profile or AppArmor then refuse: so it is tried."""
-    command = [sys.executable, "-I", "-c", _TRIAL]
+def _try_namespaces() -> Iterable[HostCheck]:
+    """Makes namespaces: a container's seccomp profile or AppArmor may refuse what settings allow."""
+    command = [sys.executable, "-I", "-c", _TRIAL_PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False)
     if done.returncode == 0:
-        yield Check(name="trial", state="enforced", detail="namespaces were made, with rights inside them")
+        yield HostCheck(name="trial", state="enforced", detail="namespaces were made, with rights inside them")
         return
     why = done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
     advice = "inside a container, let its seccomp and AppArmor profiles allow unshare and mount; or see `namespaces`"
-    yield Check(name="trial", state="missing", detail=f"namespaces cannot be made: {why}", advice=advice)
+    yield HostCheck(name="trial", state="missing", detail=f"namespaces cannot be made: {why}", advice=advice)
 
 
-def _pythons() -> Iterable[Check]:
+def _check_pythons() -> Iterable[HostCheck]:
     from cloche.templates import pythons
 
-    found = list(pythons.find())
+    found = list(pythons.find_interpreters())
     for each in found:
-        yield Check(name=f"Python {each.version}", state="enforced", detail=each.path)
+        yield HostCheck(name=f"Python {each.version}", state="enforced", detail=each.path)
     if not found:
         advice = "install Python 3.10 or newer (`uv python install` does)"
-        yield Check(name="Python", state="missing", detail="none that a template can be built on", advice=advice)
+        yield HostCheck(name="Python", state="missing", detail="none that a template can be built on", advice=advice)
 
 
-def _templates(config: Config) -> Iterable[Check]:
+def _check_templates(config: Config) -> Iterable[HostCheck]:
     from cloche.templates import Catalogue
 
     built = Catalogue(config.data_dir, config.aliases).list()
@@ -130,26 +136,26 @@ def _templates(config: Config) -> Iterable[Check]:
         detail = f"Python {each.python_version}, {len(each.packages)} packages"
         usable = os.access(each.python, os.X_OK)
         advice = "" if usable else f"its interpreter is gone ({each.python}): build it again"
-        yield Check(name=each.ref, state="enforced" if usable else "missing", detail=detail, advice=advice)
+        yield HostCheck(name=each.ref, state="enforced" if usable else "missing", detail=detail, advice=advice)
     if not any(each.name == "python" for each in built):
         advice = "the first sandbox builds it; or do it now: cloche template build python"
-        yield Check(name="python", state="best effort", detail="not built yet", advice=advice)
+        yield HostCheck(name="python", state="best effort", detail="not built yet", advice=advice)
 
 
-def _networks(config: Config) -> Iterable[Check]:
+def _check_networks(config: Config) -> Iterable[HostCheck]:
 
     return network_checks(config)
 
 
-def _places(config: Config) -> Iterable[Check]:
-    there = _nearest(Path(config.data_dir))
-    writable = _can_write(there)
+def _check_data_directory(config: Config) -> Iterable[HostCheck]:
+    there = _nearest_directory(Path(config.data_dir))
+    writable = _is_writable_directory(there)
     detail = config.data_dir if there == Path(config.data_dir) else f"{config.data_dir} (not there yet)"
     advice = "" if writable else f"{there} cannot be written: set CLOCHE_DATA_DIR, or mend its rights"
-    yield Check(name="data directory", state="enforced" if writable else "missing", detail=detail, advice=advice)
+    yield HostCheck(name="data directory", state="enforced" if writable else "missing", detail=detail, advice=advice)
     free = shutil.disk_usage(there).free
-    enough = free >= COMFORTABLE_BYTES
-    yield Check(
+    enough = free >= ENOUGH_DISK_BYTES
+    yield HostCheck(
         name="disk space",
         state="enforced" if enough else "best effort",
         detail=f"{free / GIB:.1f} GiB free",
@@ -157,13 +163,13 @@ def _places(config: Config) -> Iterable[Check]:
     )
 
 
-def _leftovers(config: Config) -> Iterable[Check]:
+def _check_leftovers(config: Config) -> Iterable[HostCheck]:
 
     return leftover_checks(config)
 
 
-def _can_write(directory: Path) -> bool:
-    """Tried, since rights alone do not tell: root has them all, also on a read-only file system."""
+def _is_writable_directory(directory: Path) -> bool:
+    """Tries it, since rights alone do not tell: root has them all, also on a read-only file system."""
     try:
         with tempfile.TemporaryFile(dir=directory):
             return True
@@ -171,42 +177,49 @@ def _can_write(directory: Path) -> bool:
         return False
 
 
-def _nearest(path: Path) -> Path:
+def _nearest_directory(path: Path) -> Path:
     """The directory itself, or the nearest one above it that exists."""
     return next((each for each in (path, *path.parents) if each.is_dir()), Path("/"))
 
 
-# What `cloche doctor` says of processes that died: what of theirs is left until Cloche is started again.
+# Checks of `cloche doctor` for leftovers of processes that died; the next start of Cloche removes them.
 
-LEFTOVERS_SHOWN = 5  # of each kind
+MAX_LEFTOVERS_SHOWN = 5  # of each kind
 
 
-def leftover_checks(config: Config) -> Iterable[Check]:
-    """Only looks."""
+def leftover_checks(config: Config) -> Iterable[HostCheck]:
+    """Changes nothing."""
     found = [
-        part for part in (_cgroups(config), _instances(config), _images(config), _template_leftovers(config)) if part
+        part
+        for part in (
+            _describe_dead_cgroups(config),
+            _describe_dead_instances(config),
+            _describe_abandoned_images(config),
+            _describe_abandoned_templates(config),
+        )
+        if part
     ]
     if not found:
-        yield Check(name="leftovers", state="enforced", detail="nothing of processes that died")
+        yield HostCheck(name="leftovers", state="enforced", detail="nothing of processes that died")
         return
     advice = "whatever starts Cloche next (`cloche serve`, `cloche run`) removes it"
-    yield Check(name="leftovers", state="best effort", detail="; ".join(found), advice=advice)
+    yield HostCheck(name="leftovers", state="best effort", detail="; ".join(found), advice=advice)
 
 
-def _instances(config: Config) -> str:
+def _describe_dead_instances(config: Config) -> str:
     from cloche.engine.instance import dead_instances
 
     return _shorten_names("directories of", dead_instances(Path(config.data_dir, "run")))
 
 
-def _cgroups(config: Config) -> str:
-    """Perhaps with processes in them that are frozen, and could not die with the one that froze them."""
-    from cloche.linux.cgroups import probe
+def _describe_dead_cgroups(config: Config) -> str:
+    """Cgroups of dead processes. They may hold frozen processes, which could not die with their host process."""
+    from cloche.linux.cgroups import probe_cgroups
 
-    return _shorten_names("cgroups of", probe().dead()) if config.backend == "namespaces" else ""
+    return _shorten_names("cgroups of", probe_cgroups().dead_instances()) if config.backend == "namespaces" else ""
 
 
-def _images(config: Config) -> str:
+def _describe_abandoned_images(config: Config) -> str:
     from cloche.engine.instance import Instance
     from cloche.store.images import abandoned_drafts
 
@@ -214,35 +227,35 @@ def _images(config: Config) -> str:
     return _shorten_names("half-written images", abandoned_drafts(Path(config.data_dir, "images"), is_live))
 
 
-def _template_leftovers(config: Config) -> str:
+def _describe_abandoned_templates(config: Config) -> str:
     from cloche.templates import Catalogue
 
-    found = [f"{path.parent.name}/{path.name}" for path in Catalogue(config.data_dir, config.aliases).abandoned()]
+    found = [f"{path.parent.name}/{path.name}" for path in Catalogue(config.data_dir, config.aliases).find_abandoned()]
     return _shorten_names("half-built templates", found)
 
 
 def _shorten_names(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - LEFTOVERS_SHOWN} more" if len(names) > LEFTOVERS_SHOWN else ""
-    return f"{what} {', '.join(names[:LEFTOVERS_SHOWN])}{more}" if names else ""
+    more = f" and {len(names) - MAX_LEFTOVERS_SHOWN} more" if len(names) > MAX_LEFTOVERS_SHOWN else ""
+    return f"{what} {', '.join(names[:MAX_LEFTOVERS_SHOWN])}{more}" if names else ""
 
 
-# What `cloche doctor` says of networks: who may reach what, where packages come from, whether secrets can be used.
+# Checks of `cloche doctor` for networks: the policy, the sources of packages, and secrets.
 
-NETWORKS_SHOWN = 8  # patterns of a long list
+MAX_PATTERNS_SHOWN = 8  # patterns of a long list
 
 
-def network_checks(config: Config) -> Iterable[Check]:
+def network_checks(config: Config) -> Iterable[HostCheck]:
     """Raises as reading the host's own configuration of pip and npm does."""
     if config.backend != "namespaces":
         detail = f"{config.backend} has no walls: programs use this host's own network, and policies are refused"
-        yield Check(name="policy", state="missing", detail=detail, advice="use namespaces")
+        yield HostCheck(name="policy", state="missing", detail=detail, advice="use namespaces")
         return
-    yield Check(name="policy", state="enforced", detail=_policy(config))
-    yield Check(name="packages", state="enforced", detail=_packages(config))
-    yield _secrets()
+    yield HostCheck(name="policy", state="enforced", detail=_describe_policy(config))
+    yield HostCheck(name="packages", state="enforced", detail=_describe_package_sources(config))
+    yield _check_cryptography()
 
 
-def _policy(config: Config) -> str:
+def _describe_policy(config: Config) -> str:
     network = config.network
     if not network.allow:
         return "sandboxes of a server reach nothing but their own loopback (network.allow is empty)"
@@ -258,17 +271,17 @@ def _policy(config: Config) -> str:
 
 
 def _shorten_patterns(patterns: tuple[str, ...]) -> str:
-    more = f" and {len(patterns) - NETWORKS_SHOWN} more" if len(patterns) > NETWORKS_SHOWN else ""
-    return ", ".join(patterns[:NETWORKS_SHOWN]) + more
+    more = f" and {len(patterns) - MAX_PATTERNS_SHOWN} more" if len(patterns) > MAX_PATTERNS_SHOWN else ""
+    return ", ".join(patterns[:MAX_PATTERNS_SHOWN]) + more
 
 
-def _packages(config: Config) -> str:
+def _describe_package_sources(config: Config) -> str:
     if not config.packages.enabled:
         return "off: pip, uv and npm in sandboxes install nothing (packages.enabled)"
     from cloche.egress.packages.sources import read_sources
 
     sources = read_sources(config.packages)
-    pypi, npm = (_hosts(urls) for urls in (sources.pypi, (sources.npm, *sources.npm_scopes.values())))
+    pypi, npm = (_join_host_names(urls) for urls in (sources.pypi, (sources.npm, *sources.npm_scopes.values())))
     of_pip, of_npm = (
         "as configured" if given else f"as this host's own {name}"
         for given, name in ((config.packages.pypi, "pip"), (config.packages.npm, "npm"))
@@ -276,18 +289,18 @@ def _packages(config: Config) -> str:
     return f"on: pip and uv install from {pypi} ({of_pip}), npm from {npm} ({of_npm})"
 
 
-def _hosts(urls: Iterable[str]) -> str:
-    """Names only: a URL may have more in it that is nobody's business."""
+def _join_host_names(urls: Iterable[str]) -> str:
+    """Host names only: the rest of a URL may be confidential."""
     return ", ".join(dict.fromkeys(urlsplit(url).hostname or "" for url in urls)) or "nowhere"
 
 
-def _secrets() -> Check:
-    """A broken build of it fails at its first use, so it is used."""
+def _check_cryptography() -> HostCheck:
+    """Uses the package, since a broken build of it fails only at its first use."""
     try:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         ec.generate_private_key(ec.SECP256R1())
     except (ImportError, OSError) as error:
         advice = "install the package cryptography: without it sandboxes with secrets are refused"
-        return Check(name="secrets", state="missing", detail=f"cryptography cannot be used: {error}", advice=advice)
-    return Check(name="secrets", state="enforced", detail=f"cryptography {version('cryptography')}")
+        return HostCheck(name="secrets", state="missing", detail=f"cryptography cannot be used: {error}", advice=advice)
+    return HostCheck(name="secrets", state="enforced", detail=f"cryptography {version('cryptography')}")

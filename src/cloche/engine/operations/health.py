@@ -1,4 +1,4 @@
-"""Whether executions work: seen from those that people run, and from a canary where nobody runs any."""
+"""Health of executions: judged by clients' executions, and by a canary where there are none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY_SECONDS = 2.0  # after a failure
 TICK_SECONDS = 0.5
 
 
-class Verdict(Struct):
+class HealthVerdict(Struct):
     ok: bool
     why: str  # an error's code, or a few words of ours; empty if ok
     age_seconds: float  # since an execution succeeded; since the watch began if none has
@@ -31,7 +31,7 @@ class CanaryFailed(errors.Unavailable):
 
 
 class Health:
-    """Watches an engine. `ok` only when an execution succeeded lately."""
+    """Watches an engine. Its verdict is `ok` only if an execution succeeded lately."""
 
     def __init__(self, engine: Engine, every_seconds: float):
         self._engine = engine
@@ -43,26 +43,26 @@ class Health:
         self._users: Iterator[User] = itertools.cycle(get_args(User))  # which also keeps cells for both waiting
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HealthVerdict:
         age = time.monotonic() - self._worked_at
         stale = age > 2 * self._every_seconds + CANARY_SECONDS
         why = self._why or ("no execution has succeeded lately" if stale else "")
-        return Verdict(ok=not why, why=why, age_seconds=age)
+        return HealthVerdict(ok=not why, why=why, age_seconds=age)
 
     async def check(self) -> None:
-        """A canary, now: a sandbox is made, runs `6*7` and ends. Raises what went wrong."""
+        """Runs a canary now: a sandbox is made, runs `6*7` and ends. Raises the failure."""
         self._checked_at = time.monotonic()
         self._failures_seen = self._engine.tally.not_created.total()
         try:
             async with asyncio.timeout(CANARY_SECONDS):
-                await self._fly()
+                await self._run_canary()
         except TimeoutError:
-            self._fail("timed_out")
+            self._mark_failed("timed_out")
             raise CanaryFailed(f"a canary execution did not end within {CANARY_SECONDS:g} s") from None
         except errors.ClocheError as error:
-            self._fail(error.code)
+            self._mark_failed(error.code)
             raise
-        self._succeed()
+        self._mark_healthy()
 
     async def watch(self) -> None:
         """Checks for as long as it is not cancelled."""
@@ -75,9 +75,9 @@ class Health:
                     pass  # the verdict has it
                 except Exception as error:  # noqa: BLE001 - a watch that ended would say that all is well for too long
                     log.error("health.broken", error=type(error).__name__)
-                    self._fail("internal_error")
+                    self._mark_failed("internal_error")
 
-    async def _fly(self) -> None:
+    async def _run_canary(self) -> None:
         user = next(self._users)
         sandbox = await self._engine.create(SandboxSpec(owner="", user=user, lifetime_seconds=60.0))
         try:
@@ -93,20 +93,20 @@ class Health:
         return since >= (min(RETRY_SECONDS, self._every_seconds) if troubled else self._every_seconds)
 
     def _others_worked(self) -> bool:
-        """Whether somebody else's sandbox was made and ran something since the last check: as good as a canary."""
+        """Whether a client's sandbox was made and ran something since the last check: as good as a canary."""
         tally = self._engine.tally
         worked = min(tally.last_creation_at, tally.last_success_at) > self._checked_at
         if worked:
             self._checked_at = time.monotonic()
-            self._succeed()
+            self._mark_healthy()
         return worked
 
-    def _succeed(self) -> None:
+    def _mark_healthy(self) -> None:
         if self._why:
             log.info("health.ok")
         self._why, self._worked_at = "", time.monotonic()
 
-    def _fail(self, why: str) -> None:
+    def _mark_failed(self, why: str) -> None:
         if why != self._why:
             log.error("health.failed", why=why)
         self._why = why

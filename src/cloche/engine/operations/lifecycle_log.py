@@ -1,31 +1,33 @@
-"""How sandboxes begin, rest and end, as the log, the metrics and the audit log see it."""
+"""The lifecycle of sandboxes (created, paused, resumed, ended) in the log, the metrics and the audit log."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 
-from cloche.engine.operations.audit import Trail
-from cloche.engine.operations.counters import Tally
-from cloche.store.base import HOST_DIED, SHUT_DOWN, Lost, SandboxRecord, State
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.operations.counters import EngineCounters
+from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, LostSandbox, RecordState, SandboxRecord
 from cloche.telemetry import log
 
 MAX_REASON = 200  # characters
 
 
-class Chronicle:
-    def __init__(self, tally: Tally, trail: Trail):
+class LifecycleLog:
+    def __init__(self, tally: EngineCounters, trail: AuditLog):
         self._tally = tally
         self._trail = trail
-        self._states: dict[str, State] = {}  # of those that have a cell
+        self._states: dict[str, RecordState] = {}  # of those that have a cell
 
-    def added(self, record: SandboxRecord) -> None:
-        """It has a cell: for the first time, or again."""
+    def on_sandbox_added(self, record: SandboxRecord) -> None:
+        """Records that a sandbox has a cell: for the first time, or again."""
         self._states[record.id] = record.state
-        self._note("sandbox.created" if record.resumed_at is None else "sandbox.resumed", record, about=record.template)
+        self._record_action(
+            "sandbox.created" if record.resumed_at is None else "sandbox.resumed", record, about=record.template
+        )
 
     def changed(self, record: SandboxRecord, *, left: bool) -> None:
-        """What is recorded of one that has a cell, or has left it just now. Not every change is worth a word."""
+        """Records a change of state of a sandbox that has a cell, or has just left it. Other changes are ignored."""
         before = self._states.get(record.id)
         if left:
             self._states.pop(record.id, None)
@@ -34,33 +36,33 @@ class Chronicle:
         if before is None or before == record.state:
             return
         if record.state == "paused":
-            self._note("sandbox.paused", record, outcome="memory" if record.pause_memory else "files")
+            self._record_action("sandbox.paused", record, outcome="memory" if record.pause_memory else "files")
         elif record.state == "running":
-            self._note("sandbox.resumed", record)
+            self._record_action("sandbox.resumed", record)
         else:
             self.ended(record)
 
     def ended(self, record: SandboxRecord) -> None:
-        """Also of one that was paused on a disk."""
+        """Records the end of a sandbox, also of one that was paused on a disk."""
         if record.owner:
             self._tally.ended[record.state] += 1
             about = {"sandbox": record.id, "owner": record.owner, "template": record.template}
             log.info("sandbox.ended", **about, state=record.state, reason=record.end_reason)
-        self._note("sandbox.ended", record, outcome=record.state, about=(record.end_reason or "")[:MAX_REASON])
+        self._record_action("sandbox.ended", record, outcome=record.state, about=(record.end_reason or "")[:MAX_REASON])
 
-    def lost(self, sandboxes: Iterable[Lost]) -> None:
-        """Those of host processes that died."""
+    def lost(self, sandboxes: Iterable[LostSandbox]) -> None:
+        """Records the end of sandboxes whose host processes died."""
         for id, owner in sandboxes:
-            self._trail.note("sandbox.ended", owner, sandbox=id, outcome="lost", about=HOST_DIED, itself=True)
+            self._trail.record("sandbox.ended", owner, sandbox=id, outcome="lost", about=HOST_DIED_REASON, itself=True)
 
-    def _note(self, what: str, record: SandboxRecord, *, outcome: str = "", about: str = "") -> None:
+    def _record_action(self, what: str, record: SandboxRecord, *, outcome: str = "", about: str = "") -> None:
         if record.owner:
-            itself = _by_itself(record)
-            self._trail.note(what, record.owner, sandbox=record.id, outcome=outcome, about=about, itself=itself)
+            itself = _is_automatic(record)
+            self._trail.record(what, record.owner, sandbox=record.id, outcome=outcome, about=about, itself=itself)
 
 
-def _by_itself(record: SandboxRecord) -> bool:
-    """Whether nobody asked for what happened to it: a deadline that passes runs where the sandbox was made."""
+def _is_automatic(record: SandboxRecord) -> bool:
+    """Whether no caller asked for the change: a passed deadline runs in the task that made the sandbox."""
     if record.state == "paused":
         return record.on_deadline == "pause" and (record.deadline_at or time.time()) <= time.time()
-    return record.state in ("expired", "lost") or record.end_reason == SHUT_DOWN
+    return record.state in ("expired", "lost") or record.end_reason == SHUT_DOWN_REASON

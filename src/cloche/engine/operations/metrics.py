@@ -1,4 +1,4 @@
-"""What a sandbox uses, sampled while it lives: a day of it, in a megabyte at most."""
+"""Samples of a sandbox's resource use: a day of them, in a megabyte at most."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from array import array
 from collections.abc import Awaitable, Callable
 
 from cloche import errors
-from cloche.engine.sandboxes.init_client import Guest
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import Ended
 from cloche.isolation.base import CellStats
 from cloche.model import Limits, Struct
 
-EVERY_SECONDS = 5.0
-KEPT_SECONDS = 26 * 3600.0  # the longest lifetime by default, and a little more
-_MAX_SAMPLES = int(KEPT_SECONDS / EVERY_SECONDS)
+SAMPLE_SECONDS = 5.0
+KEPT_SAMPLES_SECONDS = 26 * 3600.0  # the longest lifetime by default, and a little more
+_MAX_SAMPLES = int(KEPT_SAMPLES_SECONDS / SAMPLE_SECONDS)
 _DROPPED_AT_ONCE = _MAX_SAMPLES // 16
-_AS_BEFORE = 12  # times in a row that one is taken for unchanged: the host itself may have taken memory from it
+_MAX_REPEATED_SAMPLES = (
+    12  # times in a row that one is taken for unchanged: the host itself may have taken memory from it
+)
 
 
 class Sample(Struct):
-    """What a sandbox used at one moment. What the host cannot tell is 0."""
+    """The resource use of a sandbox at one moment. Values that the host cannot tell are 0."""
 
     at: float  # since 1970
     cpu_percent: float  # of all that it may use, since the sample before
@@ -30,14 +32,14 @@ class Sample(Struct):
     space_bytes: int  # of its writable space, and shared memory
 
 
-_WIDTH = len(Sample.__struct_fields__)
+_SAMPLE_WIDTH = len(Sample.__struct_fields__)
 
 
-class Meter:
+class SandboxMeter:
     """Samples one sandbox until `close`.
 
-    `read` must be cheap: it is called on the event loop. Where it knows nothing of memory, `ask` is asked instead.
-    `on_cpu` hears of each second of CPU once, at the latest at `close`: the last ones are what `cpu_seconds` says then.
+    `read` must be cheap: it is called on the event loop. Where it has no memory figure, `ask` is used instead.
+    `on_cpu` gets each second of CPU once, at the latest at `close`, when `cpu_seconds` gives the last ones.
     """
 
     def __init__(
@@ -60,31 +62,31 @@ class Meter:
         self._asking: asyncio.Task[None] | None = None
         self._ran_until: float | None = None  # the CPU seconds at the last sample
         self._unread = 0  # samples since it was last read
-        self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(SAMPLE_SECONDS, self._take_sample)
 
-    async def between(self, start: float | None = None, end: float | None = None) -> list[Sample]:
+    async def samples_between(self, start: float | None = None, end: float | None = None) -> list[Sample]:
         """The samples from `start` to `end`, both included, the oldest first. Raises Gone."""
-        await self._take_first()
-        samples = (_sample(self._rows, row) for row in range(0, len(self._rows), _WIDTH))
+        await self._take_first_sample()
+        samples = (_sample_at_row(self._rows, row) for row in range(0, len(self._rows), _SAMPLE_WIDTH))
         return [each for each in samples if (start is None or each.at >= start) and (end is None or each.at <= end)]
 
-    async def latest(self) -> Sample:
+    async def latest_sample(self) -> Sample:
         """The newest one there is. Raises Gone."""
-        await self._take_first()
-        return _sample(self._rows, len(self._rows) - _WIDTH)
+        await self._take_first_sample()
+        return _sample_at_row(self._rows, len(self._rows) - _SAMPLE_WIDTH)
 
     def recent(self, count: int) -> list[Sample]:
-        """The newest so many, the oldest first. Never waits: of a sandbox that is seconds old there may be none."""
-        first = max(len(self._rows) - count * _WIDTH, 0)
-        return [_sample(self._rows, row) for row in range(first, len(self._rows), _WIDTH)]
+        """The newest `count` samples, the oldest first. Never waits: a sandbox that is seconds old may have none."""
+        first = max(len(self._rows) - count * _SAMPLE_WIDTH, 0)
+        return [_sample_at_row(self._rows, row) for row in range(first, len(self._rows), _SAMPLE_WIDTH)]
 
     @property
     def processes(self) -> int | None:
         """How many at the last sample, init and kernels among them; None where this host does not count them."""
         return self._read().processes if self._processes is None else self._processes
 
-    def heeding(self, then: Callable[[Ended], None]) -> Callable[[Ended], None]:
-        """For executions to tell of their end. What they say of their CPU counts where nobody else knows any."""
+    def count_cpu_then(self, then: Callable[[Ended], None]) -> Callable[[Ended], None]:
+        """A callback for ended executions, which calls `then`. Their CPU counts where the host measures none."""
 
         def hear(ended: Ended) -> None:
             self._told += ended.usage.cpu_seconds
@@ -96,51 +98,51 @@ class Meter:
         """May be called again."""
         self._timer.cancel()
         measured = self._cpu_seconds()
-        self._cpu_percent(time.monotonic(), self._told if measured is None else measured)
+        self._count_cpu_percent(time.monotonic(), self._told if measured is None else measured)
         if self._asking is not None:
             self._asking.cancel()
 
-    async def _take_first(self) -> None:
-        """Whoever asks of a sandbox that is seconds old gets an answer too."""
+    async def _take_first_sample(self) -> None:
+        """Takes a sample for a sandbox that is only seconds old."""
         if not self._rows:
             stats = self._read()
-            self._keep(stats if stats.memory_bytes is not None else await self._ask())
+            self._add_stats(stats if stats.memory_bytes is not None else await self._ask())
 
-    def _tick(self) -> None:
+    def _take_sample(self) -> None:
         ran, self._ran_until = self._ran_until, self._cpu_seconds()
-        if self._rows and ran is not None and ran == self._ran_until and self._unread < _AS_BEFORE:
-            self._keep_as_before()
+        if self._rows and ran is not None and ran == self._ran_until and self._unread < _MAX_REPEATED_SAMPLES:
+            self._repeat_last_sample()
         elif (stats := self._read()).memory_bytes is not None:
-            self._keep(stats)
+            self._add_stats(stats)
         elif self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._ask_and_keep())
-        self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(SAMPLE_SECONDS, self._take_sample)
 
     async def _ask_and_keep(self) -> None:
         try:
-            self._keep(await self._ask())
+            self._add_stats(await self._ask())
         except errors.ClocheError:
             pass  # it is ending, or is not what it was: there is nothing to sample, and whoever uses it will hear
 
-    def _keep_as_before(self) -> None:
-        """Nothing ran in it, so nothing has changed. Most sandboxes wait most of the time, and reading takes long."""
+    def _repeat_last_sample(self) -> None:
+        """Nothing ran, so nothing has changed. Most sandboxes wait most of the time, and reading takes long."""
         self._unread += 1
         self._last = (time.monotonic(), self._last[1])
-        self._add(time.time(), 0.0, *self._rows[2 - _WIDTH :])
+        self._append_row(time.time(), 0.0, *self._rows[2 - _SAMPLE_WIDTH :])
 
-    def _keep(self, stats: CellStats) -> None:
+    def _add_stats(self, stats: CellStats) -> None:
         self._processes, self._unread = stats.processes, 0
         files = stats.file_bytes or 0
         space = min(stats.shared_bytes or 0, files)
-        used, percent = stats.memory_bytes or 0, self._cpu_percent(time.monotonic(), stats.cpu_seconds or 0.0)
-        self._add(time.time(), percent, max(used - files, 0), files - space, space)
+        used, percent = stats.memory_bytes or 0, self._count_cpu_percent(time.monotonic(), stats.cpu_seconds or 0.0)
+        self._append_row(time.time(), percent, max(used - files, 0), files - space, space)
 
-    def _add(self, *row: float) -> None:
+    def _append_row(self, *row: float) -> None:
         self._rows.extend(row)
-        if len(self._rows) > _MAX_SAMPLES * _WIDTH:
-            del self._rows[: _DROPPED_AT_ONCE * _WIDTH]
+        if len(self._rows) > _MAX_SAMPLES * _SAMPLE_WIDTH:
+            del self._rows[: _DROPPED_AT_ONCE * _SAMPLE_WIDTH]
 
-    def _cpu_percent(self, now: float, cpu_seconds: float) -> float:
+    def _count_cpu_percent(self, now: float, cpu_seconds: float) -> float:
         then, before = self._last
         self._last = (now, max(cpu_seconds, before))
         passed, used = max(now - then, 0.001) * self._cpus, max(cpu_seconds - before, 0.0)
@@ -149,19 +151,21 @@ class Meter:
         return min(used / passed * 100.0, 100.0)
 
 
-def _sample(rows: array[float], row: int) -> Sample:
-    at, cpu, memory, cache, space = rows[row : row + _WIDTH]
+def _sample_at_row(rows: array[float], row: int) -> Sample:
+    at, cpu, memory, cache, space = rows[row : row + _SAMPLE_WIDTH]
     return Sample(at=at, cpu_percent=cpu, memory_bytes=int(memory), cache_bytes=int(cache), space_bytes=int(space))
 
 
-async def measured_inside(guest: Guest) -> CellStats:
-    """What init itself can tell, for hosts without cgroups. Raises Gone, ProtocolViolation."""
+async def measure_inside(guest: InitClient) -> CellStats:
+    """The measurements of init itself, for hosts without cgroups. Raises Gone, ProtocolViolation."""
     told = (await guest.request("usage")).ok
-    memory, space, cpu = (_number(told.get(name)) for name in ("memory_bytes", "space_bytes", "cpu_milliseconds"))
+    memory, space, cpu = (
+        _check_measurement(told.get(name)) for name in ("memory_bytes", "space_bytes", "cpu_milliseconds")
+    )
     return CellStats(memory_bytes=memory + space, file_bytes=space, shared_bytes=space, cpu_seconds=cpu / 1000)
 
 
-def _number(told: object) -> int:
+def _check_measurement(told: object) -> int:
     if type(told) is not int or not 0 <= told < 1 << 50:
         raise errors.ProtocolViolation("the guest's init sent a measurement that is no such number")
     return told

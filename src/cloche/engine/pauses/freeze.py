@@ -1,24 +1,24 @@
-"""The programs of a sandbox, stopped where they are, and let go on without their noticing."""
+"""Freezes the programs of a sandbox, and thaws them without their noticing."""
 
 from __future__ import annotations
 
 import asyncio
 
 from cloche import errors
-from cloche.engine.sandboxes.init_client import Guest
-from cloche.isolation.base import Cell
+from cloche.engine.sandboxes.init_client import InitClient
+from cloche.isolation.base import SandboxCell
 
-HOLD_SECONDS = 10.0  # init gives up before
+FREEZE_SECONDS = 10.0  # init gives up before
 
 
-class Stillness:
-    """By the host's freezer where there is one; else init stops them by a signal (see `guest.stillness`).
+class ProgramFreezer:
+    """Uses the host's freezer where there is one; else init stops them by a signal (see `guest.stillness`).
 
-    Init itself always goes on, and so does what it forks later. What is asked of programs while they are held waits: a
-    signal, too, be it SIGKILL. So their time stands still as they do: see `ProgramTime`.
+    Init itself always goes on, and so do processes that it forks later. Requests to frozen programs wait: a
+    signal, too, be it SIGKILL. So their time stops as well: see `ProgramTime`.
     """
 
-    def __init__(self, cell: Cell, guest: Guest):
+    def __init__(self, cell: SandboxCell, guest: InitClient):
         self._cell = cell
         self._guest = guest
         self._lock = asyncio.Lock()
@@ -30,13 +30,13 @@ class Stillness:
         return self._holders > 0
 
     async def hold(self) -> None:
-        """Returns when they stand still. Counted: each needs its `release`.
+        """Returns when they are frozen. Counted: each needs its `release`.
 
         Raises Unavailable (then all run as before), or Gone.
         """
         async with self._lock:
             if not self._holders:
-                await self._hold()
+                await self._freeze_programs()
             self._holders += 1
 
     async def release(self) -> None:
@@ -46,10 +46,10 @@ class Stillness:
                 raise RuntimeError("released more often than held")
             self._holders -= 1
             if not self._holders:
-                await self._release()
+                await self._thaw_programs()
 
-    async def _hold(self) -> None:
-        """First nobody is started any more, so that nobody is when the others stand still."""
+    async def _freeze_programs(self) -> None:
+        """First blocks new starts, so that none happens while the others are frozen."""
         self._guest.shut()
         self._guest.time.hold()
         try:
@@ -64,7 +64,7 @@ class Stillness:
             self._guest.time.go_on()
             raise
 
-    async def _release(self) -> None:
+    async def _thaw_programs(self) -> None:
         self._guest.open()
         try:
             if self._by_host:
@@ -77,7 +77,7 @@ class Stillness:
 
     async def _ask_init(self, *, stop: bool) -> None:
         try:
-            async with asyncio.timeout(HOLD_SECONDS):
+            async with asyncio.timeout(FREEZE_SECONDS):
                 reply = await self._guest.request("hold", stop=stop)
         except TimeoutError:
             raise errors.Unavailable("the sandbox's init did not answer when asked to stop its programs") from None

@@ -1,4 +1,4 @@
-"""What of sandboxes lasts: pauses, with and without their memory, snapshots of their files, and forks from those."""
+"""Pause, resume, snapshot and fork."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from cloche import errors
-from cloche.config import Kept
+from cloche.config import RetentionLimits
 from cloche.engine.instance import Instance
-from cloche.engine.operations.audit import Trail
-from cloche.engine.pauses.images import Images
-from cloche.engine.pauses.snapshots import Snapshots
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.pauses.images import SandboxImages
+from cloche.engine.pauses.snapshots import SnapshotRegistry
 from cloche.engine.quotas.quotas import Quotas
-from cloche.engine.sandboxes.endings import absent
-from cloche.engine.sandboxes.pool import Housing
-from cloche.engine.sandboxes.sandbox import Jumps, Sandbox
+from cloche.engine.sandboxes.endings import not_running_error
+from cloche.engine.sandboxes.pool import CellSupply
+from cloche.engine.sandboxes.sandbox import Sandbox, WallClockWatch
 from cloche.engine.stores import Stores
 from cloche.model import GIB, MIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
-from cloche.store.base import Records, Revival, SandboxRecord, State
-from cloche.store.retention_clock import surely_past
+from cloche.store.base import RecordState, ResumeSpec, SandboxRecord, SandboxRecords
+from cloche.store.retention_clock import retention_now
 from cloche.telemetry import log
 
-# Pausing and resuming sandboxes, and images of their files while programs stand still.
+# The steps of pausing and resuming a sandbox, and of imaging its files while its programs are frozen.
 
 T = TypeVar("T")
 
 SAVING_BYTES = 64 * MIB  # what the one who saves a sandbox's files may use of memory
-FORGET_SECONDS = 0.05  # whoever has resumed a sandbox waits for an answer of it: what clears away comes after that
+REMOVE_IMAGE_SECONDS = (
+    0.05  # whoever has resumed a sandbox waits for an answer of it: what clears away comes after that
+)
 
 
-class Pauses:
-    """What it begins it brings to an end, also when whoever asked for it has left.
+class PauseTransitions:
+    """Completes each transition that it begins, also when the caller has disconnected.
 
-    `on_left` hears of each that is paused without its memory, before anybody can look for it. `check_size(owner,
-    bytes)` raises InvalidRequest or QuotaExceeded where an owner's paused ones would take too much.
+    `on_left` is called for each sandbox paused without its memory, before a request can look for it.
+    `check_size(owner, bytes)` raises InvalidRequest or QuotaExceeded where an owner's paused ones would take
+    too much.
     """
 
     def __init__(
         self,
-        images: Images,
-        records: Records,
+        images: SandboxImages,
+        records: SandboxRecords,
         on_left: Callable[[SandboxRecord, NetworkPolicy], None],
         check_size: Callable[[str, int], Awaitable[None]],
     ):
@@ -63,53 +66,53 @@ class Pauses:
 
         Raises InvalidRequest, Unavailable, TooLarge: then it runs as before.
         """
-        await self._to_its_end(self._pause(sandbox, memory))
+        await self._run_shielded(self._pause_sandbox(sandbox, memory))
 
     async def resume(self, sandbox: Sandbox, seconds: float | None) -> None:
-        """Of one that is paused with its memory. Harmless when it runs. Raises Gone, Unavailable, Busy."""
-        await self._to_its_end(self._resume(sandbox, seconds))
+        """Resumes one that is paused with its memory. Harmless when it runs. Raises Gone, Unavailable, Busy."""
+        await self._run_shielded(self._resume_sandbox(sandbox, seconds))
 
     async def image(self, sandbox: Sandbox) -> tuple[str, int]:
-        """The files of one that runs or rests, as they are at one moment: the image's id, and its bytes.
+        """An image of the files of a running or paused sandbox at one moment: its id, and its bytes.
 
         Raises Gone, Unavailable, TooLarge.
         """
-        making = self._run(self._image(sandbox))
+        making = self._run_task(self._save_frozen(sandbox))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(self._drop)
+            making.add_done_callback(self._remove_made_image)
             raise
 
     async def aclose(self) -> None:
         await asyncio.gather(*self._errands, return_exceptions=True)
 
-    async def _pause(self, sandbox: Sandbox, memory: bool) -> None:
+    async def _pause_sandbox(self, sandbox: Sandbox, memory: bool) -> None:
         async with sandbox.changing:
             sandbox.check_running()
-            await self._check_expected(sandbox)
+            await self._check_expected_size(sandbox)
             await sandbox.stillness.hold()
             image = ""
             try:
-                image, size_bytes = await self._save(sandbox)
-                await self._check_saved(sandbox, size_bytes)
+                image, size_bytes = await self._save_files(sandbox)
+                await self._check_saved_size(sandbox, size_bytes)
                 record = sandbox.rest(sandbox.revival(image, size_bytes), memory=memory)
                 await self._records.keep(record)
                 if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
                     sandbox.check_running()
             except BaseException:
-                await self._undo(sandbox, image)
+                await self._undo_pause(sandbox, image)
                 raise
-            sandbox.lie_down(record)
+            sandbox.mark_paused(record)
             if not memory:
                 self._on_left(sandbox.record, sandbox.network.policy)
-                sandbox.leave_cell("the sandbox was paused without its memory")
+                sandbox.release_cell("the sandbox was paused without its memory")
             log.info("sandbox.paused", sandbox=sandbox.id, owner=record.owner, memory=memory)
 
-    async def _check_expected(self, sandbox: Sandbox) -> None:
-        """Before its files are written, which costs much. What was refused once is likely to be so again.
+    async def _check_expected_size(self, sandbox: Sandbox) -> None:
+        """Checks the expected size before the costly write of the files: a refused size is likely refused again.
 
-        Its files may be fewer by now: each time that they are not even looked at, half as many are expected.
+        Its files may be fewer by now: after each refusal without a write, half as many bytes are expected.
         """
         expected = self._too_large.pop(sandbox, 0)
         try:
@@ -119,14 +122,14 @@ class Pauses:
                 self._too_large[sandbox] = expected // 2
             raise
 
-    async def _check_saved(self, sandbox: Sandbox, size_bytes: int) -> None:
+    async def _check_saved_size(self, sandbox: Sandbox, size_bytes: int) -> None:
         try:
             await self._check_size(sandbox.spec.owner, size_bytes)
         except errors.ClocheError:
             self._too_large[sandbox] = size_bytes
             raise
 
-    async def _undo(self, sandbox: Sandbox, image: str) -> None:
+    async def _undo_pause(self, sandbox: Sandbox, image: str) -> None:
         """The pause has failed: it runs on."""
         if sandbox.ending is None:
             self._records.put(sandbox.record)
@@ -135,29 +138,29 @@ class Pauses:
         if image:
             await self._images.remove(image)
 
-    async def _resume(self, sandbox: Sandbox, seconds: float | None) -> None:
+    async def _resume_sandbox(self, sandbox: Sandbox, seconds: float | None) -> None:
         async with sandbox.changing:
             if sandbox.record.state != "paused" or sandbox.ending is not None:
                 sandbox.check_running()
                 return
             revival = sandbox.record.revival
-            sandbox.turns.rise()
+            sandbox.turns.reclaim_slots()
             try:
                 await sandbox.stillness.release()
             except BaseException:
                 sandbox.turns.rest()
                 raise
-            sandbox.get_up(seconds)
+            sandbox.mark_running(seconds)
             log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
         if revival is not None:
-            self._run(self._forget_later(sandbox.id, revival.image))
+            self._run_task(self._remove_image_later(sandbox.id, revival.image))
 
-    async def _forget_later(self, id: str, image: str) -> None:
-        await asyncio.sleep(FORGET_SECONDS)
-        await self.forget_image(id, image)
+    async def _remove_image_later(self, id: str, image: str) -> None:
+        await asyncio.sleep(REMOVE_IMAGE_SECONDS)
+        await self.remove_unneeded_image(id, image)
 
-    async def forget_image(self, id: str, image: str) -> None:
-        """Removes an image of that sandbox's, unless what is on record says that the sandbox could come to need it."""
+    async def remove_unneeded_image(self, id: str, image: str) -> None:
+        """Removes an image of that sandbox's, unless its record still names the image."""
         try:
             record = await self._records.get(id)
         except errors.Unavailable as error:
@@ -166,38 +169,38 @@ class Pauses:
         if record is None or record.revival is None or record.revival.image != image:
             await self._images.remove(image)
 
-    async def _image(self, sandbox: Sandbox) -> tuple[str, int]:
-        async with sandbox.changing, _standing_still(sandbox):
-            return await self._save(sandbox)
+    async def _save_frozen(self, sandbox: Sandbox) -> tuple[str, int]:
+        async with sandbox.changing, _frozen_programs(sandbox):
+            return await self._save_files(sandbox)
 
-    async def _save(self, sandbox: Sandbox) -> tuple[str, int]:
+    async def _save_files(self, sandbox: Sandbox) -> tuple[str, int]:
         # Without it, one that uses all it may could not be saved, or one of its programs would be ended for it.
-        with sandbox.charge.room_to_save(SAVING_BYTES):
+        with sandbox.charge.extra_room_to_save(SAVING_BYTES):
             saved = await self._images.save(sandbox.guest, sandbox.limits.space_bytes)
         return saved.id, saved.bytes
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._run(work))
+    async def _run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._run_task(work))
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _run_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._errands.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _drop(self, making: asyncio.Task[tuple[str, int]]) -> None:
-        """Whoever asked for that image has left."""
+    def _remove_made_image(self, making: asyncio.Task[tuple[str, int]]) -> None:
+        """Removes an image whose caller was cancelled."""
         if not making.cancelled() and making.exception() is None:
-            self._run(self._images.remove(making.result()[0]))
+            self._run_task(self._images.remove(making.result()[0]))
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._errands.discard(task)
         if not task.cancelled():
             task.exception()  # whoever asked may have left
 
 
 @contextlib.asynccontextmanager
-async def _standing_still(sandbox: Sandbox) -> AsyncIterator[None]:
+async def _frozen_programs(sandbox: Sandbox) -> AsyncIterator[None]:
     """Raises Gone, Unavailable."""
     if sandbox.ending is not None:
         sandbox.check_running()
@@ -209,13 +212,13 @@ async def _standing_still(sandbox: Sandbox) -> AsyncIterator[None]:
             await sandbox.stillness.release()
 
 
-# Sandboxes that are paused without their memory: all that is left of them is on a disk.
+# Sandboxes that are paused without their memory: only their files remain, on a disk.
 
 
-class Asleep:
-    """Those that this process may wake: its own, and those of host processes that have ended."""
+class PausedOnDisk:
+    """The paused sandboxes that this process may wake: its own, and those of host processes that have ended."""
 
-    def __init__(self, records: Records, is_live: Callable[[str], bool]):
+    def __init__(self, records: SandboxRecords, is_live: Callable[[str], bool]):
         self._records = records
         self._is_live = is_live
         self._known: dict[str, SandboxRecord] = {}
@@ -224,10 +227,10 @@ class Asleep:
     async def open(self) -> None:
         for record in await self._records.paused():
             if not self._is_live(record.instance):
-                self._known[record.id] = _without_memory(record)
+                self._known[record.id] = _record_without_memory(record)
 
     def add(self, record: SandboxRecord, policy: NetworkPolicy | None = None) -> None:
-        """`policy`: what it may reach when it wakes in this process; else what is recorded."""
+        """`policy`: the network policy when it wakes in this process; else the recorded one."""
         self._known[record.id] = record
         if policy is not None:
             self._policies[record.id] = policy
@@ -241,9 +244,9 @@ class Asleep:
         self._policies.pop(id, None)
 
     async def find(self, id: str, owner: str | None) -> SandboxRecord | None:
-        """One that can be woken here, also if the host process that had paused it ended a moment ago.
+        """A record that can be woken here, also if the host process that paused it ended a moment ago.
 
-        With an owner, if it is theirs: else it is looked for as one that never was.
+        With an owner, only if it is theirs: else None, as for an id that never existed.
         """
         known = self._known.get(id)
         if known is not None and owner in (None, known.owner):
@@ -251,13 +254,13 @@ class Asleep:
         record = await self._records.get(id, owner)
         if record is None or record.state != "paused" or self._is_live(record.instance):
             return None
-        return _without_memory(record)
+        return _record_without_memory(record)
 
     def list(self, owner: str | None) -> Sequence[SandboxRecord]:
         return [each for each in self._known.values() if owner in (None, each.owner)]
 
 
-def _without_memory(record: SandboxRecord) -> SandboxRecord:
+def _record_without_memory(record: SandboxRecord) -> SandboxRecord:
     """Its host process has ended, and its memory with it."""
     return msgspec.structs.replace(record, pause_memory=False)
 
@@ -265,65 +268,71 @@ def _without_memory(record: SandboxRecord) -> SandboxRecord:
 RETRY_SECONDS = 30.0  # between the first tries to pause one whose deadline has passed, and twice as long each time
 MAX_RETRY_SECONDS = 600.0
 OVERTIME_SECONDS = 3600.0
-SWEEP_SECONDS = 3600.0
+PAUSE_SWEEP_SECONDS = 3600.0
 MAX_FORKS = 20
-TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
+PAUSED_TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
 
 
-class Source(NamedTuple):
-    """A sandbox as others can be made from it. The image is for whoever asked for it, to be removed."""
+class SandboxSource(NamedTuple):
+    """A sandbox's files and settings, to make others from. The caller removes the image."""
 
     record: SandboxRecord
-    revival: Revival
+    revival: ResumeSpec
     policy: NetworkPolicy | None
     image: str
     bytes: int
 
 
-class Maker(Protocol):
-    """What makes sandboxes."""
+class SandboxMaker(Protocol):
+    """The part of the engine that makes and lists sandboxes."""
 
-    trail: Trail
+    trail: AuditLog
     quotas: Quotas
-    housing: Housing
+    housing: CellSupply
 
-    def living(self) -> Sequence[Sandbox]:
-        """Those that have a cell, running and paused."""
+    def live_sandboxes(self) -> Sequence[Sandbox]:
+        """The sandboxes that have a cell, running and paused."""
 
     async def make(
         self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
     ) -> Sandbox:
-        """One with the files of that image; `before`: the sandbox that it was. Raises as `Engine.create` does."""
+        """A sandbox with the files of that image; `before`: its earlier record. Raises as `Engine.create` does."""
 
 
-class Lasting:
+class Pauses:
     def __init__(
-        self, kept: Kept, maker: Maker, instance: Instance, stores: Stores, images: Images, snapshots: Snapshots
+        self,
+        kept: RetentionLimits,
+        maker: SandboxMaker,
+        instance: Instance,
+        stores: Stores,
+        images: SandboxImages,
+        snapshots: SnapshotRegistry,
     ):
         records = stores.records
         self._volumes = stores.volumes
-        self.asleep = Asleep(records, instance.is_live)
+        self.asleep = PausedOnDisk(records, instance.is_live)
         self._snapshots = snapshots
         self._kept = kept
         self._instance = instance
         self._maker = maker
         self._records = records
         self._images = images
-        self._pauses = Pauses(images, records, self.asleep.add, self._check_size)
+        self._pauses = PauseTransitions(images, records, self.asleep.add, self._check_stored_size)
         self._pausing: Counter[str] = Counter()  # by owner
         self._tries: WeakKeyDictionary[Sandbox, int] = WeakKeyDictionary()  # to pause one, that failed
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
-        self._jumps = Jumps(self._reckon)
+        self._jumps = WallClockWatch(self._adjust_deadlines)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def open(self) -> None:
-        """Finds what rests, and removes what a process left that was killed."""
+        """Loads the paused sandboxes, and removes the leftovers of killed processes."""
         self._maker.housing.admission.shut_out.hear(self._finish_waking_of)
         await self.asleep.open()
         await self._images.remove_orphans(self._known_images, self._instance.is_live)
-        self._sweep()
+        self._schedule_sweep()
         self._jumps.open()
 
     async def _known_images(self) -> set[str]:
@@ -331,12 +340,12 @@ class Lasting:
         return paused | await self._snapshots.images() | await self._volumes.images()
 
     def resting(self) -> Sequence[Sandbox]:
-        """Those that are paused and have a cell."""
-        return [each for each in self._maker.living() if each.record.state == "paused"]
+        """The sandboxes that are paused and have a cell."""
+        return [each for each in self._maker.live_sandboxes() if each.record.state == "paused"]
 
-    def _reckon(self) -> None:
-        for sandbox in self._maker.living():
-            sandbox.reckon()
+    def _adjust_deadlines(self) -> None:
+        for sandbox in self._maker.live_sandboxes():
+            sandbox.adjust_deadline()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -347,7 +356,7 @@ class Lasting:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def finish_waking(self) -> None:
-        """Those that are being woken run, or rest as before."""
+        """Waits until all sandboxes that are being woken run, or are paused as before."""
         await asyncio.gather(*self._waking.values(), return_exceptions=True)
 
     async def _finish_waking_of(self, owner: str) -> None:
@@ -368,12 +377,12 @@ class Lasting:
             self._pausing[owner] -= 1
 
     def on_due(self, sandbox: Sandbox) -> None:
-        """The deadline has passed of a sandbox that is to be paused then."""
+        """Pauses a sandbox whose deadline has passed and that is to be paused then."""
         if not self._closed:
-            self._later(self._pause_when_due(sandbox))
+            self._run_later(self._pause_when_due(sandbox))
 
     async def _pause_when_due(self, sandbox: Sandbox) -> None:
-        """One that cannot be paused runs on, and it is tried again: to end it would lose what it was to keep.
+        """One that cannot be paused runs on, and it is tried again: to end it would lose the state it was to keep.
 
         But not for ever: an hour after it has run for as long as any may, it ends.
         """
@@ -387,10 +396,10 @@ class Lasting:
             if sandbox.over_seconds > OVERTIME_SECONDS:
                 await sandbox.end("expired", "deadline", f"its deadline passed, and it could not be paused: {error}")
             elif sandbox.record.state == "running" and not self._closed:
-                sandbox.defer(self._retry_seconds(sandbox))
+                sandbox.defer_deadline(self._retry_seconds(sandbox))
 
     def _retry_seconds(self, sandbox: Sandbox) -> float:
-        """Each try may cost a write of all its files."""
+        """Grows with each try, which may cost a write of all its files."""
         tries = self._tries[sandbox] = self._tries.get(sandbox, -1) + 1
         return min(RETRY_SECONDS * 2.0 ** min(tries, 16), MAX_RETRY_SECONDS)
 
@@ -399,14 +408,14 @@ class Lasting:
         await self._pauses.resume(sandbox, seconds)
         return sandbox
 
-    async def lay_down(self, sandbox: Sandbox) -> None:
-        """Its host ends. The files stay of one that is paused, or was, or is to be at its deadline.
+    async def save_for_shutdown(self, sandbox: Sandbox) -> None:
+        """Saves the files of a sandbox that is paused, or was, or is to be at its deadline: the host shuts down.
 
-        Whatever goes wrong: the others have to be laid down as well.
+        Failures are logged, not raised: the other sandboxes have to be saved as well.
         """
         if sandbox.record.state == "paused" and sandbox.ending is None:
-            sandbox.leave_cell("shutdown")
-        elif sandbox.record.state == "running" and _is_to_last(sandbox.record):
+            sandbox.release_cell("shutdown")
+        elif sandbox.record.state == "running" and _survives_shutdown(sandbox.record):
             try:
                 await self._pauses.pause(sandbox, memory=False)
             except (errors.ClocheError, OSError, RuntimeError) as error:
@@ -414,64 +423,64 @@ class Lasting:
 
     # -- those without a cell
 
-    async def wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
-        """One that is paused without its memory, its files in a new cell. Raises as `Engine.create` does, Gone."""
+    async def wake_from_disk(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
+        """Resumes one paused without memory, with its files in a new cell. Raises as `Engine.create` does, Gone."""
         if record.id not in self._waking:
-            task = self._waking[record.id] = asyncio.create_task(self._wake(record, seconds), name=record.owner)
+            task = self._waking[record.id] = asyncio.create_task(self._wake_claimed(record, seconds), name=record.owner)
             task.add_done_callback(lambda _: self._waking.pop(record.id, None))
         return await asyncio.shield(self._waking[record.id])
 
-    async def _wake(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
-        """Until it has its files it is on record as paused: should this process be killed, it still is."""
+    async def _wake_claimed(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
+        """Until it has its files it is on record as paused: if this process is killed, it still is."""
         policy = self.asleep.policy(record.id)
         claimed = await self._records.claim(record, self._instance.name)
         if claimed is None or claimed.revival is None:
             self.asleep.forget(record.id)
-            raise absent(await self._records.get(record.id) or record)
+            raise not_running_error(await self._records.get(record.id) or record)
         revival, claimed = claimed.revival, msgspec.structs.replace(claimed, pause_memory=False)
         try:
-            spec = _spec_of(claimed, revival, policy or revival.network, seconds)
+            spec = _make_restored_spec(claimed, revival, policy or revival.network, seconds)
             sandbox = await self._maker.make(spec, claimed.id, image=revival.image, before=claimed)
         except BaseException:
-            await asyncio.shield(self._lay_back(claimed, policy))
+            await asyncio.shield(self._restore_paused_record(claimed, policy))
             raise
-        await self._pauses.forget_image(record.id, revival.image)
+        await self._pauses.remove_unneeded_image(record.id, revival.image)
         log.info("sandbox.resumed", sandbox=record.id, owner=record.owner, memory=False)
         return sandbox
 
-    async def _lay_back(self, record: SandboxRecord, policy: NetworkPolicy | None) -> None:
-        """It could not be woken, whatever was recorded of the try."""
+    async def _restore_paused_record(self, record: SandboxRecord, policy: NetworkPolicy | None) -> None:
+        """Restores the record of a sandbox that could not be woken."""
         await self._records.keep(record)
         self.asleep.add(record, policy)
 
     async def end(self, record: SandboxRecord, reason: str, *, expired: bool = False) -> None:
-        """One that is paused on a disk has ended. Raises Gone where somebody was faster."""
+        """Ends a sandbox that is paused on a disk. Raises Gone where another request was faster."""
         if (waking := self._waking.get(record.id)) is not None:
             with contextlib.suppress(errors.ClocheError):
                 await (await asyncio.shield(waking)).kill(reason)
                 return
-        state: State = "expired" if expired else "killed"
+        state: RecordState = "expired" if expired else "killed"
         ended = msgspec.structs.replace(
             record, state=state, ended_at=time.time(), end_reason=reason, revival=None, paused_at=None
         )
         self.asleep.forget(record.id)
         if not await self._records.conclude(ended):
-            raise absent(await self._records.get(record.id) or record)
+            raise not_running_error(await self._records.get(record.id) or record)
         if record.revival is not None:
             await self._images.remove(record.revival.image)
         log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
-        self._maker.trail.note(
+        self._maker.trail.record(
             "sandbox.ended", record.owner, sandbox=record.id, outcome=state, about=reason, itself=expired
         )
 
     # -- snapshots and forks
 
     def forget(self, image: str) -> None:
-        """Nobody needs it any more. Never waits."""
-        self._later(self._images.remove(image))
+        """Removes an image that is not needed any more, in the background."""
+        self._run_later(self._images.remove(image))
 
-    async def snapshot(self, source: Source, name: str | None) -> Snapshot:
-        """Raises InvalidRequest where the owner has as much as one may have; the image is gone then."""
+    async def snapshot(self, source: SandboxSource, name: str | None) -> Snapshot:
+        """Raises InvalidRequest where the owner is at the limit; the image is gone then."""
         snapshot = Snapshot(
             id=new_id("s"),
             owner=source.record.owner,
@@ -492,90 +501,92 @@ class Lasting:
             await asyncio.shield(self._images.remove(source.image))
             raise
         log.info("snapshot.made", snapshot=snapshot.id, sandbox=snapshot.sandbox, owner=snapshot.owner)
-        self._maker.trail.note(
+        self._maker.trail.record(
             "snapshot.made", snapshot.owner, sandbox=snapshot.sandbox, id=snapshot.id, bytes=snapshot.bytes
         )
         return snapshot
 
-    async def fork(self, source: Source, count: int, seconds: float | None) -> Sequence[Sandbox | errors.ClocheError]:
-        """New sandboxes with the source's files and settings; for each that could not be made, why."""
+    async def fork(
+        self, source: SandboxSource, count: int, seconds: float | None
+    ) -> Sequence[Sandbox | errors.ClocheError]:
+        """New sandboxes with the source's files and settings; an error for each that could not be made."""
         policy = source.policy or source.revival.network
-        spec = _spec_of(source.record, source.revival, policy, seconds or source.revival.lifetime_seconds)
-        specs = {id: _renamed(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
-        self._maker.trail.note("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
+        spec = _make_restored_spec(source.record, source.revival, policy, seconds or source.revival.lifetime_seconds)
+        specs = {id: _replace_own_id(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
+        self._maker.trail.record("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
         try:
             made = await asyncio.gather(
                 *(self._maker.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
             )
         finally:
             await asyncio.shield(self._images.remove(source.image))
-        return [_told(each) for each in made]
+        return [_raise_unexpected(each) for each in made]
 
-    async def source_of(self, sandbox: Sandbox) -> Source:
+    async def source_of(self, sandbox: Sandbox) -> SandboxSource:
         """Raises Gone, Unavailable, TooLarge."""
         policy = sandbox.network.policy
         image, size = await self._pauses.image(sandbox)
-        return Source(sandbox.record, sandbox.revival(image, size), policy, image, size)
+        return SandboxSource(sandbox.record, sandbox.revival(image, size), policy, image, size)
 
-    async def source_asleep(self, record: SandboxRecord) -> Source:
+    async def source_on_disk(self, record: SandboxRecord) -> SandboxSource:
         """Raises SandboxLost where its files are gone."""
         assert record.revival is not None
         copied = await self._images.copy(record.revival.image)
-        return Source(record, record.revival, self.asleep.policy(record.id), copied.id, copied.bytes)
+        return SandboxSource(record, record.revival, self.asleep.policy(record.id), copied.id, copied.bytes)
 
     # -- inside
 
     def _check_room(self, owner: str) -> None:
-        count = len(self._paused(owner)) + self._pausing[owner]
+        count = len(self._paused_records(owner)) + self._pausing[owner]
         if count >= self._kept.paused:
             raise errors.InvalidRequest(
                 f"{count} sandboxes are paused already, as many as one may have here: kill or resume one first"
             )
 
-    async def _check_size(self, owner: str, more_bytes: int) -> None:
+    async def _check_stored_size(self, owner: str, more_bytes: int) -> None:
         await self._maker.quotas.check_stored(owner, more_bytes)
-        size = more_bytes + sum(each.revival.bytes for each in self._paused(owner) if each.revival is not None)
+        size = more_bytes + sum(each.revival.bytes for each in self._paused_records(owner) if each.revival is not None)
         if size > self._kept.paused_bytes:
             raise errors.InvalidRequest(
                 f"the files of paused sandboxes would take {size / GIB:.1f} GiB, of "
                 f"{self._kept.paused_bytes / GIB:.1f} that one may have here: kill or resume one first"
             )
 
-    def _paused(self, owner: str) -> list[SandboxRecord]:
+    def _paused_records(self, owner: str) -> list[SandboxRecord]:
         resting = [each.record for each in self.resting() if each.spec.owner == owner]
         return [*resting, *self.asleep.list(owner)]
 
-    def _sweep(self) -> None:
-        """Gives up those that have been paused for too long, now and every hour."""
+    def _schedule_sweep(self) -> None:
+        """Expires sandboxes that have been paused for too long, now and every hour."""
         if not self._closed:
-            self._later(self._give_up_old())
-            self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+            self._run_later(self._expire_old_pauses())
+            self._sweeping = asyncio.get_running_loop().call_later(PAUSE_SWEEP_SECONDS, self._schedule_sweep)
 
-    async def _give_up_old(self) -> None:
-        before = surely_past() - self._kept.paused_seconds
+    async def _expire_old_pauses(self) -> None:
+        before = retention_now() - self._kept.paused_seconds
         for sandbox in self.resting():
             if sandbox.record.state == "paused" and (sandbox.record.paused_at or 0.0) < before:
-                await sandbox.end("expired", "deadline", TOO_LONG)
+                await sandbox.end("expired", "deadline", PAUSED_TOO_LONG)
         for record in list(self.asleep.list(None)):
             if (record.paused_at or 0.0) < before:
                 try:
-                    await self.end(record, TOO_LONG, expired=True)
+                    await self.end(record, PAUSED_TOO_LONG, expired=True)
                 except errors.ClocheError as error:
                     log.warning("sandbox.not_given_up", sandbox=record.id, reason=error.code)
 
-    def _later(self, work: Awaitable[None]) -> None:
+    def _run_later(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
-def _is_to_last(record: SandboxRecord) -> bool:
-    """Whoever has paused it once wanted it to be there later."""
+def _survives_shutdown(record: SandboxRecord) -> bool:
+    """Whether it is to be paused at its deadline, or was paused before: its owner wants to keep it."""
     return record.on_deadline == "pause" or record.resumed_at is not None
 
 
-def _spec_of(
-    record: SandboxRecord, revival: Revival, policy: NetworkPolicy | None, seconds: float | None
+def _make_restored_spec(
+    record: SandboxRecord, revival: ResumeSpec, policy: NetworkPolicy | None, seconds: float | None
 ) -> SandboxSpec:
     return SandboxSpec(
         template=record.template,
@@ -596,12 +607,12 @@ def _spec_of(
     )
 
 
-def _renamed(spec: SandboxSpec, before: str, id: str) -> SandboxSpec:
-    """Where a variable of its environment told the sandbox its own id, it tells the new one's."""
+def _replace_own_id(spec: SandboxSpec, before: str, id: str) -> SandboxSpec:
+    """Replaces the sandbox's own id by the new one's in its environment."""
     return msgspec.structs.replace(spec, env={name: id if text == before else text for name, text in spec.env.items()})
 
 
-def _told(made: Sandbox | BaseException) -> Sandbox | errors.ClocheError:
+def _raise_unexpected(made: Sandbox | BaseException) -> Sandbox | errors.ClocheError:
     if isinstance(made, Sandbox | errors.ClocheError):
         return made
     raise made

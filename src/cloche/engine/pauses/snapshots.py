@@ -1,4 +1,4 @@
-"""An owner's snapshots: what they are called, how many there may be, and what of them is kept on a disk."""
+"""An owner's snapshots: their names, limits and records."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cloche import errors
-from cloche.config import Kept
-from cloche.engine.operations.audit import Trail
-from cloche.engine.pauses.images import Images
+from cloche.config import RetentionLimits
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.pauses.images import SandboxImages
 from cloche.model import GIB, Snapshot, Template, check_snapshot_name
-from cloche.store.base import Snapshots as Store
+from cloche.store.base import SnapshotRecords as Store
 from cloche.telemetry import log
 
-_ID = re.compile(r"s[a-z0-9]{20}")
+_SNAPSHOT_ID = re.compile(r"s[a-z0-9]{20}")
 
 
-def is_id(ref: str) -> bool:
+def is_snapshot_id(ref: str) -> bool:
     """Whether it can be the id of a snapshot, which no template has for a name."""
-    return _ID.fullmatch(ref) is not None
+    return _SNAPSHOT_ID.fullmatch(ref) is not None
 
 
-class Snapshots:
-    def __init__(self, store: Store, images: Images, kept: Kept, aliases: Mapping[str, str], trail: Trail):
+class SnapshotRegistry:
+    def __init__(
+        self, store: Store, images: SandboxImages, kept: RetentionLimits, aliases: Mapping[str, str], trail: AuditLog
+    ):
         self._store = store
         self._trail = trail
         self._images = images
@@ -35,13 +37,13 @@ class Snapshots:
     async def list(self, owner: str | None, sandbox: str | None = None) -> Sequence[Snapshot]:
         """The newest first, of that owner or with None of all; with `sandbox` those of that one only.
 
-        Those that builds of templates made are not among them.
+        Snapshots of template builds are not among them.
         """
         found = await self._store.list(owner)
         return [each for each in found if each.launch is None and sandbox in (None, each.sandbox)]
 
     async def find(self, ref: str, owner: str | None) -> Snapshot | None:
-        """The one of that id, else the newest of that name, else what a built template of that name and tag made."""
+        """The one of that id, else the newest of that name, else that of the built template of that name and tag."""
         return await self._store.find(ref, owner)
 
     async def get(self, ref: str, owner: str | None) -> Snapshot:
@@ -52,19 +54,19 @@ class Snapshots:
         return found
 
     async def remove(self, ref: str, owner: str) -> Snapshot:
-        """What it was. Sandboxes that were made from it have their own files. Raises SnapshotNotFound."""
+        """Returns the removed one. Sandboxes made from it have their own files. Raises SnapshotNotFound."""
         snapshot = await self.get(ref, owner)
         if not await self._store.remove(snapshot.id, owner):
             raise errors.SnapshotNotFound(f"there is no snapshot {ref!r}")
         await self._images.remove(snapshot.image)
         log.info("snapshot.removed", snapshot=snapshot.id, owner=owner)
-        self._trail.note("snapshot.removed", owner, id=snapshot.id)
+        self._trail.record("snapshot.removed", owner, id=snapshot.id)
         return snapshot
 
     async def check_name(self, name: str, owner: str, templates: Sequence[Template]) -> None:
-        """Raises InvalidRequest for what cannot be a name, or is that of a template, or of one that the owner built."""
+        """Raises InvalidRequest for an invalid name, or the name of a template, or of one that the owner built."""
         check_snapshot_name(name)
-        taken = is_id(name) or name in {"python", *(each.name for each in templates)}
+        taken = is_snapshot_id(name) or name in {"python", *(each.name for each in templates)}
         taken = taken or any(fnmatch.fnmatchcase(name, each) for each in self._aliases)
         found = None if taken else await self._store.find(name, owner)
         if taken or (found is not None and found.of_build):
@@ -96,5 +98,5 @@ class Snapshots:
             await self._store.add(snapshot)
 
     async def images(self) -> set[str]:
-        """Those that must be kept."""
+        """The ids of images that must be kept."""
         return await self._store.images()

@@ -1,7 +1,7 @@
-"""A gate with a number of places, and the lines of those who wait for one.
+"""Admission queue: a number of slots, and one waiting line per owner.
 
-Each owner has a line of its own. A place that is given back goes to the owner who has the fewest, so that whoever has a
-thousand requests waiting delays nobody else's first. Where there is room, entering is a comparison and a count.
+A freed slot goes to the waiting owner that holds the fewest, so that an owner with a thousand waiting
+requests does not delay another owner's first. Where there is room, entering is a comparison and a count.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from cloche import errors
-from cloche.config.sections import Capacity
+from cloche.config.sections import CapacityConfig
 from cloche.engine.quotas.occupancy import Occupancy
-from cloche.linux.host_memory import available_bytes, directories, number_in
+from cloche.linux.host_memory import available_bytes, cgroup_directories, read_number
 from cloche.model import MIB, Struct
 from cloche.telemetry import Histogram
 
-# How many sandboxes and executions a host can have at once, worked out from what it has.
+# The number of sandboxes and executions that a host can have at once, computed from its resources.
 
 SANDBOX_BYTES = 8 * MIB  # one that has run something small; those that use more meet the reserve
 SANDBOX_DESCRIPTORS = 12
@@ -31,72 +31,72 @@ EXECUTIONS_PER_CORE = 64  # most of a program's time passes with waiting
 LEAST_EXECUTIONS = 256
 
 
-class Room(Struct):
-    """`because`: what it is that there is no more of."""
+class CapacityLimit(Struct):
+    """A number of slots; `because` names the resource that limits it."""
 
     places: int
     because: str
 
 
-def sandboxes_at_once(config: Capacity) -> Room:
+def max_sandboxes(config: CapacityConfig) -> CapacityLimit:
     if config.sandboxes:
-        return Room(places=config.sandboxes, because="configured")
-    return min(_rooms(config), key=lambda room: room.places)
+        return CapacityLimit(places=config.sandboxes, because="configured")
+    return min(_host_limits(config), key=lambda room: room.places)
 
 
-def executions_at_once(config: Capacity) -> Room:
+def max_executions(config: CapacityConfig) -> CapacityLimit:
     if config.executions:
-        return Room(places=config.executions, because="configured")
+        return CapacityLimit(places=config.executions, because="configured")
     cores = len(os.sched_getaffinity(0))
-    return Room(places=max(EXECUTIONS_PER_CORE * cores, LEAST_EXECUTIONS), because="cores")
+    return CapacityLimit(places=max(EXECUTIONS_PER_CORE * cores, LEAST_EXECUTIONS), because="cores")
 
 
-def _rooms(config: Capacity) -> Iterator[Room]:
+def _host_limits(config: CapacityConfig) -> Iterator[CapacityLimit]:
     left = available_bytes()
     if left is not None:
-        yield _room((left - config.memory_reserve_bytes) // SANDBOX_BYTES, "memory")
+        yield _make_limit((left - config.memory_reserve_bytes) // SANDBOX_BYTES, "memory")
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files != resource.RLIM_INFINITY:
-        yield _room((files - OWN_DESCRIPTORS) // SANDBOX_DESCRIPTORS, "descriptors")
-    yield _room(_most_processes() * 3 // 4 // SANDBOX_PROCESSES, "processes")
+        yield _make_limit((files - OWN_DESCRIPTORS) // SANDBOX_DESCRIPTORS, "descriptors")
+    yield _make_limit(_max_host_processes() * 3 // 4 // SANDBOX_PROCESSES, "processes")
 
 
-def _room(places: int, because: str) -> Room:
-    return Room(places=max(places, 1), because=because)
+def _make_limit(places: int, because: str) -> CapacityLimit:
+    return CapacityLimit(places=max(places, 1), because=because)
 
 
-def _most_processes() -> int:
-    """That this host, or this user on it, or the cgroups that this process is in, can have."""
-    known = [number_in("/proc/sys/kernel", name) for name in ("pid_max", "threads-max")]
-    known += [number_in(each, "pids.max") for each in directories("pids")]
+def _max_host_processes() -> int:
+    """The most processes that this host, this user, or the cgroups of this process can have."""
+    known = [read_number("/proc/sys/kernel", name) for name in ("pid_max", "threads-max")]
+    known += [read_number(each, "pids.max") for each in cgroup_directories("pids")]
     own = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     return min([each for each in (*known, own) if each is not None and each > 0], default=32768)
 
 
-LOOK_SECONDS = 0.1  # how often it is looked whether there is memory again, while somebody waits
-BURST = 4  # that begin at one such look: what they take shows only at the next
+MEMORY_CHECK_SECONDS = 0.1  # how often it is looked whether there is memory again, while somebody waits
+ADMITTED_AT_ONCE = 4  # that begin at one such look: what they take shows only at the next
 MAX_RETRY_SECONDS = 300.0
-WAIT_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
+WAIT_BUCKETS_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
 _SMOOTHING = 0.2  # what the newest interval counts for, among those between two ends
 _KEPT_FOR_OTHERS = 10  # the part of all places that an owner with more than its share leaves free: one in so many
-_LEAST_TO_SHARE = 2  # places: of these one is kept, and of a single one none can be
+_LEAST_SLOTS_TO_SHARE = 2  # places: of these one is kept, and of a single one none can be
 
 
-class Waiter:
-    """One who waits at a gate."""
+class Ticket:
+    """One request that waits in an admission queue."""
 
     __slots__ = ("_gate", "_timer", "_turn", "owner", "since")
 
-    def __init__(self, gate: Gate, owner: str, seconds: float):
+    def __init__(self, gate: AdmissionQueue, owner: str, seconds: float):
         loop = asyncio.get_running_loop()
         self.owner = owner
         self.since = loop.time()
         self._gate = gate
         self._turn: asyncio.Future[bool] = loop.create_future()
-        self._timer = loop.call_later(seconds, gate.on_overdue, self)
+        self._timer = loop.call_later(seconds, gate.on_ticket_overdue, self)
 
     async def turn(self) -> bool:
-        """Whether its place has come; False if it was withdrawn. Raises Busy, ShuttingDown."""
+        """Whether it got its slot; False if it was withdrawn. Raises Busy, ShuttingDown."""
         try:
             return await self._turn
         except asyncio.CancelledError:
@@ -110,7 +110,7 @@ class Waiter:
             self._timer.cancel()
 
     def withdraw(self) -> None:
-        """It is of no use any more. Harmless when its place has come."""
+        """Gives up waiting. Harmless when it has its slot."""
         if not self._turn.done():
             self._gate.forget(self)
             self._turn.set_result(False)
@@ -127,23 +127,26 @@ class Waiter:
         return not self._turn.done()
 
 
-class Gate:
-    """`capacity` places for `what`. Whose owner is the empty string, the engine itself, never waits.
+class AdmissionQueue:
+    """`capacity` slots for `what`. The engine itself, whose owner is the empty string, never waits.
 
-    `enough()` says whether there is enough of what does not depend on places; while it says no, nobody enters.
+    `enough()` says whether there is enough of the resources that slots do not count; while it is False, no
+    request enters.
     """
 
-    def __init__(self, what: str, room: Room, config: Capacity, enough: Callable[[], bool] | None = None):
+    def __init__(
+        self, what: str, room: CapacityLimit, config: CapacityConfig, enough: Callable[[], bool] | None = None
+    ):
         self.what = what
         self.room = room
         self.in_use = 0
         self.waiting = 0
         self.refused: Counter[str] = Counter()  # by the error's code
-        self.waited_seconds = Histogram(WAIT_SECONDS)  # of those who had to
+        self.waited_seconds = Histogram(WAIT_BUCKETS_SECONDS)  # of those who had to
         self._config = config
         self._enough = enough
         self._held: dict[str, int] = {}  # places, by owner
-        self._lines: dict[str, deque[Waiter]] = {}  # who had a place last is the last
+        self._lines: dict[str, deque[Ticket]] = {}  # who had a place last is the last
         self._known = ""  # the first owner that came
         self._is_shared = False  # whether there was another one, ever, or can be
         self._looking: asyncio.TimerHandle | None = None
@@ -154,70 +157,70 @@ class Gate:
     # -- to enter, and to leave
 
     def enter_now(self, owner: str) -> bool:
-        """Takes a place if there is one, and nobody who came before waits for it."""
+        """Takes a slot if there is one for which no earlier request waits."""
         if not owner or (owner not in self._lines and self._looking is None and self._has_room(owner)):
-            self._take(owner)
+            self._take_slot(owner)
             return True
         return False
 
     def check(self, owner: str) -> None:
-        """Raises as `line_up` does, if that would."""
-        if owner and self._is_full and not self._has_place(owner):
-            self._check_line(owner)
+        """Raises as `join_queue` does, if that would."""
+        if owner and self._is_full and not self._has_slot(owner):
+            self._check_queue_length(owner)
 
-    def line_up(self, owner: str) -> Waiter:
+    def join_queue(self, owner: str) -> Ticket:
         """Raises QuotaExceeded where that owner has too many waiting already, Busy where all have, ShuttingDown."""
         if self._closed:
             raise errors.ShuttingDown("the host is shutting down")
-        self._check_line(owner)
+        self._check_queue_length(owner)
         if self.waiting >= self._config.queued:
-            self._displace()
-        waiter = Waiter(self, owner, self._config.queue_seconds)
+            self._displace_last_ticket()
+        waiter = Ticket(self, owner, self._config.queue_seconds)
         self._lines.setdefault(owner, deque()).append(waiter)
         self.waiting += 1
-        self._admit(1)  # there may be a place that those who wait cannot have
+        self._admit_next(1)  # there may be a place that those who wait cannot have
         return waiter
 
-    async def enter(self, owner: str) -> Place:
-        """Waits for a place. Raises as `line_up` does, and Busy after a time."""
+    async def enter(self, owner: str) -> Slot:
+        """Waits for a slot. Raises as `join_queue` does, and Busy after a time."""
         if not self.enter_now(owner):
-            await self.line_up(owner).turn()
-        return Place(self, owner)
+            await self.join_queue(owner).turn()
+        return Slot(self, owner)
 
     def leave(self, owner: str) -> None:
-        """Gives one place back."""
+        """Gives one slot back."""
         if self._is_full:
-            self._keep_pace()
+            self._update_pace()
         self.in_use -= 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
         if self._lines:
-            self._postpone(owner)
-            self._admit(BURST)
+            self._move_owner_back(owner)
+            self._admit_next(ADMITTED_AT_ONCE)
 
     def take_back(self, owner: str, count: int) -> None:
-        """So many places at once, without waiting. Raises Busy where there are not so many that they may have."""
+        """Takes so many slots at once, without waiting. Raises Busy where that owner cannot have so many."""
         all_free = not self.in_use and count <= self.room.places  # then also who had more before there were others
-        if count and owner and not all_free and not self._has_place(owner, count):
-            raise self._refused(self._full(owner))
+        if count and owner and not all_free and not self._has_slot(owner, count):
+            raise self._count_refusal(self._busy_error(owner))
         for _ in range(count):
-            self._take(owner)
+            self._take_slot(owner)
 
     def share(self) -> None:
-        """There are several owners, or can be: from now on some places are kept for those who come later."""
+        """There are several owners, or can be: from now on some slots are kept for those that come later."""
         self._is_shared = True
 
-    def turn_away(self, owner: str, why: Callable[[], errors.ClocheError]) -> None:
-        """None of that owner's waits any more."""
+    def refuse_owner(self, owner: str, why: Callable[[], errors.ClocheError]) -> None:
+        """Refuses all waiting requests of that owner."""
         for waiter in list(self._lines.get(owner, ())):
             self.forget(waiter)
             waiter.refuse(why())
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Refuses all waiting requests."""
         self._closed = True
-        for waiter in list(self._everybody()):
+        for waiter in list(self._all_tickets()):
             self.forget(waiter)
             waiter.refuse(errors.ShuttingDown("the host is shutting down"))
 
@@ -235,32 +238,32 @@ class Gate:
 
     @property
     def crowded(self) -> bool:
-        """Whether some who come now would have to wait."""
+        """Whether some requests that come now would have to wait."""
         return self._is_full or self.waiting > 0 or (self._enough is not None and not self._enough())
 
-    def held_by(self, owner: str) -> int:
+    def slots_held_by(self, owner: str) -> int:
         return self._held.get(owner, 0)
 
     # -- for those who wait
 
-    def forget(self, waiter: Waiter) -> None:
+    def forget(self, waiter: Ticket) -> None:
         line = self._lines.get(waiter.owner)
         if line is not None and waiter in line:
             line.remove(waiter)
             self.waiting -= 1
             if not line:
                 del self._lines[waiter.owner]
-            self._look_later()
+            self._schedule_check()
 
-    def on_overdue(self, waiter: Waiter) -> None:
+    def on_ticket_overdue(self, waiter: Ticket) -> None:
         if waiter.waits:
             self.forget(waiter)
             self.waited_seconds.observe(asyncio.get_running_loop().time() - waiter.since)
-            waiter.refuse(self._refused(self._full(waiter.owner)))
+            waiter.refuse(self._count_refusal(self._busy_error(waiter.owner)))
 
     # -- inside
 
-    def _take(self, owner: str) -> None:
+    def _take_slot(self, owner: str) -> None:
         self.in_use += 1
         self._held[owner] = self._held.get(owner, 0) + 1
         if self.in_use == self.room.places:
@@ -270,22 +273,24 @@ class Gate:
             self._known = self._known or owner
 
     def _has_room(self, owner: str) -> bool:
-        return self._has_place(owner) and (self._enough is None or self._enough())
+        return self._has_slot(owner) and (self._enough is None or self._enough())
 
-    def _has_place(self, owner: str, count: int = 1) -> bool:
-        """Whether there are so many. The last ones are for owners who have less than their share: else one could keep
-        all the others out."""
+    def _has_slot(self, owner: str, count: int = 1) -> bool:
+        """Whether there are so many slots for that owner.
+
+        The last ones are for owners that have less than their share: else one owner could keep all others out.
+        """
         free = self.room.places - self.in_use - (count - 1)  # when it comes to the last of them
         if free > self._kept_for_others:
             return True
         if free <= 0 or not self._kept_for_others:
             return free > 0
         owners = max(len(self._held.keys() | {owner}), 2)
-        return self.held_by(owner) + count - 1 < self.room.places // owners
+        return self.slots_held_by(owner) + count - 1 < self.room.places // owners
 
     @property
     def _kept_for_others(self) -> int:
-        if not self._is_shared or self.room.places < _LEAST_TO_SHARE:
+        if not self._is_shared or self.room.places < _LEAST_SLOTS_TO_SHARE:
             return 0
         return max(self.room.places // _KEPT_FOR_OTHERS, 1)
 
@@ -293,82 +298,82 @@ class Gate:
     def _is_full(self) -> bool:
         return self.in_use >= self.room.places - self._kept_for_others
 
-    def _keep_pace(self) -> None:
+    def _update_pace(self) -> None:
         now = time.monotonic()
         passed, self._full_since = now - self._full_since, now
         self._interval_seconds += _SMOOTHING * (passed - self._interval_seconds)
 
-    def _admit(self, most: int) -> None:
-        """Lets in whoever can be: of the owners who wait, the one with the fewest places, then whoever waits longer."""
+    def _admit_next(self, most: int) -> None:
+        """Admits waiting requests: first of the owner with the fewest slots, then of the one that waits longer."""
         while self._lines and most and (owner := self._next_owner()) is not None:
             waiter = self._lines[owner][0]
             self.forget(waiter)
             if not waiter.waits:  # it was called off at this very moment, and has not yet said so
                 continue
-            self._postpone(owner)
-            self._take(owner)
+            self._move_owner_back(owner)
+            self._take_slot(owner)
             self.waited_seconds.observe(asyncio.get_running_loop().time() - waiter.since)
             waiter.admit()
             most -= 1
-        self._look_later()
+        self._schedule_check()
 
-    def _postpone(self, owner: str) -> None:
-        """Whoever had a place just now comes after those who have as few."""
+    def _move_owner_back(self, owner: str) -> None:
+        """An owner that had a slot just now comes after those that have as few."""
         if owner in self._lines:
             self._lines[owner] = self._lines.pop(owner)
 
     def _next_owner(self) -> str | None:
         if self._enough is not None and not self._enough():
             return None
-        return min((each for each in self._lines if self._has_place(each)), key=self.held_by, default=None)
+        return min((each for each in self._lines if self._has_slot(each)), key=self.slots_held_by, default=None)
 
-    def _look_later(self) -> None:
-        """Places are given back with a word, memory is not."""
+    def _schedule_check(self) -> None:
+        """Schedules a check of the memory: unlike a freed slot, freed memory is not announced."""
         if self._lines and self._looking is None and self._enough is not None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+            self._looking = asyncio.get_running_loop().call_later(MEMORY_CHECK_SECONDS, self._admit_after_check)
         elif not self._lines and self._looking is not None:
             self._looking.cancel()
             self._looking = None
 
-    def _look(self) -> None:
+    def _admit_after_check(self) -> None:
         self._looking = None
-        self._admit(BURST)
+        self._admit_next(ADMITTED_AT_ONCE)
 
-    def _check_line(self, owner: str) -> None:
+    def _check_queue_length(self, owner: str) -> None:
         own = len(self._lines.get(owner, ()))
         if own >= self._config.queued_per_owner:
-            raise self._refused(self._too_many_of(owner, own))
-        if self.waiting >= self._config.queued and own + 1 >= len(self._longest()):
-            raise self._refused(self._full(owner))
+            raise self._count_refusal(self._queue_quota_error(owner, own))
+        if self.waiting >= self._config.queued and own + 1 >= len(self._longest_line()):
+            raise self._count_refusal(self._busy_error(owner))
 
-    def _displace(self) -> None:
-        """All lines together are full: makes room for one whose owner has fewer waiting than another has."""
-        last = self._longest()[-1]
+    def _displace_last_ticket(self) -> None:
+        """All lines together are full: makes room for an owner that has fewer waiting than another has."""
+        last = self._longest_line()[-1]
         self.forget(last)
-        last.refuse(self._refused(self._full(last.owner)))
+        last.refuse(self._count_refusal(self._busy_error(last.owner)))
 
-    def _longest(self) -> Sequence[Waiter]:
+    def _longest_line(self) -> Sequence[Ticket]:
         return max(self._lines.values(), key=len, default=())
 
-    def _everybody(self) -> Iterator[Waiter]:
+    def _all_tickets(self) -> Iterator[Ticket]:
         for line in self._lines.values():
             yield from line
 
     # -- refusals
 
-    def _refused(self, error: errors.ClocheError) -> errors.ClocheError:
+    def _count_refusal(self, error: errors.ClocheError) -> errors.ClocheError:
         self.refused[error.code] += 1
         return error
 
-    def _full(self, owner: str) -> errors.Busy:
+    def _busy_error(self, owner: str) -> errors.Busy:
         seconds = self._retry_seconds(owner)
-        if self._has_place(owner) and self._enough is not None and not self._enough():
+        if self._has_slot(owner) and self._enough is not None and not self._enough():
             why = "this host has too little memory left"
         else:
             why = f"this host has as many {self.what} as it can"  # how many is for admins to know
         return errors.Busy(f"{why}: try again in {math.ceil(seconds)} s", retry_after_seconds=seconds)
 
-    def _too_many_of(self, owner: str, count: int) -> errors.QuotaExceeded:
+    def _queue_quota_error(self, owner: str, count: int) -> errors.QuotaExceeded:
         seconds = self._retry_seconds(owner)
         return errors.QuotaExceeded(
             f"{count} requests of yours wait already for {self.what}, as many as one may have waiting here: try again "
@@ -377,19 +382,19 @@ class Gate:
         )
 
     def _retry_seconds(self, owner: str) -> float:
-        """When it may be that owner's turn, at the pace at which places were given back lately."""
+        """Estimates that owner's wait, at the pace at which slots were freed lately."""
         own = len(self._lines.get(owner, ())) + 1
         ahead = min(own * len(self._lines.keys() | {owner}), self.waiting + 1)
         pace = max(self._interval_seconds, time.monotonic() - self._full_since)
         return min(max(ahead * pace, 1.0), MAX_RETRY_SECONDS)
 
 
-class Place:
-    """Of one sandbox: from before its cell is made until nothing is left of it."""
+class Slot:
+    """The slot of one sandbox: from before its cell is made until nothing is left of it."""
 
     __slots__ = ("_gate", "_given_back", "_owner")
 
-    def __init__(self, gate: Gate, owner: str):
+    def __init__(self, gate: AdmissionQueue, owner: str):
         self._gate = gate
         self._owner = owner
         self._given_back = False
@@ -401,17 +406,17 @@ class Place:
             self._gate.leave(self._owner)
 
 
-# Whether this host has memory for more, looked up so seldom that asking costs nothing.
+# Free memory of this host, read so seldom that the check costs nothing.
 
-FRESH_SECONDS = 0.1
-AMPLE = 2  # times the reserve: with less left, what only waits to be used is let go of first
+FRESH_MEMORY_SECONDS = 0.1
+AMPLE_FACTOR = 2  # times the reserve: with less left, what only waits to be used is let go of first
 
 
-class Memory:
-    """What is left of memory, against what is to be kept free.
+class HostMemory:
+    """Free memory, against the reserve that is to be kept free.
 
-    It goes by what is left, and not by how long programs wait for memory (/proc/pressure): a sandbox that thrashes
-    against its own limit would raise that for everybody.
+    It goes by free memory, and not by memory pressure (/proc/pressure): a sandbox that thrashes against its own
+    limit would raise that for all.
     """
 
     def __init__(self, reserve_bytes: int):
@@ -421,9 +426,9 @@ class Memory:
 
     @property
     def left_bytes(self) -> int | None:
-        """A moment ago; None where this host does not tell."""
+        """As of a moment ago; None where this host does not tell."""
         now = time.monotonic()
-        if now - self._looked_at > FRESH_SECONDS:
+        if now - self._looked_at > FRESH_MEMORY_SECONDS:
             self._looked_at, self._left_bytes = now, available_bytes()
         return self._left_bytes
 
@@ -435,22 +440,22 @@ class Memory:
     def ample(self) -> bool:
         """Whether cells may be kept waiting."""
         left = self.left_bytes
-        return left is None or left >= AMPLE * self.reserve_bytes
+        return left is None or left >= AMPLE_FACTOR * self.reserve_bytes
 
 
-# Owners of whom everything is being removed: nothing is made for them meanwhile, nor what they asked for before.
+# Lockout of owners that are being erased: nothing is made for them, nor any earlier request of theirs.
 
-Ending = Callable[[str], Awaitable[None]]
+OnLockout = Callable[[str], Awaitable[None]]
 
 
-class ShutOut:
+class OwnerLockout:
     def __init__(self) -> None:
         self._now: Counter[str] = Counter()
         self._times: Counter[str] = Counter()  # that each was
-        self._endings: list[Ending] = []
+        self._endings: list[OnLockout] = []
 
-    def hear(self, ending: Ending) -> None:
-        """Calls it with each owner that is shut out: what it has under way for them has ended when it returns."""
+    def hear(self, ending: OnLockout) -> None:
+        """Registers a callback for each owner that is locked out: it returns when its work for them has ended."""
         self._endings.append(ending)
 
     def begin(self, owner: str) -> None:
@@ -458,36 +463,36 @@ class ShutOut:
         self._times[owner] += 1
 
     async def end_work(self, owner: str) -> None:
-        """Returns when nothing is under way for them that outlives requests."""
+        """Returns when no work goes on for them that outlives requests."""
         await asyncio.gather(*(ending(owner) for ending in self._endings))
 
     def end(self, owner: str) -> None:
-        """They can come again; what they asked for before is still not made."""
+        """Admits them again; earlier requests of theirs are still refused."""
         self._now[owner] -= 1
 
     def begun(self, owner: str) -> int:
-        """For `check`, by whoever begins something for them. Raises Unauthenticated."""
+        """A number for `check`, for callers that begin work for them. Raises Unauthenticated."""
         if self._now[owner] > 0:
-            raise erased()
+            raise owner_erased_error()
         return self._times[owner]
 
     def check(self, owner: str, begun: int) -> None:
         """Raises Unauthenticated if they were shut out since then."""
         if self._times[owner] != begun:
-            raise erased()
+            raise owner_erased_error()
 
 
-def erased() -> errors.Unauthenticated:
+def owner_erased_error() -> errors.Unauthenticated:
     return errors.Unauthenticated("this key is no longer valid: all that belonged to its owner was removed")
 
 
-# How much this host takes on at once: places for sandboxes, turns for executions, and memory.
+# Capacity of this host: slots for sandboxes, slots for executions, and memory.
 
 
-class Turns:
-    """The executions of one sandbox at the gate. While it is paused its programs stand still, and hold no place."""
+class ExecutionSlots:
+    """The execution slots of one sandbox. While it is paused its programs are frozen, and it holds none."""
 
-    def __init__(self, gate: Gate, owner: str):
+    def __init__(self, gate: AdmissionQueue, owner: str):
         self._gate = gate
         self._owner = owner
         self._count = 0
@@ -499,19 +504,19 @@ class Turns:
 
     def enter_now(self) -> bool:
         if self._gate.enter_now(self._owner):
-            self._entered()
+            self._count_entered()
             return True
         return False
 
-    def line_up(self) -> Waiter:
-        """Raises as `Gate.line_up` does."""
-        return self._gate.line_up(self._owner)
+    def join_queue(self) -> Ticket:
+        """Raises as `AdmissionQueue.join_queue` does."""
+        return self._gate.join_queue(self._owner)
 
-    async def enter(self, waiter: Waiter) -> bool:
+    async def enter(self, waiter: Ticket) -> bool:
         """Whether its turn has come; False if it was withdrawn. Raises Busy, ShuttingDown."""
         if not await waiter.turn():
             return False
-        self._entered()
+        self._count_entered()
         return True
 
     def leave(self) -> None:
@@ -525,31 +530,31 @@ class Turns:
             for _ in range(self._count):
                 self._gate.leave(self._owner)
 
-    def rise(self) -> None:
-        """Raises Busy where there is no room now for all that would go on."""
+    def reclaim_slots(self) -> None:
+        """Raises Busy where there is no room now for all executions that would go on."""
         if self._resting:
             self._gate.take_back(self._owner, self._count)
             self._resting = False
 
-    def _entered(self) -> None:
+    def _count_entered(self) -> None:
         self._count += 1
         if self._resting:
             self._gate.leave(self._owner)
 
 
 class Admission:
-    """What one engine has room for."""
+    """The admission queues, the memory check and the lockouts of one engine."""
 
-    def __init__(self, config: Capacity):
+    def __init__(self, config: CapacityConfig):
         self._cores = len(os.sched_getaffinity(0))
-        self.shut_out = ShutOut()
-        self.memory = Memory(config.memory_reserve_bytes)
-        self.sandboxes = Gate("sandboxes", sandboxes_at_once(config), config, self.memory.enough)
-        self.executions = Gate("running executions", executions_at_once(config), config)
+        self.shut_out = OwnerLockout()
+        self.memory = HostMemory(config.memory_reserve_bytes)
+        self.sandboxes = AdmissionQueue("sandboxes", max_sandboxes(config), config, self.memory.enough)
+        self.executions = AdmissionQueue("running executions", max_executions(config), config)
 
     @property
-    def rooms(self) -> dict[str, object]:
-        """What was worked out, or configured, in words for a log."""
+    def capacity_limits(self) -> dict[str, object]:
+        """The limits as computed or configured, as fields for a log line."""
         sandboxes, executions = self.sandboxes.room, self.executions.room
         return {"sandboxes": sandboxes.places, "because": sandboxes.because, "executions": executions.places}
 
@@ -568,12 +573,12 @@ class Admission:
         self.executions.share()
 
     def shut(self, owner: str) -> None:
-        """Nothing is made for that owner until `shut_out.end`, and whoever of theirs waits is told why."""
+        """Makes nothing for that owner until `shut_out.end`; their waiting requests fail with the reason."""
         self.shut_out.begin(owner)
         for gate in (self.sandboxes, self.executions):
-            gate.turn_away(owner, erased)
+            gate.refuse_owner(owner, owner_erased_error)
 
     def close(self) -> None:
-        """Whoever waits is told that the host is shutting down."""
+        """All waiting requests fail: the host is shutting down."""
         self.sandboxes.close()
         self.executions.close()

@@ -1,4 +1,4 @@
-"""What a host has room for, and how much of it is in use, as it is told."""
+"""Capacity and occupancy of a host, as reported by the API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cloche.model import Struct
 
 
 class Occupancy(Struct):
-    """A gate as it is at one moment."""
+    """An admission queue as it is at one moment."""
 
     capacity: int
     because: str  # of which it is no more
@@ -15,13 +15,13 @@ class Occupancy(Struct):
     owners_waiting: int
 
 
-class Pools(Struct):
+class PoolTotals(Struct):
     ready: int  # cells that wait to become sandboxes
     wanted: int  # that would, if there were the memory and the time to make them
 
 
 class PoolInfo(Struct):
-    """The cells of one kind that wait."""
+    """The ready cells of one kind."""
 
     user: str  # as whom the kernels of those sandboxes run
     space_bytes: int
@@ -30,7 +30,7 @@ class PoolInfo(Struct):
 
 
 class NurseryInfo(Struct):
-    """What new sandboxes of a template are forked from."""
+    """The nursery that new sandboxes of a template are forked from."""
 
     template: str  # NAME@VERSION
     alive: bool
@@ -50,5 +50,5 @@ class CapacityInfo(Struct):
     executions: Occupancy
     running: int  # sandboxes; those that are paused with their memory, and the engine's own, have places too
     paused: int
-    pool: Pools
+    pool: PoolTotals
     memory: MemoryLeft

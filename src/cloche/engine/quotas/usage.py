@@ -1,4 +1,4 @@
-"""What is told of how much owners and keys use."""
+"""Usage of owners and keys, as the API reports it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import msgspec
 from cloche import errors
 from cloche.config.sections import KeyQuota, Quota
 from cloche.model import GIB, MIB, Struct
-from cloche.store.quotas import Spent
+from cloche.store.quotas import SpentUsage
 
-# How much was counted in the last while.
+# A sliding window: the sum of amounts counted lately.
 
 SLOTS = 60
 
 
-class Window:
-    """The sum of what was counted in the last `seconds`, exact to a sixtieth of that. Adding takes a microsecond.
+class SlidingWindow:
+    """The sum of the amounts of the last `seconds`, exact to a sixtieth of that. Adding takes a microsecond.
 
-    Times are of the monotonic clock: a host whose clock is set neither gives nor takes anything.
+    Times are of the monotonic clock: changes of the wall clock have no effect.
     """
 
     def __init__(self, seconds: float):
@@ -34,7 +34,7 @@ class Window:
 
     def add(self, amount: float, at: float, now: float) -> None:
         """Counts it as of `at`, which may be a while ago."""
-        self._advance(now)
+        self._advance_slots(now)
         slot = int(at / self._slot_seconds)
         if self._newest - SLOTS < slot <= self._newest:
             self._slots[slot % SLOTS] += amount
@@ -42,17 +42,17 @@ class Window:
 
     def count(self, now: float) -> None:
         """One more, now."""
-        self._advance(now)
+        self._advance_slots(now)
         self._slots[self._newest % SLOTS] += 1
         self._sum += 1
 
     def sum(self, now: float) -> float:
-        self._advance(now)
+        self._advance_slots(now)
         return max(self._sum, 0.0)
 
     def wait_seconds(self, most: float, now: float) -> float:
         """After how long the sum is below `most`, should nothing be added."""
-        self._advance(now)
+        self._advance_slots(now)
         left = self._sum
         if left < most:
             return 0.0
@@ -64,14 +64,14 @@ class Window:
                 return (oldest + age + SLOTS) * self._slot_seconds - now
         return self.seconds
 
-    def absorb(self, other: Window, now: float) -> None:
-        """Counts as well what the other one has counted."""
-        other._advance(now)
-        self._advance(now)
+    def merge_counts(self, other: SlidingWindow, now: float) -> None:
+        """Adds the other window's counts."""
+        other._advance_slots(now)
+        self._advance_slots(now)
         self._slots = [mine + theirs for mine, theirs in zip(self._slots, other._slots, strict=True)]
         self._sum += other._sum
 
-    def _advance(self, now: float) -> None:
+    def _advance_slots(self, now: float) -> None:
         newest = int(now / self._slot_seconds)
         if newest == self._newest:
             return
@@ -83,13 +83,13 @@ class Window:
         self._newest = newest
 
 
-# What one owner, or one key, uses now and has used lately, and how much of it they may use.
+# The usage account of one owner or one key: current and recent use, checked against its quota.
 
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 
 
-class Rate(NamedTuple):
-    """One quota, and what is left of it."""
+class QuotaRate(NamedTuple):
+    """One quota and the amount that is left of it."""
 
     name: str
     quota: int
@@ -98,24 +98,24 @@ class Rate(NamedTuple):
     reset_seconds: int | None  # until there will be more, where time gives it
 
 
-class Account:
-    """Nothing here waits or touches a disk: it is asked at every execution."""
+class QuotaAccount:
+    """Usage and quota of one owner or key. Never waits and never touches a disk: every execution checks it."""
 
     def __init__(self, whose: str, quota: KeyQuota, refused: Counter[str] | None = None):
-        """`refused`: where it is counted what is, by the quota."""
+        """`refused` counts the refusals, by quota name."""
         self.allow(quota)
         self._refused: Counter[str] = Counter() if refused is None else refused
         self.sandboxes = 0
         self.memory_bytes = 0
         self.stored_bytes: int | None = None  # as it was counted last
-        self.minute = Window(MINUTE_SECONDS)
-        self.hour = Window(HOUR_SECONDS)
+        self.minute = SlidingWindow(MINUTE_SECONDS)
+        self.hour = SlidingWindow(HOUR_SECONDS)
         self.unsaved_executions = 0
         self.unsaved_cpu_seconds = 0.0
         self._whose = whose
 
     def allow(self, quota: KeyQuota) -> None:
-        """What they may use from now on."""
+        """Sets the quota that holds from now on."""
         self.quota = quota
         self._limited = any(amount is not None for amount in msgspec.structs.astuple(quota))
 
@@ -125,14 +125,14 @@ class Account:
         """Raises QuotaExceeded unless there can be one more, with so much memory."""
         quota = self.quota
         if quota.sandboxes is not None and self.sandboxes >= quota.sandboxes:
-            raise self._exceeded(
+            raise self._exceeded_error(
                 "sandboxes", f"{self.sandboxes} of {quota.sandboxes} sandboxes are there", "kill one of them first"
             )
         if quota.memory_bytes is not None and self.memory_bytes + memory_bytes > quota.memory_bytes:
-            used = f"{_size(self.memory_bytes)} of {_size(quota.memory_bytes)} are taken"
-            raise self._exceeded(
+            used = f"{_format_bytes(self.memory_bytes)} of {_format_bytes(quota.memory_bytes)} are taken"
+            raise self._exceeded_error(
                 "memory_bytes",
-                f"{used}, and this takes {_size(memory_bytes)}",
+                f"{used}, and this takes {_format_bytes(memory_bytes)}",
                 "ask for less, or kill a sandbox first",
                 partly=self.memory_bytes < quota.memory_bytes,
             )
@@ -142,17 +142,19 @@ class Account:
         most = self.quota.executions_per_minute
         if most is not None and self.minute.sum(now) >= most:
             wait = self.minute.wait_seconds(most, now)
-            raise self._exceeded("executions_per_minute", f"{most} of {most} executions ran in a minute", wait=wait)
+            raise self._exceeded_error(
+                "executions_per_minute", f"{most} of {most} executions ran in a minute", wait=wait
+            )
         self.check_cpu(now)
 
     def check_cpu(self, now: float) -> None:
         """Raises QuotaExceeded where all is used."""
-        if self.out_of_cpu(now):
+        if self.is_out_of_cpu(now):
             most = self.quota.cpu_seconds_per_hour or 0.0
             used = f"{self.hour.sum(now):.0f} of {most:g} seconds of CPU were used in an hour"
-            raise self._exceeded("cpu_seconds_per_hour", used, wait=self.hour.wait_seconds(most, now))
+            raise self._exceeded_error("cpu_seconds_per_hour", used, wait=self.hour.wait_seconds(most, now))
 
-    def out_of_cpu(self, now: float) -> bool:
+    def is_out_of_cpu(self, now: float) -> bool:
         most = self.quota.cpu_seconds_per_hour
         return most is not None and self.hour.sum(now) >= most
 
@@ -161,15 +163,15 @@ class Account:
         most = getattr(self.quota, "stored_bytes", None)
         used = self.stored_bytes or 0
         if most is not None and (used + more_bytes > most or used >= most):
-            more = f", and this would be {_size(more_bytes)} more" if more_bytes else ""
-            raise self._exceeded(
+            more = f", and this would be {_format_bytes(more_bytes)} more" if more_bytes else ""
+            raise self._exceeded_error(
                 "stored_bytes",
-                f"{_size(used)} of {_size(most)} are stored{more}",
+                f"{_format_bytes(used)} of {_format_bytes(most)} are stored{more}",
                 "remove snapshots, paused sandboxes, volumes, files, runs, responses or conversations first",
                 partly=used < most,
             )
 
-    def _exceeded(
+    def _exceeded_error(
         self, name: str, used: str, remedy: str = "", *, wait: float | None = None, partly: bool = False
     ) -> errors.QuotaExceeded:
         """`partly`: some is left, which is not enough."""
@@ -190,69 +192,69 @@ class Account:
         self.minute.count(now)
         self.unsaved_executions += 1
 
-    def spend(self, cpu_seconds: float, now: float) -> None:
+    def spend_cpu(self, cpu_seconds: float, now: float) -> None:
         self.hour.add(cpu_seconds, now, now)
         self.unsaved_cpu_seconds += cpu_seconds
 
-    def recount(self, hour: Window, now: float) -> None:
-        """That is what all processes have used in the last hour, but for what was not saved of this one."""
+    def replace_hour_usage(self, hour: SlidingWindow, now: float) -> None:
+        """Replaces the last hour's CPU use by `hour`: that of all processes, without this one's unsaved part."""
         hour.add(self.unsaved_cpu_seconds, now, now)
         self.hour = hour
 
-    def saved(self) -> Spent:
-        """What was used since the last time that somebody asked."""
-        spent = Spent(self.unsaved_executions, self.unsaved_cpu_seconds)
+    def take_unsaved_usage(self) -> SpentUsage:
+        """Returns the use since the last call, and resets it."""
+        spent = SpentUsage(self.unsaved_executions, self.unsaved_cpu_seconds)
         self.unsaved_executions, self.unsaved_cpu_seconds = 0, 0.0
         return spent
 
-    def absorb(self, other: Account) -> None:
-        """What was the other's is this one's as well: a key took the place of another."""
+    def merge_counts(self, other: QuotaAccount) -> None:
+        """Adds the other account's counts to this one: its key was replaced by this one's."""
         now = time.monotonic()
         self.sandboxes += other.sandboxes
         self.memory_bytes += other.memory_bytes
-        self.minute.absorb(other.minute, now)
-        self.hour.absorb(other.hour, now)
+        self.minute.merge_counts(other.minute, now)
+        self.hour.merge_counts(other.hour, now)
         self.unsaved_executions += other.unsaved_executions
         self.unsaved_cpu_seconds += other.unsaved_cpu_seconds
 
     # -- what is told
 
-    def rates(self, prefix: str) -> list[Rate]:
-        """What of its quotas is left, where there are any. That of stored bytes as it was counted last."""
+    def quota_rates(self, prefix: str) -> list[QuotaRate]:
+        """The amount left of each quota, where there are any; of stored bytes as counted last."""
         if not self._limited:
             return []
         quota, now, found = self.quota, time.monotonic(), []
         if quota.executions_per_minute is not None:
-            found.append(_lately(prefix + "executions", quota.executions_per_minute, self.minute, now))
+            found.append(_windowed_rate(prefix + "executions", quota.executions_per_minute, self.minute, now))
         if quota.cpu_seconds_per_hour is not None:
-            found.append(_lately(prefix + "cpu-seconds", int(quota.cpu_seconds_per_hour), self.hour, now))
+            found.append(_windowed_rate(prefix + "cpu-seconds", int(quota.cpu_seconds_per_hour), self.hour, now))
         if quota.sandboxes is not None:
-            found.append(_at_once(prefix + "sandboxes", quota.sandboxes, self.sandboxes))
+            found.append(_current_rate(prefix + "sandboxes", quota.sandboxes, self.sandboxes))
         if quota.memory_bytes is not None:
-            found.append(_at_once(prefix + "memory-bytes", quota.memory_bytes, self.memory_bytes))
+            found.append(_current_rate(prefix + "memory-bytes", quota.memory_bytes, self.memory_bytes))
         if isinstance(quota, Quota) and quota.stored_bytes is not None and self.stored_bytes is not None:
-            found.append(_at_once(prefix + "stored-bytes", quota.stored_bytes, self.stored_bytes))
+            found.append(_current_rate(prefix + "stored-bytes", quota.stored_bytes, self.stored_bytes))
         return found
 
 
-def _lately(name: str, most: int, window: Window, now: float) -> Rate:
+def _windowed_rate(name: str, most: int, window: SlidingWindow, now: float) -> QuotaRate:
     used = window.sum(now)
     reset = window.wait_seconds(used, now) if used else window.seconds
-    return Rate(name, most, int(window.seconds), max(most - math.ceil(used), 0), math.ceil(reset))
+    return QuotaRate(name, most, int(window.seconds), max(most - math.ceil(used), 0), math.ceil(reset))
 
 
-def _at_once(name: str, most: int, used: int) -> Rate:
-    return Rate(name, most, None, max(most - used, 0), None)
+def _current_rate(name: str, most: int, used: int) -> QuotaRate:
+    return QuotaRate(name, most, None, max(most - used, 0), None)
 
 
-def _size(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit, size in (("GiB", GIB), ("MiB", MIB)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} bytes"
 
 
-class Amounts(Struct):
+class UsageAmounts(Struct):
     sandboxes: int  # that have a cell now
     memory_bytes: int  # that those may use, by their limits
     executions_last_minute: int
@@ -261,13 +263,13 @@ class Amounts(Struct):
     cpu_seconds: float  # in all
 
 
-class KeyUsage(Amounts):
+class KeyUsage(UsageAmounts):
     key_id: str
     name: str
     quota: KeyQuota  # None is as much as there is
 
 
-class OwnerUsage(Amounts):
+class OwnerUsage(UsageAmounts):
     owner: str
     stored_bytes: int
     stored: dict[str, int]  # the same by kind
@@ -275,7 +277,7 @@ class OwnerUsage(Amounts):
     keys: list[KeyUsage]
 
 
-def amounts_of(account: Account, hour: Spent, in_all: Spent) -> dict[str, Any]:
+def usage_amounts(account: QuotaAccount, hour: SpentUsage, in_all: SpentUsage) -> dict[str, Any]:
     """`hour`, `in_all`: by all processes of the data directory, in the last hour and since the beginning."""
     now = time.monotonic()
     return {

@@ -1,4 +1,4 @@
-"""Making sandboxes: a cell, what is asked for, and the files of an image where there is one."""
+"""Creation of sandboxes: a cell, the requested settings, and the files of an image where there is one."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ import msgspec
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.executions.history import Archive, Transcript
+from cloche.engine.executions.history import HistoryBudget, SandboxHistory
 from cloche.engine.instance import Instance
-from cloche.engine.operations.audit import Trail
-from cloche.engine.operations.counters import Tally
-from cloche.engine.pauses.images import Images
-from cloche.engine.principal import acting
-from cloche.engine.quotas.capacity import Place, Turns
-from cloche.engine.quotas.quotas import Charge, Quotas
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.operations.counters import EngineCounters
+from cloche.engine.pauses.images import SandboxImages
+from cloche.engine.principal import current_principal
+from cloche.engine.quotas.capacity import ExecutionSlots, Slot
+from cloche.engine.quotas.quotas import QuotaLease, Quotas
 from cloche.engine.sandboxes.networks import Networks
-from cloche.engine.sandboxes.pool import Housing, default_limits
+from cloche.engine.sandboxes.pool import CellSupply, default_limits
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.engine.sandboxes.volumes import Volumes
-from cloche.isolation.base import Mounts
+from cloche.engine.sandboxes.volumes import VolumeRegistry
+from cloche.isolation.base import CellMounts
 from cloche.model import Launch, Limits, SandboxSpec, Snapshot, Template
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import log
 
-# A sandbox of a built template begins: its start command runs, and it is there when its ready command succeeds.
+# Launch of a built template's sandbox: runs its start command, and waits until its ready command succeeds.
 
-READY_SECONDS = 30.0  # clients wait a minute for a sandbox
-POLL_SECONDS = 0.2
-DEFAULT_USER = "default_user"  # a note: as whom clients run what they run as nobody in particular
-SHELL = ("/bin/bash", "-l", "-c")
+LAUNCH_READY_SECONDS = 30.0  # clients wait a minute for a sandbox
+READY_POLL_SECONDS = 0.2
+DEFAULT_USER_NOTE = "default_user"  # a note: as whom clients run what they run as nobody in particular
+LAUNCH_SHELL = ("/bin/bash", "-l", "-c")
 
 
-async def launch(sandbox: Sandbox, how: Launch) -> None:
-    """Returns when it is ready, or after so many seconds all the same: then the log says so. Raises Gone."""
+async def run_launch_commands(sandbox: Sandbox, how: Launch) -> None:
+    """Returns when it is ready, or after LAUNCH_READY_SECONDS all the same, with a log line. Raises Gone."""
     if how.start_command is not None:
         await sandbox.commands.launch(
-            (*SHELL, how.start_command), user=how.user, cwd=how.cwd, tag="start", counted=False
+            (*LAUNCH_SHELL, how.start_command), user=how.user, cwd=how.cwd, tag="start", counted=False
         )
     if how.ready_command is None:
         return
     try:
-        async with asyncio.timeout(READY_SECONDS):
+        async with asyncio.timeout(LAUNCH_READY_SECONDS):
             await _wait_ready(sandbox, how, how.ready_command)
     except TimeoutError:
-        log.warning("sandbox.not_ready", sandbox=sandbox.id, owner=sandbox.spec.owner, seconds=READY_SECONDS)
+        log.warning("sandbox.not_ready", sandbox=sandbox.id, owner=sandbox.spec.owner, seconds=LAUNCH_READY_SECONDS)
 
 
 async def _wait_ready(sandbox: Sandbox, how: Launch, command: str) -> None:
     while True:
         began_at = time.monotonic()
         process = await sandbox.commands.start(
-            (*SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=READY_SECONDS, counted=False
+            (*LAUNCH_SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=LAUNCH_READY_SECONDS, counted=False
         )
         async with contextlib.aclosing(process):  # killed where the time is over
             async for _ in process:  # nobody wants what it says
@@ -66,15 +66,15 @@ async def _wait_ready(sandbox: Sandbox, how: Launch, command: str) -> None:
         if process.exited is not None and process.exited.exit_code == 0:
             log.info("sandbox.ready", sandbox=sandbox.id, seconds=round(time.monotonic() - began_at, 3))
             return
-        await asyncio.sleep(POLL_SECONDS)
+        await asyncio.sleep(READY_POLL_SECONDS)
 
 
-async def launched(sandbox: Sandbox, how: Launch | None) -> Sandbox:
-    """The same, once it has begun, as far as it can. It ends where whoever asked for it has left. Raises Gone."""
+async def launch_sandbox(sandbox: Sandbox, how: Launch | None) -> Sandbox:
+    """The same sandbox, launched; a failed launch is logged. Kills it if the caller is cancelled. Raises Gone."""
     if how is None:
         return sandbox
     try:
-        await launch(sandbox, how)
+        await run_launch_commands(sandbox, how)
     except errors.Gone:
         raise
     except errors.ClocheError as error:  # a working directory that somebody removed, say: the sandbox is there
@@ -85,10 +85,10 @@ async def launched(sandbox: Sandbox, how: Launch | None) -> Sandbox:
     return sandbox
 
 
-class Keeper(Protocol):
-    """Whose the sandboxes are that are made."""
+class SandboxRegistry(Protocol):
+    """The engine as the owner of the sandboxes that are made."""
 
-    trail: Trail
+    trail: AuditLog
 
     def add(self, sandbox: Sandbox) -> None: ...
 
@@ -97,20 +97,20 @@ class Keeper(Protocol):
     def on_due(self, sandbox: Sandbox) -> None: ...
 
 
-class Making:
-    """Once it is `closing`, it makes no more."""
+class SandboxFactory:
+    """Makes sandboxes until it is `closing`."""
 
     def __init__(
         self,
         config: Config,
         instance: Instance,
-        housing: Housing,
+        housing: CellSupply,
         networks: Networks,
-        images: Images,
-        volumes: Volumes,
+        images: SandboxImages,
+        volumes: VolumeRegistry,
         quotas: Quotas,
-        tally: Tally,
-        keeper: Keeper,
+        tally: EngineCounters,
+        keeper: SandboxRegistry,
     ):
         self.closing = False
         self._config = config
@@ -122,7 +122,7 @@ class Making:
         self._quotas = quotas
         self._tally = tally
         self._keeper = keeper
-        self._archive = Archive(config.history.bytes)
+        self._archive = HistoryBudget(config.history.bytes)
 
     async def create(
         self,
@@ -134,18 +134,18 @@ class Making:
         before: SandboxRecord | None = None,
     ) -> Sandbox:
         """See `Engine.create` and `Engine.make`."""
-        self._check(spec)
-        check = self._may_go_on(spec.owner or _on_behalf())
+        self._check_spec(spec)
+        check = self._make_creation_check(spec.owner or _current_owner())
         limits = spec.limits or default_limits(self._config, template)
         self._config.limits.check(limits)
-        charge = Charge(self._quotas, spec.owner, _key_of(spec, before), limits.memory_bytes)
-        spec = charge.within_lifetime(spec)
-        place = await self._enter(spec, charge)
+        charge = QuotaLease(self._quotas, spec.owner, _creating_key_id(spec, before), limits.memory_bytes)
+        spec = charge.limit_spec_lifetime(spec)
+        place = await self._acquire_slot(spec, charge)
         began_at = time.monotonic()
         try:
-            sandbox = await self._house(spec, id, template, limits, charge, place, image, before, check)
+            sandbox = await self._create_in_slot(spec, id, template, limits, charge, place, image, before, check)
         except (errors.Unavailable, OSError) as failure:
-            error = failure if isinstance(failure, errors.Unavailable) else out_of_files(failure)
+            error = failure if isinstance(failure, errors.Unavailable) else out_of_files_error(failure)
             self._tally.not_created[error.code] += 1
             log.warning("sandbox.not_created", template=spec.template, reason=error.code)
             raise error from None
@@ -153,65 +153,65 @@ class Making:
             self._tally.sandbox_created(time.monotonic() - began_at)
         return sandbox
 
-    def _may_go_on(self, owner: str) -> Callable[[], None]:
-        """For the times in between: raises where one must not be made any more. Raises so itself."""
+    def _make_creation_check(self, owner: str) -> Callable[[], None]:
+        """A check for the times in between: raises where the sandbox must not be made any more. Raises so itself."""
         shut_out = self._housing.admission.shut_out
         begun = shut_out.begun(owner)
 
         def check() -> None:
             if self.closing:
-                raise shutting_down()
+                raise shutting_down_error()
             shut_out.check(owner, begun)
 
         return check
 
-    async def _enter(self, spec: SandboxSpec, charge: Charge) -> Place:
+    async def _acquire_slot(self, spec: SandboxSpec, charge: QuotaLease) -> Slot:
         """Raises Busy, ShuttingDown."""
         try:
-            return await self._housing.admission.sandboxes.enter(spec.owner or _on_behalf())
+            return await self._housing.admission.sandboxes.enter(spec.owner or _current_owner())
         except BaseException:
             charge.leave()
             raise
 
     def close(self) -> None:
-        """Whoever waits to have one made is told."""
+        """Waiting creations fail with ShuttingDown."""
         self.closing = True
         self._housing.admission.close()
 
-    async def _house(
+    async def _create_in_slot(
         self,
         spec: SandboxSpec,
         id: str,
         template: Template,
         limits: Limits,
-        charge: Charge,
-        place: Place,
+        charge: QuotaLease,
+        place: Slot,
         image: str | None,
         before: SandboxRecord | None,
         check: Callable[[], None],
     ) -> Sandbox:
-        """Gives it a cell. Its life begins when it has one, and its place is given back when that is gone."""
+        """Gives it a cell. Its life begins when it has one, and its slot is given back when that is gone."""
         try:
-            sandbox, stale = await self._make(spec, id, template, limits, charge, place, image, before, check)
+            sandbox, stale = await self._make_sandbox(spec, id, template, limits, charge, place, image, before, check)
         except BaseException:
             place.leave()
             charge.leave()
             raise
         self._keeper.add(sandbox)
-        if self._networks.wants_door(sandbox.network.policy):
+        if self._networks.needs_door(sandbox.network.policy):
             await self._networks.open(sandbox)
         if stale:  # its first kernel was there before its packages were
             await sandbox.context().restart()
         return sandbox
 
-    async def _make(
+    async def _make_sandbox(
         self,
         spec: SandboxSpec,
         id: str,
         template: Template,
         limits: Limits,
-        charge: Charge,
-        place: Place,
+        charge: QuotaLease,
+        place: Slot,
         image: str | None,
         before: SandboxRecord | None,
         check: Callable[[], None],
@@ -219,7 +219,7 @@ class Making:
         """The sandbox, and whether its first kernel is older than its packages."""
         check()
         network = self._networks.policy_for(spec, template)
-        mounts = await self._volumes.mounts(spec.volumes, spec.owner, template) if spec.volumes else None
+        mounts = await self._volumes.acquire_mounts(spec.volumes, spec.owner, template) if spec.volumes else None
         ready = await self._housing.take(template, spec.user, limits, mounts)
         try:
             check()
@@ -232,28 +232,28 @@ class Making:
                 self._new_record(id, spec, template, limits, charge.key_id, before),
                 network=network,
                 max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
-                tally=self._tally if spec.owner else Tally(),
+                tally=self._tally if spec.owner else EngineCounters(),
                 on_change=lambda changed: self._on_change(changed, place, mounts),
                 on_due=self._keeper.on_due,
-                transcript=Transcript(self._config.history.sandbox_bytes, self._archive),
+                transcript=SandboxHistory(self._config.history.sandbox_bytes, self._archive),
                 charge=charge,
-                turns=Turns(self._housing.admission.executions, spec.owner),
+                turns=ExecutionSlots(self._housing.admission.executions, spec.owner),
             )
         except BaseException:  # a spec that fits into no frame, say, or files that do not fit in
             await ready.aclose()
             raise
         return sandbox, stale
 
-    def _on_change(self, sandbox: Sandbox, place: Place, mounts: Mounts | None) -> None:
+    def _on_change(self, sandbox: Sandbox, place: Slot, mounts: CellMounts | None) -> None:
         self._keeper.on_change(sandbox)
-        if sandbox.destroying is not None:
-            sandbox.destroying.add_done_callback(place.leave)
+        if sandbox.destroy_task is not None:
+            sandbox.destroy_task.add_done_callback(place.leave)
             if mounts is not None:
                 mounts.leave()
 
-    def _check(self, spec: SandboxSpec) -> None:
+    def _check_spec(self, spec: SandboxSpec) -> None:
         if self.closing:
-            raise shutting_down()
+            raise shutting_down_error()
         most = self._config.lifetime.max_seconds
         if spec.lifetime_seconds is not None and spec.lifetime_seconds > most:
             raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
@@ -288,18 +288,18 @@ class Making:
         )
 
 
-def _key_of(spec: SandboxSpec, before: SandboxRecord | None) -> str:
-    """The key that a sandbox is made with, or was, where it is made again."""
+def _creating_key_id(spec: SandboxSpec, before: SandboxRecord | None) -> str:
+    """The id of the key that a sandbox is made with; of one that is made again, the original one."""
     if before is not None:
         return before.key_id
-    principal = acting()
+    principal = current_principal()
     return principal.key_id if principal is not None and principal.owner == spec.owner else ""
 
 
-def from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
-    """What is asked for comes before what the snapshot has; where one begins is what its template says."""
+def spec_from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
+    """Requested settings come before the snapshot's; the working directory is the template's."""
     begin = {} if snapshot.launch is None else {"cwd": snapshot.launch.cwd}
-    notes = {} if snapshot.launch is None else {DEFAULT_USER: snapshot.launch.user}
+    notes = {} if snapshot.launch is None else {DEFAULT_USER_NOTE: snapshot.launch.user}
     return msgspec.structs.replace(
         spec,
         **begin,
@@ -312,14 +312,14 @@ def from_snapshot(spec: SandboxSpec, snapshot: Snapshot) -> SandboxSpec:
     )
 
 
-def _on_behalf() -> str:
-    """Who has the engine make one of its own (a template's build); nobody, where it is for itself (a canary)."""
-    principal = acting()
+def _current_owner() -> str:
+    """The owner that the engine makes a sandbox of its own for (a template's build); empty for a canary."""
+    principal = current_principal()
     return "" if principal is None else principal.owner
 
 
-def out_of_files(error: OSError) -> errors.Unavailable:
-    """What it means that no file can be opened. Raises the error itself where it means something else."""
+def out_of_files_error(error: OSError) -> errors.Unavailable:
+    """The error for too many open files. Raises the error itself if it is another one."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         raise error
     whose = "this process has" if error.errno == errno.EMFILE else "this host has"
@@ -328,15 +328,15 @@ def out_of_files(error: OSError) -> errors.Unavailable:
     )
 
 
-def shutting_down() -> errors.ShuttingDown:
+def shutting_down_error() -> errors.ShuttingDown:
     return errors.ShuttingDown("the host is shutting down")
 
 
-# Forks for callers who want all of them, or none.
+# All-or-nothing forks of a sandbox.
 
 
-async def all_made(made: Sequence[Sandbox | errors.ClocheError]) -> list[Sandbox]:
-    """What `Engine.fork` gave, if none failed. Raises why the first failed; the others have ended then."""
+async def require_all_forks(made: Sequence[Sandbox | errors.ClocheError]) -> list[Sandbox]:
+    """The sandboxes of `Engine.fork`, if none failed. Raises the first failure, after ending the other forks."""
     failures = [each for each in made if isinstance(each, errors.ClocheError)]
     forks = [each for each in made if isinstance(each, Sandbox)]
     if failures:

@@ -1,4 +1,4 @@
-"""What is said of a sandbox that has ended: which of the three ways, when, and what to do. And of a kernel's end."""
+"""Errors and reasons for sandboxes that have ended, are paused or do not exist, and for lack of memory."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from cloche.store.base import SandboxRecord
 
 KILLED_BY_OWNER = "killed by its owner"  # unless whoever kills one says why
 
-_KINDS: dict[str, tuple[type[errors.Gone], str]] = {
+_GONE_ERRORS: dict[str, tuple[type[errors.Gone], str]] = {
     "expired": (errors.SandboxExpired, "timed out"),
     "killed": (errors.SandboxKilled, "was killed"),
     "lost": (errors.SandboxLost, "was lost"),
 }
 
 
-def gone(record: SandboxRecord) -> errors.Gone:
-    """The error for whoever still asks for it."""
-    kind, verb = _KINDS.get(record.state, _KINDS["lost"])
+def sandbox_gone_error(record: SandboxRecord) -> errors.Gone:
+    """The error for a request to a sandbox that has ended."""
+    kind, verb = _GONE_ERRORS.get(record.state, _GONE_ERRORS["lost"])
     when = datetime.fromtimestamp(record.ended_at or record.created_at, UTC)
     what = f"sandbox {record.id} {verb} at {when:%Y-%m-%d %H:%M:%S} UTC"
     return kind(f"{what}: {record.end_reason or 'its host process died'}; create a new one")
 
 
-def absent(record: SandboxRecord) -> errors.ClocheError:
-    """The error for whoever wants to use, or pause, one that does not run: it is paused, or it has ended."""
+def not_running_error(record: SandboxRecord) -> errors.ClocheError:
+    """The error for using, or pausing, a sandbox that does not run: it is paused, or it has ended."""
     if record.state != "paused":
-        return gone(record)
+        return sandbox_gone_error(record)
     when = datetime.fromtimestamp(record.paused_at or record.created_at, UTC)
     what = f"sandbox {record.id} is paused already, since {when:%Y-%m-%d %H:%M:%S} UTC"
     return errors.SandboxPaused(f"{what}: resume it (connect to it) to use it, or kill it")
 
 
-def never(id: str) -> errors.SandboxNotFound:
-    """The same for an id that never existed and for one that belongs to somebody else."""
+def sandbox_not_found_error(id: str) -> errors.SandboxNotFound:
+    """The same error for an id that never existed and for one of another owner."""
     return errors.SandboxNotFound(f"there is no sandbox {id!r}")
 
 
-def out_of_memory(limits: Limits) -> str:
-    """Why an execution ended whose kernel the system killed. Files count, as writable space is memory."""
+def out_of_memory_reason(limits: Limits) -> str:
+    """The reason for an execution whose kernel ran out of memory. Files count, as writable space is memory."""
     memory, space = limits.memory_bytes / MIB, limits.space_bytes / MIB
     limit = f"its limit is {memory:g} MiB, and {space:g} MiB for files"
     return f"the sandbox ran out of memory: {limit}; the context's state is lost"
 
 
-# How kernels end, and what that says about one that never came to its work.
+# How kernels end, and the error for one that ended before it was ready.
 
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]")
 _START_ERRORS: dict[int, type[errors.ClocheError]] = {
@@ -80,7 +80,7 @@ class KernelExit(Struct):
 
     @property
     def code(self) -> int:
-        """As a shell says it: 128 + signal for one that a signal ended."""
+        """As in a shell: 128 + signal for one that a signal ended."""
         return os.waitstatus_to_exitcode(self.status) if self.signal is None else 128 + self.signal
 
     def __str__(self) -> str:
@@ -92,8 +92,8 @@ class KernelExit(Struct):
             return f"kernel killed by signal {self.signal}"
 
 
-def failed_start(exit: KernelExit, said: str) -> errors.ClocheError:
-    """Init's fork says in one line why it could not go where it was sent: see `guest.processes`."""
+def kernel_start_error(exit: KernelExit, said: str) -> errors.ClocheError:
+    """The error from init's fork, which reports in one line why it could not start: see `guest.processes`."""
     found = _ERRNO.match(said)
     kind = _START_ERRORS.get(int(found[1]), errors.FileError) if found else errors.Unavailable
     return kind(f"the {exit} before it was ready" + (f": {said.splitlines()[-1]}" if said else ""))

@@ -1,4 +1,4 @@
-"""A sandbox's files. All of it is done by the guest's init under the caller's identity; the host opens no path."""
+"""A sandbox's files. The guest's init does all operations as the sandbox's user; the host opens no path."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.kernel_frames import file_info, number
-from cloche.engine.executions.streams import Bell
+from cloche.engine.executions.kernel_frames import number_field, parse_file_info
+from cloche.engine.executions.streams import Signal
 from cloche.engine.sandboxes.init_client import (
     CHUNK_BYTES,
-    Guest,
+    InitClient,
+    InitReply,
     PipeWriter,
-    Reply,
-    check_regular,
-    clean,
-    only_fd,
-    read_whole,
+    check_regular_file,
+    clean_text,
+    read_whole_file,
+    take_only_fd,
 )
 from cloche.guest import wire
 from cloche.isolation.channel import Header
 from cloche.model import GIB, MIB, FileAttributes, FileChange, FileInfo, Limits, Struct, User, check_mode, check_user
 
-# A file of a sandbox that is open for reading: in memory when it is small, else as a descriptor that init passed.
+# A file of a sandbox that is open for reading: in memory if it is small, else as a descriptor from init.
 
 
 class OpenFile:
@@ -45,8 +45,8 @@ class OpenFile:
         self._fd = fd
 
     @property
-    def small(self) -> bytes | None:
-        """All of it, where it is so small that it has come with the answer."""
+    def inline_content(self) -> bytes | None:
+        """The whole content, where it is so small that it has come with the answer."""
         return self._content if self._fd is None else None
 
     async def __aenter__(self) -> OpenFile:
@@ -62,7 +62,7 @@ class OpenFile:
 
         Fewer than that come where a program has cut the file meanwhile.
         """
-        while chunk := await self._read(start, CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - start)):
+        while chunk := await self._read_range(start, CHUNK_BYTES if end is None else min(CHUNK_BYTES, end - start)):
             yield chunk
             start += len(chunk)
 
@@ -78,32 +78,32 @@ class OpenFile:
             os.close(self._fd)
         self._fd, self._content = None, b""
 
-    async def _read(self, start: int, size: int) -> bytes:
+    async def _read_range(self, start: int, size: int) -> bytes:
         if self._fd is None:
             return self._content[start : start + size]
         return await asyncio.to_thread(os.pread, self._fd, size, start)
 
 
-def opened(reply: Reply) -> OpenFile:
-    """What init has opened. Raises PermissionDenied unless it is a regular file, ProtocolViolation."""
+def open_file_reply(reply: InitReply) -> OpenFile:
+    """The file that init has opened. Raises PermissionDenied unless it is a regular file, ProtocolViolation."""
     if not reply.fds:
-        return OpenFile(len(reply.body), number(reply.ok, "modified_at"), content=reply.body)
-    fd = only_fd(reply)
+        return OpenFile(len(reply.body), number_field(reply.ok, "modified_at"), content=reply.body)
+    fd = take_only_fd(reply)
     try:
-        about = check_regular(fd)
+        about = check_regular_file(fd)
     except BaseException:
         os.close(fd)
         raise
     return OpenFile(about.st_size, about.st_mtime, fd=fd)
 
 
-# Paths inside a sandbox, as callers give them. Resolving them is the guest's work, never the host's.
+# Paths inside a sandbox, as callers give them. The guest resolves them, never the host.
 
 MAX_PATH = 4096
 
 
 def check_cwd(cwd: object) -> None:
-    """Raises InvalidPath unless `cwd` is None or something that `sandbox_path` takes."""
+    """Raises InvalidPath unless `cwd` is None or a path that `sandbox_path` accepts."""
     if cwd is not None:
         sandbox_path(cwd, "/")
 
@@ -125,85 +125,85 @@ def sandbox_path(path: object, cwd: str) -> str:
     return posixpath.join(cwd, path)
 
 
-# What lies below a directory of a sandbox, as its init told it.
+# A survey of the files below a directory of a sandbox, as its init reported it.
 
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Found(Struct):
-    """A regular file. Its SHA-256 is there if it was asked for and the size is the one that was expected."""
+class SurveyedFile(Struct):
+    """A regular file. Its SHA-256 is there if it was asked for and the size is the expected one."""
 
     path: str  # relative
     size_bytes: int
     sha256: str | None = None
 
 
-class Survey(Struct):
+class DirectorySurvey(Struct):
     """Regular files and empty directories, by their paths, which lead through no symlink.
 
-    `passed` counts what is left out: "symlink", "special", "hidden" and "deep" directories, "unreadable" ones, those
-    that "packages" were installed into lately, and "unnamed": what has a name that is no text.
+    `passed` counts the entries left out: "symlink", "special", "hidden" and "deep" directories, "unreadable"
+    ones, those that "packages" were installed into lately, and "unnamed": entries whose name is no text.
     """
 
-    files: tuple[Found, ...]
+    files: tuple[SurveyedFile, ...]
     empty: tuple[str, ...] = ()
     passed: dict[str, int] = {}
     whole: bool = True  # else there is more than could be told
     at_ns: int = 0  # when it began, by the sandbox's clock
 
 
-class _Told(msgspec.Struct):
+class _SurveyBody(msgspec.Struct):
     files: list[tuple[_Path, _Size, _Digest | None]]
     empty: list[_Path]
 
 
-def survey_of(reply: Reply) -> Survey:
+def parse_survey(reply: InitReply) -> DirectorySurvey:
     """Raises ProtocolViolation."""
     try:
-        told = msgspec.json.decode(reply.body, type=_Told)
+        told = msgspec.json.decode(reply.body, type=_SurveyBody)
         passed = msgspec.convert(reply.ok.get("passed"), dict[str, int])
         at_ns = msgspec.convert(reply.ok.get("at_ns"), _Size)
     except (msgspec.MsgspecError, UnicodeError):
         raise errors.ProtocolViolation("the guest's init sent no survey") from None
     paths = [path for path, _, _ in told.files] + told.empty
-    if any(_is_odd(path) for path in paths) or len(set(paths)) != len(paths):
+    if any(_is_invalid_path(path) for path in paths) or len(set(paths)) != len(paths):
         raise errors.ProtocolViolation("the guest's init sent a survey of paths that cannot be")
-    files = tuple(_found(*each) for each in sorted(told.files, key=lambda each: each[0]))
+    files = tuple(_make_surveyed_file(*each) for each in sorted(told.files, key=lambda each: each[0]))
     whole = reply.ok.get("truncated") is False
-    return Survey(files=files, empty=tuple(sorted(told.empty)), passed=passed, whole=whole, at_ns=at_ns)
+    return DirectorySurvey(files=files, empty=tuple(sorted(told.empty)), passed=passed, whole=whole, at_ns=at_ns)
 
 
-def _found(path: str, size_bytes: int, digest: str | None) -> Found:
-    return Found(path=path, size_bytes=size_bytes, sha256=digest)
+def _make_surveyed_file(path: str, size_bytes: int, digest: str | None) -> SurveyedFile:
+    return SurveyedFile(path=path, size_bytes=size_bytes, sha256=digest)
 
 
-def _is_odd(path: str) -> bool:
+def _is_invalid_path(path: str) -> bool:
     return any(name in ("", ".", "..") or "\0" in name for name in path.split("/"))
 
 
-# Watching a directory of a sandbox for changes.
+# Watches a directory of a sandbox for changes.
 
 MAX_WATCHES = 64  # of one sandbox, whoever opened them
-MAX_WAITING = 10_000
+MAX_WAITING_CHANGES = 10_000
 MAX_WAITING_BYTES = 1 * MIB  # of paths, as they lie in memory
 
-_KINDS = ("created", "written", "removed", "renamed", "attributes")
+_CHANGE_KINDS = ("created", "written", "removed", "renamed", "attributes")
 
 
 class TooManyWatches(errors.InvalidRequest):
     """A sandbox has as many watches as it can have."""
 
 
-class Watch:
+class DirectoryWatch:
     """An async iterator of FileChange between `__aenter__` and `__aexit__`.
 
-    Up to 10,000 changes wait for a slow reader, or 1 MiB of paths; `missed` counts those beyond. When the kernel has
-    dropped some inside the sandbox it grows too, by one: nobody knows how many they were.
+    Up to 10,000 changes wait for a slow reader, or 1 MiB of paths; `missed` counts those beyond. When the
+    kernel has dropped some inside the sandbox it grows too, by one: their number is unknown.
     """
 
-    def __init__(self, guest: Guest, path: str, *, recursive: bool, user: User):
+    def __init__(self, guest: InitClient, path: str, *, recursive: bool, user: User):
         self.path = path
         self.missed = 0
         self._guest = guest
@@ -211,18 +211,18 @@ class Watch:
         self._id = "w" + secrets.token_hex(8)
         self._changes: deque[FileChange] = deque()
         self._waiting_bytes = 0
-        self._bell = Bell()
+        self._bell = Signal()
         self._open = False
 
-    async def __aenter__(self) -> Watch:
-        """Raises TooManyWatches, what the sandbox's file system says, or Gone."""
-        if self._guest.subscribers("changes") >= MAX_WATCHES:
+    async def __aenter__(self) -> DirectoryWatch:
+        """Raises TooManyWatches, the error of the sandbox's file system, or Gone."""
+        if self._guest.count_subscribers("changes") >= MAX_WATCHES:
             raise TooManyWatches(f"a sandbox can have {MAX_WATCHES} watches: stop one that you do not need")
         self._guest.subscribe("changes", self._id, self._on_changes)
         try:
             await self._guest.request("watch_start", watch=self._id, **self._fields)
         except BaseException:
-            self._stop()
+            self._stop_watching()
             raise
         self._open = True
         return self
@@ -233,14 +233,14 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Stops watching; whoever waits for the next change gets the end of the iteration."""
+        """Stops watching; a waiting reader gets the end of the iteration."""
         if not self._open:
             return
         self._open = False
-        self._stop()
-        self._bell.ring()
+        self._stop_watching()
+        self._bell.wake_all()
 
-    def __aiter__(self) -> Watch:
+    def __aiter__(self) -> DirectoryWatch:
         return self
 
     async def __anext__(self) -> FileChange:
@@ -262,7 +262,7 @@ class Watch:
         return True
 
     async def collect(self) -> list[FileChange]:
-        """All that has changed up to now and was not told of yet. Raises Gone if the sandbox has ended."""
+        """All changes up to now that were not returned yet. Raises Gone if the sandbox has ended."""
         await self.catch_up()
         return self.take()
 
@@ -276,37 +276,42 @@ class Watch:
         self._waiting_bytes = 0
         return changes
 
-    def _stop(self) -> None:
+    def _stop_watching(self) -> None:
         self._guest.unsubscribe("changes", self._id)
         self._guest.tell("watch_stop", watch=self._id)
 
     def _on_changes(self, header: Header) -> None:
         changes = header.get("changes")
         for change in changes if isinstance(changes, list) else ():
-            if isinstance(change, list) and len(change) == 2 and change[0] in _KINDS and isinstance(change[1], str):
-                self._put(FileChange(kind=change[0], path=clean(change[1], 8192)))
+            if (
+                isinstance(change, list)
+                and len(change) == 2
+                and change[0] in _CHANGE_KINDS
+                and isinstance(change[1], str)
+            ):
+                self._add_change(FileChange(kind=change[0], path=clean_text(change[1], 8192)))
         if header.get("missed") is True:
-            self._miss()
+            self._count_missed()
 
-    def _put(self, change: FileChange) -> None:
+    def _add_change(self, change: FileChange) -> None:
         size = sys.getsizeof(change.path)
-        if len(self._changes) >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
-            self._miss()
+        if len(self._changes) >= MAX_WAITING_CHANGES or self._waiting_bytes + size > MAX_WAITING_BYTES:
+            self._count_missed()
             return
         self._changes.append(change)
         self._waiting_bytes += size
-        self._bell.ring()
+        self._bell.wake_all()
 
-    def _miss(self) -> None:
+    def _count_missed(self) -> None:
         self.missed += 1
-        self._bell.ring()
+        self._bell.wake_all()
 
 
 Chunk = bytes | bytearray | memoryview | str
 Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
 Content = Chunk | Chunks
 
-NOTED = {
+AUDIT_NAMES = {
     "file_read": "files.read",
     "file_write": "files.written",
     "file_make_dir": "files.written",
@@ -316,25 +321,25 @@ NOTED = {
     "tree_guard": "files.changed",
 }
 """What the audit log calls what is asked of init; all else only looks at what there is. Never which file it was."""
-LISTS = frozenset({"file_list", "tree_survey"})
+LISTING_VERBS = frozenset({"file_list", "tree_survey"})
 
 INLINE_BYTES = wire.INLINE_BYTES  # up to which a content goes by itself, and is not streamed
 MIN_READ_LIMIT = 64 * MIB
 MAX_READ_LIMIT = 2 * GIB
 
 
-class Listing(msgspec.Struct):
+class DirectoryListing(msgspec.Struct):
     files: list[FileInfo]
 
 
-class Files:
+class SandboxFiles:
     """Paths are absolute, or relative to the sandbox's cwd. `..` and symlinks never leave the sandbox.
 
     All methods raise InvalidPath, FileNotFound, PermissionDenied, IsADirectory, NotADirectory, NoSpace or FileError
     as the sandbox's file system says, and SandboxLost if it is gone.
     """
 
-    def __init__(self, guest: Guest, *, user: User, cwd: str, limits: Limits):
+    def __init__(self, guest: InitClient, *, user: User, cwd: str, limits: Limits):
         self._guest = guest
         self._user = user
         self._cwd = cwd
@@ -343,23 +348,23 @@ class Files:
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
         """The whole content. Files over the sandbox's writable space or 2 GiB are refused: use `open_read`."""
-        reply = await self._ask("file_read", path, user, max_inline=INLINE_BYTES)
+        reply = await self._request_file("file_read", path, user, max_inline=INLINE_BYTES)
         if not reply.fds:
             return reply.body
-        fd = only_fd(reply)
+        fd = take_only_fd(reply)
         try:
-            size = check_regular(fd).st_size
+            size = check_regular_file(fd).st_size
             self._check_readable(path, size)
-            return await asyncio.to_thread(read_whole, fd, size)
+            return await asyncio.to_thread(read_whole_file, fd, size)
         finally:
             os.close(fd)
 
     async def open(self, path: str, *, user: User | None = None) -> OpenFile:
-        """A file to be read in parts. Whoever opens it closes it."""
-        return opened(await self._ask("file_read", path, user, max_inline=INLINE_BYTES))
+        """A file to be read in parts. The caller closes it."""
+        return open_file_reply(await self._request_file("file_read", path, user, max_inline=INLINE_BYTES))
 
     async def open_whole(self, path: str, *, user: User | None = None) -> OpenFile:
-        """As `open`, for whoever will have all of it in memory. Refuses what `read` does."""
+        """As `open`, for callers that read all of it into memory. Raises FileError for sizes that `read` refuses."""
         file = await self.open(path, user=user)
         try:
             self._check_readable(path, file.size_bytes)
@@ -378,7 +383,7 @@ class Files:
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
         """The content in chunks of up to 1 MiB, read as they are asked for. Raises before the first chunk.
 
-        Whoever stops before the end closes it.
+        A caller that stops before the end closes it.
         """
         return (await self.open(path, user=user)).until_read()
 
@@ -396,10 +401,10 @@ class Files:
     ) -> FileInfo:
         """Makes or replaces a file, and the directories above it. A file that is replaced stays until all has come.
 
-        It is done with the rights of `user`; what is made is given to `owner`. With `in_place` the file is overwritten,
-        once all has come: it stays the same one to those who watch it or have it open, but they may see it half done.
-        No symlink is followed that lies `below` that directory, at the path's end or on the way: FileError.
-        Raises InvalidRequest also for a mode or a content that makes no sense.
+        It is done with the rights of `user`; new files and directories are given to `owner`. With `in_place` the
+        file is overwritten, once all has come: programs that watch it or have it open keep the same file, but may
+        see it half done. No symlink is followed that lies `below` that directory, at the path's end or on the way:
+        FileError. Raises InvalidRequest also for an invalid mode or content.
         """
         check_mode(mode)
         check_user(owner)
@@ -409,26 +414,26 @@ class Files:
         chunked = isinstance(content, (Iterable, AsyncIterable)) and not isinstance(content, Chunk)
         if chunked:
             return await self._write_stream(path, cast(Chunks, content), user, wishes)
-        whole = chunk_of(content)
+        whole = encode_chunk(content)
         if len(whole) <= INLINE_BYTES:
-            return await self._write_small(path, whole, user, wishes)
+            return await self._write_inline(path, whole, user, wishes)
         return await self._write_stream(path, (whole,), user, wishes)
 
     async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> list[FileInfo]:
-        """What is in a directory, sorted by path, down to `depth` levels. Raises FileError if that is too much."""
+        """The entries of a directory, sorted by path, down to `depth` levels. Raises FileError for too many."""
         if type(depth) is not int or depth < 1:
             raise errors.InvalidRequest(f"depth must be 1 or more, not {depth!r}")
-        reply = await self._ask("file_list", path, user, depth=depth)
+        reply = await self._request_file("file_list", path, user, depth=depth)
         if reply.ok.get("truncated") is not False:
             raise errors.FileError(
                 f"{path} holds more than the 20,000 entries that can be listed at once: list its subdirectories one "
                 "by one, with depth=1, or let a command look"
             )
-        return [_info(one) for one in _listing(reply.body)]
+        return [_check_file_info(one) for one in _parse_listing(reply.body)]
 
     async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
-        """What lies at that path; a symlink is not followed."""
-        return _info((await self._ask("file_stat", path, user)).ok)
+        """The entry at that path; a symlink is not followed."""
+        return _check_file_info((await self._request_file("file_stat", path, user)).ok)
 
     async def exists(self, path: str, *, user: User | None = None) -> bool:
         try:
@@ -440,20 +445,20 @@ class Files:
     async def make_dir(self, path: str, *, user: User | None = None, owner: User | None = None) -> bool:
         """Makes a directory and those above it, and gives them to `owner`. False if it was there."""
         check_user(owner)
-        return (await self._ask("file_make_dir", path, user, owner=owner)).ok.get("created") is True
+        return (await self._request_file("file_make_dir", path, user, owner=owner)).ok.get("created") is True
 
     async def move(self, path: str, to: str, *, user: User | None = None, owner: User | None = None) -> FileInfo:
-        """Moves a file or a directory. What is there is replaced; a file moved to a directory lands in it.
+        """Moves a file or a directory. An existing target is replaced; a file moved to a directory lands in it.
 
         Directories that are made for it are given to `owner`.
         """
         check_user(owner)
-        reply = await self._ask("file_move", path, user, to=sandbox_path(to, self._cwd), owner=owner)
-        return _info(reply.ok)
+        reply = await self._request_file("file_move", path, user, to=sandbox_path(to, self._cwd), owner=owner)
+        return _check_file_info(reply.ok)
 
     async def remove(self, path: str, *, user: User | None = None, below: str | None = None) -> None:
         """Removes a file, or a directory with all that is in it. `below`: as with `write`."""
-        await self._ask("file_remove", path, user, below=below)
+        await self._request_file("file_remove", path, user, below=below)
 
     async def change(
         self,
@@ -467,75 +472,79 @@ class Files:
     ) -> FileInfo:
         """Gives a file or directory another owner, group or mode. `below`: as with `write`."""
         check_mode(mode)
-        return _info((await self._ask("file_change", path, user, uid=uid, gid=gid, mode=mode, below=below)).ok)
+        return _check_file_info(
+            (await self._request_file("file_change", path, user, uid=uid, gid=gid, mode=mode, below=below)).ok
+        )
 
     async def survey(
         self, path: str, known: Mapping[str, int] | None = None, *, since_ns: int = 0, depth: int = 10
-    ) -> Survey:
-        """All regular files below a directory, as far as they are worth keeping: see `Survey`.
+    ) -> DirectorySurvey:
+        """All regular files below a directory that are worth keeping: see `DirectorySurvey`.
 
-        `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told.
-        `since_ns` is when an earlier survey began: what that one has told of packages is not told again.
+        `known` are relative paths with the sizes that those files had: for one that still has it, the SHA-256 is
+        returned. `since_ns` is when an earlier survey began: packages that it reported are not reported again.
         """
         compared = msgspec.json.encode(dict(known or {}))
-        reply = await self._ask("tree_survey", path, None, compared, depth=depth, since_ns=since_ns)
+        reply = await self._request_file("tree_survey", path, None, compared, depth=depth, since_ns=since_ns)
         if len(reply.body) <= INLINE_BYTES:
-            return survey_of(reply)
-        return await asyncio.to_thread(survey_of, reply)  # others would wait for so much
+            return parse_survey(reply)
+        return await asyncio.to_thread(parse_survey, reply)  # others would wait for so much
 
     async def guard(self, path: str, names: Sequence[str]) -> Sequence[str]:
-        """Takes these files below a directory from `user`, who can then neither change, replace nor remove them.
+        """Takes these files below a directory from `user`, which can then neither change, replace nor remove them.
 
-        The directories above them, with that one, become root's, and everybody can still add to them. Gives those
-        that are no regular files, or lie behind a symlink: those it did not take. Where `user` and `root` are one
-        identity, it merely takes the permission to write, which `user` can give back.
+        The directories above them, with that one, become root's, and all users can still add to them. Returns those
+        that it did not take: they are no regular files, or lie behind a symlink. Where `user` and `root` are one
+        identity, it merely removes the permission to write, which `user` can restore.
         """
-        reply = await self._ask("tree_guard", path, "root", paths=list(names))
+        reply = await self._request_file("tree_guard", path, "root", paths=list(names))
         missing = reply.ok.get("missing")
         if not isinstance(missing, list):
             raise errors.ProtocolViolation("the guest's init does not say what it guards")
         return [name for name in names if name in missing]
 
-    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> Watch:
+    def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> DirectoryWatch:
         """Changes below a directory from now on: `async with files.watch(p) as changes: async for change in ..`."""
         check_user(user)
         self._guest.noted("files.watched")
-        return Watch(self._guest, sandbox_path(path, self._cwd), recursive=recursive, user=user or self._user)
+        return DirectoryWatch(self._guest, sandbox_path(path, self._cwd), recursive=recursive, user=user or self._user)
 
-    async def _ask(self, verb: str, path: str, user: User | None, body: bytes = b"", **fields: Any) -> Reply:
+    async def _request_file(
+        self, verb: str, path: str, user: User | None, body: bytes = b"", **fields: Any
+    ) -> InitReply:
         full = sandbox_path(path, self._cwd)
         check_user(user)
-        with _naming(path):
+        with _prefix_errors_with_path(path):
             reply = await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
         if "stream" not in fields:  # whose end is told
-            moved = 0 if verb in LISTS else max(len(body), len(reply.body))
-            self._guest.noted(NOTED.get(verb, "files.listed"), bytes=moved)
+            moved = 0 if verb in LISTING_VERBS else max(len(body), len(reply.body))
+            self._guest.noted(AUDIT_NAMES.get(verb, "files.listed"), bytes=moved)
         return reply
 
-    async def _write_small(self, path: str, content: bytes, user: User | None, wishes: dict[str, Any]) -> FileInfo:
-        reply = await self._ask("file_write", path, user, content, size=len(content), **wishes)
-        return _info(reply.ok)
+    async def _write_inline(self, path: str, content: bytes, user: User | None, wishes: dict[str, Any]) -> FileInfo:
+        reply = await self._request_file("file_write", path, user, content, size=len(content), **wishes)
+        return _check_file_info(reply.ok)
 
     async def _write_stream(self, path: str, content: Chunks, user: User | None, wishes: dict[str, Any]) -> FileInfo:
-        """Without a commit, what was there stays: the caller's chunks may fail, and the caller may go away."""
+        """Without a commit the old file stays: the caller's chunks may fail, and the caller may disconnect."""
         write = "u" + secrets.token_hex(8)
         try:
-            reply = await self._ask("file_write", path, user, size=None, stream=True, write=write, **wishes)
-            size = await _fill(PipeWriter(only_fd(reply)), content)
-            with _naming(path):
+            reply = await self._request_file("file_write", path, user, size=None, stream=True, write=write, **wishes)
+            size = await _fill_pipe(PipeWriter(take_only_fd(reply)), content)
+            with _prefix_errors_with_path(path):
                 ended = await self._guest.request("write_end", write=write, commit=True, size=size)
             self._guest.noted("files.written", bytes=size)
-            return _info(ended.ok)
+            return _check_file_info(ended.ok)
         except BaseException:
             self._guest.tell("write_end", write=write, commit=False)
             raise
 
 
-async def _fill(pipe: PipeWriter, content: Chunks) -> int:
-    """How many bytes were put into the pipe, which is closed then."""
+async def _fill_pipe(pipe: PipeWriter, content: Chunks) -> int:
+    """Writes the content into the pipe, closes it, and returns the number of bytes."""
     size = 0
     try:
-        async with contextlib.aclosing(chunks_of(content)) as chunks:
+        async with contextlib.aclosing(encode_chunks(content)) as chunks:
             async for chunk in chunks:
                 try:
                     await pipe.write(chunk)
@@ -547,17 +556,17 @@ async def _fill(pipe: PipeWriter, content: Chunks) -> int:
     return size
 
 
-async def chunks_of(content: Chunks) -> AsyncGenerator[bytes, None]:
-    """Each as bytes. Raises InvalidRequest at one that is neither bytes nor text."""
+async def encode_chunks(content: Chunks) -> AsyncGenerator[bytes, None]:
+    """Each chunk as bytes. Raises InvalidRequest at one that is neither bytes nor text."""
     if isinstance(content, AsyncIterable):
         async for chunk in content:
-            yield chunk_of(chunk)
+            yield encode_chunk(chunk)
     else:
         for chunk in content:
-            yield chunk_of(chunk)
+            yield encode_chunk(chunk)
 
 
-def chunk_of(chunk: object) -> bytes:
+def encode_chunk(chunk: object) -> bytes:
     """Raises InvalidRequest unless it is bytes or text."""
     if isinstance(chunk, (bytes, bytearray, memoryview)):
         return bytes(chunk)
@@ -570,25 +579,25 @@ def chunk_of(chunk: object) -> bytes:
 
 
 @contextlib.contextmanager
-def _naming(path: str) -> Iterator[None]:
-    """What init says about a file says which."""
+def _prefix_errors_with_path(path: str) -> Iterator[None]:
+    """Puts the path before init's error messages about a file."""
     try:
         yield
     except (errors.FileError, errors.FileNotFound, errors.InvalidPath) as error:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _listing(body: bytes) -> list[FileInfo]:
+def _parse_listing(body: bytes) -> list[FileInfo]:
     if len(body) > wire.MAX_LISTING_BYTES:
         raise errors.ProtocolViolation(f"the guest's init sent a list of files of {len(body)} bytes")
     try:
-        return msgspec.json.decode(body, type=Listing).files
+        return msgspec.json.decode(body, type=DirectoryListing).files
     except (msgspec.MsgspecError, UnicodeError):
         raise errors.ProtocolViolation("the guest's init sent no list of files") from None
 
 
-def _info(described: object) -> FileInfo:
+def _check_file_info(described: object) -> FileInfo:
     try:
-        return file_info(described)
+        return parse_file_info(described)
     except wire.WireError as error:
         raise errors.ProtocolViolation(str(error)) from None

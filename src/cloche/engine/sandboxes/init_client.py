@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
 from cloche.engine.executions.clock import ProgramTime
-from cloche.engine.executions.streams import Bell, Share, is_readable_pipe, write_available
-from cloche.engine.operations.audit import Noted, unnoted
+from cloche.engine.executions.streams import QueueBudget, Signal, is_readable_pipe, write_available
+from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.guest import wire
-from cloche.isolation.base import Cell
-from cloche.isolation.channel import Channel, Header, close_all
+from cloche.isolation.base import SandboxCell
+from cloche.isolation.channel import Header, HostChannel, close_all
 from cloche.linux import syscalls
 
 T = TypeVar("T")
 
 OnEvent = Callable[[Header], None]
 
-ERRORS: dict[str, type[errors.ClocheError]] = {
+ERRORS_BY_CODE: dict[str, type[errors.ClocheError]] = {
     cls.code: cls
     for cls in (
         errors.InvalidRequest,
@@ -43,7 +43,7 @@ ERRORS: dict[str, type[errors.ClocheError]] = {
         errors.NoSpace,
     )
 }
-SUBJECTS = {
+EVENT_SUBJECTS = {
     "kernel_exited": "kernel",
     "over_memory": "kernel",
     "branch_ended": "kernel",
@@ -51,49 +51,51 @@ SUBJECTS = {
     "changes": "watch",
     "image_ended": "image",
 }
-AT_REST = frozenset({"hold", "release", "image_save", "image_restore", "usage", "kernel_signal", "process_signal"})
-MAX_UNCLAIMED = 256
+ALLOWED_WHILE_FROZEN = frozenset(
+    {"hold", "release", "image_save", "image_restore", "usage", "kernel_signal", "process_signal"}
+)
+MAX_UNCLAIMED_EVENTS = 256
 HUNG_SECONDS = (
     120.0  # init answers each request in turn, in a moment, but shares its CPUs with up to 256 busy processes
 )
 MAX_MESSAGE = 4096
-MAX_SEEDS = 8  # of one sandbox, and then
-SEED_SECONDS = 60.0  # for each further one
+MAX_FORK_SERVERS = 8  # of one sandbox, and then
+FORK_SERVER_SECONDS = 60.0  # for each further one
 
 
-class Reply(NamedTuple):
-    """The answer to a request. Whoever asked owns the fds."""
+class InitReply(NamedTuple):
+    """The answer to a request. The caller owns the fds."""
 
     ok: dict[str, Any]
     body: bytes
     fds: list[int]
 
 
-class Guest:
-    """Speaks to the init of one cell. `on_lost(why)` is called when init is gone, unless `close` was called first."""
+class InitClient:
+    """Talks to the init of one cell. Calls `on_lost(why)` when init is gone, unless `close` was called first."""
 
-    def __init__(self, cell: Cell):
+    def __init__(self, cell: SandboxCell):
         self.cell = cell
         self.time = ProgramTime()  # stands still while those do that init has started
-        self.unread = Share()  # of what its programs have written
+        self.unread = QueueBudget()  # of what its programs have written
         self.on_lost: Callable[[str], None] | None = None
-        self.noted: Noted = unnoted  # hears what is done in it, for the audit log
+        self.noted: ActionRecorder = ignore_action  # hears what is done in it, for the audit log
         self._loop = asyncio.get_running_loop()
-        self._pending: dict[int, asyncio.Future[Reply]] = {}
+        self._pending: dict[int, asyncio.Future[InitReply]] = {}
         self._waiting: set[asyncio.Future[Any]] = set()
         self._last_id = 0
         self._subscribers: dict[tuple[str, object], OnEvent] = {}
         self._unclaimed: dict[tuple[str, object], Header] = {}
         self._why_closed: str | None = None
         self._shut = False
-        self._stirred = Bell()
+        self._stirred = Signal()
         self._heard = 0  # frames of init
         self._watch: asyncio.TimerHandle | None = None
-        self._error: Callable[[], errors.ClocheError] = self._lost
+        self._error: Callable[[], errors.ClocheError] = self._lost_error
         self._has_seed = False
-        self._seeds = float(MAX_SEEDS)  # that it may have yet
+        self._seeds = float(MAX_FORK_SERVERS)  # that it may have yet
         self._sown_at = self._loop.time()
-        self._channel = Channel(cell.socket, self._on_frame, self._on_closed)
+        self._channel = HostChannel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
 
     @property
@@ -101,31 +103,31 @@ class Guest:
         return not self._channel.closed
 
     def is_there(self) -> bool:
-        """As `alive`, and hears first what the event loop has not come to yet: init may have died long ago."""
+        """As `alive`, after reading all frames that the event loop has not read yet: init may have died long ago."""
         self._channel.pump()
         return self.alive
 
-    async def request(self, verb: str, body: bytes = b"", *, warm: bool = False, **fields: object) -> Reply:
-        """Asks init to do `verb`. Raises what init answers (an error of `cloche.errors`), or Gone.
+    async def request(self, verb: str, body: bytes = b"", *, warm: bool = False, **fields: object) -> InitReply:
+        """Asks init to do `verb`. Raises the error that init answers (one of `cloche.errors`), or Gone.
 
-        `warm`: for something that is to find everything imported.
+        `warm`: the new process needs all its imports done.
         """
-        while self._shut and verb not in AT_REST and not self._channel.closed:
+        while self._shut and verb not in ALLOWED_WHILE_FROZEN and not self._channel.closed:
             await self._stirred.heard()
         await self._channel.drain()
         if self._channel.closed:
             raise self._error()
         if warm:
-            self.give_seed()
-        number = self._send(verb, body, fields)
-        future: asyncio.Future[Reply] = self._loop.create_future()
+            self.provide_fork_server()
+        number = self._send_request(verb, body, fields)
+        future: asyncio.Future[InitReply] = self._loop.create_future()
         self._pending[number] = future
         if self._watch is None:
-            self._watch = self._loop.call_later(HUNG_SECONDS, self._look, self._heard, number)
+            self._watch = self._loop.call_later(HUNG_SECONDS, self._check_hung, self._heard, number)
         try:
             return await future
         except asyncio.CancelledError:
-            _disown(future)
+            _close_unclaimed_fds(future)
             raise
         finally:
             self._pending.pop(number, None)
@@ -141,57 +143,57 @@ class Guest:
             self._waiting.discard(future)
 
     def shut(self) -> None:
-        """From now on what is asked for waits, but for what a sandbox that stands still can do: nothing new starts."""
+        """From now on requests wait, except those that work in a frozen sandbox: nothing new starts."""
         self._shut = True
 
     def open(self) -> None:
         """Undoes `shut`."""
         self._shut = False
-        self._stirred.ring()
+        self._stirred.wake_all()
 
     def tell(self, verb: str, **fields: object) -> None:
-        """A request whose answer nobody waits for."""
-        self._send(verb, b"", fields)
+        """Sends a request and does not wait for its answer."""
+        self._send_request(verb, b"", fields)
 
-    def give_seed(self) -> None:
-        """Before something is asked for that is to find everything imported: init can fork it then. See `guest.seed`.
+    def provide_fork_server(self) -> None:
+        """Gives init a fork server, so that the next process starts with all imports done. See `guest.seed`.
 
-        There may be none: what is asked for starts an interpreter of its own then, and needs longer.
+        There may be none: the process then starts an interpreter of its own, and needs longer.
         """
-        if not self._has_seed and self._may_sow():
-            self._sow()
+        if not self._has_seed and self._may_start_fork_server():
+            self._start_fork_server()
 
-    def _sow(self) -> None:
+    def _start_fork_server(self) -> None:
         self._has_seed = True
         try:
-            sown = self.cell.make_seed()
+            sown = self.cell.make_fork_server()
         except OSError:  # too many files are open
             sown = None
         if sown is not None:
             with sown:
                 self._channel.send({"do": "seed"}, fds=(sown.fileno(),))
 
-    def _may_sow(self) -> bool:
-        """A program of root's could kill seeds as fast as they come."""
+    def _may_start_fork_server(self) -> bool:
+        """Limits the rate: a program of root's could kill fork servers as fast as they come."""
         now = self._loop.time()
-        self._seeds = min(self._seeds + (now - self._sown_at) / SEED_SECONDS, MAX_SEEDS)
+        self._seeds = min(self._seeds + (now - self._sown_at) / FORK_SERVER_SECONDS, MAX_FORK_SERVERS)
         self._sown_at = now
         if self._seeds < 1:
             return False
         self._seeds -= 1
         return True
 
-    def _on_seed(self, wanted: bool) -> None:
-        """Init has lost its seed, or wants one for a program that has asked for it, and is told if there is none."""
+    def _on_fork_server_event(self, wanted: bool) -> None:
+        """Init has lost its fork server, or wants one for a program's request; it is told if there is none."""
         self._has_seed = False
         if not wanted:
             return
-        if self._channel.behind:
+        if self._channel.is_behind:
             raise wire.WireError("it asks for seeds and does not read")
-        if self._shut or not self._may_sow():
+        if self._shut or not self._may_start_fork_server():
             self._channel.send({"do": "seed"})
         else:
-            self._sow()
+            self._start_fork_server()
 
     def subscribe(self, event: str, subject: object, on_event: OnEvent) -> None:
         """Calls `on_event(header)` for each such event about that subject, also for one that came a moment before."""
@@ -203,34 +205,34 @@ class Guest:
     def unsubscribe(self, event: str, subject: object) -> None:
         self._subscribers.pop((event, subject), None)
 
-    def subscribers(self, event: str) -> int:
-        """How many subscriptions there are to such events, about whatever."""
+    def count_subscribers(self, event: str) -> int:
+        """The number of subscriptions to such events, of all subjects."""
         return sum(1 for each, _subject in self._subscribers if each == event)
 
     def close(self, error: Callable[[], errors.ClocheError] | None = None) -> None:
-        """Stops speaking. Requests, pending and later ones, fail with what `error` makes; without it SandboxLost."""
+        """Closes the channel. Pending and later requests fail with the error of `error`; without it SandboxLost."""
         self.on_lost = None
         self._error = error or self._error
         self._channel.close("the sandbox has ended")
         # Whoever listened is let go at once, with what they keep, and not when the garbage collector comes by.
         self._subscribers.clear()
         self._unclaimed.clear()
-        self.cell.listen(_ignore)
+        self.cell.listen(_ignore_header)
 
-    def _send(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
+    def _send_request(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
         self._last_id += 1
         self._channel.send({"id": self._last_id, "do": verb, **fields}, body)
         return self._last_id
 
-    def _look(self, heard: int, number: int) -> None:
-        """Whether init answers. One that has said nothing for so long, and owes an answer, is as good as dead."""
+    def _check_hung(self, heard: int, number: int) -> None:
+        """Closes the channel if init owes an answer and has sent nothing for HUNG_SECONDS: it counts as dead."""
         self._watch = None
         if self._channel.closed or not self._pending:
             return
         if heard == self._heard and number in self._pending:
             self._channel.close(f"it has not answered for {HUNG_SECONDS:.0f} s")
             return
-        self._watch = self._loop.call_later(HUNG_SECONDS, self._look, self._heard, next(iter(self._pending)))
+        self._watch = self._loop.call_later(HUNG_SECONDS, self._check_hung, self._heard, next(iter(self._pending)))
 
     def _on_frame(self, header: Header, body: bytes, fds: list[int]) -> None:
         self._heard += 1
@@ -243,12 +245,12 @@ class Guest:
     def _on_header(self, header: Header) -> None:
         event = header.get("ev")
         if event == "fatal":
-            self._channel.close(clean(str(header.get("message")), MAX_MESSAGE))
+            self._channel.close(clean_text(str(header.get("message")), MAX_MESSAGE))
             return
         if event in ("seed_wanted", "seed_lost"):
-            self._on_seed(event == "seed_wanted")
+            self._on_fork_server_event(event == "seed_wanted")
             return
-        subject = header.get(SUBJECTS.get(event, "")) if isinstance(event, str) else None
+        subject = header.get(EVENT_SUBJECTS.get(event, "")) if isinstance(event, str) else None
         if isinstance(event, str) and isinstance(subject, (str, int)):
             self._on_event(event, subject, header)
 
@@ -258,7 +260,7 @@ class Guest:
             subscriber(header)
         else:
             self._unclaimed[event, subject] = header
-            if len(self._unclaimed) > MAX_UNCLAIMED:  # the oldest is of something that nobody will ask for
+            if len(self._unclaimed) > MAX_UNCLAIMED_EVENTS:  # the oldest is of something that nobody will ask for
                 del self._unclaimed[next(iter(self._unclaimed))]
 
     def _on_reply(self, header: Header, body: bytes, fds: list[int]) -> None:
@@ -268,7 +270,7 @@ class Guest:
             close_all(fds)  # nobody waits for it any more
             return
         try:
-            future.set_result(Reply(_ok(header), body, fds))
+            future.set_result(InitReply(_reply_fields(header), body, fds))
         except errors.ClocheError as error:
             close_all(fds)
             future.set_exception(error)
@@ -277,7 +279,7 @@ class Guest:
         self._why_closed = why
         if self._watch is not None:
             self._watch.cancel()
-        self._stirred.ring()
+        self._stirred.wake_all()
         pending, self._pending = self._pending, {}
         for future in (*pending.values(), *self._waiting):
             if not future.done():
@@ -285,25 +287,25 @@ class Guest:
         if self.on_lost is not None:
             self.on_lost(why)
 
-    def _lost(self) -> errors.SandboxLost:
+    def _lost_error(self) -> errors.SandboxLost:
         return errors.SandboxLost(f"the sandbox has gone: its init does not answer ({self._why_closed})")
 
 
-def _ignore(_header: Header) -> None:
-    """Nobody is left to hear it."""
+def _ignore_header(_header: Header) -> None:
+    """The listener of a closed client."""
 
 
-def error_of(described: object) -> errors.ClocheError:
+def error_from_init(described: object) -> errors.ClocheError:
     """The error that an `err` object of init describes."""
     if not isinstance(described, dict):
         return errors.ProtocolViolation("the guest's init sent an error that is not an object")
     code, message = described.get("code"), described.get("message")
-    if not isinstance(code, str) or code not in ERRORS or not isinstance(message, str):
+    if not isinstance(code, str) or code not in ERRORS_BY_CODE or not isinstance(message, str):
         return errors.ProtocolViolation("the guest's init sent an error of a kind that does not exist")
-    return ERRORS[code](clean(message, MAX_MESSAGE))
+    return ERRORS_BY_CODE[code](clean_text(message, MAX_MESSAGE))
 
 
-def clean(text: str, limit: int) -> str:
+def clean_text(text: str, limit: int) -> str:
     """`text` from a guest, cut to `limit` characters and without lone surrogates, so that it can be encoded."""
     text = text[:limit]
     try:
@@ -313,34 +315,34 @@ def clean(text: str, limit: int) -> str:
     return text
 
 
-def _disown(answered: asyncio.Future[Reply]) -> None:
-    """Whoever asked was cancelled, perhaps between the answer's coming and the moment to take it."""
+def _close_unclaimed_fds(answered: asyncio.Future[InitReply]) -> None:
+    """Closes the fds of an answer that came as its caller was cancelled."""
     if answered.done() and not answered.cancelled() and answered.exception() is None:
         close_all(answered.result().fds)
 
 
-def _ok(header: Header) -> dict[str, Any]:
+def _reply_fields(header: Header) -> dict[str, Any]:
     if "err" in header:
-        raise error_of(header["err"])
+        raise error_from_init(header["err"])
     ok = header.get("ok")
     if not isinstance(ok, dict):
         raise errors.ProtocolViolation("the guest's init sent an answer without a result")
     return ok
 
 
-def expect(condition: bool, what: str) -> None:
-    """Raises WireError: a guest broke the rule `what`."""
+def require_protocol(condition: bool, what: str) -> None:
+    """Raises WireError with `what`, the rule that a guest broke, unless `condition`."""
     if not condition:
         raise wire.WireError(what)
 
 
-# Descriptors that a guest passed: what they really are, and reading and writing them without blocking the loop.
+# Descriptors that a guest passed: checking their kind, and reading and writing without blocking the loop.
 
 CHUNK_BYTES = 1 << 20
 PIPE_BYTES = 1 << 20
 
 # File systems whose "regular files" are doors into a kernel or into somebody's daemon.
-REFUSED_TYPES = frozenset(
+REFUSED_FILESYSTEMS = frozenset(
     {
         0x9FA0,  # proc
         0x62656572,  # sysfs
@@ -354,7 +356,7 @@ REFUSED_TYPES = frozenset(
 )
 
 
-def only_fd(reply: Reply) -> int:
+def take_only_fd(reply: InitReply) -> int:
     """The one descriptor of a reply. Raises ProtocolViolation."""
     if len(reply.fds) != 1:
         close_all(reply.fds)
@@ -362,16 +364,16 @@ def only_fd(reply: Reply) -> int:
     return reply.fds[0]
 
 
-def check_regular(fd: int) -> os.stat_result:
-    """What a passed file is. Raises PermissionDenied unless it is a regular file that can be read like one."""
+def check_regular_file(fd: int) -> os.stat_result:
+    """The status of a passed file. Raises PermissionDenied unless it is a regular file that reads like one."""
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or syscalls.filesystem_type(fd) in REFUSED_TYPES:
+    if not stat.S_ISREG(status.st_mode) or syscalls.filesystem_type(fd) in REFUSED_FILESYSTEMS:
         raise errors.PermissionDenied("only regular files can be read; this one is a door to something else")
     return status
 
 
-def is_kernel(reply: Reply) -> bool:
-    """Whether what init passed is what the host needs of a kernel."""
+def is_kernel_reply(reply: InitReply) -> bool:
+    """Whether init passed a kernel's token, channel and two output pipes."""
     token = reply.ok.get("token")
     if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
         return False
@@ -389,7 +391,7 @@ def _is_unix_stream(fd: int) -> bool:
         probe.detach()
 
 
-def read_whole(fd: int, size: int) -> bytes:
+def read_whole_file(fd: int, size: int) -> bytes:
     """The first `size` bytes, fewer at the end of the file. Blocking: for a thread.
 
     A regular file gives all at once, so that the content is in memory once only.
@@ -412,7 +414,7 @@ class PipeWriter:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     async def write(self, data: bytes) -> None:
-        """Waits until all is in the pipe. Raises BrokenPipeError when nobody reads, or after `close`."""
+        """Waits until all is in the pipe. Raises BrokenPipeError when the reader is gone, or after `close`."""
         async with self._turn:
             rest = memoryview(data)
             while rest:
@@ -429,13 +431,13 @@ class PipeWriter:
         return self._fd is None
 
     def close(self) -> None:
-        """Whoever waits in `write` is told."""
+        """Callers that wait in `write` get BrokenPipeError."""
         if self._fd is not None:
             asyncio.get_running_loop().remove_writer(self._fd)
             os.close(self._fd)
             self._fd = None
         if self._room is not None:
-            _set(self._room)
+            _set_done(self._room)
 
     async def _write_some(self, data: memoryview) -> int:
         if self._fd is None:
@@ -449,7 +451,7 @@ class PipeWriter:
     async def _wait_for_room(self, fd: int) -> None:
         loop = asyncio.get_running_loop()
         self._room = loop.create_future()
-        loop.add_writer(fd, _set, self._room)
+        loop.add_writer(fd, _set_done, self._room)
         try:
             await self._room
         finally:
@@ -458,6 +460,6 @@ class PipeWriter:
                 loop.remove_writer(fd)
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,4 +1,4 @@
-"""A sandbox's network: its policy, its door, and the log of what went through it or did not."""
+"""A sandbox's network: its policy, its door, and the log of allowed and refused connections."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import ssl
 from typing import TYPE_CHECKING
 
 from cloche import errors
-from cloche.engine.executions.tool_server import open_listener
-from cloche.engine.sandboxes.init_client import Guest, only_fd
+from cloche.engine.executions.tool_server import open_guest_listener
+from cloche.engine.sandboxes.init_client import InitClient, take_only_fd
 from cloche.guest.paths import DOOR_PORT
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
 if TYPE_CHECKING:
-    from cloche.egress import Egress
-    from cloche.egress.authority import Authority
-    from cloche.egress.door import Door
+    from cloche.egress import EgressProxy
+    from cloche.egress.authority import CertificateAuthority
+    from cloche.egress.door import SandboxEgress
 
-# Whom programs in a sandbox with a network trust: this host's authorities, and where it has secrets one of its own.
+# CA certificates for programs in a sandbox with a network: this host's, and for secrets the sandbox's own.
 
 # One place for the whole life of a sandbox, so that a secret that is added later needs no other environment.
-BUNDLE = "/run/cloche/ca.pem"
-_BY_NAME = dict.fromkeys(
+CA_BUNDLE_PATH = "/run/cloche/ca.pem"
+_BUNDLE_VARIABLES = dict.fromkeys(
     (
         "SSL_CERT_FILE",  # OpenSSL, Python's ssl, httpx, uv, Go, Ruby
         "REQUESTS_CA_BUNDLE",
@@ -36,11 +36,11 @@ _BY_NAME = dict.fromkeys(
         "AWS_CA_BUNDLE",
         "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
     ),
-    BUNDLE,
+    CA_BUNDLE_PATH,
 )
-TRUST_ENV = {**_BY_NAME, "SYSTEM_WGETRC": "/etc/cloche-wgetrc"}  # wget: see isolation/rootfs.py
-MAX_BYTES = 16 << 20
-_PLACES = (
+TRUST_ENV = {**_BUNDLE_VARIABLES, "SYSTEM_WGETRC": "/etc/cloche-wgetrc"}  # wget: see isolation/rootfs.py
+MAX_CA_BUNDLE_BYTES = 16 << 20
+_CA_BUNDLE_PATHS = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
@@ -49,43 +49,45 @@ _PLACES = (
 _SEEN_INSIDE = ("/etc/ssl/certs/", "/etc/ca-certificates/", "/usr/")  # as in isolation/rootfs.py
 
 
-async def write_bundle(guest: Guest, own: bytes = b"") -> None:
+async def write_ca_bundle(guest: InitClient, own: bytes = b"") -> None:
     """`own` is the certificate of the sandbox's own authority. Raises NoSpace, FileError, Gone."""
-    system = system_bundle()
+    system = system_ca_bundle()
     inside = system is not None and system.startswith(_SEEN_INSIDE)
-    content = b"" if inside or system is None else _read(system)
+    content = b"" if inside or system is None else _read_ca_bundle(system)
     try:
-        await guest.request("trust", content + own, path=BUNDLE, system=system if inside else "")
+        await guest.request("trust", content + own, path=CA_BUNDLE_PATH, system=system if inside else "")
     except errors.NoSpace:
         raise errors.NoSpace(
             "the sandbox has no space left for the certificates that its network needs: remove some files first"
         ) from None
 
 
-def system_bundle() -> str | None:
+def system_ca_bundle() -> str | None:
     """The file with the authorities that this host trusts; None where it has no such file."""
     usual = ssl.get_default_verify_paths().cafile  # that of SSL_CERT_FILE, where it is set
-    found = next((place for place in (usual, *_PLACES) if place and os.path.isfile(place)), None)
+    found = next((place for place in (usual, *_CA_BUNDLE_PATHS) if place and os.path.isfile(place)), None)
     return None if found is None else os.path.realpath(found)
 
 
-def _read(path: str) -> bytes:
+def _read_ca_bundle(path: str) -> bytes:
     with open(path, "rb") as file:
-        return file.read(MAX_BYTES) + b"\n"
+        return file.read(MAX_CA_BUNDLE_BYTES) + b"\n"
 
 
-PROXY = f"http://127.0.0.1:{DOOR_PORT}"
+PROXY_URL = f"http://127.0.0.1:{DOOR_PORT}"
 NO_PROXY = "localhost,127.0.0.1,0.0.0.0,::1,cloche"  # no networks: many programs know only addresses
 PROXY_ENV = {
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), PROXY),
-    **dict.fromkeys(("ALL_PROXY", "all_proxy"), PROXY),  # httpx, with which many talk to models, fails at socks5h://
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), PROXY_URL),
+    **dict.fromkeys(
+        ("ALL_PROXY", "all_proxy"), PROXY_URL
+    ),  # httpx, with which many talk to models, fails at socks5h://
     **dict.fromkeys(("NO_PROXY", "no_proxy"), NO_PROXY),
     "NODE_USE_ENV_PROXY": "1",  # so that Node's own fetch heeds them
 }
 
 
-def environment_of(policy: NetworkPolicy) -> dict[str, str]:
-    """What programs need to know of a network: where its door is, whom to trust, and the placeholders of secrets."""
+def network_environment(policy: NetworkPolicy) -> dict[str, str]:
+    """Environment variables for a network: the proxy, the CA bundle, and the placeholders of secrets."""
     if not policy.allows_something:
         return {}
     placeholders = {secret.name: f"${secret.name}" for secret in policy.secrets if secret.name is not None}
@@ -93,13 +95,13 @@ def environment_of(policy: NetworkPolicy) -> dict[str, str]:
 
 
 class SandboxNetwork:
-    """Where the policy allows nothing there need be no door. `listener`: the door's, where it was made in advance."""
+    """A policy that allows nothing needs no door. `listener`: the door's, where it was made in advance."""
 
-    def __init__(self, guest: Guest, policy: NetworkPolicy, listener: socket.socket | None = None):
+    def __init__(self, guest: InitClient, policy: NetworkPolicy, listener: socket.socket | None = None):
         self._guest = guest
         self._policy = policy
         self._listener = listener
-        self._door: Door | None = None
+        self._door: SandboxEgress | None = None
         self._has_bundle = False
         self._closed = False
         self._opening = asyncio.Lock()
@@ -110,47 +112,47 @@ class SandboxNetwork:
 
     @property
     def log(self) -> list[NetworkEntry]:
-        """What programs have tried, the oldest first, and then what is still open."""
+        """The connections that programs tried, the oldest first, then those that are still open."""
         return [] if self._door is None else self._door.log
 
     @property
     def dropped(self) -> int:
-        """How many entries of the log made room for those that it has."""
+        """The number of entries that were dropped from the log."""
         return 0 if self._door is None else self._door.journal.dropped
 
     @property
     def is_open(self) -> bool:
         return self._door is not None
 
-    async def open(self, egress: Egress, *, sandbox: str, owner: str) -> None:
+    async def open(self, egress: EgressProxy, *, sandbox: str, owner: str) -> None:
         """Raises InvalidRequest where a program inside has the door's port, Gone."""
         async with self._opening:
             if self._door is not None:
                 return
-            listener = self._listener or await make_listener(self._guest)
+            listener = self._listener or await open_door_listener(self._guest)
             self._listener = None
             if self._closed:  # the sandbox ended while its init answered
                 listener.close()
                 raise errors.SandboxLost("the sandbox ended before its network was opened")
             self._door = egress.open(listener, self._policy, sandbox=sandbox, owner=owner)
-        await self.vouch(self._policy)
+        await self.install_certificates(self._policy)
 
-    async def vouch(self, policy: NetworkPolicy) -> None:
-        """Has programs trust whom they must for that policy: with secrets, also the proxy. Raises NoSpace, Gone."""
+    async def install_certificates(self, policy: NetworkPolicy) -> None:
+        """Writes the CA bundle that the policy needs: with secrets, also the proxy's own. Raises NoSpace, Gone."""
         async with self._opening:
             if self._door is None or self._door.authority is not None or not policy.allows_something:
                 return
             if policy.secrets:
-                self._door.authority = await self._own_authority()
+                self._door.authority = await self._create_authority()
             elif not self._has_bundle:
-                await write_bundle(self._guest)
+                await write_ca_bundle(self._guest)
             self._has_bundle = True
 
-    async def _own_authority(self) -> Authority:
-        from cloche.egress.authority import Authority
+    async def _create_authority(self) -> CertificateAuthority:
+        from cloche.egress.authority import CertificateAuthority
 
-        authority = await asyncio.to_thread(Authority)
-        await write_bundle(self._guest, authority.certificate_pem)
+        authority = await asyncio.to_thread(CertificateAuthority)
+        await write_ca_bundle(self._guest, authority.certificate_pem)
         return authority
 
     def replace(self, policy: NetworkPolicy) -> None:
@@ -166,10 +168,10 @@ class SandboxNetwork:
             self._door.close()
 
 
-async def make_listener(guest: Guest) -> socket.socket:
+async def open_door_listener(guest: InitClient) -> socket.socket:
     """The listener of a sandbox's door, for us to accept on. Raises InvalidRequest where its port is taken, Gone."""
     try:
-        return await open_listener(guest, DOOR_PORT)
+        return await open_guest_listener(guest, DOOR_PORT)
     except errors.FileError:
         raise errors.InvalidRequest(
             f"a program in the sandbox listens on port {DOOR_PORT}, which its network needs: end it first"
@@ -182,7 +184,7 @@ CONNECT_SECONDS = 5.0
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
-async def listening(guest: Guest) -> list[int]:
+async def listening_ports(guest: InitClient) -> list[int]:
     """The ports on which programs listen, but for the sandbox's own door. Raises ProtocolViolation, Gone."""
     told = (await guest.request("port_list")).ok.get("ports")
     if not isinstance(told, list) or not all(type(each) is int and 0 < each < 65536 for each in told):
@@ -190,24 +192,24 @@ async def listening(guest: Guest) -> list[int]:
     return [port for port in told if port != DOOR_PORT]
 
 
-async def connect_port(guest: Guest, port: int) -> socket.socket:
-    """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for what is no port, Gone."""
+async def connect_port(guest: InitClient, port: int) -> socket.socket:
+    """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for an invalid port, Gone."""
     if port == DOOR_PORT:  # whoever came in by it would speak in the sandbox's name, and use its secrets
         raise errors.PortNotOpen(f"port {port} is the door of the sandbox's network, which opens from inside only")
     guest.noted("port.reached", about=str(port))
     for six in (False, True):  # most programs listen on IPv4, or on both
         try:
-            return await _connect(guest, port, six)
+            return await _connect_family(guest, port, six)
         except errors.PortNotOpen:
             continue
     raise errors.PortNotOpen(f"nothing listens on port {port} of this sandbox")
 
 
-async def _connect(guest: Guest, port: int, six: bool) -> socket.socket:
-    connection = _checked(only_fd(await guest.request("port_connect", port=port, six=six)))
+async def _connect_family(guest: InitClient, port: int, six: bool) -> socket.socket:
+    connection = _check_tcp_socket(take_only_fd(await guest.request("port_connect", port=port, six=six)))
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
-            await guest.wait(_writable(connection))
+            await guest.wait(_wait_writable(connection))
         error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise errors.PortNotOpen(os.strerror(error))
@@ -219,8 +221,8 @@ async def _connect(guest: Guest, port: int, six: bool) -> socket.socket:
     return connection
 
 
-def _checked(fd: int) -> socket.socket:
-    """What a guest passed must be what it says: a TCP socket."""
+def _check_tcp_socket(fd: int) -> socket.socket:
+    """Raises ProtocolViolation unless the guest passed a TCP socket."""
     try:
         connection = socket.socket(fileno=fd)
     except OSError:
@@ -233,7 +235,7 @@ def _checked(fd: int) -> socket.socket:
     return connection
 
 
-def _writable(connection: socket.socket) -> asyncio.Future[None]:
+def _wait_writable(connection: socket.socket) -> asyncio.Future[None]:
     """Done when a connection has come about, or has failed."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()

@@ -7,19 +7,19 @@ import os
 import time
 
 from cloche import errors
-from cloche.isolation.base import Backend, Nursery
+from cloche.isolation.base import IsolationBackend, Nursery
 from cloche.model import Template
 from cloche.telemetry import log
-from cloche.templates.catalogue import hold
+from cloche.templates.catalogue import hold_template
 
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 
 
 class LiveNursery:
-    """Gives a nursery that works. The live cells of one that died stay alive."""
+    """Returns a nursery that works. The live cells of one that died stay alive."""
 
-    def __init__(self, backend: Backend, template: Template):
+    def __init__(self, backend: IsolationBackend, template: Template):
         self.template = template
         self._backend = backend
         self._nursery: Nursery | None = None
@@ -38,7 +38,7 @@ class LiveNursery:
 
     @property
     def why(self) -> str:
-        """Why it could not be started, the last time; empty where it could."""
+        """The reason why it could not be started, the last time; empty where it could."""
         return "" if self._failure is None else str(self._failure)
 
     async def get(self) -> Nursery:
@@ -51,24 +51,24 @@ class LiveNursery:
             if self._nursery is None or not self._nursery.alive:
                 if self._nursery is not None:
                     log.warning("nursery.died", template=self.template.ref)
-                self._retire()
-                self._nursery = await self._start()
+                self._retire_nursery()
+                self._nursery = await self._start_nursery()
             return self._nursery
 
     async def aclose(self) -> None:
         self._closed = True
         async with self._starting:  # one that is being started is closed as well, when it can be
-            self._retire()
+            self._retire_nursery()
         await asyncio.gather(*self._closing)
         if self._held is not None:
             os.close(self._held)
             self._held = None
 
-    async def _start(self) -> Nursery:
+    async def _start_nursery(self) -> Nursery:
         if self._failure is not None and time.monotonic() < self._retry_at:
             raise self._failure
         try:
-            self._hold()
+            self._hold_template()
             nursery = await self._backend.start(self.template)
         except errors.Unavailable as error:
             self._failure = error
@@ -80,12 +80,12 @@ class LiveNursery:
         log.info("nursery.ready", template=self.template.ref)
         return nursery
 
-    def _hold(self) -> None:
-        """No process collects this version of the template while we have it."""
+    def _hold_template(self) -> None:
+        """Keeps all processes from collecting this version of the template."""
         if self._held is None:
-            self._held = hold(self.template)
+            self._held = hold_template(self.template)
 
-    def _retire(self) -> None:
+    def _retire_nursery(self) -> None:
         nursery, self._nursery = self._nursery, None
         if nursery is None:
             return

@@ -1,4 +1,4 @@
-"""Cells that wait: init up, first kernel ready. Taking one is a message; each is used for one sandbox only."""
+"""Pools of ready cells: init up, first kernel ready. Taking one is a message; each serves one sandbox only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Protocol
 
 from cloche import errors
 from cloche.config import Config
-from cloche.engine.executions.kernel import Kernel, take_first_kernel
+from cloche.engine.executions.kernel import KernelClient, take_first_kernel
 from cloche.engine.quotas.capacity import Admission
 from cloche.engine.quotas.occupancy import NurseryInfo, PoolInfo
-from cloche.engine.sandboxes.init_client import Guest
-from cloche.engine.sandboxes.network import make_listener
+from cloche.engine.sandboxes.init_client import InitClient
+from cloche.engine.sandboxes.network import open_door_listener
 from cloche.engine.sandboxes.nursery import LiveNursery
-from cloche.isolation.base import Backend, Cell, CellSpec, Mounts
+from cloche.isolation.base import CellMounts, CellSpec, IsolationBackend, SandboxCell
 from cloche.model import Limits, Template, User
 from cloche.telemetry import log
 
@@ -25,16 +25,23 @@ CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with 
 EMPTY_CALM_SECONDS = 0.003  # when the next one would find nothing
 BUSY_SECONDS = 0.25  # that one more cell waits, at most, for programs that have all cores
 EMPTY_BUSY_SECONDS = 0.05  # when the next one would find nothing
-SHORT_SECONDS = 1.0  # after which it is looked again whether there is memory for cells that wait
+SHORT_MEMORY_SECONDS = 1.0  # after which it is looked again whether there is memory for cells that wait
 MAX_SPAWNS = 4
-AGAIN = 2  # times that a cell is made in the place of one that died before it was ready
+MAX_REPLACEMENTS = 2  # times that a cell is made in the place of one that died before it was ready
 MAX_BACKOFF_SECONDS = 10.0
 
 
 class ReadyCell:
-    """A cell with a guest that answers and a kernel that waits; and a door to be, where every sandbox has one."""
+    """A cell with a guest that answers, a ready kernel, and a door's listener where every sandbox has a door."""
 
-    def __init__(self, cell: Cell, guest: Guest, kernel: Kernel, limits: Limits, listener: socket.socket | None = None):
+    def __init__(
+        self,
+        cell: SandboxCell,
+        guest: InitClient,
+        kernel: KernelClient,
+        limits: Limits,
+        listener: socket.socket | None = None,
+    ):
         self.listener = listener
         self.cell = cell
         self.guest = guest
@@ -59,47 +66,48 @@ class ReadyCell:
 
 
 # Of one that was killed: init is seen to end first, or its first kernel, which then says what it could not do.
-DIED = (errors.Gone, errors.FileError)
+CELL_DIED_ERRORS = (errors.Gone, errors.FileError)
 
 
-async def prepare(
-    nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False, mounts: Mounts | None = None
+async def prepare_cell(
+    nursery: LiveNursery, spec: CellSpec, limits: Limits, *, door: bool = False, mounts: CellMounts | None = None
 ) -> ReadyCell:
     """A new cell, ready; with its door's listener if `door`, and with those volumes.
 
-    Raises NurseryFailed, IsolationUnavailable; and Unavailable where volumes cannot be mounted, or where it died before
-    it was ready. Nobody has used it until then: without volumes, another is made instead, and once more: a nursery that
-    dies may take with it what was begun just before, and then what was asked of it before that was known.
+    Raises NurseryFailed, IsolationUnavailable; and Unavailable where volumes cannot be mounted, or where it
+    died before it was ready. It was unused until then: without volumes, another is made instead, and once more:
+    a nursery that dies may take with it a cell that was begun just before, and then one that was requested
+    before its death was known.
     """
-    for _ in range(0 if mounts is not None else AGAIN):
+    for _ in range(0 if mounts is not None else MAX_REPLACEMENTS):
         try:
-            return await _prepared(nursery, spec, limits, door, mounts)
-        except (errors.NurseryFailed, *DIED) as error:
+            return await _spawn_ready_cell(nursery, spec, limits, door, mounts)
+        except (errors.NurseryFailed, *CELL_DIED_ERRORS) as error:
             log.warning("cell.died", template=nursery.template.ref, reason=error.code)
             if isinstance(error, errors.NurseryFailed) and nursery.alive:
                 break  # it lives, and cannot: it need not be asked more than once more
     try:
-        return await _prepared(nursery, spec, limits, door, mounts)
-    except (errors.NurseryFailed, *DIED) as error:
-        raise _not_ready(error) from None
+        return await _spawn_ready_cell(nursery, spec, limits, door, mounts)
+    except (errors.NurseryFailed, *CELL_DIED_ERRORS) as error:
+        raise _not_ready_error(error) from None
 
 
-def _not_ready(error: errors.ClocheError) -> errors.ClocheError:
-    """There was no sandbox yet that could be gone."""
-    if not isinstance(error, DIED):
+def _not_ready_error(error: errors.ClocheError) -> errors.ClocheError:
+    """Unavailable instead of Gone: there was no sandbox yet."""
+    if not isinstance(error, CELL_DIED_ERRORS):
         return error
     return errors.Unavailable(f"a new sandbox died before it was ready: {error}")
 
 
-async def _prepared(
-    nursery: LiveNursery, spec: CellSpec, limits: Limits, door: bool, mounts: Mounts | None
+async def _spawn_ready_cell(
+    nursery: LiveNursery, spec: CellSpec, limits: Limits, door: bool, mounts: CellMounts | None
 ) -> ReadyCell:
     cell = await (await nursery.get()).spawn(spec, mounts)
-    guest = Guest(cell)
+    guest = InitClient(cell)
     try:
         cell.set_limits(limits)
-        kernel = await _first_kernel(guest, cell)
-        listener = await make_listener(guest) if door else None
+        kernel = await _take_first_kernel(guest, cell)
+        listener = await open_door_listener(guest) if door else None
     except BaseException:
         guest.close()
         await cell.aclose()
@@ -107,7 +115,7 @@ async def _prepared(
     return ReadyCell(cell, guest, kernel, limits, listener)
 
 
-async def _first_kernel(guest: Guest, cell: Cell) -> Kernel:
+async def _take_first_kernel(guest: InitClient, cell: SandboxCell) -> KernelClient:
     """Raises one of DIED where it ended before it was ready."""
     try:
         return await take_first_kernel(guest, cell.first_kernel)
@@ -115,11 +123,12 @@ async def _first_kernel(guest: Guest, cell: Cell) -> Kernel:
         raise errors.SandboxLost(str(error)) from None
 
 
-class Pool:
-    """`size` ready cells of one template and spec. `keep_seconds` after the last checkout they are let go.
+class CellPool:
+    """`size` ready cells of one template and spec. They are discarded `keep_seconds` after the last checkout.
 
-    `door`: whether each of them will have one, so that it can be made before anybody waits for it. `busy()`: whether
-    programs have all cores, so that filling up would slow them; `ample()`: whether there is memory for what only waits.
+    `door`: whether each of them will have one, so that its listener can be made in advance. `busy()`: whether
+    programs have all cores, so that filling up would slow them; `ample()`: whether there is memory for ready
+    cells.
     """
 
     def __init__(
@@ -168,11 +177,11 @@ class Pool:
         return not self._ready and not doing and self._expiry is None
 
     @property
-    def _is_wanting(self) -> bool:
+    def _needs_cells(self) -> bool:
         return len(self._ready) < self.size and not self._expired
 
     async def take(self) -> ReadyCell:
-        """A cell that nobody else has or had. Raises as `prepare` does."""
+        """A cell that was never used. Raises as `prepare_cell` does."""
         loop = asyncio.get_running_loop()
         self._last_take, self._expired = loop.time(), False
         self._keep_until(self._last_take + self._keep_seconds)
@@ -180,22 +189,22 @@ class Pool:
             cell = self._ready.popleft()
             cell.guest.on_lost = None
             if cell.guest.is_there() and cell.alive:
-                self.refill()
+                self.start_refill()
                 return cell
-            self._discard(cell)
-        return await self._spawn()
+            self._discard_cell(cell)
+        return await self._spawn_cell()
 
-    def refill(self) -> None:
+    def start_refill(self) -> None:
         """Fills up in the background."""
-        if self._refilling is None and not self._closed and self._is_wanting:
-            self._refilling = asyncio.create_task(self._refill())
+        if self._refilling is None and not self._closed and self._needs_cells:
+            self._refilling = asyncio.create_task(self._refill_until_full())
             self._refilling.add_done_callback(self._on_refilled)
 
-    def shrink(self) -> None:
-        """Lets go of one cell. It fills up again once there is ample memory."""
+    def drop_one_cell(self) -> None:
+        """Discards one cell. It fills up again once there is ample memory."""
         if self._ready:
-            self._let_one_go()
-            self.refill()
+            self._discard_oldest()
+            self.start_refill()
 
     async def aclose(self) -> None:
         self._closed = True
@@ -203,24 +212,24 @@ class Pool:
             self._refilling.cancel()
             await asyncio.wait([self._refilling])
         self._keep_until(None)
-        self._let_go()
+        self._discard_all()
         await asyncio.gather(*self._closing)
 
-    async def _spawn(self) -> ReadyCell:
+    async def _spawn_cell(self) -> ReadyCell:
         self._spawning += 1
         try:
             async with self._spawns:
-                return await prepare(self._nursery, self._spec, self._limits, door=self._door)
+                return await prepare_cell(self._nursery, self._spec, self._limits, door=self._door)
         finally:
             self._spawning -= 1
-            self.refill()
+            self.start_refill()
 
-    async def _refill(self) -> None:
+    async def _refill_until_full(self) -> None:
         backoff_seconds = CALM_SECONDS
-        while self._is_wanting:
-            await self._calm()
+        while self._needs_cells:
+            await self._wait_for_calm()
             try:
-                cell = await prepare(self._nursery, self._spec, self._limits, door=self._door)
+                cell = await prepare_cell(self._nursery, self._spec, self._limits, door=self._door)
             except errors.ClocheError as error:
                 log.warning("pool.refill_failed", template=self._nursery.template.ref, error=str(error))
                 backoff_seconds = min(backoff_seconds * 2, MAX_BACKOFF_SECONDS)
@@ -228,12 +237,12 @@ class Pool:
                 continue
             cell.guest.on_lost = lambda why, cell=cell: self._on_lost(cell)
             self._ready.append(cell)
-            cell.kernel.rehearse()
+            cell.kernel.warm_up()
         if self._expired:  # while the last one was made
-            self._let_go()
+            self._discard_all()
 
-    async def _calm(self) -> None:
-        """Waits for a moment at which one more cell takes nothing from anybody, but not for ever."""
+    async def _wait_for_calm(self) -> None:
+        """Waits for a moment at which one more cell slows no program down, but not for ever."""
         loop = asyncio.get_running_loop()
         began_at = loop.time()
         while (wait_seconds := self._wait_seconds(loop.time(), began_at)) > 0:
@@ -241,7 +250,7 @@ class Pool:
 
     def _wait_seconds(self, now: float, began_at: float) -> float:
         if not self._ample():
-            return SHORT_SECONDS
+            return SHORT_MEMORY_SECONDS
         quiet, patience = (CALM_SECONDS, BUSY_SECONDS) if self._ready else (EMPTY_CALM_SECONDS, EMPTY_BUSY_SECONDS)
         if self._spawning:
             return max(self._last_take + quiet - now, EMPTY_CALM_SECONDS)
@@ -256,15 +265,15 @@ class Pool:
         if (error := task.exception()) is not None:
             log.error("pool.broken", template=self._nursery.template.ref, error=repr(error))
         else:
-            self.refill()  # for whoever took one between the task's end and this
+            self.start_refill()  # for whoever took one between the task's end and this
 
     def _on_lost(self, cell: ReadyCell) -> None:
         if cell in self._ready:
             self._ready.remove(cell)
-            self._discard(cell)
-            self.refill()
+            self._discard_cell(cell)
+            self.start_refill()
 
-    def _discard(self, cell: ReadyCell) -> None:
+    def _discard_cell(self, cell: ReadyCell) -> None:
         task = asyncio.create_task(cell.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -274,48 +283,48 @@ class Pool:
             self._expiry.cancel()
         self._expiry = None
         if when is not None:
-            self._expiry = asyncio.get_running_loop().call_at(when, self._let_go)
+            self._expiry = asyncio.get_running_loop().call_at(when, self._discard_all)
 
-    def _let_go(self) -> None:
+    def _discard_all(self) -> None:
         self._expiry, self._expired = None, True
         while self._ready:
-            self._let_one_go()
+            self._discard_oldest()
 
-    def _let_one_go(self) -> None:
+    def _discard_oldest(self) -> None:
         cell = self._ready.popleft()
         cell.guest.on_lost = None
-        self._discard(cell)
+        self._discard_cell(cell)
 
 
-# Where sandboxes get their cells: templates, their nurseries, and the pools of cells that wait.
+# The supply of cells: templates, their nurseries, and the pools of ready cells.
 
 TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is noticed
 KEEP_DEFAULT_SECONDS = 3600.0
 KEEP_OTHER_SECONDS = 60.0
-WATCH_SECONDS = 1.0  # how often it is looked whether there is memory for cells that only wait
+MEMORY_WATCH_SECONDS = 1.0  # how often it is looked whether there is memory for cells that only wait
 MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
 MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
 
 
-class Templates(Protocol):
-    """Where templates come from."""
+class TemplateSource(Protocol):
+    """The catalogue of templates."""
 
     def resolve(self, ref: str) -> Template:
         """Raises TemplateNotFound or TemplateBuildFailed. May take long: it is called in a thread."""
 
     def list(self) -> list[Template]:
-        """All that are built, by name, the newest of each first. It is called in a thread, too."""
+        """Every built template, by name, the newest of each first. It is called in a thread, too."""
 
 
 def default_limits(config: Config, template: Template) -> Limits:
-    """Those of a sandbox that asks for none: the template's own where it has some, else this host's."""
+    """The limits of a sandbox that asks for none: the template's own where it has some, else this host's."""
     return template.limits if template.limits != Limits() else config.limits.default
 
 
-class Housing:
-    """`door`: whether every sandbox has one, so that it can be made before anybody waits for it."""
+class CellSupply:
+    """`door`: whether every sandbox has one, so that its listener can be made in advance."""
 
-    def __init__(self, config: Config, backend: Backend, catalogue: Templates, *, door: bool):
+    def __init__(self, config: Config, backend: IsolationBackend, catalogue: TemplateSource, *, door: bool):
         self._config = config
         self._backend = backend
         self.weighs_cells = backend.weighs_cells
@@ -324,41 +333,42 @@ class Housing:
         self.admission = Admission(config.capacity)
         self._templates: dict[str, tuple[float, Template]] = {}
         self._nurseries: dict[str, LiveNursery] = {}
-        self._pools: dict[tuple[str, CellSpec], Pool] = {}
+        self._pools: dict[tuple[str, CellSpec], CellPool] = {}
         self._odd_pools: set[tuple[str, CellSpec]] = set()
         self._watching: asyncio.TimerHandle | None = None
 
-    async def take(self, template: Template, user: User, limits: Limits, mounts: Mounts | None = None) -> ReadyCell:
-        """A cell for a sandbox whose kernels run as that user. Raises as `Pool.take` does.
+    async def take(self, template: Template, user: User, limits: Limits, mounts: CellMounts | None = None) -> ReadyCell:
+        """A cell for a sandbox whose kernels run as that user. Raises as `CellPool.take` does.
 
-        One with volumes is made for it: they are mounted before its walls stand. If that fails they are let go of.
+        A cell with volumes is made for that sandbox: they are mounted before its walls stand. If that fails they
+        are released.
         """
         if mounts is None:
-            return await self._pool(template, user, limits).take()
+            return await self._find_pool(template, user, limits).take()
         try:
-            spec = _cell_spec(user, limits)
-            return await prepare(self.nursery(template), spec, limits, door=self._door, mounts=mounts)
+            spec = _make_cell_spec(user, limits)
+            return await prepare_cell(self.nursery(template), spec, limits, door=self._door, mounts=mounts)
         except BaseException:
             mounts.let_go()
             raise
 
     async def templates(self) -> Sequence[Template]:
-        """All that are built, by name, the newest of each first."""
+        """Every built template, by name, the newest of each first."""
         return await asyncio.to_thread(self._catalogue.list)
 
     async def warm(self, ref: str = "python", users: Sequence[User] = ("user",)) -> Template:
-        """Starts the template's nursery and fills its pools, before anybody asks. Raises as `create` does.
+        """Starts the template's nursery and fills its pools in advance. Raises as `create` does.
 
-        `users`: as whom the kernels of those sandboxes will run.
+        `users`: the users that the kernels of those sandboxes will run as.
         """
         template = await self.template(ref)
         await self.nursery(template).get()
         for user in users:
-            self._pool(template, user, default_limits(self._config, template)).refill()
+            self._find_pool(template, user, default_limits(self._config, template)).start_refill()
         return template
 
     async def raw_cost_seconds(self, ref: str = "python") -> float:
-        """What a bare fork into namespaces costs right now in that template's nursery. Raises as `create` does."""
+        """The cost of a bare fork into namespaces now, in that template's nursery. Raises as `create` does."""
         nursery = await self.nursery(await self.template(ref)).get()
         return await nursery.raw_cost_seconds()
 
@@ -369,12 +379,12 @@ class Housing:
 
     @property
     def wanted(self) -> int:
-        """How many would wait if there were the memory and the time to make them."""
+        """The number of ready cells if there were the memory and the time to make them."""
         return sum(pool.size for pool in self._pools.values() if not pool.idle)
 
     @property
     def nurseries(self) -> list[NurseryInfo]:
-        """Those that were asked for, each with its pools."""
+        """The nurseries in use, each with its pools."""
         return [
             NurseryInfo(
                 template=nursery.template.ref,
@@ -398,32 +408,32 @@ class Housing:
         now = time.monotonic()
         if template is None or now - at > TEMPLATE_SECONDS:
             template = await asyncio.to_thread(self._catalogue.resolve, ref)
-            self._remember(ref, template)
+            self._remember_template(ref, template)
         return template
 
-    def _remember(self, ref: str, template: Template) -> None:
+    def _remember_template(self, ref: str, template: Template) -> None:
         now = time.monotonic()
         fresh = [(each, known) for each, known in self._templates.items() if now - known[0] <= TEMPLATE_SECONDS]
         self._templates = dict(fresh[1 - MAX_TEMPLATES_KNOWN :]) | {ref: (now, template)}
 
     def nursery(self, template: Template) -> LiveNursery:
-        """The one of that template. Nothing is started yet."""
+        """The nursery of that template. Nothing is started yet."""
         if template.version not in self._nurseries:
             self._nurseries[template.version] = LiveNursery(self._backend, template)
         return self._nurseries[template.version]
 
-    def _pool(self, template: Template, user: User, limits: Limits) -> Pool:
+    def _find_pool(self, template: Template, user: User, limits: Limits) -> CellPool:
         usual_limits = default_limits(self._config, template)
-        cell, usual = _cell_spec(user, limits), _cell_spec(user, usual_limits)
+        cell, usual = _make_cell_spec(user, limits), _make_cell_spec(user, usual_limits)
         key = (template.version, cell)
         if key in self._pools:
             return self._pools[key]
-        self._forget_idle_pools()
+        self._drop_idle_pools()
         keeps, size, keep_seconds = True, self._config.pool.ready, KEEP_DEFAULT_SECONDS
         if cell != usual:
             keeps = len(self._odd_pools) < MAX_ODD_POOLS
             size, keep_seconds = (min(size, 1), KEEP_OTHER_SECONDS) if keeps else (0, 0.0)
-        pool = Pool(
+        pool = CellPool(
             self.nursery(template),
             cell,
             usual_limits,
@@ -434,30 +444,30 @@ class Housing:
             ample=self.admission.memory.ample,
         )
         if keeps:
-            self._watch_later()
+            self._schedule_memory_check()
             self._pools[key] = pool
             self._odd_pools |= {key} if cell != usual else set()
         return pool
 
-    def _watch_later(self) -> None:
+    def _schedule_memory_check(self) -> None:
         if self._watching is None:
-            self._watching = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
+            self._watching = asyncio.get_running_loop().call_later(MEMORY_WATCH_SECONDS, self._shrink_if_short)
 
-    def _watch(self) -> None:
-        """Cells that only wait are the first to go where memory runs short: one of each pool at a time."""
+    def _shrink_if_short(self) -> None:
+        """Drops one ready cell of each pool while memory is short."""
         self._watching = None
         if not self.admission.memory.ample() and self.ready:
             log.info("pool.shrinking", ready=self.ready, left_bytes=self.admission.memory.left_bytes)
             for pool in self._pools.values():
-                pool.shrink()
+                pool.drop_one_cell()
         if self._pools:
-            self._watch_later()
+            self._schedule_memory_check()
 
-    def _forget_idle_pools(self) -> None:
+    def _drop_idle_pools(self) -> None:
         self._pools = {key: pool for key, pool in self._pools.items() if not pool.idle}
         self._odd_pools &= self._pools.keys()
 
 
-def _cell_spec(user: User, limits: Limits) -> CellSpec:
-    """What of a sandbox must be known when its cell is made."""
+def _make_cell_spec(user: User, limits: Limits) -> CellSpec:
+    """The part of a sandbox's settings that must be known when its cell is made."""
     return CellSpec(user=user, space_bytes=limits.space_bytes, open_files=limits.open_files)

@@ -10,33 +10,33 @@ from collections.abc import Callable
 import msgspec
 
 from cloche import errors
-from cloche.engine.commands.commands import Commands
-from cloche.engine.executions.checkpoints import branch
+from cloche.engine.commands.commands import SandboxCommands
+from cloche.engine.executions.checkpoints import copy_kernel
 from cloche.engine.executions.context import Context
-from cloche.engine.executions.history import Transcript
-from cloche.engine.executions.kernel import Kernel, start_kernel
-from cloche.engine.executions.streams import Bell
-from cloche.engine.executions.tools import Tools
-from cloche.engine.operations.counters import Tally
-from cloche.engine.operations.metrics import Meter, measured_inside
-from cloche.engine.pauses.freeze import Stillness
-from cloche.engine.quotas.capacity import Turns
-from cloche.engine.quotas.quotas import Charge
-from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, absent
-from cloche.engine.sandboxes.files import Files, sandbox_path
-from cloche.engine.sandboxes.init_client import Guest
-from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, environment_of
+from cloche.engine.executions.history import SandboxHistory
+from cloche.engine.executions.kernel import KernelClient, start_kernel
+from cloche.engine.executions.streams import Signal
+from cloche.engine.executions.tools import SandboxTools
+from cloche.engine.operations.counters import EngineCounters
+from cloche.engine.operations.metrics import SandboxMeter, measure_inside
+from cloche.engine.pauses.freeze import ProgramFreezer
+from cloche.engine.quotas.capacity import ExecutionSlots
+from cloche.engine.quotas.quotas import QuotaLease
+from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error
+from cloche.engine.sandboxes.files import SandboxFiles, sandbox_path
+from cloche.engine.sandboxes.init_client import InitClient
+from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, network_environment
 from cloche.engine.sandboxes.pool import ReadyCell
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id
 from cloche.network_policy import NetworkPolicy, without_secrets
-from cloche.store.base import Revival, SandboxRecord, State
+from cloche.store.base import RecordState, ResumeSpec, SandboxRecord
 from cloche.telemetry import log
 
-# How long a sandbox may run, by a clock that nobody sets. The wall clock only says when its end will be.
+# The lifetime of a sandbox, by the monotonic clock. The wall clock is used only to report its end.
 
 
-class Lifetime:
-    """Calls `on_end` when it is over. It can last for `most_seconds` in all, since it was made or began again."""
+class LifetimeTimer:
+    """Calls `on_end` when it is over. It lasts at most `most_seconds` since it was made or began again."""
 
     def __init__(self, most_seconds: float, on_end: Callable[[], None]):
         self._most_seconds = most_seconds
@@ -56,31 +56,31 @@ class Lifetime:
         return time.monotonic() - self._began_at - self._most_seconds
 
     def begin(self, seconds: float | None) -> float | None:
-        """As if it was made now. When its end is, by the wall clock."""
+        """Starts anew. Returns its end, by the wall clock."""
         self._began_at = time.monotonic()
         return self.set(seconds)
 
     def set(self, seconds: float | None) -> float | None:
-        """Ends so many seconds from now, at most after all that it can have. When that is, by the wall clock."""
+        """Ends so many seconds from now, at most after all that it can have. Returns its end, by the wall clock."""
         self.stop()
         if seconds is None:
             return None
         left = max(min(seconds, -self.over_seconds), 0.0)
         self._ends_at = time.monotonic() + left
-        self.defer(left)
+        self.defer_deadline(left)
         return time.time() + left
 
-    def defer(self, seconds: float) -> None:
-        """`on_end` is called so much later; what is said of its end stays."""
-        self._cancel()
+    def defer_deadline(self, seconds: float) -> None:
+        """`on_end` is called so much later; the reported end stays."""
+        self._cancel_timer()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
 
     def stop(self) -> None:
         """It has no end until it is set again."""
-        self._cancel()
+        self._cancel_timer()
         self._ends_at = None
 
-    def _cancel(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -91,9 +91,9 @@ MAX_CONTEXTS = 64
 
 
 class Sandbox:
-    """Made by `Engine.create`. `on_change(record)` hears of every change of what is recorded.
+    """Made by `Engine.create`. `on_change(sandbox)` is called for every change of its record.
 
-    `on_due(sandbox)` hears that the deadline has passed of one that is to be paused then.
+    `on_due(sandbox)` is called when the deadline of one has passed that is to be paused then.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Sandbox:
         *,
         network: NetworkPolicy,
         max_lifetime_seconds: float,
-        tally: Tally,
+        tally: EngineCounters,
         on_change: Callable[[Sandbox], None],
         on_due: Callable[[Sandbox], None],
-        transcript: Transcript,
-        charge: Charge,
-        turns: Turns,
+        transcript: SandboxHistory,
+        charge: QuotaLease,
+        turns: ExecutionSlots,
     ):
         self.id = record.id
         self.spec = spec
@@ -122,16 +122,16 @@ class Sandbox:
         self._on_change = on_change
         self._on_due = on_due
         self.changing = asyncio.Lock()  # held by whoever pauses it, resumes it, or makes an image of it
-        self.stillness = Stillness(ready.cell, ready.guest)
+        self.stillness = ProgramFreezer(ready.cell, ready.guest)
         self.charge = charge.begin(ready.cell, record.limits)
         self.count_execution = charge.count_execution
-        self._lifetime = Lifetime(max_lifetime_seconds, self._on_deadline)
+        self._lifetime = LifetimeTimer(max_lifetime_seconds, self._on_deadline)
         self._destroying: asyncio.Task[None] | None = None
-        self._ended = Bell()
+        self._ended = Signal()
         self._kernels_started = 0
         self._contexts: dict[str, Context] = {}
-        self.files = Files(ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits)
-        self.commands = Commands(
+        self.files = SandboxFiles(ready.guest, user=spec.user, cwd=spec.cwd, limits=self.limits)
+        self.commands = SandboxCommands(
             ready.guest,
             user=spec.user,
             cwd=spec.cwd,
@@ -140,14 +140,14 @@ class Sandbox:
             count=charge.count_execution,
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
-        self.tools = Tools(ready.guest)
+        self.tools = SandboxTools(ready.guest)
         self.transcript = transcript
         self.turns = turns
-        self.meter = Meter(
-            self._cell.stats, lambda: measured_inside(ready.guest), self.limits, self._cell.cpu_seconds, charge.spend
+        self.meter = SandboxMeter(
+            self._cell.stats, lambda: measure_inside(ready.guest), self.limits, self._cell.cpu_seconds, charge.spend_cpu
         )
-        self.execution_ended = self.meter.heeding(tally.execution_ended)
-        self._configure(ready)
+        self.execution_ended = self.meter.count_cpu_then(tally.execution_ended)
+        self._configure_cell(ready)
         if record.deadline_at is not None:
             self._lifetime.set(record.deadline_at - time.time())
 
@@ -155,22 +155,22 @@ class Sandbox:
 
     @property
     def info(self) -> SandboxInfo:
-        return info_of(self.record)
+        return sandbox_info(self.record)
 
     def check_running(self) -> None:
         """Raises SandboxExpired, SandboxKilled or SandboxLost if it has ended, SandboxPaused if it is paused."""
         if self.record.state != "running":
-            raise absent(self.record)
+            raise not_running_error(self.record)
 
     @property
-    def guest(self) -> Guest:
+    def guest(self) -> InitClient:
         return self._guest
 
     def label(self, name: str, value: str) -> None:
-        """Changes one pair of its metadata. Raises InvalidRequest for what is too much."""
+        """Changes one pair of its metadata. Raises InvalidRequest if it is too much."""
         metadata = {**self.record.metadata, name: value}
         check_metadata(metadata)
-        self._change(metadata=metadata)
+        self._change_record(metadata=metadata)
 
     # -- how long it lives
 
@@ -180,18 +180,18 @@ class Sandbox:
         check_seconds("lifetime", seconds)
         if seconds is None:
             raise errors.InvalidRequest("renew needs a number of seconds")
-        self._change(deadline_at=self._lifetime.set(seconds))
+        self._change_record(deadline_at=self._lifetime.set(seconds))
         return self.info
 
     @property
     def over_seconds(self) -> float:
-        """For how long it has run beyond what one may on this host; negative before that."""
+        """The seconds that it has run beyond the longest lifetime of this host; negative before that."""
         return self._lifetime.over_seconds
 
-    def reckon(self) -> None:
-        """The wall clock was set: its deadline is as far away as before, so it is called by another time."""
+    def adjust_deadline(self) -> None:
+        """Corrects the recorded deadline after a change of the wall clock: it is as far away as before."""
         if (left := self._lifetime.left_seconds) is not None:
-            self._change(deadline_at=time.time() + left)
+            self._change_record(deadline_at=time.time() + left)
 
     def extend(self, seconds: float) -> SandboxInfo:
         """As `renew`, but never to an earlier moment than the deadline that it has; without one, it keeps none."""
@@ -202,37 +202,37 @@ class Sandbox:
             return self.info
         return self.renew(seconds)
 
-    def expire(self) -> None:
+    def expire_now(self) -> None:
         """As if its deadline passed now. Harmless when it has ended."""
         self._on_deadline()
 
     # -- rest
 
-    def rest(self, revival: Revival, *, memory: bool) -> SandboxRecord:
-        """What is recorded of it if it is paused now. Nothing is changed yet."""
+    def rest(self, revival: ResumeSpec, *, memory: bool) -> SandboxRecord:
+        """The record of it if it is paused now. Nothing is changed yet."""
         return msgspec.structs.replace(
             self.record, state="paused", paused_at=time.time(), pause_memory=memory, revival=revival
         )
 
-    def lie_down(self, record: SandboxRecord) -> None:
-        """It is paused as that record says, its programs stand still. So does its deadline."""
+    def mark_paused(self, record: SandboxRecord) -> None:
+        """Marks it as paused, as that record says: its programs are frozen. Its deadline stops."""
         self._lifetime.stop()
         self.turns.rest()
-        self._change(
+        self._change_record(
             state="paused", paused_at=record.paused_at, pause_memory=record.pause_memory, revival=record.revival
         )
 
-    def leave_cell(self, reason: str) -> None:
-        """Paused without its memory: its cell is destroyed. This object is of no more use."""
-        self._leave(reason)
+    def release_cell(self, reason: str) -> None:
+        """Destroys the cell of one paused without its memory. This object is of no more use."""
+        self._end_everything(reason)
         self._on_change(self)
-        self._guest.close(lambda: absent(self.record))
+        self._guest.close(lambda: not_running_error(self.record))
 
-    def get_up(self, seconds: float | None) -> None:
-        """It runs again, its programs go on, and has so many seconds, or as many as it was first given."""
+    def mark_running(self, seconds: float | None) -> None:
+        """Marks it as running again, for so many seconds, or as many as it was first given."""
         now = time.time()
         lifetime = seconds or self.spec.lifetime_seconds
-        self._change(
+        self._change_record(
             state="running",
             paused_at=None,
             resumed_at=now,
@@ -241,10 +241,10 @@ class Sandbox:
             deadline_at=self._lifetime.begin(lifetime),
         )
 
-    def revival(self, image: str, size_bytes: int) -> Revival:
-        """What it takes to make it again, with the files of that image."""
+    def revival(self, image: str, size_bytes: int) -> ResumeSpec:
+        """The settings to make it again, with the files of that image."""
         spec, policy = self.spec, self.network.policy
-        return Revival(
+        return ResumeSpec(
             image=image,
             bytes=size_bytes,
             env=spec.env,
@@ -256,33 +256,33 @@ class Sandbox:
             pause_memory=spec.pause_memory,
         )
 
-    def defer(self, seconds: float) -> None:
-        """Its deadline has passed, and what should be done then could not: so much later it passes again."""
-        self._lifetime.defer(seconds)
+    def defer_deadline(self, seconds: float) -> None:
+        """Moves the deadline's action so much later: it failed when the deadline passed."""
+        self._lifetime.defer_deadline(seconds)
 
     async def kill(self, reason: str = KILLED_BY_OWNER) -> None:
         """Ends it. Afterwards nothing of it remains on the host. Harmless when it has ended."""
         await self.end("killed", "sandbox killed", reason)
 
-    async def end(self, state: State, ending: str, reason: str) -> None:
-        """Ends it for that reason; `ending` is what running executions say."""
-        self._end(state, ending, reason)
+    async def end(self, state: RecordState, ending: str, reason: str) -> None:
+        """Ends it for that reason; `ending` is the reason of its running executions."""
+        self._end_sandbox(state, ending, reason)
         if self._destroying is not None:
             await asyncio.shield(self._destroying)
 
     @property
-    def destroying(self) -> asyncio.Task[None] | None:
-        """Its destruction, once it has ended."""
+    def destroy_task(self) -> asyncio.Task[None] | None:
+        """The task that destroys its cell, once it has ended."""
         return self._destroying
 
     async def wait_ended(self) -> None:
-        """Returns when it has ended, for whatever reason."""
+        """Returns when it has ended, for any reason."""
         while self.ending is None:
             await self._ended.heard()
 
     def abandon(self, why: str) -> None:
         """The cell is broken: it is destroyed and the sandbox is lost."""
-        self._end("lost", f"sandbox lost: {why}", why)
+        self._end_sandbox("lost", f"sandbox lost: {why}", why)
 
     async def connect_port(self, port: int) -> socket.socket:
         """A connection to a program that listens inside. Raises PortNotOpen, InvalidRequest, Gone."""
@@ -311,7 +311,7 @@ class Sandbox:
             raise errors.ContextNotFound(f"sandbox {self.id} has no context {id!r}") from None
 
     def default_context(self, language: str = "python") -> Context:
-        """The context of that language that nobody needs to make. Its kernel starts when it is first used.
+        """The context of that language that exists without `create_context`. Its first use starts its kernel.
 
         Raises InvalidRequest for a language that does not exist.
         """
@@ -343,16 +343,16 @@ class Sandbox:
 
     # -- Home: what a context needs of its sandbox
 
-    async def start_kernel(self, context: Context) -> Kernel:
+    async def start_kernel(self, context: Context) -> KernelClient:
         self.check_running()
         self._kernels_started += 1
         id, language = str(self._kernels_started), context.language
         return await start_kernel(self._guest, id, language=language, user=self.spec.user, cwd=context.cwd, env={})
 
-    async def branch_kernel(self, origin: Kernel) -> Kernel:
+    async def branch_kernel(self, origin: KernelClient) -> KernelClient:
         self.check_running()
         self._kernels_started += 1
-        return await branch(self._guest, origin, str(self._kernels_started), user=self.spec.user)
+        return await copy_kernel(self._guest, origin, str(self._kernels_started), user=self.spec.user)
 
     def check_room(self, count: int) -> None:
         left = MAX_CONTEXTS - len(self._contexts)
@@ -379,12 +379,12 @@ class Sandbox:
 
     # -- inside
 
-    def _configure(self, ready: ReadyCell) -> None:
-        """Says what a cell that was made in advance could not know: mostly nothing. Nobody waits for an answer."""
+    def _configure_cell(self, ready: ReadyCell) -> None:
+        """Sends the settings that a ready cell could not know: mostly none. Does not wait for an answer."""
         ready.set_limits(self.limits)
         own_limits = self._cell.limits_for_init(self.limits)
         cwd = self.spec.cwd if self.spec.cwd != SandboxSpec().cwd else None  # it started there
-        env = {**environment_of(self.network.policy), **self.spec.env}
+        env = {**network_environment(self.network.policy), **self.spec.env}
         if env or cwd or own_limits or self.spec.sudo:
             self._guest.tell("configure", env=env, cwd=cwd, sudo=self.spec.sudo, **own_limits)
             ready.kernel.configure(env, cwd, own_limits)
@@ -396,24 +396,24 @@ class Sandbox:
         if self.record.on_deadline == "pause" and self.ending is None:
             self._on_due(self)
         else:
-            self._end("expired", "deadline", "its deadline passed")
+            self._end_sandbox("expired", "deadline", "its deadline passed")
 
     def _on_lost(self, why: str) -> None:
-        self._end("lost", "sandbox lost: its init died", f"its init died ({why})")
+        self._end_sandbox("lost", "sandbox lost: its init died", f"its init died ({why})")
 
-    def _end(self, state: State, ending: str, reason: str) -> None:
+    def _end_sandbox(self, state: RecordState, ending: str, reason: str) -> None:
         if self.ending is not None:
             return
-        self._leave(ending)
+        self._end_everything(ending)
         if self.record.revival is not None:
             self.unneeded = self.record.revival.image
-        self._change(state=state, ended_at=time.time(), end_reason=reason, revival=None)
-        self._guest.close(lambda: absent(self.record))
+        self._change_record(state=state, ended_at=time.time(), end_reason=reason, revival=None)
+        self._guest.close(lambda: not_running_error(self.record))
 
-    def _leave(self, ending: str) -> None:
-        """All that runs ends, and the cell is destroyed."""
+    def _end_everything(self, ending: str) -> None:
+        """Ends all executions, contexts and commands, and destroys the cell."""
         self.ending = ending
-        self._ended.ring()
+        self._ended.wake_all()
         self._lifetime.stop()
         self.meter.close()
         self.charge.leave()
@@ -424,13 +424,13 @@ class Sandbox:
         self.commands.end_all(ending)
         self._destroying = asyncio.create_task(self._cell.aclose())
 
-    def _change(self, **fields: object) -> None:
+    def _change_record(self, **fields: object) -> None:
         self.record = msgspec.structs.replace(self.record, **fields)
         self._on_change(self)
 
 
-def info_of(record: SandboxRecord) -> SandboxInfo:
-    """What is told of a sandbox."""
+def sandbox_info(record: SandboxRecord) -> SandboxInfo:
+    """The public info of a sandbox."""
     return SandboxInfo(
         id=record.id,
         template=record.template,
@@ -452,14 +452,14 @@ def info_of(record: SandboxRecord) -> SandboxInfo:
     )
 
 
-# Notices that somebody has set the wall clock: what was said of moments to come is then said anew.
+# Detects changes of the wall clock, so that deadlines in wall time can be corrected.
 
-TICK_SECONDS = 1.0
-JUMP_SECONDS = 2.0  # less is drift, which nobody minds
+CLOCK_CHECK_SECONDS = 1.0
+CLOCK_JUMP_SECONDS = 2.0  # less is drift, which nobody minds
 
 
-class Jumps:
-    """Calls `on_jump` after each, from `open` until `close`."""
+class WallClockWatch:
+    """Calls `on_jump` after each change, from `open` until `close`."""
 
     def __init__(self, on_jump: Callable[[], None]):
         self._on_jump = on_jump
@@ -468,20 +468,20 @@ class Jumps:
 
     def open(self) -> None:
         self._difference = time.time() - time.monotonic()
-        self._wait()
+        self._schedule_check()
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(CLOCK_CHECK_SECONDS, self._check_clock)
 
-    def _look(self) -> None:
-        self._wait()
+    def _check_clock(self) -> None:
+        self._schedule_check()
         jumped = time.time() - time.monotonic() - self._difference
-        if abs(jumped) > JUMP_SECONDS:
+        if abs(jumped) > CLOCK_JUMP_SECONDS:
             self._difference += jumped
             log.warning("clock.jumped", seconds=round(jumped))
             self._on_jump()

@@ -1,7 +1,7 @@
-"""Named volumes: directories that several sandboxes of one owner have at the same time, and that outlast them.
+"""Named volumes: directories that several sandboxes of one owner share, and that outlast them.
 
-While somebody has one, its files are in memory, in a tmpfs of its own. A *vault*, a cell in which nobody's programs
-run, has it as well: that one reads and writes its files for callers, and makes the images that outlast the process.
+While one is in use, its files are in memory, in a tmpfs of its own. A cell without client programs has it
+mounted as well: it reads and writes its files for callers, and makes the images that outlast the process.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ import msgspec
 
 from cloche import errors
 from cloche.config.sections import VolumeLimits
-from cloche.engine.executions.streams import Bell
+from cloche.engine.executions.streams import Signal
 from cloche.engine.instance import Instance
-from cloche.engine.operations.audit import Trail
-from cloche.engine.pauses.images import Images
-from cloche.engine.sandboxes.files import Files
+from cloche.engine.operations.audit import AuditLog
+from cloche.engine.pauses.images import SandboxImages
+from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.nursery import LiveNursery
-from cloche.engine.sandboxes.pool import Housing, ReadyCell, prepare
-from cloche.isolation.base import CellSpec, Mounts, Volume
+from cloche.engine.sandboxes.pool import CellSupply, ReadyCell, prepare_cell
+from cloche.isolation.base import CellMounts, CellSpec, CellVolume
 from cloche.model import MIB, Limits, Template, new_id
-from cloche.store.volumes import StoredVolumes, VolumeRecord, not_found
+from cloche.store.volumes import StoredVolumes, VolumeRecord, volume_not_found
 from cloche.telemetry import log
 
-# A volume that is in use: its tmpfs, and the cell that reads, writes and saves its files for the host.
+# A mounted volume: its tmpfs, and the cell that reads, writes and saves its files for the host.
 
-PLACE = "/mnt/data"  # where the vault itself has it
-_SPACE_BYTES = 16 * MIB  # of the vault's own
+VOLUME_PATH = "/mnt/data"  # where the vault itself has it
+_CELL_SPACE_BYTES = 16 * MIB  # of the vault's own
 
 
-class Vault:
-    """Made by `open`. `holders` are those who have the volume."""
+class MountedVolume:
+    """Made by `open`. `holders` are the sandboxes and requests that use the volume."""
 
-    def __init__(self, record: VolumeRecord, nursery: LiveNursery, volume: Volume):
+    def __init__(self, record: VolumeRecord, nursery: LiveNursery, volume: CellVolume):
         self.record = record
         self.volume = volume
-        self.limits: Limits = msgspec.structs.replace(Limits(), space_bytes=_SPACE_BYTES)
+        self.limits: Limits = msgspec.structs.replace(Limits(), space_bytes=_CELL_SPACE_BYTES)
         self.holders: set[object] = set()
         self.changed = False  # whether it may hold what no image has
         self.saved_image = record.image
         self.saving = asyncio.Lock()
         self._writers: set[object] = set()
         self._leaving: set[object] = set()
-        self._moved = Bell()
+        self._moved = Signal()
         self._nursery = nursery
         self._cell: ReadyCell | None = None
         self._making = asyncio.Lock()
         self._closed = asyncio.Event()
 
     @classmethod
-    async def open(cls, record: VolumeRecord, nursery: LiveNursery, images: Images) -> Vault:
-        """With the files that were saved last. Raises as `Engine.create` does, NoSpace, NotFound."""
+    async def open(cls, record: VolumeRecord, nursery: LiveNursery, images: SandboxImages) -> MountedVolume:
+        """Mounts the volume with the files that were saved last. Raises as `Engine.create` does, NoSpace, NotFound."""
         vault = cls(record, nursery, await (await nursery.get()).make_volume(record.size_bytes))
         try:
             ready = await vault.cell()
@@ -74,57 +74,57 @@ class Vault:
                 self._cell = None
             if self._cell is None:
                 spec = CellSpec(space_bytes=self.limits.space_bytes)
-                mounts = Mounts({PLACE: self.volume}, lambda: None, lambda: None)
-                self._cell = await prepare(self._nursery, spec, self.limits, mounts=mounts)
+                mounts = CellMounts({VOLUME_PATH: self.volume}, lambda: None, lambda: None)
+                self._cell = await prepare_cell(self._nursery, spec, self.limits, mounts=mounts)
             return self._cell
 
     def take(self, holder: object, *, writes: bool) -> None:
         self.holders.add(holder)
-        self._moved.ring()
+        self._moved.wake_all()
         if writes:
             self._writers.add(holder)
             self.changed = True
 
     def leave(self, holder: object) -> None:
-        """It uses it no more, and lets go of it soon. Harmless when it has."""
+        """The holder uses it no more, and releases it soon. Harmless when it has."""
         if holder in self.holders:
             self._leaving.add(holder)
 
     async def left(self) -> None:
-        """Returns when nobody has it, or somebody who does not leave."""
+        """Returns when it has no holder, or one that does not leave."""
         while self.holders and self.holders <= self._leaving:
             await self._moved.heard()
 
     def let_go(self, holder: object) -> bool:
-        """Whether that was the last one. Harmless when it has let go already."""
+        """Whether that was the last holder. Harmless when it has released it already."""
         if holder not in self.holders:
             return False
         self.holders.discard(holder)
         self._leaving.discard(holder)
-        self._moved.ring()
+        self._moved.wake_all()
         if holder in self._writers:
             self._writers.discard(holder)
             self.changed = True
         return not self.holders
 
     def disown(self) -> None:
-        """Nobody has it from now on, whatever they think."""
+        """Removes all holders, without their consent."""
         self.holders.clear()
         self._leaving.clear()
-        self._moved.ring()
+        self._moved.wake_all()
 
     @property
     def lost(self) -> bool:
-        """Whether nobody has its files any more, since all that had them died."""
+        """Whether its files are gone, since all processes that had them died."""
         cell = self._cell is not None and self._cell.guest.alive
         return not self.holders and not cell and not self.volume.alive
 
-    async def image(self, images: Images) -> str:
-        """A new image of its files. Each file is as it was when its turn came. Raises as `Images.save` does."""
+    async def image(self, images: SandboxImages) -> str:
+        """A new image of its files, each as it was when its turn came. Raises as `SandboxImages.save` does."""
         self.changed = bool(self._writers)
         try:
             ready = await self.cell()
-            return (await images.save(ready.guest, self.record.size_bytes + _SPACE_BYTES)).id
+            return (await images.save(ready.guest, self.record.size_bytes + _CELL_SPACE_BYTES)).id
         except BaseException:
             self.changed = True
             raise
@@ -153,19 +153,19 @@ SAVE_SECONDS = 60.0  # between images of one that is in use
 SAVE_SHARE = 20  # and so many times as long as the last one took
 LEAVE_SECONDS = 20.0  # that sandboxes which have ended may take to be gone: a hundredth of one, on an idle host
 MAX_MOUNTS = 8
-TEMPLATE = "python"  # of the cell that has a volume which is first used without a sandbox
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VOLUME_TEMPLATE = "python"  # of the cell that has a volume which is first used without a sandbox
+_VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Volumes:
+class VolumeRegistry:
     def __init__(
         self,
         limits: VolumeLimits,
         store: StoredVolumes,
-        images: Images,
+        images: SandboxImages,
         instance: Instance,
-        housing: Housing,
-        trail: Trail,
+        housing: CellSupply,
+        trail: AuditLog,
     ):
         self._trail = trail
         self._limits = limits
@@ -173,7 +173,7 @@ class Volumes:
         self._images = images
         self._instance = instance
         self._housing = housing
-        self._vaults: dict[str, Vault] = {}
+        self._vaults: dict[str, MountedVolume] = {}
         self._changing: dict[str, asyncio.Lock] = {}  # held by whoever opens, closes or removes that one
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -188,7 +188,7 @@ class Volumes:
         )
         await self._store.add(volume, self._limits.per_owner)
         log.info("volume.made", volume=volume.id, owner=owner)
-        self._trail.note("volume.made", owner, id=volume.id)
+        self._trail.record("volume.made", owner, id=volume.id)
         return volume
 
     async def list(self, owner: str) -> Sequence[VolumeRecord]:
@@ -196,52 +196,52 @@ class Volumes:
         return await self._store.list(owner)
 
     async def get(self, ref: str, owner: str | None) -> VolumeRecord:
-        """By its id or name; with None as the owner whoever's it is, by its id. Raises VolumeNotFound."""
+        """By its id or name; with None as the owner by its id, of any owner. Raises VolumeNotFound."""
         found = await self._store.find(ref, owner)
         if found is None:
-            raise not_found(ref)
+            raise volume_not_found(ref)
         return found
 
     async def remove(self, ref: str, owner: str) -> None:
-        """With all its files. Raises VolumeNotFound; VolumeConflict while somebody has it.
+        """With all its files. Raises VolumeNotFound; VolumeConflict while it is in use.
 
-        Sandboxes that have ended are waited for: nobody could kill them to be rid of them.
+        Sandboxes that have ended are waited for: a client could not kill them to free the volume.
         """
         id = (await self.get(ref, owner)).id
-        await self._left(id)
-        async with self._lock(id):
+        await self._wait_until_released(id)
+        async with self._volume_lock(id):
             vault = self._vaults.get(id)
             if vault is not None and vault.holders:
                 raise errors.VolumeConflict(
                     f"the volume {vault.record.name!r} is in use: kill the sandboxes with it first"
                 )
             if vault is not None:
-                await self._drop(vault)
+                await self._drop_volume(vault)
             claimed = await self._store.claim(id, self._instance.name, self._instance.is_live)
             await self._store.remove(id)
             if claimed.image is not None:
                 await self._images.remove(claimed.image)
         self._changing.pop(id, None)
         log.info("volume.removed", volume=id, owner=owner)
-        self._trail.note("volume.removed", owner, id=id)
+        self._trail.record("volume.removed", owner, id=id)
 
     # -- using them
 
-    async def mounts(self, wanted: Mapping[str, str], owner: str, template: Template) -> Mounts:
-        """For a new cell of that template: by path, the id or name of each. Whoever has them lets go of them once.
+    async def acquire_mounts(self, wanted: Mapping[str, str], owner: str, template: Template) -> CellMounts:
+        """For a new cell of that template: by path, the id or name of each. The caller releases them once.
 
-        Raises InvalidRequest for paths and numbers that cannot be, VolumeNotFound, VolumeConflict, Unavailable.
+        Raises InvalidRequest for invalid paths and numbers, VolumeNotFound, VolumeConflict, Unavailable.
         """
-        _check_places(wanted)
+        _check_mount_paths(wanted)
         records = {path: await self.get(ref, owner) for path, ref in wanted.items()}
         if len({each.id for each in records.values()}) < len(records):
             raise errors.InvalidRequest("volumes: one can be mounted once in a sandbox, not at two paths")
         holder = object()
-        held: list[Vault] = []
+        held: list[MountedVolume] = []
 
         def let_go() -> None:
             for vault in held:
-                self._let_go(vault, holder)
+                self._release_volume(vault, holder)
 
         def leave() -> None:
             for vault in held:
@@ -249,126 +249,128 @@ class Volumes:
 
         try:
             for record in records.values():
-                held.append(await self._hold(record, holder, template, writes=True))
+                held.append(await self._acquire_volume(record, holder, template, writes=True))
         except BaseException:
             let_go()
             raise
-        return Mounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go, leave)
+        return CellMounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go, leave)
 
     @contextlib.asynccontextmanager
-    async def files(self, record: VolumeRecord, *, writes: bool) -> AsyncIterator[Files]:
-        """Its files, below PLACE, with root's rights. Raises VolumeNotFound, VolumeConflict, Unavailable."""
+    async def files(self, record: VolumeRecord, *, writes: bool) -> AsyncIterator[SandboxFiles]:
+        """Its files, below VOLUME_PATH, with root's rights. Raises VolumeNotFound, VolumeConflict, Unavailable."""
         holder = object()
-        vault = await self._hold(record, holder, None, writes=writes)
+        vault = await self._acquire_volume(record, holder, None, writes=writes)
         try:
             ready = await vault.cell()
             ready.guest.noted = self._trail.of(f"volume:{record.id}", record.owner)
-            yield Files(ready.guest, user="root", cwd=PLACE, limits=vault.limits)
+            yield SandboxFiles(ready.guest, user="root", cwd=VOLUME_PATH, limits=vault.limits)
         finally:
-            self._let_go(vault, holder)
+            self._release_volume(vault, holder)
 
     async def discard(self, owner: str) -> None:
-        """Lets go of those of that owner, whoever has them, and saves none."""
+        """Drops the volumes of that owner, even those in use, and saves none."""
         for vault in [each for each in self._vaults.values() if each.record.owner == owner]:
-            async with self._lock(vault.record.id):
+            async with self._volume_lock(vault.record.id):
                 vault.disown()
-                await self._drop(vault)
+                await self._drop_volume(vault)
 
     async def aclose(self) -> None:
-        """Saves all of them."""
+        """Saves all volumes and unmounts them."""
         self._closed = True
         for lock in list(self._changing.values()):
             async with lock:  # for whoever opens one just now
                 pass
         for vault in list(self._vaults.values()):
             vault.disown()
-            await self._retire(vault)
+            await self._retire_volume(vault)
             if vault.record.id in self._vaults:  # it could not be saved, and nothing is left to wait for
-                await self._drop(vault)
+                await self._drop_volume(vault)
         await asyncio.gather(*self._background, return_exceptions=True)
 
     # -- inside
 
-    async def _left(self, id: str) -> None:
+    async def _wait_until_released(self, id: str) -> None:
         vault = self._vaults.get(id)
         if vault is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LEAVE_SECONDS):
                     await vault.left()
 
-    def _lock(self, id: str) -> asyncio.Lock:
+    def _volume_lock(self, id: str) -> asyncio.Lock:
         return self._changing.setdefault(id, asyncio.Lock())
 
-    async def _hold(self, record: VolumeRecord, holder: object, template: Template | None, *, writes: bool) -> Vault:
-        async with self._lock(record.id):
+    async def _acquire_volume(
+        self, record: VolumeRecord, holder: object, template: Template | None, *, writes: bool
+    ) -> MountedVolume:
+        async with self._volume_lock(record.id):
             if self._closed:
                 raise errors.ShuttingDown("the host is shutting down")
             vault = self._vaults.get(record.id)
             if vault is not None and vault.lost:
-                await self._give_up(vault)
+                await self._drop_lost_volume(vault)
                 vault = None
-            vault = vault or await self._open(record.id, template)
+            vault = vault or await self._open_volume(record.id, template)
             vault.take(holder, writes=writes)
             return vault
 
-    async def _open(self, id: str, template: Template | None) -> Vault:
-        """In the nursery of that template, which runs anyway, or that of the usual one."""
+    async def _open_volume(self, id: str, template: Template | None) -> MountedVolume:
+        """In the nursery of that template, which runs anyway, or that of the default one."""
         record = await self._store.claim(id, self._instance.name, self._instance.is_live)
         try:
-            vault = await Vault.open(
+            vault = await MountedVolume.open(
                 record,
-                self._housing.nursery(template or await self._housing.template(TEMPLATE)),
+                self._housing.nursery(template or await self._housing.template(VOLUME_TEMPLATE)),
                 self._images,
             )
         except BaseException:
             await asyncio.shield(self._store.release(id, self._instance.name))
             raise
         self._vaults[id] = vault
-        self._later(self._save_at_times(vault))
+        self._run_later(self._save_at_times(vault))
         return vault
 
-    def _let_go(self, vault: Vault, holder: object) -> None:
+    def _release_volume(self, vault: MountedVolume, holder: object) -> None:
         if vault.let_go(holder) and not self._closed:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self._retire_later, vault)
 
-    def _retire_later(self, vault: Vault) -> None:
+    def _retire_later(self, vault: MountedVolume) -> None:
         if not vault.holders and self._vaults.get(vault.record.id) is vault and not self._closed:
-            self._later(self._retire(vault))
+            self._run_later(self._retire_volume(vault))
 
-    async def _retire(self, vault: Vault) -> None:
-        """Nobody has it: it is saved and leaves the memory. One that cannot be saved stays there."""
-        async with self._lock(vault.record.id):
+    async def _retire_volume(self, vault: MountedVolume) -> None:
+        """Saves a volume without holders and frees its memory. One that cannot be saved stays there."""
+        async with self._volume_lock(vault.record.id):
             if vault.holders or self._vaults.get(vault.record.id) is not vault:
                 return
             if vault.lost:
-                await self._give_up(vault)
+                await self._drop_lost_volume(vault)
                 return
-            if vault.changed and not await self._save(vault):
+            if vault.changed and not await self._save_volume(vault):
                 return
-            await self._drop(vault)
+            await self._drop_volume(vault)
 
-    async def _give_up(self, vault: Vault) -> None:
-        """What came after the last image is gone."""
+    async def _drop_lost_volume(self, vault: MountedVolume) -> None:
+        """Drops a volume whose files are gone; changes after the last image are lost."""
         log.error("volume.lost_changes", volume=vault.record.id, owner=vault.record.owner)
-        await self._drop(vault)
+        await self._drop_volume(vault)
 
-    async def _drop(self, vault: Vault) -> None:
+    async def _drop_volume(self, vault: MountedVolume) -> None:
         self._vaults.pop(vault.record.id, None)
         async with vault.saving:
             await vault.aclose()
         await self._store.release(vault.record.id, self._instance.name)
 
-    async def _save_at_times(self, vault: Vault) -> None:
+    async def _save_at_times(self, vault: MountedVolume) -> None:
         pause = SAVE_SECONDS
         while not self._closed and not await vault.closed_within(pause):
             began = time.monotonic()
             if vault.changed:
-                await self._save(vault)
+                await self._save_volume(vault)
             pause = max(SAVE_SECONDS, SAVE_SHARE * (time.monotonic() - began))
             if not vault.holders:  # it could not be saved when the last one let go of it
-                await self._retire(vault)
+                await self._retire_volume(vault)
 
-    async def _save(self, vault: Vault) -> bool:
+    async def _save_volume(self, vault: MountedVolume) -> bool:
         """Whether its files are kept as they are now."""
         async with vault.saving:
             if vault.closed:
@@ -386,25 +388,25 @@ class Volumes:
                 await self._images.remove(before)
         return True
 
-    def _later(self, work: Awaitable[None]) -> None:
+    def _run_later(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _VOLUME_NAME.fullmatch(name):
         raise errors.InvalidRequest(
             f"a volume's name has 1 to 64 letters, digits, dots, dashes and underscores, not {str(name)[:80]!r}"
         )
 
 
-def _check_places(wanted: Mapping[str, str]) -> None:
+def _check_mount_paths(wanted: Mapping[str, str]) -> None:
     if len(wanted) > MAX_MOUNTS:
         raise errors.InvalidRequest(f"volumes: a sandbox can have {MAX_MOUNTS}, not {len(wanted)}")
     for path in wanted:
         name = path.removeprefix("/mnt/")
-        if name == path or name == "data" or not _NAME.fullmatch(name):
+        if name == path or name == "data" or not _VOLUME_NAME.fullmatch(name):
             raise errors.InvalidRequest(
                 f"volumes: one is mounted at /mnt/NAME, with a NAME of letters, digits, dots, dashes and underscores "
                 f"that is not data, and not at {path[:80]!r}"

@@ -1,4 +1,4 @@
-"""Upstreams: whoever has a model. A leg is one call of one."""
+"""Upstreams: the model servers, and the routes from model names to them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
 from cloche import errors
-from cloche.gateway.events import Happening
+from cloche.gateway.events import TurnEvent
 from cloche.gateway.items import Item
 from cloche.model import Struct
 
-ECHO = "cloche/echo"
+ECHO_MODEL = "cloche/echo"
 MAX_ITEMS = 1000  # of one leg
 
 
-class Call(Struct):
-    """What an upstream is asked in one leg."""
+class ModelCall(Struct):
+    """One model call: the request to an upstream."""
 
     model: str
     items: list[Item]  # the whole transcript
@@ -31,25 +31,25 @@ class Call(Struct):
     request_id: str = ""  # for the upstream's own logs
 
 
-class Upstream(Protocol):
-    """A server with models, spoken to in its own protocol."""
+class ModelUpstream(Protocol):
+    """A model server with its own protocol."""
 
     vision: bool
 
-    def leg(self, call: Call) -> AsyncGenerator[Happening, None]:
-        """The model's answer as it comes; the last is `Finished`. Whoever stops before the end closes it.
+    def call_model(self, call: ModelCall) -> AsyncGenerator[TurnEvent, None]:
+        """Streams the model's answer; the last event is `AnswerFinished`. A caller that stops early must close it.
 
-        Raises UpstreamFailed: before the first happening if the upstream refused.
+        Raises UpstreamFailed: before the first event if the upstream refused.
         """
 
     async def models(self) -> Item:
-        """What its server answers who asks for its models. Raises UpstreamFailed."""
+        """Returns the server's answer to a request for its models. Raises UpstreamFailed."""
 
     async def aclose(self) -> None: ...
 
 
-class Route(Struct):
-    """Which models are where."""
+class ModelRoute(Struct):
+    """Maps patterns of model names to an upstream."""
 
     patterns: tuple[str, ...]
     upstream: Any  # an Upstream
@@ -57,17 +57,17 @@ class Route(Struct):
 
 
 class Upstreams:
-    """All that are configured, and `cloche/echo`."""
+    """All configured upstreams, and `cloche/echo`."""
 
-    def __init__(self, routes: Sequence[Route]):
+    def __init__(self, routes: Sequence[ModelRoute]):
         self.routes = list(routes)
 
-    def find(self, model: str) -> Upstream:
+    def find(self, model: str) -> ModelUpstream:
         """Raises ModelNotFound."""
-        found: Upstream = self.route(model).upstream
+        found: ModelUpstream = self.route(model).upstream
         return found
 
-    def route(self, model: str) -> Route:
+    def route(self, model: str) -> ModelRoute:
         """Raises ModelNotFound."""
         for route in self.routes:
             if any(fnmatch.fnmatchcase(model, pattern) for pattern in route.patterns):
@@ -87,81 +87,85 @@ class Upstreams:
             await route.upstream.aclose()
 
 
-# Which models there are: those that are named, and where a pattern stands for many, those that the upstream lists.
+# The list of models: the named ones, and for patterns, the models that the upstream lists.
 
-FRESH_SECONDS = 60.0
-MAX_MODELS = 10_000  # of one upstream
-MAX_NAME = 500
+LIST_FRESH_SECONDS = 60.0
+MAX_LISTED_MODELS = 10_000  # of one upstream
+MAX_MODEL_NAME = 500
 
 
-class Model(Struct):
+class ListedModel(Struct):
     name: str
     created: int = 0  # seconds since 1970
     owner: str = "upstream"
 
 
 class ModelList:
-    """Asks upstreams at most once in a while, all at once. One that does not answer lists nothing."""
+    """Queries all upstreams concurrently, at most once in a while. One that does not answer lists nothing."""
 
     def __init__(self, upstreams: Upstreams):
         self._upstreams = upstreams
         self._asking = asyncio.Lock()
-        self._listed: list[list[Model]] = []  # by route
+        self._listed: list[list[ListedModel]] = []  # by route
         self._asked_at = float("-inf")
 
-    async def all(self) -> list[Model]:
-        """In the order in which patterns are tried, each name once."""
-        found: dict[str, Model] = {}
-        for route, listed in zip(self._upstreams.routes, await self._lists(), strict=True):
-            for model in _models_of(route, listed):
+    async def all(self) -> list[ListedModel]:
+        """Returns all models in the order in which patterns are tried, each name once."""
+        found: dict[str, ListedModel] = {}
+        for route, listed in zip(self._upstreams.routes, await self._fetch_lists(), strict=True):
+            for model in _route_models(route, listed):
                 if self._upstreams.route(model.name) is route:
                     found.setdefault(model.name, model)
         return list(found.values())
 
-    async def get(self, name: str) -> Model:
+    async def get(self, name: str) -> ListedModel:
         """Raises ModelNotFound, also for a name that a pattern matches if its upstream lists others only."""
         route = self._upstreams.route(name)
-        lists = await self._lists()
+        lists = await self._fetch_lists()
         listed = lists[self._upstreams.routes.index(route)]
-        known = {model.name: model for model in _models_of(route, listed)}
+        known = {model.name: model for model in _route_models(route, listed)}
         if name in known:
             return known[name]
         if listed:
             raise errors.ModelNotFound(f"The model '{name[:200]}' does not exist")
-        return Model(name=name)
+        return ListedModel(name=name)
 
-    async def _lists(self) -> list[list[Model]]:
+    async def _fetch_lists(self) -> list[list[ListedModel]]:
         async with self._asking:
-            if time.monotonic() - self._asked_at > FRESH_SECONDS:
-                self._listed = list(await asyncio.gather(*map(_listed, self._upstreams.routes)))
+            if time.monotonic() - self._asked_at > LIST_FRESH_SECONDS:
+                self._listed = list(await asyncio.gather(*map(_fetch_models, self._upstreams.routes)))
                 self._asked_at = time.monotonic()
         return self._listed
 
 
-async def _listed(route: Route) -> list[Model]:
-    """What an upstream says it has."""
+async def _fetch_models(route: ModelRoute) -> list[ListedModel]:
+    """Returns the models that an upstream lists."""
     if route.renamed or not any(_is_pattern(pattern) for pattern in route.patterns):
         return []
     try:
-        return models_in(await route.upstream.models())
+        return parse_models(await route.upstream.models())
     except errors.UpstreamFailed:
         return []
 
 
-def models_in(body: Item) -> list[Model]:
-    """The models in the answer of an upstream, as far as they make sense."""
+def parse_models(body: Item) -> list[ListedModel]:
+    """Parses the models in an upstream's answer, as far as they are valid."""
     data = body.get("data")
-    return [_model(each) for each in (data if isinstance(data, list) else [])[:MAX_MODELS] if _has_name(each)]
+    return [
+        _parse_model(each) for each in (data if isinstance(data, list) else [])[:MAX_LISTED_MODELS] if _has_name(each)
+    ]
 
 
-def _models_of(route: Route, listed: Sequence[Model]) -> list[Model]:
+def _route_models(route: ModelRoute, listed: Sequence[ListedModel]) -> list[ListedModel]:
     known = {model.name: model for model in listed}
     found = []
     for pattern in route.patterns:
         if _is_pattern(pattern):
             found += [model for model in listed if fnmatch.fnmatchcase(model.name, pattern)]
         else:
-            found.append(known.get(pattern, Model(name=pattern, owner="cloche" if pattern == ECHO else "upstream")))
+            found.append(
+                known.get(pattern, ListedModel(name=pattern, owner="cloche" if pattern == ECHO_MODEL else "upstream"))
+            )
     return found
 
 
@@ -170,12 +174,12 @@ def _is_pattern(name: str) -> bool:
 
 
 def _has_name(model: Any) -> bool:
-    return isinstance(model, dict) and isinstance(model.get("id"), str) and 0 < len(model["id"]) <= MAX_NAME
+    return isinstance(model, dict) and isinstance(model.get("id"), str) and 0 < len(model["id"]) <= MAX_MODEL_NAME
 
 
-def _model(model: Item) -> Model:
+def _parse_model(model: Item) -> ListedModel:
     created, owner = model.get("created"), model.get("owned_by")
-    return Model(
+    return ListedModel(
         name=model["id"],
         created=created if isinstance(created, int) and 0 <= created < 1 << 40 else 0,
         owner=owner[:200] if isinstance(owner, str) and owner else "upstream",

@@ -1,4 +1,4 @@
-"""An upstream that speaks Chat Completions: `POST {base_url}/chat/completions`. Most servers of models do."""
+"""An upstream with the Chat Completions API, as most model servers: `POST {base_url}/chat/completions`."""
 
 from __future__ import annotations
 
@@ -13,141 +13,142 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from cloche import errors
-from cloche.config.sections import Upstream as Settings
-from cloche.gateway.events import CallIds, Happening
-from cloche.gateway.items import PYTHON, Item, code_of
-from cloche.gateway.upstream import Call
-from cloche.gateway.upstream.chat_stream import ChatAnswer
+from cloche.config.sections import UpstreamConfig as Settings
+from cloche.gateway.events import CallIds, TurnEvent
+from cloche.gateway.items import PYTHON_FUNCTION, Item, extract_code
+from cloche.gateway.upstream import ModelCall
+from cloche.gateway.upstream.chat_stream import ChatStreamParser
 from cloche.gateway.upstream.http import (
     END_SECONDS,
     USAGE_SECONDS,
-    Answer,
-    Recent,
+    AnswerDeadline,
+    RecentModels,
+    UpstreamResponse,
     UpstreamServer,
-    Waiting,
-    answer_seconds,
-    json_object,
+    max_answer_seconds,
+    parse_json_object,
 )
 from cloche.model import Struct
 
-# A transcript as the messages of Chat Completions. Pure.
+# Converts a transcript to the messages of Chat Completions. Pure.
 #
-# message                     a message of that role; `developer` is `system`, which every server knows
-# function_call               in `tool_calls` of the assistant's message
-# function_call_output        a message of the role `tool`, right behind the calls, wherever it was in the transcript;
-# its pictures follow in one of the user's, since a tool's can hold text only
-# custom_tool_call, .._output the same: a custom tool is a function with one argument, `input`
-# reasoning                   `reasoning_content` of a message with calls, in the turn that is not over: some models
-# (DeepSeek's) refuse to go on without. What is older, or sealed, is left out
-# all others                  left out: Chat has no words for them
+#     message                     a message of that role; `developer` is `system`, which every server knows
+#     function_call               in `tool_calls` of the assistant's message
+#     function_call_output        a message of the role `tool`, right behind the calls, wherever it was in the
+#                                 transcript; its pictures follow in a user message: tool messages hold text only
+#     custom_tool_call, .._output the same: a custom tool is a function with one argument, `input`
+#     reasoning                   `reasoning_content` of a message with calls, in the turn that is not over: some
+#                                 models (DeepSeek's) refuse to go on without. Older or encrypted: left out
+#     all others                  left out: Chat has no equivalent
 #
-# Servers differ in what they forgive, so nothing is sent that needs it: each call has an id of its own and exactly
-# one
-# output, arguments are a JSON object, texts are strings and not lists of parts.
+# Servers differ in strictness, so the messages are always strict: each call has an id of its own and exactly
+# one output, arguments are a JSON object, texts are strings and not lists of parts.
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 NO_OUTPUT = "(no output)"
-PDF = "data:application/pdf;"
+PDF_DATA_PREFIX = "data:application/pdf;"
 
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _ROLES = {"developer": "system", "system": "system", "assistant": "assistant"}
 
 
-def messages(items: Iterable[Item], instructions: str | None = None, *, vision: bool = True) -> list[Message]:
-    """The messages. `vision` is whether the model sees pictures; where not, a word stands for them."""
+def build_chat_messages(
+    items: Iterable[Item], instructions: str | None = None, *, vision: bool = True
+) -> list[ChatMessage]:
+    """Returns the messages. `vision`: the model sees pictures; without it, a placeholder replaces them."""
     listed = [{"type": "message", "role": "system", "content": instructions}] if instructions else []
     listed += items
-    return _Conversation(listed, vision=vision).messages()
+    return _ChatMessageBuilder(listed, vision=vision).messages()
 
 
-class _Conversation:
+class _ChatMessageBuilder:
     def __init__(self, items: list[Item], *, vision: bool):
         self._items = items
         self._vision = vision
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
         self._said: list[str] = []  # by the assistant, in the message that is being put together
         self._thought: list[str] = []
         self._calls: list[Item] = []
-        self._outputs = _outputs(items)
+        self._outputs = _index_outputs(items)
         self._ids = CallIds()
-        self._last_user = max((at for at, item in enumerate(items) if _role(item) == "user"), default=-1)
+        self._last_user = max((at for at, item in enumerate(items) if _chat_role(item) == "user"), default=-1)
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[ChatMessage]:
         for at, item in enumerate(self._items):
-            self._take(item, this_turn=at > self._last_user)
-        self._end_assistant()
-        self._add_orphans()
-        return [_joined(message) for message in self._messages]
+            self._take_item(item, this_turn=at > self._last_user)
+        self._flush_assistant()
+        self._add_orphan_outputs()
+        return [_join_system_texts(message) for message in self._messages]
 
-    def _take(self, item: Item, *, this_turn: bool) -> None:
-        kind, role = item.get("type", "message"), _role(item)
+    def _take_item(self, item: Item, *, this_turn: bool) -> None:
+        kind, role = item.get("type", "message"), _chat_role(item)
         if kind in _CALLS:
             self._calls.append(item)
         elif kind == "reasoning" and this_turn:
-            self._thought.append(_text_of_parts(item.get("content")))
+            self._thought.append(_join_part_texts(item.get("content")))
         elif role == "assistant":
             self._said.append(_assistant_text(item.get("content")))
         elif kind in _OUTPUTS:
-            self._end_assistant()
+            self._flush_assistant()
         elif role is not None:
-            self._end_assistant()
-            self._add(role, _content(item.get("content"), vision=self._vision))
+            self._flush_assistant()
+            self._add_message(role, _convert_content(item.get("content"), vision=self._vision))
 
-    def _add(self, role: str, content: str | list[Item]) -> None:
-        """Adds a message. Of those of the system, one after another, the texts are collected in one."""
+    def _add_message(self, role: str, content: str | list[Item]) -> None:
+        """Adds a message. The texts of consecutive system messages are collected in one."""
         last = self._messages[-1] if self._messages else {}
         if not content:
             return
         if role != "system":
             self._messages.append({"role": role, "content": content})
         elif last.get("role") == "system":
-            last["content"].append(_plain(content))
+            last["content"].append(_join_texts(content))
         else:
-            self._messages.append({"role": role, "content": [_plain(content)]})
+            self._messages.append({"role": role, "content": [_join_texts(content)]})
 
-    def _end_assistant(self) -> None:
+    def _flush_assistant(self) -> None:
         """Adds the assistant's message and, if it calls tools, the outputs: they must follow at once."""
         said, thought, calls = self._said, self._thought, self._calls
         self._said, self._thought, self._calls = [], [], []
         text = "\n\n".join(each for each in said if each)
         if not text and not calls:
             return
-        message: Message = {"role": "assistant", "content": text or None}
+        message: ChatMessage = {"role": "assistant", "content": text or None}
         if calls and any(thought):
             message["reasoning_content"] = "\n\n".join(each for each in thought if each)
         self._messages.append(message)
         if calls:
             self._add_calls(message, calls)
 
-    def _add_calls(self, message: Message, calls: list[Item]) -> None:
+    def _add_calls(self, message: ChatMessage, calls: list[Item]) -> None:
         message["tool_calls"] = []
         pictures: list[Item] = []
         for call in calls:
             given = str(call.get("call_id") or "")
-            id = self._ids.unique(given)
-            message["tool_calls"].append({"id": id, "type": "function", "function": _function(call)})
+            id = self._ids.make_unique(given)
+            message["tool_calls"].append({"id": id, "type": "function", "function": _build_function(call)})
             output = self._outputs[given].popleft() if self._outputs[given] else NO_OUTPUT
             self._messages.append({"role": "tool", "tool_call_id": id, "content": _output_text(output) or NO_OUTPUT})
-            pictures += _pictures(output, vision=self._vision)
+            pictures += _output_images(output, vision=self._vision)
         if pictures:
             note = {"type": "text", "text": "The pictures that the tool has shown:"}
             self._messages.append({"role": "user", "content": [note, *pictures]})
 
-    def _add_orphans(self) -> None:
-        """Outputs of calls that are not in the transcript: nobody else could be told of them."""
+    def _add_orphan_outputs(self) -> None:
+        """Adds outputs of calls that are not in the transcript, as messages of the user."""
         for waiting in self._outputs.values():
             for output in waiting:
                 self._messages.append({"role": "user", "content": f"[Output of a tool]\n{_output_text(output)}"})
 
 
-def _joined(message: Message) -> Message:
+def _join_system_texts(message: ChatMessage) -> ChatMessage:
     return {**message, "content": "\n\n".join(message["content"])} if message["role"] == "system" else message
 
 
-def _outputs(items: Iterable[Item]) -> defaultdict[str, deque[Any]]:
-    """By the call's id, in their order: of calls with the same id, the first has the first output."""
+def _index_outputs(items: Iterable[Item]) -> defaultdict[str, deque[Any]]:
+    """Indexes outputs by call id, in order: of calls with the same id, the first gets the first output."""
     found: defaultdict[str, deque[Any]] = defaultdict(deque)
     for item in items:
         if item.get("type") in _OUTPUTS:
@@ -155,155 +156,158 @@ def _outputs(items: Iterable[Item]) -> defaultdict[str, deque[Any]]:
     return found
 
 
-def _role(item: Item) -> str | None:
-    """The role of a message; None of what is none."""
+def _chat_role(item: Item) -> str | None:
+    """Returns the role of a message; None for other items."""
     if item.get("type", "message") != "message":
         return None
     return _ROLES.get(str(item.get("role")), "user")
 
 
-def _function(call: Item) -> Item:
+def _build_function(call: Item) -> Item:
     name = str(call.get("name") or "unknown")
     if call["type"] == "custom_tool_call":
         return {"name": name, "arguments": json.dumps({"input": str(call.get("input") or "")})}
-    return {"name": name, "arguments": _object(name, str(call.get("arguments") or ""))}
+    return {"name": name, "arguments": _ensure_json_object(name, str(call.get("arguments") or ""))}
 
 
-def _object(name: str, arguments: str) -> str:
-    """The arguments, made a JSON object where a model had sent none: templates of many servers parse them."""
+def _ensure_json_object(name: str, arguments: str) -> str:
+    """Returns the arguments as a JSON object, converting others: templates of many servers parse them."""
     try:
         if isinstance(json.loads(arguments or "{}"), dict):
             return arguments or "{}"
     except (ValueError, RecursionError):
         pass
-    if name.startswith(PYTHON):
-        return json.dumps({"code": code_of(arguments)})
+    if name.startswith(PYTHON_FUNCTION):
+        return json.dumps({"code": extract_code(arguments)})
     return json.dumps({"arguments": arguments})
 
 
 # -- content
 
 
-def _content(content: Any, *, vision: bool) -> str | list[Item]:
-    """A string where there is text only."""
+def _convert_content(content: Any, *, vision: bool) -> str | list[Item]:
+    """Converts content to a string if there is text only, else to parts."""
     if isinstance(content, str):
         return content
-    parts = [_part(part, vision=vision) for part in content or () if isinstance(part, dict)]
-    return _plain(parts) if all(part["type"] == "text" for part in parts) else parts
+    parts = [_convert_part(part, vision=vision) for part in content or () if isinstance(part, dict)]
+    return _join_texts(parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-def _part(part: Item, *, vision: bool) -> Item:
+def _convert_part(part: Item, *, vision: bool) -> Item:
     match part.get("type"):
         case "input_image":
-            return _image(part) if vision and part.get("image_url") else _note("image", part)
-        case "input_file" if vision and str(part.get("file_data")).startswith(PDF):
-            return {"type": "file", "file": {"filename": _name(part), "file_data": part["file_data"]}}
+            return _convert_image(part) if vision and part.get("image_url") else _placeholder_text("image", part)
+        case "input_file" if vision and str(part.get("file_data")).startswith(PDF_DATA_PREFIX):
+            return {"type": "file", "file": {"filename": _file_name(part), "file_data": part["file_data"]}}
         case "input_file":
-            return _note("file", part)
+            return _placeholder_text("file", part)
         case "input_audio" if isinstance(part.get("input_audio"), dict):
             return {"type": "input_audio", "input_audio": part["input_audio"]}
         case _:
             return {"type": "text", "text": str(part.get("text") or part.get("refusal") or "")}
 
 
-def _image(part: Item) -> Item:
+def _convert_image(part: Item) -> Item:
     shown = {"url": part["image_url"]}
     if part.get("detail") in ("low", "high"):
         shown["detail"] = part["detail"]
     return {"type": "image_url", "image_url": shown}
 
 
-def _note(what: str, part: Item) -> Item:
+def _placeholder_text(what: str, part: Item) -> Item:
     named = part.get("filename") or part.get("file_id") or part.get("file_url") or ""
     return {"type": "text", "text": f"[{what} {named}]" if named else f"[{what}]"}
 
 
-def _name(part: Item) -> str:
+def _file_name(part: Item) -> str:
     return str(part.get("filename") or "file.pdf")
 
 
-def _plain(content: str | list[Item]) -> str:
+def _join_texts(content: str | list[Item]) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(str(part.get("text", f"[{part['type']}]")) for part in content)
 
 
 def _assistant_text(content: Any) -> str:
-    return _plain(_content(content, vision=False))
+    return _join_texts(_convert_content(content, vision=False))
 
 
-def _text_of_parts(content: Any) -> str:
+def _join_part_texts(content: Any) -> str:
     parts = content if isinstance(content, list) else []
     return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
 def _output_text(output: Any) -> str:
     if isinstance(output, list):
-        return _plain([_part(part, vision=False) for part in output if isinstance(part, dict)])
+        return _join_texts([_convert_part(part, vision=False) for part in output if isinstance(part, dict)])
     return output if isinstance(output, str) else json.dumps(output)
 
 
-def _pictures(output: Any, *, vision: bool) -> list[Item]:
+def _output_images(output: Any, *, vision: bool) -> list[Item]:
     if not (vision and isinstance(output, list)):
         return []
     parts = [part for part in output if isinstance(part, dict) and part.get("type") == "input_image"]
-    return [_image(part) for part in parts if part.get("image_url")]
+    return [_convert_image(part) for part in parts if part.get("image_url")]
 
 
-# Whether an upstream refuses a field as such. Another way to ask helps then, and not if a value is what is wrong.
+# Detects that an upstream does not know a field.
+#
+# Another request style helps then, but not for a bad value.
 
-_AS_SUCH = re.compile(
+_UNKNOWN_FIELD = re.compile(
     r"unsupported|not support|n't support|unrecogni[sz]ed|unknown|unexpected|extra[ _](?:forbidden|inputs|fields)"
     r"|not permitted|additional propert|no such (?:parameter|field|argument)",
     re.IGNORECASE,
 )
 
 
-def refuses(error: errors.UpstreamFailed, field: str) -> bool:
-    """Whether the error says that there is no such field. If it names what it is about, that must be this field."""
-    if error.status not in (400, 422) or not _AS_SUCH.search(f"{error.reason} {error.kind} {error}"):
+def refuses_field(error: errors.UpstreamFailed, field: str) -> bool:
+    """Whether the error reports an unknown field. If the error names a parameter, that must be this field."""
+    if error.status not in (400, 422) or not _UNKNOWN_FIELD.search(f"{error.reason} {error.kind} {error}"):
         return False
     return field in re.split(r"\W+", error.param or str(error))
 
 
-# What the models of an upstream do not put up with, learned from what they refuse.
+# Request styles of an upstream's models: the fields that each one accepts, learned from its refusals.
 
-LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
-USAGE = "stream_options"
+TOKEN_LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
+USAGE_FIELD = "stream_options"
 
 
-class Habit(Struct):
-    """How one model is asked. `limit_name` is what it calls the most tokens that it may write."""
+class ChatRequestStyle(Struct):
+    """The request style of one model. `limit_name` is its field for the maximum of output tokens."""
 
     limit_name: str
     usage_in_stream: bool = True
 
 
-class Habits:
-    """Of one upstream's models.
+class ChatRequestStyles:
+    """The request styles of one upstream's models.
 
-    OpenAI's newer models refuse `max_tokens`; many other servers do not know `max_completion_tokens`, nor all of them
-    `stream_options`. Which it is cannot be asked, but a refusal names the field. What one client's request teaches
-    holds for all of them, so it counts only after the model has answered when it was asked so.
+    OpenAI's newer models refuse `max_tokens`; many other servers do not know `max_completion_tokens`, nor all of
+    them `stream_options`. There is no way to query that, but a refusal names the field. A style learned from one
+    client's request holds for all clients, so it counts only after the model has answered a request in that
+    style.
     """
 
     def __init__(self, base_url: str):
-        self._default = Habit(limit_name=LIMIT_NAMES[_is_openai(base_url)])
-        self._known: Recent[Habit] = Recent()
+        self._default = ChatRequestStyle(limit_name=TOKEN_LIMIT_FIELDS[_is_openai(base_url)])
+        self._known: RecentModels[ChatRequestStyle] = RecentModels()
 
-    def of(self, model: str) -> Habit:
+    def of(self, model: str) -> ChatRequestStyle:
         return self._known.of(model) or self._default
 
-    def other(self, habit: Habit, error: errors.UpstreamFailed) -> Habit | None:
-        """Another way to ask, if the error hints at one. It ends: no way comes twice."""
-        if habit.usage_in_stream and refuses(error, USAGE):
+    def find_alternative(self, habit: ChatRequestStyle, error: errors.UpstreamFailed) -> ChatRequestStyle | None:
+        """Returns another style if the error hints at one. It terminates: no style comes twice."""
+        if habit.usage_in_stream and refuses_field(error, USAGE_FIELD):
             return replace(habit, usage_in_stream=False)
-        if habit.limit_name == self._default.limit_name and refuses(error, habit.limit_name):
-            return replace(habit, limit_name=LIMIT_NAMES[1 - LIMIT_NAMES.index(habit.limit_name)])
+        if habit.limit_name == self._default.limit_name and refuses_field(error, habit.limit_name):
+            return replace(habit, limit_name=TOKEN_LIMIT_FIELDS[1 - TOKEN_LIMIT_FIELDS.index(habit.limit_name)])
         return None
 
-    def answered(self, model: str, habit: Habit) -> None:
-        """The model puts up with this."""
+    def answered(self, model: str, habit: ChatRequestStyle) -> None:
+        """Records that the model accepts this style."""
         if habit != self.of(model):
             self._known.keep(model, habit)
 
@@ -313,16 +317,16 @@ def _is_openai(base_url: str) -> bool:
     return host == "api.openai.com" or host.endswith((".openai.com", ".openai.azure.com"))
 
 
-# What a Chat Completions upstream is asked, as JSON. Pure.
+# Builds the JSON body of a Chat Completions request. Pure.
 
-Body = dict[str, Any]
+ChatBody = dict[str, Any]
 
-SAME_NAME = (
+SHARED_OPTIONS = (
     "temperature top_p service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options user"
 ).split()
 """What both APIs call the same. `metadata` is not among them: it is the client's own, and nobody else's business."""
 
-CUSTOM_PARAMETERS: Item = {
+CUSTOM_TOOL_PARAMETERS: Item = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The input of this tool, as it is."}},
     "required": ["input"],
@@ -332,13 +336,17 @@ CUSTOM_PARAMETERS: Item = {
 _NOT_FROM_CLIENTS = frozenset({"model", "messages", "stream", "stream_options", "tools", "tool_choice", "n", "store"})
 
 
-def body_of(call: Call, habit: Habit, *, model: str, vision: bool, stream: bool) -> Body:
-    """Raises UpstreamFailed (400) for tools and options that Chat has no words for."""
+def build_chat_body(call: ModelCall, habit: ChatRequestStyle, *, model: str, vision: bool, stream: bool) -> ChatBody:
+    """Returns the body. Raises UpstreamFailed (400) for tools and options without an equivalent in Chat."""
     options = call.options
-    body: Body = {name: value for name, value in _only_chat(options).items() if name not in _NOT_FROM_CLIENTS}
-    body |= {name: options[name] for name in SAME_NAME if options.get(name) is not None}
-    body |= {"model": model, "messages": messages(call.items, call.instructions, vision=vision)}
-    body |= _tools(call) | _text(options) | _reasoning(options) | _logprobs(options)
+    body: ChatBody = {
+        name: value for name, value in _chat_only_options(options).items() if name not in _NOT_FROM_CLIENTS
+    }
+    body |= {name: options[name] for name in SHARED_OPTIONS if options.get(name) is not None}
+    body |= {"model": model, "messages": build_chat_messages(call.items, call.instructions, vision=vision)}
+    body |= (
+        _convert_tools(call) | _convert_text_options(options) | _convert_reasoning(options) | _convert_logprobs(options)
+    )
     if call.max_output_tokens is not None:
         body[habit.limit_name] = call.max_output_tokens
     if stream:
@@ -346,21 +354,21 @@ def body_of(call: Call, habit: Habit, *, model: str, vision: bool, stream: bool)
         if habit.usage_in_stream:
             body["stream_options"] = {"include_usage": True}
     if options.get("prompt") is not None:
-        raise _inexpressible("prompt", "a stored prompt: send its text as instructions")
+        raise _unsupported_error("prompt", "a stored prompt: send its text as instructions")
     return body
 
 
-def custom_tools(call: Call) -> frozenset[str]:
-    """The names of those functions that stand for custom tools."""
+def custom_tool_names(call: ModelCall) -> frozenset[str]:
+    """Returns the names of the functions that represent custom tools."""
     return frozenset(str(tool.get("name")) for tool in call.tools if tool.get("type") == "custom")
 
 
-def _only_chat(options: dict[str, Any]) -> Body:
+def _chat_only_options(options: dict[str, Any]) -> ChatBody:
     given = options.get("chat")
     return given if isinstance(given, dict) else {}
 
 
-def _tools(call: Call) -> Body:
+def _convert_tools(call: ModelCall) -> ChatBody:
     tools, choice = call.tools, call.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         # Few servers know such a choice; a tool that is not offered is not called anywhere.
@@ -369,44 +377,44 @@ def _tools(call: Call) -> Body:
         choice = choice.get("mode", "auto")
     if not tools:
         return {}
-    body: Body = {"tools": [_tool(tool) for tool in tools]}
+    body: ChatBody = {"tools": [_convert_tool(tool) for tool in tools]}
     if choice != "auto" and choice is not None:
-        body["tool_choice"] = _choice(choice)
+        body["tool_choice"] = _convert_choice(choice)
     if call.options.get("parallel_tool_calls") is not None:
         body["parallel_tool_calls"] = call.options["parallel_tool_calls"]
     return body
 
 
-def _tool(tool: Item) -> Item:
+def _convert_tool(tool: Item) -> Item:
     kind = tool.get("type")
     if kind == "custom":
-        return {"type": "function", "function": {**_described(tool), "parameters": CUSTOM_PARAMETERS}}
+        return {"type": "function", "function": {**_describe_tool(tool), "parameters": CUSTOM_TOOL_PARAMETERS}}
     if kind != "function":
-        raise _inexpressible("tools", f"tools of the type {str(kind)[:60]!r}")
-    function = {**_described(tool), "parameters": tool.get("parameters") or {"type": "object", "properties": {}}}
+        raise _unsupported_error("tools", f"tools of the type {str(kind)[:60]!r}")
+    function = {**_describe_tool(tool), "parameters": tool.get("parameters") or {"type": "object", "properties": {}}}
     if tool.get("strict"):
         function["strict"] = True
     return {"type": "function", "function": function}
 
 
-def _described(tool: Item) -> Item:
+def _describe_tool(tool: Item) -> Item:
     named = {"name": tool.get("name")}
     return {**named, "description": tool["description"]} if tool.get("description") else named
 
 
-def _choice(choice: Any) -> Any:
+def _convert_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         return {"type": "function", "function": {"name": choice.get("name")}}
-    raise _inexpressible("tool_choice", "this choice")
+    raise _unsupported_error("tool_choice", "this choice")
 
 
-def _text(options: dict[str, Any]) -> Body:
+def _convert_text_options(options: dict[str, Any]) -> ChatBody:
     text = options.get("text")
     if not isinstance(text, dict):
         return {}
-    body: Body = {}
+    body: ChatBody = {}
     if text.get("verbosity") is not None:
         body["verbosity"] = text["verbosity"]
     wanted = text.get("format")
@@ -418,20 +426,20 @@ def _text(options: dict[str, Any]) -> Body:
     return body
 
 
-def _reasoning(options: dict[str, Any]) -> Body:
+def _convert_reasoning(options: dict[str, Any]) -> ChatBody:
     reasoning = options.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else None
     return {"reasoning_effort": effort} if effort is not None else {}
 
 
-def _logprobs(options: dict[str, Any]) -> Body:
+def _convert_logprobs(options: dict[str, Any]) -> ChatBody:
     most, included = options.get("top_logprobs"), options.get("include") or ()
     if most:
         return {"logprobs": True, "top_logprobs": most}
     return {"logprobs": True} if "message.output_text.logprobs" in included else {}
 
 
-def _inexpressible(param: str, what: str) -> errors.UpstreamFailed:
+def _unsupported_error(param: str, what: str) -> errors.UpstreamFailed:
     return errors.UpstreamFailed(
         f"The upstream of this model speaks Chat Completions, which does not know {what}",
         status=400,
@@ -441,27 +449,27 @@ def _inexpressible(param: str, what: str) -> errors.UpstreamFailed:
     )
 
 
-PATH = "/chat/completions"
-DONE = b"[DONE]"
+CHAT_PATH = "/chat/completions"
+CHAT_DONE = b"[DONE]"
 
 
 class ChatUpstream:
-    """See `Upstream`."""
+    """Implements `ModelUpstream`."""
 
     def __init__(self, settings: Settings, server: UpstreamServer):
         self.vision = settings.vision
         self.server = server
         self.streams = settings.stream
         self._settings = settings
-        self._habits = Habits(settings.base_url)
+        self._habits = ChatRequestStyles(settings.base_url)
 
-    async def leg(self, call: Call) -> AsyncGenerator[Happening, None]:
+    async def call_model(self, call: ModelCall) -> AsyncGenerator[TurnEvent, None]:
         model = self._settings.model or call.model
         habit = self._habits.of(model)
         while True:
             silent = True
             try:
-                async with contextlib.aclosing(self._ask(call, model, habit)) as happenings:
+                async with contextlib.aclosing(self._request_once(call, model, habit)) as happenings:
                     async for happening in happenings:
                         if silent:
                             self._habits.answered(model, habit)
@@ -469,31 +477,35 @@ class ChatUpstream:
                         yield happening
                 return
             except errors.UpstreamFailed as error:
-                other = self._habits.other(habit, error) if silent else None
+                other = self._habits.find_alternative(habit, error) if silent else None
                 if other is None:
                     raise
                 habit = other
 
-    async def _ask(self, call: Call, model: str, habit: Habit) -> AsyncGenerator[Happening, None]:
-        body = body_of(call, habit, model=model, vision=self.vision, stream=self._settings.stream)
-        said = ChatAnswer(custom_tools(call), self.server.secret)
+    async def _request_once(
+        self, call: ModelCall, model: str, habit: ChatRequestStyle
+    ) -> AsyncGenerator[TurnEvent, None]:
+        body = build_chat_body(call, habit, model=model, vision=self.vision, stream=self._settings.stream)
+        said = ChatStreamParser(custom_tool_names(call), self.server.secret)
         async with (
-            self.server.post(PATH, body, call.request_id) as answer,
-            contextlib.aclosing(_happenings(answer, said, self.waiting())) as happenings,
+            self.server.post(CHAT_PATH, body, call.request_id) as answer,
+            contextlib.aclosing(_read_events(answer, said, self.waiting())) as happenings,
         ):
             async for happening in happenings:
                 yield happening
 
-    def waiting(self) -> Waiting:
-        """The time that one answer may take."""
-        return Waiting(answer_seconds(self._settings.timeout_seconds))
+    def waiting(self) -> AnswerDeadline:
+        """Returns the deadline of one answer."""
+        return AnswerDeadline(max_answer_seconds(self._settings.timeout_seconds))
 
-    def forward(self, body: dict[str, Any], request_id: str) -> contextlib.AbstractAsyncContextManager[Answer]:
-        """A client's own request, passed on as it is; the model may have another name there.
+    def forward_request(
+        self, body: dict[str, Any], request_id: str
+    ) -> contextlib.AbstractAsyncContextManager[UpstreamResponse]:
+        """Forwards a client's own request as it is; the model may have another name at the upstream.
 
         Raises UpstreamFailed, inside the block too.
         """
-        return self.server.post(PATH, {**body, "model": self._settings.model or body.get("model")}, request_id)
+        return self.server.post(CHAT_PATH, {**body, "model": self._settings.model or body.get("model")}, request_id)
 
     async def models(self) -> Item:
         return await self.server.models()
@@ -502,10 +514,12 @@ class ChatUpstream:
         await self.server.aclose()
 
 
-async def _happenings(answer: Answer, said: ChatAnswer, waiting: Waiting) -> AsyncGenerator[Happening, None]:
+async def _read_events(
+    answer: UpstreamResponse, said: ChatStreamParser, waiting: AnswerDeadline
+) -> AsyncGenerator[TurnEvent, None]:
     """Raises UpstreamFailed."""
     if answer.is_stream:
-        async with contextlib.aclosing(chunks(answer, waiting)) as coming:
+        async with contextlib.aclosing(read_chunks(answer, waiting)) as coming:
             async for chunk in coming:
                 for happening in said.feed(chunk):
                     yield happening
@@ -516,10 +530,12 @@ async def _happenings(answer: Answer, said: ChatAnswer, waiting: Waiting) -> Asy
         yield happening
 
 
-async def chunks(answer: Answer, waiting: Waiting, choices: int = 1) -> AsyncGenerator[Item, None]:
-    """The chunks of a stream, to its end: not all servers say so, or hang up. Raises UpstreamFailed.
+async def read_chunks(
+    answer: UpstreamResponse, waiting: AnswerDeadline, choices: int = 1
+) -> AsyncGenerator[Item, None]:
+    """Yields the chunks of a stream to its end, which not all servers mark. Raises UpstreamFailed.
 
-    Once so many choices have finished, what may follow is not waited for any longer than it takes.
+    Once `choices` choices have finished, it waits only briefly for chunks that may follow.
     """
     finished: set[int] = set()
     counted = False
@@ -533,17 +549,17 @@ async def chunks(answer: Answer, waiting: Waiting, choices: int = 1) -> AsyncGen
                 raise errors.UpstreamFailed("The upstream of this model broke off in the middle of its answer")
             if event is None:
                 return
-            if event.data.strip() == DONE:
+            if event.data.strip() == CHAT_DONE:
                 await waiting.last(events, END_SECONDS)  # the little that follows: its connection can be used again
                 return
-            chunk = json_object(event.data)
-            finished |= _finished(chunk)
+            chunk = parse_json_object(event.data)
+            finished |= _finished_choices(chunk)
             counted = counted or isinstance(chunk.get("usage"), dict)
             yield chunk
 
 
-def _finished(chunk: Item) -> set[int]:
-    """The numbers of the choices that end with it."""
+def _finished_choices(chunk: Item) -> set[int]:
+    """Returns the indexes of the choices that end with this chunk."""
     choices = chunk.get("choices")
     ended = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
     indexes = [each.get("index") for each in ended if each.get("finish_reason")]

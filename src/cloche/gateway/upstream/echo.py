@@ -1,7 +1,7 @@
-"""`cloche/echo`: a model that is none. It runs the fenced code of the user's message and answers with its output.
+"""The fake model `cloche/echo`: runs the fenced code of the user's message and answers with its output.
 
-Everything else is real (the call, the sandbox, the results, citations, streaming), so that a new user, a health check
-or a test can try all of it offline.
+Everything else is real (the call, the sandbox, the results, citations, streaming), so that a new user, a
+health check or a test can try all of it offline.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Iterator
 
-from cloche.gateway.events import Closed, Delta, Finished, Happening, Opened, Tokens
-from cloche.gateway.items import PYTHON, Item, new_item_id, output_text, text_of
-from cloche.gateway.upstream import Call
+from cloche.gateway.events import AnswerFinished, ItemClosed, ItemDelta, ItemOpened, TokenUsage, TurnEvent
+from cloche.gateway.items import PYTHON_FUNCTION, Item, message_text, new_item_id, output_text_part
+from cloche.gateway.upstream import ModelCall
 
-HINT = "This is cloche/echo. It runs the fenced code of your message: put Python between ```python and ```."
-PIECE = 24  # characters of one delta
+ECHO_HINT = "This is cloche/echo. It runs the fenced code of your message: put Python between ```python and ```."
+PIECE_CHARACTERS = 24  # characters of one delta
 
 _FENCE = "```"
 _LANGUAGES = frozenset({"", "python", "py", "python3"})  # what may stand behind the fence of code that runs
 
 
-class Echo:
+class EchoUpstream:
     vision = False
 
-    async def leg(self, call: Call) -> AsyncGenerator[Happening, None]:
-        asked, ran = _since_user(call.items)
-        fences = list(fenced(asked))
-        may_run = call.tool_choice != "none" and any(tool.get("name") == PYTHON for tool in call.tools)
+    async def call_model(self, call: ModelCall) -> AsyncGenerator[TurnEvent, None]:
+        asked, ran = _split_since_user(call.items)
+        fences = list(find_fenced_code(asked))
+        may_run = call.tool_choice != "none" and any(tool.get("name") == PYTHON_FUNCTION for tool in call.tools)
         if may_run and len(ran) < len(fences):
-            happenings = _code(fences[len(ran)])
+            happenings = _code_call_events(fences[len(ran)])
         else:
-            happenings = _text(_answer(asked, ran, has_code=bool(fences)))
+            happenings = _message_events(_compose_answer(asked, ran, has_code=bool(fences)))
         spent = 0
         for happening in happenings:
-            spent += isinstance(happening, Delta)
+            spent += isinstance(happening, ItemDelta)
             yield happening
-        yield Finished(tokens=Tokens(input=len(asked) // 4 + 1, output=spent), model=call.model)
+        yield AnswerFinished(tokens=TokenUsage(input=len(asked) // 4 + 1, output=spent), model=call.model)
 
     async def models(self) -> Item:
         return {}
@@ -44,8 +44,8 @@ class Echo:
         pass
 
 
-def fenced(text: str) -> Iterator[str]:
-    """The Python between fences. One pass over the lines, since a text can be all fences."""
+def find_fenced_code(text: str) -> Iterator[str]:
+    """Yields the Python between fences. One pass over the lines, since a text can be all fences."""
     language: str | None = None  # of the block that is open
     lines: list[str] = []
     for line in text.split("\n"):
@@ -61,13 +61,13 @@ def fenced(text: str) -> Iterator[str]:
             lines.append(line)
 
 
-def _since_user(items: list[Item]) -> tuple[str, list[str]]:
-    """The user's last message, and the outputs of what ran since."""
+def _split_since_user(items: list[Item]) -> tuple[str, list[str]]:
+    """Returns the user's last message, and the outputs of code that ran since."""
     asked = ""
     ran: list[str] = []
     for item in items:
         if item.get("type", "message") == "message" and item.get("role") == "user":
-            asked, ran = text_of(item) or asked, []
+            asked, ran = message_text(item) or asked, []
         elif item.get("type") == "function_call_output":
             ran.append(_output_text(item.get("output")))
     return asked, ran
@@ -80,31 +80,31 @@ def _output_text(output: object) -> str:
     return "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
-def _answer(asked: str, ran: list[str], *, has_code: bool) -> str:
+def _compose_answer(asked: str, ran: list[str], *, has_code: bool) -> str:
     if ran:
         return "\n".join(ran).strip() or "(no output)"
     if has_code:
         return "There is code in this message, and the request has no code_interpreter tool."
-    return f"{asked}\n\n{HINT}" if asked else HINT
+    return f"{asked}\n\n{ECHO_HINT}" if asked else ECHO_HINT
 
 
-def _code(code: str) -> Iterator[Happening]:
+def _code_call_events(code: str) -> Iterator[TurnEvent]:
     arguments = json.dumps({"code": code})
     item: Item = {
         "id": new_item_id("function_call"),
         "type": "function_call",
-        "name": PYTHON,
+        "name": PYTHON_FUNCTION,
         "call_id": new_item_id("call"),
         "arguments": "",
         "status": "in_progress",
     }
-    yield Opened(index=0, item=item)
-    for piece in _pieces(arguments):
-        yield Delta(index=0, kind="arguments", text=piece)
-    yield Closed(index=0, item={**item, "arguments": arguments, "status": "completed"})
+    yield ItemOpened(index=0, item=item)
+    for piece in _split_pieces(arguments):
+        yield ItemDelta(index=0, kind="arguments", text=piece)
+    yield ItemClosed(index=0, item={**item, "arguments": arguments, "status": "completed"})
 
 
-def _text(text: str) -> Iterator[Happening]:
+def _message_events(text: str) -> Iterator[TurnEvent]:
     item: Item = {
         "id": new_item_id("message"),
         "type": "message",
@@ -112,11 +112,11 @@ def _text(text: str) -> Iterator[Happening]:
         "status": "in_progress",
         "content": [],
     }
-    yield Opened(index=0, item=item)
-    for piece in _pieces(text):
-        yield Delta(index=0, kind="text", text=piece)
-    yield Closed(index=0, item={**item, "status": "completed", "content": [output_text(text)]})
+    yield ItemOpened(index=0, item=item)
+    for piece in _split_pieces(text):
+        yield ItemDelta(index=0, kind="text", text=piece)
+    yield ItemClosed(index=0, item={**item, "status": "completed", "content": [output_text_part(text)]})
 
 
-def _pieces(text: str) -> Iterator[str]:
-    return (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+def _split_pieces(text: str) -> Iterator[str]:
+    return (text[at : at + PIECE_CHARACTERS] for at in range(0, len(text), PIECE_CHARACTERS))

@@ -1,4 +1,4 @@
-"""An upstream's server, spoken to over HTTP: its key, its limits, and what its failures mean to our clients."""
+"""An upstream's server over HTTP: its key, its limits, and the translation of its failures for clients."""
 
 from __future__ import annotations
 
@@ -19,40 +19,42 @@ import httpx2
 import msgspec
 
 from cloche import errors
-from cloche.config.sections import Upstream as Settings
-from cloche.gateway.lean_http import LeanAnswer, LeanClient, Patience
-from cloche.gateway.upstream.sse import LONGEST_FIELD, ServerEvent, begins_stream, server_events
+from cloche.config.sections import UpstreamConfig as Settings
+from cloche.gateway.lean_http import HttpTimeouts, LeanAnswer, LeanClient
+from cloche.gateway.upstream.sse import LONGEST_FIELD_NAME, ServerEvent, begins_stream, read_server_events
 from cloche.model import MIB
 from cloche.telemetry import log
 
-# What may be said, and logged, of what an upstream says and of how it fails.
+# Makes an upstream's texts and errors safe to show and to log.
 
-LEAST_SECRET = 8  # characters of a header's value that may be a key
-MASK = "***"
-_BETWEEN = re.compile(r"[\s,;=]+")
+MIN_SECRET_LENGTH = 8  # characters of a header's value that may be a key
+SECRET_MASK = "***"
+_SEPARATORS = re.compile(r"[\s,;=]+")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
-def secrets_in(values: Iterable[str]) -> list[str]:
-    """What in values of headers may be secret: they themselves, and the words of those like `Bearer sk-..`."""
-    parts = (part for value in values for part in (value.strip(), *_BETWEEN.split(value)))
-    found = {part for part in parts if len(part) >= LEAST_SECRET}
+def find_secrets(values: Iterable[str]) -> list[str]:
+    """Returns possible secrets in header values: the values, and the words of those like `Bearer sk-..`."""
+    parts = (part for value in values for part in (value.strip(), *_SEPARATORS.split(value)))
+    found = {part for part in parts if len(part) >= MIN_SECRET_LENGTH}
     return sorted(found, key=len, reverse=True)  # a part of another must not leave the rest of it
 
 
-def concealed(text: str, secrets: list[str]) -> str:
-    """Without the secrets; nor the beginning of one at the end, where a text was cut."""
+def mask_secrets(text: str, secrets: list[str]) -> str:
+    """Masks the secrets, also the beginning of one at the end, where a text was cut."""
     for secret in secrets:
-        text = text.replace(secret, MASK)
+        text = text.replace(secret, SECRET_MASK)
     for secret in secrets:
-        for size in range(min(len(secret), len(text)), LEAST_SECRET - 1, -1):
+        for size in range(min(len(secret), len(text)), MIN_SECRET_LENGTH - 1, -1):
             if text.endswith(secret[:size]):
-                return text[:-size] + MASK
+                return text[:-size] + SECRET_MASK
     return text
 
 
-def cause_of(error: BaseException) -> str:
-    """The name of what an error comes from, such as ConnectionRefusedError. Nothing of its text: that may be anything.
+def root_cause_name(error: BaseException) -> str:
+    """Returns the name of the root cause, such as ConnectionRefusedError.
+
+    Its text is left out: it may be anything.
 
     Of several addresses that failed in several ways there is only an OSError, whose text has their numbers.
     """
@@ -66,18 +68,18 @@ def cause_of(error: BaseException) -> str:
     return type(error).__name__
 
 
-# How long an upstream's answer is waited for: in all, and after its last word.
+# Time limits of an upstream's answer: in all, and after its last word.
 
 T = TypeVar("T")
 
-LEAST_SECONDS = 3600.0
-TIMEOUTS = 6  # of a server that may be silent for long
+MIN_ANSWER_SECONDS = 3600.0
+ANSWER_TIMEOUTS = 6  # of a server that may be silent for long
 END_SECONDS = 0.2  # for the end of a stream in which all was said: then its connection can be used again
 USAGE_SECONDS = 2.0  # for what follows the last word, and need not come
 
 
-class Waiting:
-    """The time that one answer may take. Only waiting counts, not what is done with the events meanwhile.
+class AnswerDeadline:
+    """The time limit of one answer. Only waiting counts, not the processing of its events.
 
     A server that sends comments is never silent, so that the limit of silence does not end it.
     """
@@ -86,25 +88,25 @@ class Waiting:
         self._left = seconds
 
     async def next(self, events: AsyncIterator[ServerEvent]) -> ServerEvent | None:
-        """None at the end. Raises UpstreamFailed when the time is over, and what the events raise."""
+        """Returns the next event; None at the end. Raises UpstreamFailed on timeout, and the errors of the stream."""
         return await self.whole(anext(events, None))
 
     async def last(self, events: AsyncIterator[ServerEvent], seconds: float) -> ServerEvent | None:
-        """One more after the answer is whole. None if nothing comes in that time: also if something breaks."""
+        """Returns one more event after a complete answer. None if none comes in that time, or the stream breaks."""
         with contextlib.suppress(TimeoutError, errors.UpstreamFailed, httpx2.HTTPError):
-            return await self._counted(anext(events, None), min(seconds, self._left))
+            return await self._await_counted(anext(events, None), min(seconds, self._left))
         return None
 
     async def whole(self, work: Awaitable[T]) -> T:
-        """What `work` gives. Raises UpstreamFailed when the time is over, and what it raises."""
+        """Returns the result of `work`. Raises UpstreamFailed on timeout, and its errors."""
         try:
-            return await self._counted(work, self._left)
+            return await self._await_counted(work, self._left)
         except TimeoutError:
             raise errors.UpstreamFailed(
                 "The upstream of this model took too long to say all of its answer", status=504
             ) from None
 
-    async def _counted(self, work: Awaitable[T], seconds: float) -> T:
+    async def _await_counted(self, work: Awaitable[T], seconds: float) -> T:
         began = time.monotonic()
         try:
             async with asyncio.timeout(seconds):
@@ -113,30 +115,30 @@ class Waiting:
             self._left -= time.monotonic() - began
 
 
-def answer_seconds(timeout_seconds: float) -> float:
-    """For one answer of a server that may be silent for so long."""
-    return max(LEAST_SECONDS, TIMEOUTS * timeout_seconds)
+def max_answer_seconds(timeout_seconds: float) -> float:
+    """Returns the limit for one answer of a server that may be silent for so long."""
+    return max(MIN_ANSWER_SECONDS, ANSWER_TIMEOUTS * timeout_seconds)
 
 
-# JSON of upstreams that is nearly right: characters that were cut in half become U+FFFD, and the rest is kept.
+# Lenient JSON decoding for upstreams: characters cut in half become U+FFFD, and the rest is kept.
 
-_ESCAPES = re.compile(
+_SURROGATE_ESCAPES = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 
 
-def decoded(content: bytes) -> Any:
-    """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError for what is no JSON at all."""
+def decode_lenient(content: bytes) -> Any:
+    """Raises msgspec.DecodeError, UnicodeDecodeError or RecursionError if the content is no JSON at all."""
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(_mended(content))
+        return msgspec.json.decode(_replace_broken_characters(content))
 
 
-def _mended(content: bytes) -> bytes:
+def _replace_broken_characters(content: bytes) -> bytes:
     """The same with whole characters only: a model's server may cut its text between two bytes, or two halves."""
     text = content.decode("utf-8", "replace").encode()
-    return _ESCAPES.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], text)
+    return _SURROGATE_ESCAPES.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], text)
 
 
 CONNECT_SECONDS = 10.0
@@ -149,31 +151,33 @@ IDLE_SECONDS = 60.0
 MAX_WHOLE_BYTES = 64 * MIB  # of an answer that is not streamed
 MAX_ERROR_BYTES = 64 * 1024
 ERROR_SECONDS = 5.0  # for the body of an error
-LOOKS = 16  # pieces of an answer that may be blank before it is taken for a whole one
-MAX_MESSAGE = 500  # characters of what an upstream says that a client is shown
+MAX_SNIFFED_PIECES = 16  # pieces of an answer that may be blank before it is taken for a whole one
+MAX_MESSAGE_LENGTH = 500  # characters of what an upstream says that a client is shown
 
-OPERATORS = frozenset({401, 402, 403, 407})
+CREDENTIAL_STATUSES = frozenset({401, 402, 403, 407})
 """What an upstream answers to a key of ours that is wrong, or to an account that is empty: no client can mend it."""
 
-SAME = frozenset({400, 404, 408, 409, 413, 415, 422, 429, 502, 503, 504})
+PASSED_STATUSES = frozenset({400, 404, 408, 409, 413, 415, 422, 429, 502, 503, 504})
 """What means the same to our client. Every other status becomes 502."""
 
-CANNOT_RETRY = "a redirect, which is not followed: it could carry the key elsewhere; set base_url to the real address"
+REDIRECT_REASON = (
+    "a redirect, which is not followed: it could carry the key elsewhere; set base_url to the real address"
+)
 
 
 class UpstreamServer:
-    """One keep-alive pool of connections to one upstream. Whoever makes it closes it."""
+    """One keep-alive pool of connections to one upstream. Its creator closes it."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ):
-        """Raises InvalidConfig if a variable of the key or of a header is not set, or the URL or a header cannot be."""
-        self.secret = key_of(settings, environ)
-        headers = headers_of(settings, environ)
-        self._secrets = secrets_in([self.secret, *headers.values()])
+        """Raises InvalidConfig if a variable of the key or a header is not set, or the URL or a header is invalid."""
+        self.secret = resolve_api_key(settings, environ)
+        headers = resolve_headers(settings, environ)
+        self._secrets = find_secrets([self.secret, *headers.values()])
         try:
             settings = msgspec.structs.replace(settings, headers=headers)
             self._client = httpx2.AsyncClient(
                 base_url=settings.base_url.rstrip("/"),
-                headers=_headers(settings, self.secret),
+                headers=_request_headers(settings, self.secret),
                 timeout=httpx2.Timeout(
                     connect=CONNECT_SECONDS, read=settings.timeout_seconds, write=WRITE_SECONDS, pool=QUEUE_SECONDS
                 ),
@@ -186,15 +190,15 @@ class UpstreamServer:
             )
         except (httpx2.InvalidURL, ValueError) as error:
             raise errors.InvalidConfig(f"[[upstream]] of {settings.models[0]}: {error}") from None
-        self._lean = None if _behind_proxy(self._client.base_url) else self._lean_client(settings)
+        self._lean = None if _is_behind_proxy(self._client.base_url) else self._new_lean_client(settings)
 
-    def _lean_client(self, settings: Settings) -> LeanClient:
-        patience = Patience(
+    def _new_lean_client(self, settings: Settings) -> LeanClient:
+        patience = HttpTimeouts(
             connect=CONNECT_SECONDS, read=settings.timeout_seconds, write=WRITE_SECONDS, queue=QUEUE_SECONDS
         )
         return LeanClient(
             self._client.base_url,
-            _headers(settings, self.secret),
+            _request_headers(settings, self.secret),
             patience,
             connections=MAX_CONNECTIONS,
             idle=IDLE_CONNECTIONS,
@@ -202,8 +206,10 @@ class UpstreamServer:
         )
 
     @contextlib.asynccontextmanager
-    async def post(self, path: str, body: dict[str, Any], request_id: str = "") -> AsyncGenerator[Answer, None]:
-        """The upstream's answer to a JSON body; what it says is read inside the block. Leaving it early hangs up.
+    async def post(
+        self, path: str, body: dict[str, Any], request_id: str = ""
+    ) -> AsyncGenerator[UpstreamResponse, None]:
+        """Posts a JSON body and yields the response, which is read inside the block. Leaving early hangs up.
 
         Raises UpstreamFailed, inside the block too.
         """
@@ -211,15 +217,15 @@ class UpstreamServer:
         if request_id:
             headers["x-client-request-id"] = request_id
         content = msgspec.json.encode(body)
-        with _failures(self._client.base_url.host, self._secrets):
-            async with self._posted(path, content, headers) as response:
+        with _translate_failures(self._client.base_url.host, self._secrets):
+            async with self._open_post(path, content, headers) as response:
                 if response.status_code != 200:
-                    raise self._refused(response, await _beginning(response))
-                answer = Answer(response)
+                    raise self._refusal_error(response, await _read_error_body(response))
+                answer = UpstreamResponse(response)
                 await answer.look()
                 yield answer
 
-    def _posted(
+    def _open_post(
         self, path: str, content: bytes, headers: dict[str, str]
     ) -> contextlib.AbstractAsyncContextManager[httpx2.Response | LeanAnswer]:
         if self._lean is not None:
@@ -227,39 +233,39 @@ class UpstreamServer:
         return self._client.stream("POST", path, content=content, headers=headers)
 
     async def models(self) -> dict[str, Any]:
-        """What it answers to `GET /models`. Raises UpstreamFailed."""
-        with _failures(self._client.base_url.host, self._secrets):
+        """Returns the answer to `GET /models`. Raises UpstreamFailed."""
+        with _translate_failures(self._client.base_url.host, self._secrets):
             try:
                 async with self._client.stream("GET", "/models", timeout=LIST_SECONDS) as response:
                     if response.status_code != 200:
-                        raise self._refused(response, await _beginning(response))
-                    return await Answer(response).whole()
+                        raise self._refusal_error(response, await _read_error_body(response))
+                    return await UpstreamResponse(response).whole()
             except (UnicodeError, OverflowError) as error:  # of an address that cannot even be tried
                 raise httpx2.ConnectError(type(error).__name__) from error
 
-    def _refused(self, response: httpx2.Response | LeanAnswer, body: bytes) -> errors.UpstreamFailed:
+    def _refusal_error(self, response: httpx2.Response | LeanAnswer, body: bytes) -> errors.UpstreamFailed:
         status = response.status_code
         log.warning("upstream.refused", host=self._client.base_url.host, status=status)
-        if status in OPERATORS:
+        if status in CREDENTIAL_STATUSES:
             return errors.UpstreamFailed(
                 f"The upstream of this model answered {status}: it does not accept this server's credentials. An "
                 "operator must correct api_key in its [[upstream]]",
                 reason="upstream_credentials",
             )
         if status < 400:
-            return errors.UpstreamFailed(f"The upstream of this model answered {status}: {CANNOT_RETRY}")
-        return self._said(status, body, response.headers.get("retry-after"))
+            return errors.UpstreamFailed(f"The upstream of this model answered {status}: {REDIRECT_REASON}")
+        return self._error_from_body(status, body, response.headers.get("retry-after"))
 
-    def _said(self, status: int, body: bytes, retry_after: str | None) -> errors.UpstreamFailed:
-        said = error_in(body)
+    def _error_from_body(self, status: int, body: bytes, retry_after: str | None) -> errors.UpstreamFailed:
+        said = parse_error(body)
         if status == 404 and said is None:
             return errors.UpstreamFailed(
                 "The upstream of this model answered 404 Not Found: an operator must correct base_url in its "
                 "[[upstream]]"
             )
-        return failure_of(
+        return to_upstream_failure(
             {"message": body.decode("utf-8", "replace")} if said is None else said,
-            status=status if status in SAME else 502,
+            status=status if status in PASSED_STATUSES else 502,
             retry_after=retry_after,
             secret=self.secret,
         )
@@ -270,8 +276,8 @@ class UpstreamServer:
         await self._client.aclose()
 
 
-class Answer:
-    """A 200 of an upstream, before its body is read. `is_stream` holds after `look`."""
+class UpstreamResponse:
+    """A 200 of an upstream, before its body is read. `is_stream` is valid after `look`."""
 
     def __init__(self, response: httpx2.Response | LeanAnswer):
         self._pieces = response.aiter_bytes()
@@ -279,24 +285,24 @@ class Answer:
         self.is_stream = "text/event-stream" in response.headers.get("content-type", "").lower()
 
     async def look(self) -> None:
-        """Finds out whether it is a stream: some servers stream and call it something else, others answer whole."""
-        for _ in range(LOOKS):
-            if self.is_stream or len(self._begun.strip()) >= LONGEST_FIELD:
+        """Detects whether it is a stream: some servers stream under another content type, others answer whole."""
+        for _ in range(MAX_SNIFFED_PIECES):
+            if self.is_stream or len(self._begun.strip()) >= LONGEST_FIELD_NAME:
                 break
             self._begun += await anext(self._pieces, b"")
         self.is_stream = self.is_stream or begins_stream(self._begun)
 
     def events(self) -> AsyncGenerator[ServerEvent, None]:
-        return server_events(self._bytes())
+        return read_server_events(self._iter_bytes())
 
     async def whole(self) -> dict[str, Any]:
-        """The JSON object that it is."""
+        """Reads the body as a JSON object."""
         pieces = []
-        async for piece in _bounded(self._bytes(), MAX_WHOLE_BYTES):
+        async for piece in _limit_bytes(self._iter_bytes(), MAX_WHOLE_BYTES):
             pieces.append(piece)
-        return json_object(b"".join(pieces))
+        return parse_json_object(b"".join(pieces))
 
-    async def _bytes(self) -> AsyncGenerator[bytes, None]:
+    async def _iter_bytes(self) -> AsyncGenerator[bytes, None]:
         begun, self._begun = self._begun, b""
         if begun:
             yield begun
@@ -304,18 +310,20 @@ class Answer:
             yield piece
 
 
-def key_of(settings: Settings, environ: Mapping[str, str]) -> str:
+def resolve_api_key(settings: Settings, environ: Mapping[str, str]) -> str:
     """The upstream's key. Raises InvalidConfig if it should come from a variable that is not set."""
-    return _resolved(settings, "api_key", settings.api_key, environ)
+    return _resolve_value(settings, "api_key", settings.api_key, environ)
 
 
-def headers_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """The headers that it is sent with every request. Raises InvalidConfig, as `key_of` does."""
-    return {name: _resolved(settings, f"header {name}", value, environ) for name, value in settings.headers.items()}
+def resolve_headers(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the headers of every request. Raises InvalidConfig, as `resolve_api_key` does."""
+    return {
+        name: _resolve_value(settings, f"header {name}", value, environ) for name, value in settings.headers.items()
+    }
 
 
-def _resolved(settings: Settings, what: str, value: str, environ: Mapping[str, str]) -> str:
-    """The value itself, or that of the variable which it names. Raises InvalidConfig if there is none."""
+def _resolve_value(settings: Settings, what: str, value: str, environ: Mapping[str, str]) -> str:
+    """Returns the value, or that of the environment variable which it names. Raises InvalidConfig if unset."""
     if not value.startswith("env:"):
         return value.strip()
     name = value.removeprefix("env:")
@@ -326,10 +334,10 @@ def _resolved(settings: Settings, what: str, value: str, environ: Mapping[str, s
     return environ[name].strip()
 
 
-def json_object(content: bytes) -> dict[str, Any]:
-    """Raises UpstreamFailed unless it is one. Halves of characters in it are replaced."""
+def parse_json_object(content: bytes) -> dict[str, Any]:
+    """Parses a JSON object; broken characters in it are replaced. Raises UpstreamFailed for anything else."""
     try:
-        value = decoded(content)
+        value = decode_lenient(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise errors.UpstreamFailed("The upstream answered something that is no JSON") from None
     if not isinstance(value, dict):
@@ -337,8 +345,8 @@ def json_object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def error_in(content: bytes) -> dict[str, Any] | None:
-    """The error that a body tells of, in OpenAI's shape or one like it."""
+def parse_error(content: bytes) -> dict[str, Any] | None:
+    """Returns the error object of a body, in OpenAI's shape or one like it."""
     try:
         value = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -353,37 +361,40 @@ def error_in(content: bytes) -> dict[str, Any] | None:
     return error if isinstance(error, dict) and "message" in error else None
 
 
-def failure_of(
+def to_upstream_failure(
     said: Mapping[str, Any], *, status: int = 502, retry_after: str | None = None, secret: str = ""
 ) -> errors.UpstreamFailed:
-    """The failure that an upstream's error object tells of. `secret` is cut out of its words."""
-    message = _words(_flat(said.get("message")), MAX_MESSAGE, secret) or f"status {status}, without a word"
-    kind = _words(said.get("type"), 100, secret)
+    """Converts an upstream's error object. `secret` is removed from its texts."""
+    message = (
+        _clean_text(_flatten_message(said.get("message")), MAX_MESSAGE_LENGTH, secret)
+        or f"status {status}, without a word"
+    )
+    kind = _clean_text(said.get("type"), 100, secret)
     if not kind:
         kind = "server_error" if status >= 500 else "invalid_request_error"
     return errors.UpstreamFailed(
         f"The upstream of this model failed: {message}",
         status=status,
         kind=kind,
-        reason=_words(said.get("code"), 100, secret),
-        param=_words(said.get("param"), 200, secret),
+        reason=_clean_text(said.get("code"), 100, secret),
+        param=_clean_text(said.get("param"), 200, secret),
         retry_after=retry_after if retry_after and len(retry_after) < 50 else None,
     )
 
 
-def _flat(message: Any) -> Any:
-    """Some servers put a list of what is wrong in its place."""
+def _flatten_message(message: Any) -> Any:
+    """Encodes a message that is no string: some servers send a list of problems."""
     return json.dumps(message) if message and isinstance(message, (dict, list)) else message
 
 
-def _words(value: Any, most: int, secret: str) -> str | None:
+def _clean_text(value: Any, most: int, secret: str) -> str | None:
     if value is None or isinstance(value, (dict, list)):
         return None
     text = str(value).strip()
     return (text.replace(secret, "***") if secret else text)[:most] or None
 
 
-def _headers(settings: Settings, key: str) -> dict[str, str]:
+def _request_headers(settings: Settings, key: str) -> dict[str, str]:
     # An answer that is compressed would come in blocks, not word by word.
     ours = {"user-agent": f"cloche/{version('cloche')}", "accept-encoding": "identity"}
     if key:
@@ -395,8 +406,8 @@ def _headers(settings: Settings, key: str) -> dict[str, str]:
     return {**ours, **given}
 
 
-async def _beginning(response: httpx2.Response | LeanAnswer) -> bytes:
-    """What comes of an error's body, soon and whole or not: its status says enough."""
+async def _read_error_body(response: httpx2.Response | LeanAnswer) -> bytes:
+    """Reads the beginning of an error's body, soon, complete or not: its status is enough."""
     pieces, size = [], 0
     with contextlib.suppress(TimeoutError, httpx2.HTTPError):
         async with asyncio.timeout(ERROR_SECONDS):
@@ -408,7 +419,7 @@ async def _beginning(response: httpx2.Response | LeanAnswer) -> bytes:
     return b"".join(pieces)[:MAX_ERROR_BYTES]
 
 
-async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+async def _limit_bytes(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
     size = 0
     async for piece in pieces:
         size += len(piece)
@@ -417,36 +428,36 @@ async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[byt
         yield piece
 
 
-def _behind_proxy(url: httpx2.URL) -> bool:
-    """Whether the environment says that this server is reached through a proxy."""
+def _is_behind_proxy(url: httpx2.URL) -> bool:
+    """Whether the environment sets a proxy for this server."""
     proxies = getproxies_environment()
     return bool(proxies.get(url.scheme) or proxies.get("all")) and not proxy_bypass(url.host)
 
 
 @contextlib.contextmanager
-def _failures(host: str, secrets: list[str]) -> Iterator[None]:
-    """Says what a broken connection means. What an upstream says is told without our secrets."""
+def _translate_failures(host: str, secrets: list[str]) -> Iterator[None]:
+    """Translates connection errors to UpstreamFailed, and removes our secrets from an upstream's texts."""
     try:
         yield
     except errors.UpstreamFailed as error:
-        _conceal(error, secrets)
+        _conceal_secrets(error, secrets)
         raise
     except httpx2.HTTPError as error:
-        log.warning("upstream.failed", host=host, error=type(error).__name__, cause=cause_of(error))
-        status, what = next(meaning for kind, meaning in _MEANINGS.items() if isinstance(error, kind))
+        log.warning("upstream.failed", host=host, error=type(error).__name__, cause=root_cause_name(error))
+        status, what = next(meaning for kind, meaning in _FAILURE_MEANINGS.items() if isinstance(error, kind))
         if isinstance(error, httpx2.DecodingError):
             what = f"{what}: {str(error)[:100]}"
         raise errors.UpstreamFailed(f"The upstream of this model {what}", status=status) from None
 
 
-def _conceal(error: errors.UpstreamFailed, secrets: list[str]) -> None:
-    error.args = tuple(concealed(str(each), secrets) for each in error.args)
-    error.kind = concealed(error.kind, secrets)
-    error.reason = error.reason and concealed(error.reason, secrets)
-    error.param = error.param and concealed(error.param, secrets)
+def _conceal_secrets(error: errors.UpstreamFailed, secrets: list[str]) -> None:
+    error.args = tuple(mask_secrets(str(each), secrets) for each in error.args)
+    error.kind = mask_secrets(error.kind, secrets)
+    error.reason = error.reason and mask_secrets(error.reason, secrets)
+    error.param = error.param and mask_secrets(error.param, secrets)
 
 
-_MEANINGS: dict[type[Exception], tuple[int, str]] = {
+_FAILURE_MEANINGS: dict[type[Exception], tuple[int, str]] = {
     httpx2.PoolTimeout: (503, "has too many requests of this server to answer"),
     httpx2.ConnectTimeout: (504, "took too long to be connected"),
     httpx2.TimeoutException: (504, "took too long to answer"),
@@ -458,16 +469,16 @@ _MEANINGS: dict[type[Exception], tuple[int, str]] = {
 """The first that fits."""
 
 
-# What was learned of models: of those that were asked for most recently, as clients choose the names.
+# A bounded cache of facts about models. It is bounded because clients choose the names.
 
 
-MAX_MODELS = 1000
+MAX_REMEMBERED_MODELS = 1000
 
 
-class Recent(Generic[T]):
-    """Keeps one thing of each model, and forgets the model that was not asked for longest."""
+class RecentModels(Generic[T]):
+    """Keeps one value per model, and drops the least recently used model."""
 
-    def __init__(self, most: int = MAX_MODELS):
+    def __init__(self, most: int = MAX_REMEMBERED_MODELS):
         self._most = most
         self._known: OrderedDict[str, T] = OrderedDict()
 

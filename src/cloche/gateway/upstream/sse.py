@@ -1,4 +1,4 @@
-"""Server-sent events of an upstream, read with limits: whoever sends them is not trusted with our memory."""
+"""Reads an upstream's server-sent events, with limits: an upstream is not trusted with our memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MAX_EVENT_BYTES = 32 * MIB  # a picture that an upstream has made is one event
 MAX_STREAM_BYTES = 512 * MIB
 
 
-_MARK = b"\xef\xbb\xbf"  # may stand before a text in UTF-8
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # may stand before a text in UTF-8
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
-LONGEST_FIELD = len(b"event:")
+LONGEST_FIELD_NAME = len(b"event:")
 
 
 class ServerEvent(Struct):
@@ -25,10 +25,10 @@ class ServerEvent(Struct):
 
 def begins_stream(begun: bytes) -> bool:
     """Whether a body that begins so is a stream of events: JSON begins otherwise."""
-    return begun.removeprefix(_MARK).lstrip(b"\r\n").startswith(_FIELDS)
+    return begun.removeprefix(_BYTE_ORDER_MARK).lstrip(b"\r\n").startswith(_FIELDS)
 
 
-async def server_events(
+async def read_server_events(
     chunks: AsyncIterator[bytes],
     *,
     max_event_bytes: int = MAX_EVENT_BYTES,
@@ -38,7 +38,7 @@ async def server_events(
 
     Raises UpstreamFailed for an event, or a stream, over its limit.
     """
-    reader = _Reader(max_event_bytes)
+    reader = _EventReader(max_event_bytes)
     size = 0
     async for chunk in chunks:
         size += len(chunk)
@@ -50,7 +50,7 @@ async def server_events(
         yield event
 
 
-class _Reader:
+class _EventReader:
     def __init__(self, max_event_bytes: int):
         self._max_event_bytes = max_event_bytes
         self._begun: list[bytes] = []  # the pieces of a line that has not ended
@@ -66,27 +66,27 @@ class _Reader:
         if chunk:
             self._after_return = chunk.endswith(b"\r")
         for line in chunk.splitlines(keepends=True):
-            self._grow(len(line))
+            self._grow_event(len(line))
             ended = line.rstrip(b"\r\n")
             self._begun.append(ended)
             if len(ended) == len(line):
                 continue  # more of it comes
             whole, self._begun = b"".join(self._begun), []
             if self._is_new:
-                whole, self._is_new = whole.removeprefix(_MARK), False
-            event = self._take(whole)
+                whole, self._is_new = whole.removeprefix(_BYTE_ORDER_MARK), False
+            event = self._take_line(whole)
             if event is not None:
                 yield event
 
-    def _grow(self, size: int) -> None:
+    def _grow_event(self, size: int) -> None:
         self._size += size
         if self._size > self._max_event_bytes:
             raise errors.UpstreamFailed(f"An event of the upstream is over {self._max_event_bytes} bytes")
 
-    def _take(self, line: bytes) -> ServerEvent | None:
+    def _take_line(self, line: bytes) -> ServerEvent | None:
         """Takes a line; a blank one ends the event."""
         if not line:
-            return self._dispatch()
+            return self._finish_event()
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
@@ -97,7 +97,7 @@ class _Reader:
             self._size = 0  # a comment: heartbeats are no event that grows
         return None
 
-    def _dispatch(self) -> ServerEvent | None:
+    def _finish_event(self) -> ServerEvent | None:
         name, data = self._name, self._data
         self._name, self._data, self._size = b"", [], 0
         return ServerEvent(name=name.decode("utf-8", "replace"), data=b"\n".join(data)) if data else None

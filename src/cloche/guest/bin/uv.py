@@ -1,8 +1,9 @@
-"""`uv`, as it is on the PATH of a sandbox: `uv pip` above all. Everything else goes to uv as it is.
+"""The `uv` on the PATH of a sandbox: `uv pip` above all. Everything else goes to uv unchanged.
 
-The template's environment cannot be written to. So what `uv pip` installs goes to the user's site-packages, as with
-pip. uv looks at one site-packages only, and would fetch again all that the template has; while it runs, that one holds
-a *stand-in* for each distribution of the template: its name, version and metadata, and none of its files.
+The template's environment cannot be written to. So packages that `uv pip` installs go to the user's
+site-packages, as with pip. uv looks at one site-packages only, and would fetch again all that the template
+has; while it runs, that one holds a *stand-in* for each distribution of the template: its name, version and
+metadata, and none of its files.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import os
 import sys
 
 from cloche.guest.paths import USER_BASE
-from cloche.guest.python.installers import give_to_user, has_index, names_own_index, retries, say_why
+from cloche.guest.python.installers import explain_failure, give_to_user, has_index, names_own_index, retry_count
 
 UV = "/opt/cloche/uv"
 ENV = "/opt/cloche/env"
 CACHE = "/home/user/.cache/uv"
-ANSWERS = "/opt/cloche/warm"
+WARM_ANSWERS = "/opt/cloche/warm"
 _SERIES = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 TEMPLATE_SITE = f"{ENV}/lib/{_SERIES}/site-packages"
 USER_SITE = f"{USER_BASE}/lib/{_SERIES}/site-packages"
@@ -32,53 +33,56 @@ _INFO = ".dist-info"
 def main() -> None:
     """Never returns."""
     arguments = sys.argv[1:]
-    at = _command_at(arguments)
+    at = _command_index(arguments)
     if not has_index():
-        os.environ.setdefault("UV_HTTP_RETRIES", retries())
+        os.environ.setdefault("UV_HTTP_RETRIES", retry_count())
     if not at or _has_own_place(arguments):
-        _pass_on(arguments)
+        _run_unchanged(arguments)
     place = ["--prefix", USER_BASE, "--python", f"{ENV}/bin/python"]
-    _take_answers()
+    _copy_interpreter_answers()
     status = _run_with_stand_ins(["uv", *arguments[: at + 1], *place, *arguments[at + 1 :]])
     if os.geteuid() == 0:
         give_to_user(USER_BASE, CACHE)
-    _leave(status, arguments)
+    _exit_with(status, arguments)
 
 
-def _pass_on(arguments: list) -> None:
+def _run_unchanged(arguments: list) -> None:
     """Never returns."""
-    if not _fetches(arguments):
+    if not _fetches_packages(arguments):
         os.execv(UV, ["uv", *arguments])
-    _leave(_run(["uv", *arguments]), arguments)
+    _exit_with(_run_uv(["uv", *arguments]), arguments)
 
 
-def _leave(status: int, arguments: list) -> None:
+def _exit_with(status: int, arguments: list) -> None:
     failed = status != 0 if has_index() else status == _FAILED
-    if failed and _fetches(arguments) and not names_own_index(arguments):
-        say_why("pip")
+    if failed and _fetches_packages(arguments) and not names_own_index(arguments):
+        explain_failure("pip")
     sys.exit(status)
 
 
-def _fetches(arguments: list) -> bool:
-    """Not `uv run`, whose status is that of a program."""
+def _fetches_packages(arguments: list) -> bool:
+    """Whether uv downloads packages. Not `uv run`: its status is that of a program."""
     words = [word for word in arguments if not word.startswith("-")]
     return words[:1] != ["run"] and bool(_FETCHING & set(words))
 
 
-def _take_answers() -> None:
-    """What the nursery's uv asked the interpreter: see `uv_warmup`. One file, in directories whose names are uv's."""
+def _copy_interpreter_answers() -> None:
+    """Copies the interpreter facts cached by the nursery's uv: see `uv_warmup`.
+
+    One file, in directories named by uv.
+    """
     if os.environ.get("UV_CACHE_DIR") or os.path.exists(CACHE):
         return
-    for directory, _, files in os.walk(ANSWERS):
+    for directory, _, files in os.walk(WARM_ANSWERS):
         for name in files if os.path.basename(os.path.dirname(directory)).startswith("interpreter-") else ():
-            place = CACHE + directory[len(ANSWERS) :]
+            place = CACHE + directory[len(WARM_ANSWERS) :]
             os.makedirs(place, exist_ok=True)
             with open(f"{directory}/{name}", "rb") as kept, open(f"{place}/{name}", "wb") as copy:
                 copy.write(kept.read())
 
 
-def _command_at(arguments: list) -> int:
-    """Where in `uv pip COMMAND` the command is that needs a place; 0 where there is none."""
+def _command_index(arguments: list) -> int:
+    """The index of the command in `uv pip COMMAND` that needs a place; 0 where there is none."""
     words = [at for at, word in enumerate(arguments) if not word.startswith("-")]
     if len(words) < 2 or arguments[words[0]] != "pip" or arguments[words[1]] not in _COMMANDS:
         return 0
@@ -103,12 +107,12 @@ def _is_below_environment(directory: str) -> bool:
 
 
 def _run_with_stand_ins(words: list) -> int:
-    """Those in use by another uv stay until it, too, has ended."""
+    """Runs uv with the stand-ins. Those in use by another uv stay until it, too, has ended."""
     os.makedirs(USER_SITE, exist_ok=True)
     lock = os.open(f"{USER_BASE}/.stand-ins", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     fcntl.flock(lock, fcntl.LOCK_SH)
     _make_stand_ins()
-    status = _run(words)
+    status = _run_uv(words)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_stand_ins()
@@ -117,8 +121,11 @@ def _run_with_stand_ins(words: list) -> int:
     return status
 
 
-def _run(words: list) -> int:
-    """A signal is uv's affair: those of a terminal it gets itself. Then we clear up."""
+def _run_uv(words: list) -> int:
+    """Runs uv; returns its status. Signals are uv's affair: those of a terminal it gets itself.
+
+    Then we clean up.
+    """
     pids: list = []
     of_terminals = (_signal.SIGINT, _signal.SIGQUIT)
     for number in of_terminals:
@@ -133,14 +140,17 @@ def _run(words: list) -> int:
 
 
 def _make_stand_ins() -> None:
-    have = {_name(info) for info in os.listdir(USER_SITE) if info.endswith(_INFO)}
+    have = {_distribution_name(info) for info in os.listdir(USER_SITE) if info.endswith(_INFO)}
     for info in os.listdir(TEMPLATE_SITE):
-        if info.endswith(_INFO) and _name(info) not in have:
+        if info.endswith(_INFO) and _distribution_name(info) not in have:
             _make_stand_in(info)
 
 
 def _make_stand_in(info: str) -> None:
-    """There are a hundred of them in each run: as few calls as can be. What RECORD names, uv removes to replace it."""
+    """A hundred are made in each run: as few calls as possible.
+
+    uv removes the files named in RECORD to replace it.
+    """
     directory = f"{USER_SITE}/{info}"
     try:
         os.mkdir(directory)
@@ -169,5 +179,5 @@ def _remove_stand_in(directory: str) -> None:
         os.rmdir(directory)
 
 
-def _name(info: str) -> str:
+def _distribution_name(info: str) -> str:
     return info.partition("-")[0].lower().replace(".", "_")

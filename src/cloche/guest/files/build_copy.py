@@ -1,11 +1,13 @@
-"""Copies files out of an archive, as a build's COPY does. Runs inside a sandbox, as root, as a program of its own.
+"""The COPY step of a build: copies files out of an archive.
+
+Runs inside a sandbox, as root, as a program of its own.
 
     python3 copying.py ARCHIVE SOURCE TARGET UID MODE
 
-The archive holds what SOURCE, a path or a pattern, meant where the client looked. A directory's contents land in
-TARGET; a file becomes TARGET, or lands in it where that is a directory or ends with a slash; what a pattern meant lands
-in TARGET, with the directories below the pattern's fixed part. Files that were there are replaced, directories are not.
-All that is made belongs to UID.
+The archive holds the files that SOURCE, a path or a pattern, matched at the client. A directory's contents
+land in TARGET; a file becomes TARGET, or lands in it where that is a directory or ends with a slash; the
+matches of a pattern land in TARGET, with the directories below the pattern's fixed part. Files that were
+there are replaced, directories are not. All that is made belongs to UID.
 """
 
 import errno
@@ -18,21 +20,21 @@ import tarfile
 _PATTERN = set("*?[{")
 
 
-def copy(archive, source, target, uid, mode):
-    """Raises OSError, tarfile.TarError."""
+def copy_archive(archive, source, target, uid, mode):
+    """Copies the members of the archive; returns how many were made. Raises OSError, tarfile.TarError."""
     source = os.path.normpath(source)
     with tarfile.open(archive) as packed:
         members = [member for member in packed if _is_inside(member.name)]
-        place = _placing(source, target, members)
+        place = _target_mapper(source, target, members)
         made: list = []
         for member in members:
             path = place(os.path.normpath(member.name))
             if path is not None:
                 _make_parents(os.path.dirname(path), made)
-                if _make(packed, member, path):
+                if _make_entry(packed, member, path):
                     made.append((path, member.mode & 0o777))
     for path, own_mode in reversed(made):  # directories last, so that those without leave are filled by then
-        _give(path, uid, own_mode if mode is None else mode)
+        _set_owner(path, uid, own_mode if mode is None else mode)
     return len(made)
 
 
@@ -41,20 +43,20 @@ def _is_inside(name):
     return not name.startswith("/") and ".." not in parts
 
 
-def _placing(source, target, members):
-    """A function from a member's name to where it goes; None for what is not part of the source."""
+def _target_mapper(source, target, members):
+    """A function from a member's name to its target path; it returns None for members outside the source."""
     if source == ".":
         return lambda name: os.path.normpath(os.path.join(target, name))
     if _PATTERN & set(source):
         fixed = _fixed_part(source)
-        return lambda name: _below(name, fixed, target)
+        return lambda name: _rebase_path(name, fixed, target)
     kinds = {os.path.normpath(member.name): member for member in members}
     single = kinds.get(source)
     if single is not None and not single.isdir():
         into = target.endswith("/") or os.path.isdir(target)
         path = os.path.join(target, os.path.basename(source)) if into else target
         return lambda name: os.path.normpath(path) if name == source else None
-    return lambda name: _below(name, source, target)
+    return lambda name: _rebase_path(name, source, target)
 
 
 def _fixed_part(pattern):
@@ -68,7 +70,7 @@ def _fixed_part(pattern):
     return "/".join(fixed)
 
 
-def _below(name, directory, target):
+def _rebase_path(name, directory, target):
     if not directory:
         return os.path.normpath(os.path.join(target, name))
     if name == directory:
@@ -88,17 +90,17 @@ def _make_parents(directory, made):
         made.append((each, 0o755))
 
 
-def _make(packed, member, path):
+def _make_entry(packed, member, path):
     """Whether something was made: devices and the like are left out, and a directory may be there already."""
     if member.isdir():
         if os.path.isdir(path):
             return False
-        _remove(path)
+        _remove_path(path)
         os.mkdir(path, 0o755)
         return True
     if not (member.isreg() or member.islnk() or member.issym()):
         return False
-    _remove(path)
+    _remove_path(path)
     if member.issym():
         os.symlink(member.linkname, path)
         return True
@@ -108,14 +110,14 @@ def _make(packed, member, path):
     return True
 
 
-def _remove(path):
+def _remove_path(path):
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def _give(path, uid, mode):
+def _set_owner(path, uid, mode):
     if not stat.S_ISLNK(os.lstat(path).st_mode):
         os.chmod(path, mode)
     try:
@@ -128,7 +130,7 @@ def _give(path, uid, mode):
 def main():
     archive, source, target, uid, mode = sys.argv[1:]
     try:
-        count = copy(archive, source, target, int(uid), int(mode, 8) if mode else None)
+        count = copy_archive(archive, source, target, int(uid), int(mode, 8) if mode else None)
     except (OSError, tarfile.TarError, EOFError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,15 +1,18 @@
-"""The way down into a tree of directories, as descriptors. However deep it is, only so many are open at once."""
+"""A stack of open directories on the way down into a tree.
+
+However deep it is, the number of open ones is bounded.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_AT_ONCE = 256
 
 
-class _Level:
+class _OpenDirectory:
     __slots__ = ("fd", "identity", "load")
 
     def __init__(self, fd: int, load):
@@ -18,8 +21,8 @@ class _Level:
         self.load = load
 
 
-class Descent:
-    """Each level is an open directory, and whatever its user keeps with it."""
+class DirectoryStack:
+    """Each level is an open directory with the data (`load`) that its user attached."""
 
     def __init__(self) -> None:
         self._levels: list = []
@@ -29,7 +32,7 @@ class Descent:
 
     @property
     def fd(self) -> int:
-        """Of the directory that it has come to."""
+        """The descriptor of the current directory."""
         return self._levels[-1].fd
 
     @property
@@ -37,31 +40,34 @@ class Descent:
         return self._levels[-1].load
 
     def enter(self, fd: int, load=None) -> None:
-        """Owns `fd` from now on."""
-        self._levels.append(_Level(fd, load))
+        """Enters a directory. Owns `fd` from now on."""
+        self._levels.append(_OpenDirectory(fd, load))
         if len(self._levels) > _OPEN_AT_ONCE + 1:  # the first one stays open
-            self._close(self._levels[-_OPEN_AT_ONCE])
+            self._close_level(self._levels[-_OPEN_AT_ONCE])
 
     def leave(self) -> None:
-        """Back to the directory above. Raises OSError if that is another one by now: somebody has moved this one."""
+        """Returns to the directory above.
+
+        Raises OSError if that is another one by now: a program has moved this one.
+        """
         left = self._levels.pop()
         try:
             if self._levels and self._levels[-1].fd < 0:
-                self._open(self._levels[-1], left.fd)
+                self._reopen_level(self._levels[-1], left.fd)
         finally:
             os.close(left.fd)
 
-    def _close(self, level: _Level) -> None:
-        level.identity = _identity(level.fd)
+    def _close_level(self, level: _OpenDirectory) -> None:
+        level.identity = _directory_identity(level.fd)
         os.close(level.fd)
         level.fd = -1
 
-    def _open(self, level: _Level, below: int) -> None:
-        level.fd = os.open("..", DIRECTORY, dir_fd=below)
-        if _identity(level.fd) != level.identity:
+    def _reopen_level(self, level: _OpenDirectory, below: int) -> None:
+        level.fd = os.open("..", OPEN_DIRECTORY, dir_fd=below)
+        if _directory_identity(level.fd) != level.identity:
             raise OSError(errno.EBUSY, "a directory was moved meanwhile")
 
 
-def _identity(fd: int) -> tuple:
+def _directory_identity(fd: int) -> tuple:
     about = os.fstat(fd)
     return about.st_dev, about.st_ino

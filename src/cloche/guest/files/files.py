@@ -1,4 +1,7 @@
-"""File work, done here under the caller's own rights: a host that opened a guest's paths would be a confused deputy."""
+"""File requests, executed inside with the caller's own rights.
+
+A host that opened guest paths itself would be a confused deputy.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,28 @@ MAX_LISTING_BYTES = wire.MAX_LISTING_BYTES - 1024
 _UNSEEN = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 
 
-class Files:
+class FileHandlers:
     def __init__(self, identities, defaults, watch_fd):
         self._identities = identities
         self._defaults = defaults
         self._uploads = write.Uploads(identities, watch_fd)
 
-    def verbs(self) -> dict:
+    def verb_handlers(self) -> dict:
         plain = {
-            "file_read": self._read,
-            "file_write": self._write,
-            "file_list": self._list,
-            "file_stat": self._stat,
-            "file_make_dir": self._make_dir,
-            "file_move": self._move,
-            "file_remove": self._remove,
-            "file_change": self._change,
-            "tree_survey": self._survey,
+            "file_read": self._read_file,
+            "file_write": self._write_file,
+            "file_list": self._list_files,
+            "file_stat": self._stat_file,
+            "file_make_dir": self._make_directory,
+            "file_move": self._move_file,
+            "file_remove": self._remove_file,
+            "file_change": self._change_file,
+            "tree_survey": self._survey_tree,
         }
-        own = {"write_end": self._write_end, "tree_guard": self._guard}
-        return {**{name: self._as_caller(work) for name, work in plain.items()}, **own}
+        own = {"write_end": self._write_end, "tree_guard": self._guard_tree}
+        return {**{name: self._as_user(work) for name, work in plain.items()}, **own}
 
-    def _as_caller(self, work):
+    def _as_user(self, work):
         def verb(header: dict, body: bytes):
             self._identities.act_on_files_as(header.get("user") or self._defaults.user)
             try:
@@ -54,7 +57,7 @@ class Files:
 
     # --- reading
 
-    def _read(self, header: dict, _: bytes):
+    def _read_file(self, header: dict, _: bytes):
         fd = os.open(self.path(header), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         keep = False
         try:
@@ -71,65 +74,65 @@ class Files:
 
     # --- writing
 
-    def _write(self, header: dict, body: bytes):
-        draft = self._draft(header)
+    def _write_file(self, header: dict, body: bytes):
+        draft = self._open_draft(header)
         try:
             if header.get("stream"):
                 user = header.get("user") or self._defaults.user
                 return {}, b"", (self._uploads.start(header["write"], draft, user),)
             draft.add(body)
-            return _known(draft.finish())
+            return _existing_info(draft.finish())
         except BaseException:
             draft.discard()
             raise
 
-    def _draft(self, header: dict):
+    def _open_draft(self, header: dict):
         self._refuse_symlinks(header)
-        wishes = write.Wishes(header.get("mode"), self._owner(header), header.get("attributes"))
+        wishes = write.WriteOptions(header.get("mode"), self._requested_owner(header), header.get("attributes"))
         if header.get("in_place"):
-            return write.Overwriting(self.path(header), wishes, bool(header.get("stream")))
-        return write.Draft(self.path(header), wishes)
+            return write.InPlaceWrite(self.path(header), wishes, bool(header.get("stream")))
+        return write.FileDraft(self.path(header), wishes)
 
     def _refuse_symlinks(self, header: dict) -> None:
         if header.get("below"):
             write.refuse_symlinks(self.path(header), self.path(header, "below"))
 
-    def _owner(self, header: dict) -> tuple | None:
-        """Whose what is made shall be; None: the caller's, as it comes."""
+    def _requested_owner(self, header: dict) -> tuple | None:
+        """The uid and gid of files that are made; None: the caller's, unchanged."""
         owner = header.get("owner")
         return None if owner is None else self._identities.ids(owner)
 
     def _write_end(self, header: dict, _: bytes):
         path = self._uploads.end(header["write"], bool(header.get("commit")), int(header.get("size") or 0))
-        return {} if path is None else _known(path)
+        return {} if path is None else _existing_info(path)
 
     # --- the rest
 
-    def _list(self, header: dict, _: bytes):
-        found = _walk(self.path(header), int(header.get("depth", 1)))
-        listing = None if found is None else _listing(found)
+    def _list_files(self, header: dict, _: bytes):
+        found = _walk_tree(self.path(header), int(header.get("depth", 1)))
+        listing = None if found is None else _encode_listing(found)
         return {"truncated": listing is None}, listing or b"", ()
 
-    def _stat(self, header: dict, _: bytes):
-        return _known(self.path(header))
+    def _stat_file(self, header: dict, _: bytes):
+        return _existing_info(self.path(header))
 
-    def _make_dir(self, header: dict, _: bytes):
+    def _make_directory(self, header: dict, _: bytes):
         path = self.path(header)
-        created = directories.make(path, self._owner(header))
-        return {**_known(path), "created": created}
+        created = directories.make_directories(path, self._requested_owner(header))
+        return {**_existing_info(path), "created": created}
 
-    def _move(self, header: dict, _: bytes):
-        return _known(move.move(self.path(header), self.path(header, "to"), self._owner(header)))
+    def _move_file(self, header: dict, _: bytes):
+        return _existing_info(move.move_path(self.path(header), self.path(header, "to"), self._requested_owner(header)))
 
-    def _remove(self, header: dict, _: bytes):
+    def _remove_file(self, header: dict, _: bytes):
         self._refuse_symlinks(header)
-        move.remove(self.path(header))
+        move.remove_path(self.path(header))
         return {}
 
-    def _change(self, header: dict, _: bytes):
-        """Owner, group and mode, where they are given. Of a symlink it is the link itself that is changed.
+    def _change_file(self, header: dict, _: bytes):
+        """Sets owner, group and mode, where they are given. Of a symlink the link itself is changed.
 
-        With a single uid there is nobody to give a file to.
+        With a single uid there is no other owner, and none is set.
         """
         self._refuse_symlinks(header)
         path, (uid, gid, mode) = self.path(header), (header.get(name) for name in ("uid", "gid", "mode"))
@@ -137,14 +140,14 @@ class Files:
             os.chown(path, -1 if uid is None else uid, -1 if gid is None else gid, follow_symlinks=False)
         if mode is not None and not os.path.islink(path):
             os.chmod(path, mode)
-        return _known(path)
+        return _existing_info(path)
 
-    def _survey(self, header: dict, body: bytes):
+    def _survey_tree(self, header: dict, body: bytes):
         depth, since_ns = int(header.get("depth", 10)), int(header.get("since_ns") or 0)
-        return tree.survey(self.path(header), depth, json.loads(body or b"{}"), since_ns)
+        return tree.survey_tree(self.path(header), depth, json.loads(body or b"{}"), since_ns)
 
-    def _guard(self, header: dict, _: bytes):
-        return {"missing": tree.guard(self.path(header), header["paths"], self._identities.single)}
+    def _guard_tree(self, header: dict, _: bytes):
+        return {"missing": tree.guard_files(self.path(header), header["paths"], self._identities.single)}
 
 
 def _read_up_to(fd: int, size: int) -> bytes:
@@ -158,9 +161,9 @@ def _read_up_to(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _walk(path: str, depth: int) -> list | None:
-    """What lies below `path`, each directory before what is in it; None if that is more than can be listed."""
-    waiting = [(entry, depth) for entry in _entries(path)]
+def _walk_tree(path: str, depth: int) -> list | None:
+    """The paths below `path`, each directory before its contents; None if there are more than can be listed."""
+    waiting = [(entry, depth) for entry in _list_entries(path)]
     found: list = []
     while waiting:
         if len(found) + len(waiting) > MAX_LISTED:
@@ -172,26 +175,26 @@ def _walk(path: str, depth: int) -> list | None:
     return found
 
 
-def _entries(path: str) -> list:
-    """The last name first. One more than can be listed is enough to know that they are too many."""
+def _list_entries(path: str) -> list:
+    """The entries, the last name first. One more than can be listed is enough to know that they are too many."""
     with os.scandir(path) as entries:
         return sorted(islice(entries, MAX_LISTED + 1), key=lambda each: each.name, reverse=True)
 
 
 def _inner_entries(path: str) -> list:
     try:
-        return _entries(path)
+        return _list_entries(path)
     except OSError as error:
         if error.errno not in _UNSEEN:
             raise
         return []
 
 
-def _listing(paths: list) -> bytes | None:
+def _encode_listing(paths: list) -> bytes | None:
     """The body of an answer; None if it is too long for one."""
     pieces, size = [], 0
     for path in paths:
-        described = _json_of(path)
+        described = _encode_info(path)
         size += len(described) + 1
         if size > MAX_LISTING_BYTES:
             return None
@@ -199,10 +202,13 @@ def _listing(paths: list) -> bytes | None:
     return b'{"files":[' + b",".join(piece for piece in pieces if piece) + b"]}"
 
 
-def _json_of(path: str) -> bytes:
-    """Nothing for what is gone by now. Names that are no text are written as the host would."""
+def _encode_info(path: str) -> bytes:
+    """The file's information as JSON; empty for a file that is gone.
+
+    Names that are not text are escaped as the host would.
+    """
     try:
-        described = info(path)
+        described = file_info(path)
     except OSError:
         return b""
     if described is None:
@@ -210,53 +216,53 @@ def _json_of(path: str) -> bytes:
     try:
         return json.dumps(described, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return json.dumps(_text(described), ensure_ascii=False).encode()
+        return json.dumps(_make_printable(described), ensure_ascii=False).encode()
 
 
-def _text(value):
+def _make_printable(value):
     if isinstance(value, dict):
-        return {_text(name): _text(each) for name, each in value.items()}
+        return {_make_printable(name): _make_printable(each) for name, each in value.items()}
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
-def info(path: str) -> dict | None:
-    """What the host's FileInfo says, or None if there is nothing (any more)."""
+def file_info(path: str) -> dict | None:
+    """The fields of the host's FileInfo, or None if there is no such file (any more)."""
     try:
         about = os.lstat(path)
         target = os.readlink(path) if stat.S_ISLNK(about.st_mode) else None
     except FileNotFoundError:
         return None
-    more = {"attributes": directories.read(path)} if target is None else {"leads_to": _end_of_link(path)}
+    more = {"attributes": directories.read_attributes(path)} if target is None else {"leads_to": _resolve_link(path)}
     return {
         "path": path,
         "name": os.path.basename(path) or "/",
-        "kind": _kind(about.st_mode),
+        "kind": _file_kind(about.st_mode),
         "size_bytes": about.st_size,
         "mode": stat.S_IMODE(about.st_mode),
-        "owner": identity.name_of(about.st_uid),
-        "group": identity.name_of(about.st_gid),
+        "owner": identity.user_name(about.st_uid),
+        "group": identity.user_name(about.st_gid),
         "modified_at": about.st_mtime,
         "target": target,
         **more,
     }
 
 
-def _end_of_link(path: str) -> dict:
+def _resolve_link(path: str) -> dict:
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return {"path": path, "kind": None, "mode": 0}
-    return {"path": os.path.realpath(path), "kind": _kind(mode), "mode": stat.S_IMODE(mode)}
+    return {"path": os.path.realpath(path), "kind": _file_kind(mode), "mode": stat.S_IMODE(mode)}
 
 
-def _known(path: str) -> dict:
-    found = info(path)
+def _existing_info(path: str) -> dict:
+    found = file_info(path)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such file or directory")
     return found
 
 
-def _kind(mode: int) -> str:
+def _file_kind(mode: int) -> str:
     if stat.S_ISREG(mode):
         return "file"
     if stat.S_ISDIR(mode):

@@ -1,6 +1,6 @@
-"""Images of the files of a sandbox: what init is asked for, and the forks of it that do the work.
+"""Images of a sandbox's files: init's request handlers, and the forks of init that do the work.
 
-Init itself neither waits nor reads: it gives the host one end of a pipe, and tells how the fork has ended.
+Init itself neither waits nor reads: it gives the host one end of a pipe, and reports how the fork has ended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KILLED = {"code": "file_error", "message": "who did it was killed"}
 
 
-class Images:
+class ImageHandlers:
     def __init__(self, processes, identities, defaults, event):
         self._processes = processes
         self._identities = identities
@@ -39,36 +39,39 @@ class Images:
         self._event = event
         self._forks: dict = {}  # pid -> (the host's name for it, whether it restores)
 
-    def verbs(self) -> dict:
-        return {"image_save": self._save, "image_restore": self._restore}
+    def verb_handlers(self) -> dict:
+        return {"image_save": self._save_image, "image_restore": self._restore_image}
 
     def ended(self, pid: int, status: int) -> None:
-        """A child of init has ended, whosever it was."""
+        """Handles the end of any child of init."""
         name, restored = self._forks.pop(pid, (None, False))
         if name is not None:
             packages = restored and os.path.isdir(directory_for_packages())  # a kernel from before has others
-            self._event({"ev": "image_ended", "image": name, "err": _failure(status), "packages": packages})
+            self._event({"ev": "image_ended", "image": name, "err": _fork_error(status), "packages": packages})
 
-    def _save(self, header: dict, _: bytes) -> tuple:
-        read, write = _pipe()
-        return self._start(header["image"], write, read, self._write_image)
+    def _save_image(self, header: dict, _: bytes) -> tuple:
+        read, write = _open_pipe()
+        return self._start_fork(header["image"], write, read, self._write_image)
 
-    def _restore(self, header: dict, _: bytes) -> tuple:
-        """The host asks anew when it has given up the one before, which may have a whole pipe to unpack yet."""
-        for pid in self._restorers():
+    def _restore_image(self, header: dict, _: bytes) -> tuple:
+        """Starts a restore, after killing those before it.
+
+        The host asks anew after it gave up an earlier one, which may still have a whole pipe to unpack.
+        """
+        for pid in self._restoring_pids():
             os.kill(pid, _signal.SIGKILL)
-        read, write = _pipe()
-        return self._start(header["image"], read, write, self._read_image)
+        read, write = _open_pipe()
+        return self._start_fork(header["image"], read, write, self._read_image)
 
-    def _start(self, name: str, theirs: int, ours: int, work) -> tuple:
+    def _start_fork(self, name: str, theirs: int, ours: int, work) -> tuple:
         pid = self._processes.fork(theirs, ours)
         if pid == 0:
-            self._in_fork(theirs, work)
+            self._run_fork(theirs, work)
         os.close(theirs)
         self._forks[pid] = (name, work == self._read_image)
         return {}, b"", (ours,)
 
-    def _in_fork(self, pipe: int, work) -> None:
+    def _run_fork(self, pipe: int, work) -> None:
         """Never returns. The error's number is the exit status."""
         number = errno.EIO
         try:
@@ -76,7 +79,7 @@ class Images:
             syscalls.close_from(_PIPE + 1)
             _signal.set_wakeup_fd(-1)
             os.setsid()
-            self._identities.confine()
+            self._identities.confine_fork()
             work()
             number = 0
         except OSError as error:
@@ -89,24 +92,24 @@ class Images:
             os._exit(number)
 
     def _write_image(self) -> None:
-        image_writer.Archive(_PIPE, list(self._places().items())).write()
+        image_writer.ImageWriter(_PIPE, list(self._image_places().items())).write()
 
     def _read_image(self) -> None:
-        for pid in self._restorers():
+        for pid in self._restoring_pids():
             _wait_for_end(pid)
-        image_reader.Unpacking(_PIPE, self._places()).read()
+        image_reader.ImageReader(_PIPE, self._image_places()).read()
 
-    def _restorers(self) -> list:
-        """Those before this one that have not ended, as far as is known. Two would be in each other's way."""
+    def _restoring_pids(self) -> list:
+        """The earlier restores that have not ended, as far as is known. Two at once would disturb each other."""
         return [pid for pid, (_, restores) in self._forks.items() if restores]
 
-    def _places(self) -> dict:
-        """Without walls, only those that are a sandbox's own: the others are the host's."""
+    def _image_places(self) -> dict:
+        """The directories of an image. Without walls only the sandbox's own: the others are the host's."""
         own = self._defaults.places
         return {name: self._defaults.place(path) for name, path in _PLACES.items() if not own or path in own}
 
 
-def _pipe() -> tuple:
+def _open_pipe() -> tuple:
     ends = os.pipe2(os.O_CLOEXEC)
     try:
         fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -116,7 +119,7 @@ def _pipe() -> tuple:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Of one that init has killed."""
+    """Waits for a process that init has killed."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -127,7 +130,7 @@ def _wait_for_end(pid: int) -> None:
     os.close(pidfd)
 
 
-def _failure(status: int) -> dict | None:
+def _fork_error(status: int) -> dict | None:
     number = os.waitstatus_to_exitcode(status)
     if number < 0:
         return _KILLED
@@ -135,4 +138,4 @@ def _failure(status: int) -> dict | None:
         return {"code": "no_space", "message": "the sandbox's writable space is too small for it"}
     if number == errno.EBADMSG:
         return {"code": "file_error", "message": "the image is damaged"}
-    return errors.describe(OSError(number, os.strerror(number))) if number else None
+    return errors.describe_error(OSError(number, os.strerror(number))) if number else None

@@ -1,11 +1,11 @@
-"""The bytes of an image: the files of a sandbox's writable places, one after another. The host never looks into them.
+"""The format of an image: the files of a sandbox's writable places. The host never parses it.
 
-MAGIC  then records, each a HEAD, the name, and what belongs to its kind:
-PLACE      the name of a place: what follows is in it
-DIRECTORY  what follows is in it
+MAGIC  then records, each a HEAD, the name, and the data of its kind:
+PLACE      the name of a place: the following records are in it
+DIRECTORY  the following records are in it
 FILE       `size` bytes, the content; then `attributes`
-PIECES     a file of `size` bytes, most of them here or in holes: PIECE and its bytes, until one of no length; then
-           `attributes`
+PIECES     a file of `size` bytes, most of them here or in holes: PIECE and its bytes, until one of no length;
+           then `attributes`
 SYMLINK    `size` bytes, where it leads
 FIFO       nothing
 LINK       one more name of the entry marked SHARED that was number `size` of its place

@@ -1,4 +1,4 @@
-"""Moving and removing files and whole trees, however deep a program made them: no recursion."""
+"""Moves and removals of files and whole trees, however deep a program made them: no recursion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
-def move(source: str, target: str, owner: tuple | None = None) -> str:
+def move_path(source: str, target: str, owner: tuple | None = None) -> str:
     """Moves a file or a directory, and gives its new path: a file moved to a directory lands in it.
 
     Directories that are made for it are `owner`'s, else the caller's.
@@ -22,7 +22,7 @@ def move(source: str, target: str, owner: tuple | None = None) -> str:
     is_directory = stat.S_ISDIR(os.lstat(source).st_mode)
     if os.path.isdir(target) and not is_directory:
         target = f"{target}/{os.path.basename(source)}"
-    directories.make(os.path.dirname(target), owner)
+    directories.make_directories(os.path.dirname(target), owner)
     try:
         os.rename(source, target)
     except OSError as error:
@@ -33,25 +33,25 @@ def move(source: str, target: str, owner: tuple | None = None) -> str:
 
 
 def _move_across(source: str, target: str) -> None:
-    """Between mounts (and a sandbox's writable places are several mounts of one file system) a move is a copy.
+    """A move between mounts is a copy (and a sandbox's writable places are several mounts of one file system).
 
     The first rename proves that the caller may take it away: nothing is copied that could not be removed, such as
-    what the template holds, or /proc, which would be init's own.
+    the template's files, or /proc, which would be init's own.
     """
-    leaving, arriving = drafts.beside(source), drafts.beside(target)
+    leaving, arriving = drafts.draft_path(source), drafts.draft_path(target)
     os.rename(source, leaving)
     try:
-        _copy(leaving, arriving)
+        _copy_tree(leaving, arriving)
         os.rename(arriving, target)
     except BaseException:
         os.rename(leaving, source)
         if os.path.lexists(arriving):
-            remove(arriving)
+            remove_path(arriving)
         raise
-    remove(leaving)
+    remove_path(leaving)
 
 
-def _copy(source: str, target: str) -> None:
+def _copy_tree(source: str, target: str) -> None:
     waiting, directories = [(source, target)], []
     while waiting:
         one, other = waiting.pop()
@@ -62,12 +62,12 @@ def _copy(source: str, target: str) -> None:
             waiting += [(f"{one}/{name}", f"{other}/{name}") for name in os.listdir(one)]
         elif stat.S_ISLNK(about.st_mode):
             os.symlink(os.readlink(one), other)
-            _give(other, about)
+            _copy_owner(other, about)
         else:
             _copy_file(one, other)
     for one, other, about in reversed(directories):  # last, or a read-only directory could not be filled
         mode = stat.S_IMODE(about.st_mode)
-        _give(other, about)
+        _copy_owner(other, about)
         os.chmod(other, mode)
         os.utime(other, ns=(about.st_atime_ns, about.st_mtime_ns))
         if mode & 0o700 != 0o700:
@@ -75,15 +75,15 @@ def _copy(source: str, target: str) -> None:
 
 
 def _copy_file(source: str, target: str) -> None:
-    """A program may put a symlink or a pipe there while we look: what was opened is what counts."""
+    """A program may put a symlink or a pipe there meanwhile: only the opened file counts."""
     read = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = drafts.check_regular(read)
         write = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             _copy_data(read, write, about.st_size)
-            directories.copy(read, write)
-            _give(write, about)
+            directories.copy_attributes(read, write)
+            _copy_owner(write, about)
             os.fchmod(write, stat.S_IMODE(about.st_mode))
             os.utime(write, ns=(about.st_atime_ns, about.st_mtime_ns))
         finally:
@@ -92,8 +92,8 @@ def _copy_file(source: str, target: str) -> None:
         os.close(read)
 
 
-def _give(copy: str | int, about: os.stat_result) -> None:
-    """To whom the original belongs, where the caller may do that."""
+def _copy_owner(copy: str | int, about: os.stat_result) -> None:
+    """Gives the copy the original's owner, where the caller may do that."""
     try:
         if isinstance(copy, int):
             os.fchown(copy, about.st_uid, about.st_gid)
@@ -125,7 +125,7 @@ def _next_data(fd: int, at: int) -> int:
         return os.fstat(fd).st_size  # nothing but a hole up to the end
 
 
-def remove(path: str) -> None:
+def remove_path(path: str) -> None:
     """Removes a file, or a directory with all that is in it."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         remove_tree(path)

@@ -1,4 +1,4 @@
-"""What lies below a directory, at a glance; and files below it that its user must not change."""
+"""Surveys of the files below a directory; and protection of files below it that `user` must not change."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from itertools import islice
 from cloche.guest import wire
 from cloche.guest.files.write import check_regular
 
-MAX_ENTRIES = 20_000
+MAX_SURVEY_ENTRIES = 20_000
 MAX_BODY_BYTES = wire.MAX_BODY_FROM_GUEST - 1024
 _CHUNK = 1 << 20
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
-_MADE_AGAIN = "__pycache__"
+_PYTHON_CACHE = "__pycache__"
 _PACKAGES = "node_modules"
 _VENV = "pyvenv.cfg"
 _OF_VENVS = frozenset({_VENV, "bin", "include", "lib", "lib64", "share"})
 _FOLLOW_NOTHING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
 
 
-class Survey:
+class TreeSurvey:
     """A walk below `root` that follows no symlink.
 
-    `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is told.
-    Hidden directories are passed by, and Python's caches, and what packages were installed into, unless something known
-    is in them. Of the last it is told if they came after `since_ns`.
+    `known` are relative paths with the sizes that those files had: of one that still has it, the SHA-256 is
+    reported. Hidden directories are skipped, and Python's caches, and directories of installed packages, unless
+    something known is in them. The last are reported if they came after `since_ns`.
     """
 
     def __init__(self, root: str, depth: int, known: dict, since_ns: int):
@@ -37,26 +37,26 @@ class Survey:
         self._depth = depth
         self._known = known
         self._since_ns = since_ns
-        self._inhabited = {parent for path in known for parent in _parents(path)}
-        self._left = MAX_ENTRIES
+        self._inhabited = {parent for path in known for parent in _parent_paths(path)}
+        self._left = MAX_SURVEY_ENTRIES
         self.files: list = []
         self.empty: list = []
         self.passed: dict = {}
 
     def walk(self) -> bool:
-        """False if there is more than can be told."""
+        """False if there is more than can be reported."""
         waiting = [("", 1)]
         while waiting and self._left > 0:
             directory, depth = waiting.pop()
-            entries = self._entries(directory)
+            entries = self._list_entries(directory)
             if not entries and directory and entries is not None:
                 self.empty.append(directory)
             for entry in self._without_venv(directory, entries or []):
-                self._look(entry, _below(directory, entry.name), depth, waiting)
+                self._survey_entry(entry, _join_path(directory, entry.name), depth, waiting)
         return not waiting and self._left > 0
 
-    def _entries(self, directory: str) -> list | None:
-        """None for a directory that cannot be looked into."""
+    def _list_entries(self, directory: str) -> list | None:
+        """The entries of a directory; None if it cannot be read."""
         try:
             with os.scandir(os.path.join(self._root, directory)) as entries:
                 # Where names come and go meanwhile, one may be told twice.
@@ -65,73 +65,75 @@ class Survey:
         except OSError:
             if not directory:
                 raise
-            self._pass_by("unreadable")
+            self._count_skipped("unreadable")
             return None
         self._left -= len(found)
         return found
 
-    def _look(self, entry, path: str, depth: int, waiting: list) -> None:
+    def _survey_entry(self, entry, path: str, depth: int, waiting: list) -> None:
         try:
             path.encode()
             about = entry.stat(follow_symlinks=False)
         except UnicodeEncodeError:
-            self._pass_by("unnamed")
+            self._count_skipped("unnamed")
             return
         except OSError:
             return  # it is gone by now
         if stat.S_ISDIR(about.st_mode):
-            self._look_into(entry.name, path, depth, waiting)
+            self._enter_directory(entry.name, path, depth, waiting)
         elif stat.S_ISREG(about.st_mode):
-            self.files.append([path, about.st_size, self._digest(path, about)])
+            self.files.append([path, about.st_size, self._known_digest(path, about)])
         else:
-            self._pass_by("symlink" if stat.S_ISLNK(about.st_mode) else "special")
+            self._count_skipped("symlink" if stat.S_ISLNK(about.st_mode) else "special")
 
-    def _look_into(self, name: str, path: str, depth: int, waiting: list) -> None:
-        if path not in self._inhabited and (name.startswith(".") or name == _MADE_AGAIN):
-            self._pass_by("hidden")
+    def _enter_directory(self, name: str, path: str, depth: int, waiting: list) -> None:
+        if path not in self._inhabited and (name.startswith(".") or name == _PYTHON_CACHE):
+            self._count_skipped("hidden")
         elif path not in self._inhabited and name == _PACKAGES:
-            self._pass_by_packages(path)
+            self._count_packages(path)
         elif depth >= self._depth:
-            self._pass_by("deep")
+            self._count_skipped("deep")
         else:
             waiting.append((path, depth + 1))
 
     def _without_venv(self, directory: str, entries: list) -> list:
-        """What lies beside an environment of Python's is somebody's own, and is no part of it."""
+        """The entries without those of a virtual environment; other files beside it are the user's own."""
         if not any(entry.name == _VENV for entry in entries):
             return entries
-        own = [each for each in entries if each.name not in _OF_VENVS or self._is_known(_below(directory, each.name))]
+        own = [
+            each for each in entries if each.name not in _OF_VENVS or self._is_known(_join_path(directory, each.name))
+        ]
         if len(own) < len(entries):
-            self._pass_by_packages(_below(directory, _VENV))
+            self._count_packages(_join_path(directory, _VENV))
         return own
 
     def _is_known(self, path: str) -> bool:
         return path in self._known or path in self._inhabited
 
-    def _pass_by_packages(self, path: str) -> None:
+    def _count_packages(self, path: str) -> None:
         with contextlib.suppress(OSError):  # it is gone by now
             about = os.lstat(os.path.join(self._root, path))
-            self._pass_by("packages" if about.st_ctime_ns > self._since_ns else "hidden")
+            self._count_skipped("packages" if about.st_ctime_ns > self._since_ns else "hidden")
 
-    def _pass_by(self, why: str) -> None:
+    def _count_skipped(self, why: str) -> None:
         self.passed[why] = self.passed.get(why, 0) + 1
 
-    def _digest(self, path: str, about: os.stat_result) -> str | None:
-        """No time says that a file is as it was: in a tmpfs, who read a page of a mapping can write it unseen."""
+    def _known_digest(self, path: str, about: os.stat_result) -> str | None:
+        """A digest, since no time proves a file unchanged: in a tmpfs a mapping can be written unseen."""
         if self._known.get(path) != about.st_size:
             return None
-        return digest(os.path.join(self._root, path), about.st_size)
+        return file_digest(os.path.join(self._root, path), about.st_size)
 
 
 def now_ns() -> int:
-    """By the clock that stamps files. Whatever is done from now on has this time, or a later one."""
+    """The time of the clock that stamps files. Later changes have this time, or a later one."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
-def survey(root: str, depth: int, known: dict, since_ns: int) -> tuple:
+def survey_tree(root: str, depth: int, known: dict, since_ns: int) -> tuple:
     """The answer to `tree_survey`."""
     at_ns = now_ns()
-    found = Survey(root, depth, known, since_ns)
+    found = TreeSurvey(root, depth, known, since_ns)
     whole = found.walk()
     body = json.dumps({"files": found.files, "empty": found.empty}, ensure_ascii=False).encode()
     if len(body) > MAX_BODY_BYTES:
@@ -139,8 +141,8 @@ def survey(root: str, depth: int, known: dict, since_ns: int) -> tuple:
     return {"truncated": not whole, "passed": found.passed, "at_ns": at_ns}, body, ()
 
 
-def digest(path: str, size: int) -> str | None:
-    """The SHA-256 of a regular file of that size; None for what cannot be read, or has another size by now.
+def file_digest(path: str, size: int) -> str | None:
+    """The SHA-256 of a regular file of that size; None if it cannot be read, or has another size by now.
 
     No more is read than that: a program may make the file longer faster than it can be read.
     """
@@ -163,16 +165,17 @@ def digest(path: str, size: int) -> str | None:
         os.close(fd)
 
 
-def guard(root: str, paths: list, single: bool) -> list:
-    """Makes these files root's, and all directories above them up to `root` root's, for everybody to add to.
+def guard_files(root: str, paths: list, single: bool) -> list:
+    """Makes these files root's, and all directories above them up to `root` root's, for all users to add to.
 
-    Those directories are sticky: what is root's in them, `user` can neither rename nor remove. With a single uid there
-    is no root to give them to, and the files merely lose the permission to write. Gives the paths that are no files.
+    Those directories are sticky: `user` can neither rename nor remove root's files in them. With a single uid
+    there is no root to give them to, and the files merely lose the permission to write. Returns the paths that
+    are no files.
     """
-    return [path for path in paths if not _guarded(root, path.split("/"), single)]
+    return [path for path in paths if not _guard_file(root, path.split("/"), single)]
 
 
-def _guarded(root: str, names: list, single: bool) -> bool:
+def _guard_file(root: str, names: list, single: bool) -> bool:
     fds = [os.open(root, os.O_DIRECTORY | _FOLLOW_NOTHING)]
     try:
         for name in names[:-1]:
@@ -180,9 +183,9 @@ def _guarded(root: str, names: list, single: bool) -> bool:
         file = os.open(names[-1], _FOLLOW_NOTHING, dir_fd=fds[-1])
         directories, fds = fds, [*fds, file]
         check_regular(file)
-        _take(file, 0o444, single)
+        _take_ownership(file, 0o444, single)
         for fd in () if single else directories:
-            _take(fd, 0o1777, single)
+            _take_ownership(fd, 0o1777, single)
         return True
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO):
@@ -195,16 +198,16 @@ def _guarded(root: str, names: list, single: bool) -> bool:
             os.close(fd)
 
 
-def _take(fd: int, mode: int, single: bool) -> None:
+def _take_ownership(fd: int, mode: int, single: bool) -> None:
     if not single:
         os.fchown(fd, 0, 0)
     os.fchmod(fd, mode)
 
 
-def _below(directory: str, name: str) -> str:
+def _join_path(directory: str, name: str) -> str:
     return f"{directory}/{name}" if directory else name
 
 
-def _parents(path: str) -> list:
+def _parent_paths(path: str) -> list:
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]

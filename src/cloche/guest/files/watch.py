@@ -1,4 +1,4 @@
-"""Watching directories by inotify. One instance serves all watches of a sandbox."""
+"""Watches of directories by inotify. One instance serves all watches of a sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_CHANGES = 128  # in one frame: with the longest paths, escaped as JSON, the
 _DRAFT = ".cloche-"  # our own half-written files are nobody's business
 
 
-class Watches:
+class WatchHandlers:
     def __init__(self, identities, defaults, watch_fd, event):
         self._identities = identities
         self._defaults = defaults
@@ -38,10 +38,14 @@ class Watches:
         self._missed: set = set()  # watches that are to hear that they have not heard everything
         self._directories: dict = {}  # inotify's number -> {watch: (path as that watch calls it, recursive)}
 
-    def verbs(self) -> dict:
-        return {"watch_start": self._start, "watch_stop": self._stop, "watch_collect": self._collect}
+    def verb_handlers(self) -> dict:
+        return {
+            "watch_start": self._start_watch,
+            "watch_stop": self._stop_watch,
+            "watch_collect": self._collect_changes,
+        }
 
-    def _start(self, header: dict, _: bytes) -> dict:
+    def _start_watch(self, header: dict, _: bytes) -> dict:
         path = self._defaults.path(header["path"])
         if not os.path.isdir(path):
             number = errno.ENOTDIR if os.path.lexists(path) else errno.ENOENT
@@ -53,47 +57,47 @@ class Watches:
             self._identities.act_as_init()
         return {}
 
-    def _stop(self, header: dict, _: bytes) -> dict:
+    def _stop_watch(self, header: dict, _: bytes) -> dict:
         for number, watchers in list(self._directories.items()):
             watchers.pop(header["watch"], None)
             if not watchers:
-                _libc().inotify_rm_watch(self._inotify, number)
+                _load_libc().inotify_rm_watch(self._inotify, number)
                 del self._directories[number]
         return {}
 
-    def _collect(self, _header: dict, _: bytes) -> dict:
-        """Whoever has our answer has heard of everything that was done before the question."""
+    def _collect_changes(self, _header: dict, _: bytes) -> dict:
+        """Reads all pending events: the answer comes after the events of everything done before the request."""
         for _round in range(_MAX_READS if self._inotify >= 0 else 0):  # a program may make changes without an end
-            if not self._read():
+            if not self._read_events():
                 break
         return {}
 
     def _add_tree(self, path: str, watch: str, recursive: bool) -> None:
-        self._add(path, watch, recursive)
+        self._add_directory(path, watch, recursive)
         waiting = [path] if recursive else []
         while waiting:  # not os.walk, which recurses: a program may have made a deep tree
-            for directory in _directories(waiting.pop()):
-                self._add(directory, watch, True)
+            for directory in _list_directories(waiting.pop()):
+                self._add_directory(directory, watch, True)
                 waiting.append(directory)
 
-    def _add(self, path: str, watch: str, recursive: bool) -> None:
-        number = _libc().inotify_add_watch(self._open(), os.fsencode(path), _MASK | _MASK_ADD)
+    def _add_directory(self, path: str, watch: str, recursive: bool) -> None:
+        number = _load_libc().inotify_add_watch(self._open_inotify(), os.fsencode(path), _MASK | _MASK_ADD)
         if number < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._directories.setdefault(number, {})[watch] = (path, recursive)
 
-    def _open(self) -> int:
+    def _open_inotify(self) -> int:
         if self._inotify < 0:
-            self._inotify = _libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._inotify = _load_libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
             if self._inotify < 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
-            self._watch_fd(self._inotify, select.POLLIN, self._read)
+            self._watch_fd(self._inotify, select.POLLIN, self._read_events)
         return self._inotify
 
-    def _read(self) -> bool:
-        """Tells what has happened; False if nothing has."""
+    def _read_events(self) -> bool:
+        """Reports new events; False if there are none."""
         try:
             data = os.read(self._inotify, 1 << 16)
         except BlockingIOError:
@@ -104,12 +108,12 @@ class Watches:
             name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0")
             data = data[_EVENT.size + length :]
             if mask & _OVERFLOW:
-                self._miss(watch for watchers in self._directories.values() for watch in watchers)
-            self._note(number, self._seen_through_drafts(mask, cookie, name), os.fsdecode(name), changes)
-        self._tell(changes)
+                self._mark_missed(watch for watchers in self._directories.values() for watch in watchers)
+            self._record_event(number, self._seen_through_drafts(mask, cookie, name), os.fsdecode(name), changes)
+        self._send_changes(changes)
         return True
 
-    def _tell(self, changes: dict) -> None:
+    def _send_changes(self, changes: dict) -> None:
         for watch, seen in changes.items():
             for at in range(0, len(seen), _MAX_CHANGES):
                 self._event({"ev": "changes", "watch": watch, "changes": seen[at : at + _MAX_CHANGES]})
@@ -117,12 +121,12 @@ class Watches:
         for watch in missed:
             self._event({"ev": "changes", "watch": watch, "changes": [], "missed": True})
 
-    def _miss(self, watches) -> None:
-        """Something happened that these were not told, and will not be."""
+    def _mark_missed(self, watches) -> None:
+        """Marks these watches as having missed an event for good."""
         self._missed.update(watches)
 
     def _seen_through_drafts(self, mask: int, cookie: int, name: bytes) -> int:
-        """A file that we wrote beside its target and renamed was, to everyone else, written."""
+        """A file that init wrote beside its target and renamed counts as written."""
         if mask & _MOVED_FROM and name.startswith(_DRAFT.encode()):
             self._drafts.add(cookie)
         elif mask & _MOVED_TO and cookie in self._drafts:
@@ -130,7 +134,7 @@ class Watches:
             return _MODIFY
         return mask
 
-    def _note(self, number: int, mask: int, name: str, changes: dict) -> None:
+    def _record_event(self, number: int, mask: int, name: str, changes: dict) -> None:
         if mask & _IGNORED:
             self._directories.pop(number, None)  # it is gone, and its number will not come again
         if number not in self._directories or name.startswith(_DRAFT):
@@ -142,22 +146,22 @@ class Watches:
             seen = changes.setdefault(watch, [])
             seen += [[kind, path] for kind in kinds]
             if recursive and mask & _ISDIR and mask & (_CREATE | _MOVED_TO):
-                self._follow(path, watch)
-                found = _found(path) if mask & _CREATE else []
+                self._follow_directory(path, watch)
+                found = _list_created(path) if mask & _CREATE else []
                 seen += found
                 if len(found) >= _MAX_FOUND:
-                    self._miss([watch])
+                    self._mark_missed([watch])
 
-    def _follow(self, path: str, watch: str) -> None:
+    def _follow_directory(self, path: str, watch: str) -> None:
         try:
             self._add_tree(path, watch, True)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):  # over this sandbox's number of watches; else gone again
-                self._miss([watch])
+                self._mark_missed([watch])
 
 
-def _found(path: str) -> list:
-    """What was made in a new directory before it was watched. Some of it may be told of twice, but none of it never."""
+def _list_created(path: str) -> list:
+    """Entries made in a new directory before it was watched. Some may be reported twice, but none never."""
     found: list = []
     waiting = [path]
     while waiting and len(found) < _MAX_FOUND:
@@ -171,8 +175,8 @@ def _found(path: str) -> list:
     return found
 
 
-def _directories(path: str) -> list:
-    """Those in `path`, without symlinks; none if it cannot be read, or is gone by now."""
+def _list_directories(path: str) -> list:
+    """The directories in `path`, without symlinks; none if it cannot be read, or is gone by now."""
     try:
         with os.scandir(path) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -180,5 +184,5 @@ def _directories(path: str) -> list:
         return []
 
 
-def _libc():
+def _load_libc():
     return ctypes.CDLL(None, use_errno=True)

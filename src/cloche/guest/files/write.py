@@ -1,4 +1,4 @@
-"""Files on their way into a sandbox: written beside the old one, which stays whole until the new one is."""
+"""Files written by the host, each beside the old one, which stays whole until the new one is complete."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import select
 import stat
 
 from cloche.guest.files import directories
-from cloche.guest.init.defaults import InvalidPath
+from cloche.guest.init.defaults import InvalidGuestPath
 from cloche.linux import syscalls
 
-PREFIX = ".cloche-"
+DRAFT_PREFIX = ".cloche-"
 _CHUNK = 1 << 20
 _SCRATCH = "/tmp"
 
@@ -20,93 +20,93 @@ class UnknownWrite(LookupError):
     code = "invalid_request"
 
 
-class Wishes:
-    """What a file shall be like when it is written. Without a wish it stays as it is, or is as usual."""
+class WriteOptions:
+    """Mode, owner and attributes of a file that is written. Without a value it stays as it is, or is as usual."""
 
     def __init__(self, mode: int | None = None, owner: tuple | None = None, attributes: dict | None = None):
         self.mode = mode
         self.owner = owner  # (uid, gid)
         self.attributes = attributes  # {"space":.., "values":{..}}
 
-    def fulfil(self, fd: int) -> None:
-        """The owner first: changing it clears bits of the mode."""
+    def apply_to(self, fd: int) -> None:
+        """Applies them to an open file. The owner first: changing it clears bits of the mode."""
         if self.owner is not None:
             os.fchown(fd, *self.owner)
         if self.mode is not None:
             os.fchmod(fd, self.mode)
         if self.attributes is not None:
-            directories.replace(fd, self.attributes["space"], self.attributes["values"])
+            directories.replace_attributes(fd, self.attributes["space"], self.attributes["values"])
 
 
-class Draft:
-    """A file being written. `finish` puts it in its place; `discard` leaves what was there as it was."""
+class FileDraft:
+    """A file being written. `finish` puts it in its place; `discard` leaves the old one as it was."""
 
-    def __init__(self, path: str, wishes: Wishes):
-        self._target = _target(path, wishes)
+    def __init__(self, path: str, wishes: WriteOptions):
+        self._target = _resolve_target(path, wishes)
         self._wishes = wishes
-        draft = beside(self._target)
+        draft = draft_path(self._target)
         self._draft: str | None = draft
         self.fd = self._in_place = -1
         try:
-            self._open(draft)
+            self._open_draft(draft)
         except BaseException:
             self.discard()
             raise
 
-    def _open(self, draft: str) -> None:
+    def _open_draft(self, draft: str) -> None:
         try:
-            self.fd = _create(draft)
+            self.fd = _create_file(draft)
         except PermissionError:
             # The directory takes no new file, but one that may be written can be overwritten, when all has come.
             self._draft = None
             self._in_place = _open_existing(self._target)
-            self.fd = _scratch()
+            self.fd = _create_scratch()
         else:
             if self._wishes.mode is None and os.path.lexists(self._target):
                 os.fchmod(self.fd, stat.S_IMODE(os.lstat(self._target).st_mode))
-            self._wishes.fulfil(self.fd)
+            self._wishes.apply_to(self.fd)
 
     def add(self, content: bytes) -> None:
         _write_all(self.fd, content)
 
     def finish(self) -> str:
-        """The path of the file that is now there. Raises OSError; then it must be discarded."""
+        """Returns the path of the file that is now there. Raises OSError; then the draft must be discarded."""
         if self._draft is None:
-            _overwrite(self._in_place, self.fd)
+            _overwrite_from(self._in_place, self.fd)
         else:
             os.rename(self._draft, self._target)
             self._draft = None
-        self._close()
+        self._close_files()
         return self._target
 
     def discard(self) -> None:
-        """Harmless when it was finished, or when a program has removed what we wrote."""
-        self._close()
+        """Removes the draft. Harmless when it was finished, or when a program has removed it."""
+        self._close_files()
         if self._draft is not None:
             try:
                 os.unlink(self._draft)
             except OSError:
                 pass
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         for fd in (self.fd, self._in_place):
             if fd >= 0:
                 os.close(fd)
         self.fd = self._in_place = -1
 
 
-class Overwriting:
-    """As a Draft, for a file that shall be the same one afterwards, with the same links to it, for whoever watches it.
+class InPlaceWrite:
+    """As a FileDraft, for a file that keeps its identity: the same inode, the same links, the same watchers.
 
-    What comes gathers in a file without a name: a writer that goes away leaves neither half a file nor a damaged one.
-    Only then is the file opened, made if it was not there, and filled.
+    The content gathers in a file without a name: a writer that goes away leaves neither half a file nor a damaged
+    one. Only then is the file opened, made if it was not there, and filled.
     """
 
-    def __init__(self, path: str, wishes: Wishes, streamed: bool):
-        self._target = _target(path, wishes)
+    def __init__(self, path: str, wishes: WriteOptions, streamed: bool):
+        self._target = _resolve_target(path, wishes)
         self._wishes = wishes
         self._content = b""
-        self.fd = _scratch() if streamed else -1
+        self.fd = _create_scratch() if streamed else -1
 
     def add(self, content: bytes) -> None:
         self._content = content
@@ -115,9 +115,9 @@ class Overwriting:
         is_new = not os.path.lexists(self._target)
         target = _open_existing(self._target, os.O_CREAT | os.O_NOFOLLOW)
         try:
-            self._wishes.fulfil(target)
+            self._wishes.apply_to(target)
             if self.fd >= 0:
-                _overwrite(target, self.fd)
+                _overwrite_from(target, self.fd)
             else:
                 _overwrite_with(target, self._content)
         except BaseException:
@@ -135,12 +135,12 @@ class Overwriting:
         self.fd = -1
 
 
-def _target(path: str, wishes: Wishes) -> str:
-    """The file that is meant, behind all symlinks; the directories above it are there."""
+def _resolve_target(path: str, wishes: WriteOptions) -> str:
+    """The target file behind all symlinks; makes the directories above it."""
     target = os.path.realpath(path)
     if os.path.isdir(target):
         raise IsADirectoryError(errno.EISDIR, "is a directory")
-    directories.make(os.path.dirname(target), wishes.owner)
+    directories.make_directories(os.path.dirname(target), wishes.owner)
     return target
 
 
@@ -152,17 +152,17 @@ class Uploads:
         self._watch_fd = watch_fd
         self._open: dict = {}
 
-    def start(self, name: str, draft: Draft, user: str) -> int:
+    def start(self, name: str, draft: FileDraft, user: str) -> int:
         """The end of the pipe that the host writes to."""
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
-        upload = _Upload(draft, user, read)
+        upload = _PipeUpload(draft, user, read)
         self._open[name] = upload
         self._watch_fd(read, select.POLLIN | select.POLLHUP, lambda: self._take_piece(upload))
         return write
 
     def end(self, name: str, commit: bool, size: int) -> str | None:
-        """Commits the `size` bytes that the host has put into the pipe, and gives the path; or forgets them.
+        """Commits the `size` bytes that the host has put into the pipe, and returns the path; or discards them.
 
         The size, not the pipe's end, says that all has come: a fork of the host may hold the pipe open.
         """
@@ -171,13 +171,13 @@ class Uploads:
             raise UnknownWrite("there is no such write")
         self._identities.act_on_files_as(upload.user)
         try:
-            return self._commit(upload, size) if commit else None
+            return self._commit_upload(upload, size) if commit else None
         finally:
             self._stop_reading(upload)
             upload.draft.discard()
             self._identities.act_as_init()
 
-    def _commit(self, upload: _Upload, size: int) -> str:
+    def _commit_upload(self, upload: _PipeUpload, size: int) -> str:
         while upload.taken < size and self._move_piece(upload):
             pass
         if upload.failure:
@@ -186,15 +186,15 @@ class Uploads:
             raise OSError(errno.EIO, "not all of it has come")
         return upload.draft.finish()
 
-    def _take_piece(self, upload: _Upload) -> None:
+    def _take_piece(self, upload: _PipeUpload) -> None:
         self._identities.act_on_files_as(upload.user)
         try:
             self._move_piece(upload)
         finally:
             self._identities.act_as_init()
 
-    def _move_piece(self, upload: _Upload) -> bool:
-        """A failure is kept for the host to ask for; closing our end of the pipe tells it to."""
+    def _move_piece(self, upload: _PipeUpload) -> bool:
+        """Moves one piece. A failure is kept for the host's commit; the closed pipe makes the host ask for it."""
         if upload.read < 0:
             return False
         try:
@@ -209,15 +209,15 @@ class Uploads:
             self._stop_reading(upload)
         return moved > 0
 
-    def _stop_reading(self, upload: _Upload) -> None:
+    def _stop_reading(self, upload: _PipeUpload) -> None:
         if upload.read >= 0:
             self._watch_fd(upload.read, 0, None)
             os.close(upload.read)
             upload.read = -1
 
 
-class _Upload:
-    def __init__(self, draft: Draft, user: str, read: int):
+class _PipeUpload:
+    def __init__(self, draft: FileDraft, user: str, read: int):
         self.draft = draft
         self.user = user
         self.read = read  # -1 when it has ended
@@ -225,35 +225,35 @@ class _Upload:
         self.failure: OSError | None = None
 
 
-def beside(path: str) -> str:
-    """A new name in the same directory, which nobody is shown by a watch."""
-    return f"{os.path.dirname(path)}/{PREFIX}{os.urandom(8).hex()}"
+def draft_path(path: str) -> str:
+    """A new name in the same directory, which watches do not report."""
+    return f"{os.path.dirname(path)}/{DRAFT_PREFIX}{os.urandom(8).hex()}"
 
 
 def refuse_symlinks(path: str, root: str) -> None:
-    """Raises OSError if the file, or a directory between it and `root`, is a symlink: what is meant lies elsewhere."""
+    """Raises OSError if the file, or a directory between it and `root`, is a symlink: it would lead elsewhere."""
     if os.path.realpath(path) != os.path.join(os.path.realpath(root), os.path.relpath(path, root)):
         raise OSError(errno.ELOOP, "a symlink is in its place, or on the way to it")
 
 
 def refuse_proc(fd: int) -> None:
-    """What lies in /proc is init's own, when init opens it: a link to `/proc/self` must not lead into init."""
+    """Raises PermissionError for a file in /proc: opened by init, `/proc/self` would be init's own."""
     if syscalls.filesystem_type(fd) == syscalls.PROC_SUPER_MAGIC:
         raise PermissionError(errno.EACCES, "files of /proc can be read by programs only")
 
 
 def check_regular(fd: int) -> os.stat_result:
-    """Raises OSError or InvalidPath unless `fd` is a regular file outside /proc."""
+    """Raises OSError or InvalidGuestPath unless `fd` is a regular file outside /proc."""
     about = os.fstat(fd)
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(errno.EISDIR, "is a directory")
     if not stat.S_ISREG(about.st_mode):
-        raise InvalidPath("not a regular file")
+        raise InvalidGuestPath("not a regular file")
     refuse_proc(fd)
     return about
 
 
-def _create(path: str) -> int:
+def _create_file(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
@@ -267,31 +267,31 @@ def _open_existing(path: str, flags: int = 0) -> int:
     return fd
 
 
-def _scratch() -> int:
-    """A file without a name, in the space that everybody may use."""
-    path = beside(f"{_SCRATCH}/x")
-    fd = _create(path)
+def _create_scratch() -> int:
+    """A file without a name, in the sandbox's common space."""
+    path = draft_path(f"{_SCRATCH}/x")
+    fd = _create_file(path)
     os.unlink(path)
     return fd
 
 
-def _overwrite(target: int, source: int) -> None:
+def _overwrite_from(target: int, source: int) -> None:
     size = os.fstat(source).st_size
-    _make_room(target, size)
+    _reserve_space(target, size)
     done = 0
     while done < size and (moved := os.sendfile(target, source, done, _CHUNK)):
         done += moved
-    _cut(target, size)
+    _truncate_to(target, size)
 
 
 def _overwrite_with(target: int, content: bytes) -> None:
-    _make_room(target, len(content))
+    _reserve_space(target, len(content))
     _write_all(target, content)
-    _cut(target, len(content))
+    _truncate_to(target, len(content))
 
 
-def _make_room(fd: int, size: int) -> None:
-    """Before anything is overwritten, so that a full disk leaves the old content whole."""
+def _reserve_space(fd: int, size: int) -> None:
+    """Reserves the space before anything is overwritten, so that a full disk leaves the old content whole."""
     before = os.fstat(fd).st_size
     if size:
         try:
@@ -301,8 +301,8 @@ def _make_room(fd: int, size: int) -> None:
             raise
 
 
-def _cut(fd: int, size: int) -> None:
-    """Cutting is a change to whoever watches, also where nothing is cut off."""
+def _truncate_to(fd: int, size: int) -> None:
+    """Truncates a longer file. Watchers would see a truncation as a change even if it cuts nothing off."""
     if os.fstat(fd).st_size > size:
         os.ftruncate(fd, size)
 

@@ -1,4 +1,4 @@
-"""Makes a fork of the seed like the process that asked for it, or says that it cannot be."""
+"""Copies the attributes of the calling process to a fork of the fork server, or refuses to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import resource
 import time
 
-from cloche.guest.init.service_sockets import Refused
+from cloche.guest.init.service_sockets import RequestRefused
 
 # Variables that an interpreter or a library reads once, when it starts: in a fork that was before.
 _READ_EARLY = (
@@ -38,19 +38,19 @@ _OWN = (_signal.SIGPIPE, _signal.SIGXFSZ, 32, 33)
 _ROOM_BYTES = 256 << 20
 
 
-def take_after(pid: int, env: dict, inherited: dict) -> None:
-    """Takes what the process `pid` has and can be taken; `env` is its environment, `inherited` that of the imports.
+def copy_caller_attributes(pid: int, env: dict, inherited: dict) -> None:
+    """Copies the attributes of process `pid`; `env` is its environment, `inherited` that of the imports.
 
-    Raises Refused, or OSError, where it has what cannot.
+    Raises RequestRefused, or OSError, where it has attributes that cannot be copied.
     """
-    theirs, own = _status(pid), _status(os.getpid())
+    theirs, own = _read_status(pid), _read_status(os.getpid())
     if any(theirs.get(name) != own.get(name) for name in _RIGHTS) or int(theirs[b"SigBlk"], 16):
-        raise Refused("the caller has given up rights, or blocks signals")
+        raise RequestRefused("the caller has given up rights, or blocks signals")
     if any(env.get(name) != inherited.get(name) for name in (*env, *inherited) if _is_read_early(name)):
-        raise Refused("a variable is set that is read when an interpreter starts")
-    _limit_like(pid)
-    _schedule_like(pid)
-    _ignore(int(theirs[b"SigIgn"], 16))
+        raise RequestRefused("a variable is set that is read when an interpreter starts")
+    _copy_limits(pid)
+    _copy_scheduling(pid)
+    _ignore_signals(int(theirs[b"SigIgn"], 16))
     os.umask(int(theirs[b"Umask"], 8))
     before = os.environ.get("TZ")
     os.environ.clear()
@@ -59,7 +59,7 @@ def take_after(pid: int, env: dict, inherited: dict) -> None:
         time.tzset()
 
 
-def _status(pid: int) -> dict:
+def _read_status(pid: int) -> dict:
     with open(f"/proc/{pid}/status", "rb") as file:
         rows = [line.partition(b":\t") for line in file.read().splitlines()]
     return {name: value for name, _, value in rows}
@@ -69,23 +69,23 @@ def _is_read_early(name: str) -> bool:
     return name.startswith(_READ_EARLY) and name not in _READ_LATE
 
 
-def _limit_like(pid: int) -> None:
+def _copy_limits(pid: int) -> None:
     for kind in _KINDS:
         theirs, own = resource.prlimit(pid, kind), resource.getrlimit(kind)
         if theirs == own:
             continue
-        if kind == resource.RLIMIT_AS or (kind == resource.RLIMIT_DATA and not _is_near(theirs[0], own[0])):
-            raise Refused("the caller's memory is limited: what was imported before counts in a fork")
+        if kind == resource.RLIMIT_AS or (kind == resource.RLIMIT_DATA and not _is_close_limit(theirs[0], own[0])):
+            raise RequestRefused("the caller's memory is limited: what was imported before counts in a fork")
         if kind != resource.RLIMIT_DATA:
             resource.setrlimit(kind, theirs)
 
 
-def _is_near(theirs: int, own: int) -> bool:
-    """Such a limit has what was imported before on top, which is a little more each time: see `limits`."""
+def _is_close_limit(theirs: int, own: int) -> bool:
+    """Such a limit includes the memory imported before, which is a little more each time: see `limits`."""
     return -1 not in (theirs, own) and abs(theirs - own) < _ROOM_BYTES
 
 
-def _schedule_like(pid: int) -> None:
+def _copy_scheduling(pid: int) -> None:
     niceness = os.getpriority(os.PRIO_PROCESS, pid)
     if niceness != os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -99,7 +99,7 @@ def _schedule_like(pid: int) -> None:
             file.write(score)
 
 
-def _ignore(mask: int) -> None:
+def _ignore_signals(mask: int) -> None:
     for number in range(1, 65):
         if mask >> (number - 1) & 1 and number not in _OWN:
             _signal.signal(number, _signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""The CA certificates that programs inside trust: one file at a fixed path. See `engine/sandboxes/network.py`.
+"""The certificates that programs inside trust: one file at a fixed path. See `cloche.engine.network`.
 
-Only init's own rights are used, and root's directory: what `user` could replace, nobody should trust.
+Only init's own rights are used, and root's directory: a file that `user` could replace must not be trusted.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 
 
-def trust(header: dict, body: bytes) -> dict:
-    """Makes `path` the certificates of `system`, a file inside or "", and of `body`: a link where the first is all."""
+def write_certificates(header: dict, body: bytes) -> dict:
+    """Writes the certificates of `system`, a file inside or "", and of `body` to `path`.
+
+    Without `body` it is a link to `system`.
+    """
     path, system = header["path"], header["system"]
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     draft = f"{path}.{os.urandom(4).hex()}"
     try:
         if body or not system:
-            _write(draft, system, body)
+            _write_bundle(draft, system, body)
         else:
             os.symlink(system, draft)
         os.rename(draft, path)
@@ -26,7 +29,7 @@ def trust(header: dict, body: bytes) -> dict:
     return {}
 
 
-def _write(path: str, system: str, body: bytes) -> None:
+def _write_bundle(path: str, system: str, body: bytes) -> None:
     content = b""
     if system:
         with open(system, "rb") as file:

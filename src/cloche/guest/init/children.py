@@ -1,4 +1,4 @@
-"""What init has started, as it knows it."""
+"""Processes that init has started, as it keeps track of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cloche.linux import syscalls
 _MAX_SHOWN = 4096
 
 
-class Child:
-    """Something that init started and that the host knows by a name of its own."""
+class ChildProcess:
+    """A process started by init, known to the host by a name of the host's choice."""
 
     def __init__(self, name: str, pid: int, command: str, user: str, cwd: str):
         self.name = name
@@ -38,13 +38,13 @@ class Child:
         }
 
 
-# How what init starts begins: its words, its descriptors, its way behind the walls.
+# The start of a process by init: its arguments, its descriptors, its way behind the walls.
 
 KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `take_descriptors`
 
 
-class Start:
-    """How a command begins: what a fork of init does to be it, or what is ordered of one with everything imported."""
+class ProgramStart:
+    """The start of a command: the function of a fork of init, or the order to a fork with everything imported."""
 
     def __init__(self, work, warm: dict | None, body: bytes):
         self.work = work
@@ -52,7 +52,7 @@ class Start:
         self.body = body
 
 
-def words_of(header: dict) -> list:
+def command_words(header: dict) -> list:
     order = header.get("script")
     if order:
         return ["python3", order["name"], *order.get("argv", ())]
@@ -60,9 +60,10 @@ def words_of(header: dict) -> list:
 
 
 def take_descriptors(outputs: tuple, stdin: int | None) -> None:
-    """A command gets 0, 1, 2. A kernel (more outputs) gets /dev/null, 1, 2, its channel as 3, its pipes as 4, 5.
+    """Puts descriptors in place: 0, 1, 2 of a command.
 
-    The first kernel of all gets as 6 the door through which it will be let in.
+    A kernel (more outputs) gets /dev/null, 1, 2, its channel as 3, its pipes as 4, 5. The first kernel of all
+    gets as 6 the socket on which it waits to be admitted.
     """
     source = os.open("/dev/null", os.O_RDONLY) if stdin is None else stdin
     wanted = [source, *outputs] if len(outputs) == 2 else [source, *outputs[1:3], *outputs]
@@ -72,11 +73,14 @@ def take_descriptors(outputs: tuple, stdin: int | None) -> None:
     syscalls.close_from(len(wanted))
 
 
-def pass_through(kernel: Any, token: str, enter):
-    """In the first kernel: gets ready while init raises the walls, and then goes behind them. Gives its channel."""
+def enter_enclosure(kernel: Any, token: str, enter):
+    """In the first kernel: gets ready while init raises the walls, and then goes behind them.
+
+    Returns its channel.
+    """
     channel = kernel.get_ready(*KERNEL_FDS, token)
     with socket.socket(fileno=_DOOR) as door:
-        doors = enclosure.wait_at(door)
+        doors = enclosure.wait_for_admission(door)
     enter(doors)
     syscalls.close_from(_DOOR)
     return channel

@@ -1,4 +1,4 @@
-"""What holds for the programs of one sandbox: their user, environment, place and limits."""
+"""Defaults for the programs of one sandbox: their user, environment, directory and limits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from cloche.guest.init import identity
 
 
-class InvalidPath(ValueError):
+class InvalidGuestPath(ValueError):
     code = "invalid_path"
 
 
 class Defaults:
-    """What holds for everything that starts from now on, unless its request says otherwise."""
+    """Settings of everything that starts from now on, unless its request says otherwise."""
 
     def __init__(self):
         self.user = "user"
@@ -27,7 +27,7 @@ class Defaults:
         self.reserved_bytes = None  # see `limits`
 
     def limits(self) -> dict:
-        """What a program may use, for who starts it in our place."""
+        """The limits of a program, for another process that starts it in init's stead."""
         return {
             "processes": self.processes,
             "data_bytes": self.data_bytes,
@@ -44,7 +44,7 @@ class Defaults:
         return {**self.env, "HOME": home, "USER": user, "LOGNAME": user, **extra}
 
     def place(self, path: str) -> str:
-        """Where a path of the sandbox lies. With walls that is the path itself."""
+        """The host path of a path inside the sandbox. With walls that is the path itself."""
         for inside, outside in self.places.items():
             if path == inside or path.startswith(inside + "/"):
                 return outside + path[len(inside) :]
@@ -52,10 +52,10 @@ class Defaults:
 
     @property
     def root(self) -> str:
-        """The directory in which all of the sandbox's own is. Without walls whoever cleans up after us removes it."""
+        """The directory that holds all of the sandbox's own files. Without walls the host removes it on cleanup."""
         return self.places.get("/home/user", "/")
 
-    def first_place(self) -> tuple[str, str, dict]:
+    def first_kernel_settings(self) -> tuple[str, str, dict]:
         """User, working directory and environment of the first kernel, which starts before anything is configured."""
         known = self.user == self._adopted_by and not self.places
         return self.user, self.place(self.cwd), self.inherited if known else self.environment(self.user, {})
@@ -70,5 +70,5 @@ class Defaults:
     def path(self, path) -> str:
         """`path` as an absolute one, below the working directory if relative. `..` is the sandbox's own affair."""
         if not isinstance(path, str) or not path or "\0" in path:
-            raise InvalidPath(f"{path!r} is not a path")
+            raise InvalidGuestPath(f"{path!r} is not a path")
         return self.place(os.path.normpath(os.path.join(self.cwd, path)))

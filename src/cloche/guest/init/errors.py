@@ -1,4 +1,4 @@
-"""How a failed request is told to the host: a code as in `cloche.errors`, and a sentence."""
+"""Errors of failed requests, as reported to the host: a code as in `cloche.errors`, and a sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CODES = {
 }
 
 
-def describe(error: Exception) -> dict:
+def describe_error(error: Exception) -> dict:
     if isinstance(error, OSError):
         return {"code": _CODES.get(error.errno or 0, "file_error"), "message": error.strerror or str(error)}
     return {"code": getattr(error, "code", "invalid_request"), "message": error.args[0] if error.args else str(error)}

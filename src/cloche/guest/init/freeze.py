@@ -1,8 +1,8 @@
-"""Where the host has no freezer, init stops all programs by SIGSTOP, and lets them go on by SIGCONT.
+"""The freezer for hosts without one: init stops all programs by SIGSTOP, and continues them by SIGCONT.
 
-They can tell, if they look closely: SIGCONT may have a handler, and some system calls (`epoll_wait`, `semop`) end with
-EINTR. Who stands still by his own will stays so. What init forks while they are held runs: only who is there at the
-time is stopped, so that init can have the files copied meanwhile.
+Programs can notice it: SIGCONT may have a handler, and some system calls (`epoll_wait`, `semop`) end with
+EINTR. A program that was stopped before stays stopped. Processes that init forks meanwhile run: only the
+programs of that moment are stopped, so that init can have the files copied.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ _STILLNESS = "all stand still"
 _STILL = (b"T", b"t", b"Z", b"X")
 
 
-class Stillness:
-    """`receptions`: where programs ask init to start others, which must not be while all stand still."""
+class SignalFreezer:
+    """`receptions`: the sockets on which programs ask init to start others, which must rest meanwhile."""
 
     def __init__(self, watchman, receptions: tuple = ()):
         self._watchman = watchman
         self._receptions = receptions
         self._stopped: list = []  # by us, in this order
 
-    def verbs(self) -> dict:
-        return {"hold": self._hold, "release": self._release}
+    def verb_handlers(self) -> dict:
+        return {"hold": self._hold_programs, "release": self._release_programs}
 
-    def _hold(self, header: dict, _: bytes) -> dict:
-        """Starts nobody from now on. With `stop` it stops them, too: `still` tells if it could; else all run on."""
+    def _hold_programs(self, header: dict, _: bytes) -> dict:
+        """Starts no programs from now on. With `stop` it stops all, too: `still` says if it could; else all run on."""
         self._watchman.resting = True
         for reception in self._receptions:
             reception.rest(_STILLNESS)
         still = not header.get("stop") or self._stop_all()
         if not still:
-            self._release({}, b"")
+            self._release_programs({}, b"")
         return {"still": still}
 
-    def _release(self, header: dict, _: bytes) -> dict:
-        """Who was stopped last goes on first: a shell that waits for its children would else find them stopped."""
+    def _release_programs(self, header: dict, _: bytes) -> dict:
+        """Continues the last stopped first: a shell that waits for its children would else find them stopped."""
         self._watchman.resting = False
         for reception in self._receptions:
             reception.go_on(_STILLNESS)
         while self._stopped:
-            _signal(self._stopped.pop(), signal.SIGCONT)
+            _send_signal(self._stopped.pop(), signal.SIGCONT)
         return {}
 
     def _stop_all(self) -> bool:
-        """One generation after the other: who waits for a child, and does not stand still himself, sees it stop.
+        """Stops one generation after the other: a running parent that waits for a child would see it stop.
 
-        Who was in the middle of a fork finishes it, and its child comes after we have looked; and who forks and ends at
-        once is never where we look. But nobody is left to bury those that have ended: while some still do, their number
-        grows. So all stand still when we have looked twice and found the same, and nobody who moved either time: who
-        did the first time may have finished a fork the second time, after we had listed all and before we came to it.
+        A process in the middle of a fork finishes it, and its child appears after the listing; and a process that
+        forks and ends at once is never in a listing. But ended processes are not reaped: while some still end, their
+        number grows. So all stand still when two listings are equal and no process moved in either: one that moved
+        the first time may have finished a fork the second time, after the listing and before its state was read.
         """
         until = time.monotonic() + _SECONDS
         before: set | None = None  # all of the last look, if none of them moved
         while time.monotonic() < until:
-            there, moving = _look()
+            there, moving = _list_moving()
             if not moving and there == before:
                 return True
             for pid in [pid for pid, watcher in moving.items() if watcher not in moving]:
-                _signal(pid, signal.SIGSTOP)
+                _send_signal(pid, signal.SIGSTOP)
                 if pid not in self._stopped:
                     self._stopped.append(pid)
             before = None if moving else there
@@ -70,26 +70,26 @@ class Stillness:
         return False
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
 
 
-def _look() -> tuple:
-    """All programs; and those that do not stand still, each with who would see it stop.
+def _list_moving() -> tuple:
+    """All programs; and the moving ones, each with the process that would see it stop.
 
-    That is its parent, unless that one is in the kernel, and waits for it there (vfork).
+    That is its parent, unless the parent is in the kernel, and waits for it there (vfork).
     """
-    states = _states()
-    there = _ours(states)
+    states = _process_states()
+    there = _own_programs(states)
     deep = {pid for pid, (state, _) in states.items() if state == b"D"}
     moving = [pid for pid in there if not _stands_still(pid, states)]
     return set(there), {pid: None if states[pid][1] in deep else states[pid][1] for pid in moving}
 
 
-def _states() -> dict:
+def _process_states() -> dict:
     """(state, parent) of every process that we can see."""
     found = {}
     for name in os.listdir("/proc"):
@@ -103,8 +103,11 @@ def _states() -> dict:
     return found
 
 
-def _ours(states: dict) -> list:
-    """All below init. Behind walls that is everybody, also the first kernel, whose parent is outside."""
+def _own_programs(states: dict) -> list:
+    """All processes below init; behind walls all there are.
+
+    The first kernel is included, which has its parent outside.
+    """
     own = os.getpid()
     children: dict = {}
     for pid, (_, parent) in states.items():
@@ -127,7 +130,7 @@ def _stands_still(pid: int, states: dict) -> bool:
 
 
 def _threads_stand_still(pid: int) -> bool:
-    """Its first thread has ended. It has ended itself if that was the last."""
+    """For a process with its first thread ended. It has ended itself if that was the last."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:

@@ -1,4 +1,4 @@
-"""Who programs in a sandbox are, and how a process becomes one of them."""
+"""The users of a sandbox, and how a process becomes one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Identities:
 
     def __init__(self, single: bool, filter_program: bytes):
         self.single = single
-        self._filter = seccomp.Filter(filter_program) if filter_program else None
+        self._filter = seccomp.SeccompFilter(filter_program) if filter_program else None
 
     def uid(self, user: str) -> int:
         if user not in UIDS:
@@ -54,7 +54,7 @@ class Identities:
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
             self._filter.install()
 
-    def confine(self) -> None:
+    def confine_fork(self) -> None:
         """In a fork of init that keeps init's rights: it has init's filter, too, where init itself can have none."""
         if self.single and self._filter:
             syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
@@ -69,7 +69,7 @@ class Identities:
         syscalls.set_capabilities(0)
 
 
-def name_of(uid: int) -> str:
+def user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,6 +1,6 @@
 """Pid 1 of a sandbox: reaps, starts kernels, commands and terminals, does all file work, connects to ports.
 
-One thread, one poll loop. It stays small: what it touches is paid for by every sandbox.
+One thread, one poll loop. It stays small: every sandbox pays for each page that it touches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloche.guest.init import (
     warm_python,
 )
 from cloche.guest.init.defaults import Defaults
-from cloche.guest.init.programs import ignore_own_signals, leave_parent
+from cloche.guest.init.programs import detach_from_parent, ignore_own_signals
 from cloche.guest.zygote import fork_server
 from cloche.linux import syscalls
 
@@ -46,19 +46,22 @@ _REFUSALS = (
 
 
 def main(served: Init, walls, zygote: socket.socket, cradle: socket.socket) -> None:
-    """In a fork of the cradle: waits to be told of a sandbox, or that there is none, and is its init. Never returns."""
+    """In a fork of the init factory: waits for a sandbox and is its init. Never returns.
+
+    Exits if it hears that there is no sandbox.
+    """
     try:
-        leave_parent([zygote.fileno(), cradle.fileno()])
-        order, _, fds = wire.Reader(zygote).next() or os._exit(0)
+        detach_from_parent([zygote.fileno(), cradle.fileno()])
+        order, _, fds = wire.FrameReader(zygote).next() or os._exit(0)
         zygote.close()
-        _be_init(served, walls, order["spec"], fds, cradle)
+        _run_init(served, walls, order["spec"], fds, cradle)
     finally:
         os._exit(1)
 
 
-def _be_init(served: Init, walls, spec: dict, fds: list, cradle: socket.socket) -> None:
-    """`fds`: our channel, the door to which the first kernel comes, entrances of our cgroups, mounts of volumes."""
-    _take_trees(spec, fds)
+def _run_init(served: Init, walls, spec: dict, fds: list, cradle: socket.socket) -> None:
+    """`fds`: our channel, the socket of the first kernel, entrances of our cgroups, mounts of volumes."""
+    _take_volumes(spec, fds)
     channel, door, entrances = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]), fds[2:]
     try:
         for entrance in entrances:
@@ -67,10 +70,10 @@ def _be_init(served: Init, walls, spec: dict, fds: list, cradle: socket.socket) 
         served.take(spec, True)
         walls.prepare_for(spec)
         doors = walls.raise_walls(spec, lambda: _ask_for_maps(cradle, spec))
-        served.let_in(door, doors)
+        served.admit_first_kernel(door, doors)
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        _last_words(channel, error)
+        _report_fatal(channel, error)
     served.end(1)
 
 
@@ -81,13 +84,13 @@ def main_without_walls(served: Init, spec: dict, fds: list) -> None:
     """
     channel = socket.socket(fileno=fds[0])
     try:
-        leave_parent(fds)
+        detach_from_parent(fds)
         served.take(spec, False)
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # what our descendants leave behind comes to us
         served.start_first_kernel(spec, fds[1:4])
         served.serve(channel)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
-        _last_words(channel, error)
+        _report_fatal(channel, error)
     served.end(1)
 
 
@@ -107,7 +110,7 @@ def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.soc
         os._exit(1)
 
 
-def _take_trees(spec: dict, fds: list) -> None:
+def _take_volumes(spec: dict, fds: list) -> None:
     """The last descriptors are a sandbox's volumes, in the order of their paths; the spec has them from now on."""
     paths = spec.get("volumes")
     if paths:
@@ -117,14 +120,14 @@ def _take_trees(spec: dict, fds: list) -> None:
 
 def _ask_for_maps(cradle: socket.socket, spec: dict) -> None:
     with cradle:
-        wire.send(cradle, {"uids": spec["uids"], "gids": spec["gids"]})
+        wire.send_frame(cradle, {"uids": spec["uids"], "gids": spec["gids"]})
         if not cradle.recv(1):
             raise RuntimeError("the id maps were not written")
 
 
-def _last_words(channel: socket.socket, error: BaseException) -> None:
+def _report_fatal(channel: socket.socket, error: BaseException) -> None:
     try:
-        wire.send(channel, {"ev": "fatal", "message": f"{type(error).__name__}: {error}"})
+        wire.send_frame(channel, {"ev": "fatal", "message": f"{type(error).__name__}: {error}"})
     except OSError:
         pass
 
@@ -132,7 +135,7 @@ def _last_words(channel: socket.socket, error: BaseException) -> None:
 class Init:
     """Made once, so that a sandbox inherits it ready; `serve` is where a sandbox's own life begins.
 
-    With `walls` it is forked from the cradle, and has nothing imported; without, from the zygote.
+    With `walls` it is forked from the init factory, and has nothing imported; without, from the zygote.
     """
 
     def __init__(self, single: bool, program: bytes, env: dict, *, walls: bool):
@@ -142,34 +145,38 @@ class Init:
         identities = identity.Identities(single, program)
         self._defaults = defaults
         self.adopt_environment = lambda: defaults.adopt(env)
-        self.processes = self._processes = processes.Processes(identities, defaults, self._event, self._reap)
+        self.processes = self._processes = processes.Processes(
+            identities, defaults, self._send_event, self._reap_children
+        )
         self._seed: Any = (
-            fork_server.Seed(self._watch_fd, self._event, self._bury) if walls else fork_server.Itself(self._processes)
+            fork_server.ForkServerClient(self._watch_fd, self._send_event, self._on_child_end)
+            if walls
+            else fork_server.InProcessForkServer(self._processes)
         )
         self._processes.warm = self._seed
-        self._files = files.Files(identities, defaults, self._watch_fd)
-        self._watches = watch.Watches(identities, defaults, self._watch_fd, self._event)
-        self._images = image.Images(self._processes, identities, defaults, self._event)
-        self._elevation = sudo_server.reception(self._processes, self._watch_fd)
+        self._files = files.FileHandlers(identities, defaults, self._watch_fd)
+        self._watches = watch.WatchHandlers(identities, defaults, self._watch_fd, self._send_event)
+        self._images = image.ImageHandlers(self._processes, identities, defaults, self._send_event)
+        self._elevation = sudo_server.sudo_socket(self._processes, self._watch_fd)
         self._python = warm_python.reception(self._processes, self._seed, self._watch_fd)
-        self._memory = memory_watch.Watchman(self._processes, self._event)
+        self._memory = memory_watch.MemoryWatch(self._processes, self._send_event)
         self._verbs = {
             "configure": self._configure,
-            "port_connect": ports.connect,
-            "port_list": ports.listening,
-            "door_open": ports.open_door,
-            "trust": certificates.trust,
+            "port_connect": ports.connect_port,
+            "port_list": ports.list_listening,
+            "door_open": ports.open_listener,
+            "trust": certificates.write_certificates,
             "usage": self._memory.usage,
-            **self._processes.verbs(),
-            **kernel_copies.Branches(self._processes, identities, self._watch_fd, self._event).verbs(),
-            **self._files.verbs(),
-            **self._watches.verbs(),
-            **self._images.verbs(),
-            **freeze.Stillness(self._memory, (self._elevation, self._python)).verbs(),
+            **self._processes.verb_handlers(),
+            **kernel_copies.KernelCopies(self._processes, identities, self._watch_fd, self._send_event).verb_handlers(),
+            **self._files.verb_handlers(),
+            **self._watches.verb_handlers(),
+            **self._images.verb_handlers(),
+            **freeze.SignalFreezer(self._memory, (self._elevation, self._python)).verb_handlers(),
         }
 
     def take(self, spec: dict, walled: bool) -> None:
-        """What is this sandbox's own, of all that was prepared for every one."""
+        """Takes over this sandbox's own settings, after all that was prepared for every one."""
         self._defaults.user = spec["user"]
         self._defaults.places = spec.get("places", {})
         self._defaults.open_files = spec["open_files"] if walled else None
@@ -182,8 +189,8 @@ class Init:
     def be_first_kernel(self, spec: dict, fds: list, door: int, walls) -> None:
         self._processes.be_first_kernel(spec["token"], tuple(fds), door, lambda doors: walls.enter(spec, doors))
 
-    def let_in(self, door: socket.socket, doors: list) -> None:
-        """Opens the door to the first kernel, whenever it comes: what it needs lies there. Others can follow."""
+    def admit_first_kernel(self, door: socket.socket, doors: list) -> None:
+        """Sends the first kernel the descriptors that it needs, whenever it comes. Others can follow."""
         self._seed.doors = doors
         try:
             socket.send_fds(door, [b"d"], doors)
@@ -197,7 +204,7 @@ class Init:
             pid = door.recv(16)
         if not pid:
             raise RuntimeError("the first kernel died before it was let in")
-        self._processes.know_first_kernel(int(pid))
+        self._processes.register_first_kernel(int(pid))
 
     def serve(self, channel: socket.socket) -> None:
         """Never returns."""
@@ -213,20 +220,20 @@ class Init:
 
     def listen(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._reader = wire.Reader(channel)
+        self._reader = wire.FrameReader(channel)
         self._wakeup = sessions.listen_for_children()
         ignore_own_signals()
-        self._watch_fd(self._wakeup, select.POLLIN, self._reap)
+        self._watch_fd(self._wakeup, select.POLLIN, self._reap_children)
         self._watch_fd(self._channel.fileno(), select.POLLIN, self._serve_host)
 
-    def fall_silent(self) -> None:
+    def undo_listen(self) -> None:
         """Undoes `listen`, but for the signals."""
         self._watch_fd(self._wakeup, 0, None)
         self._watch_fd(self._channel.fileno(), 0, None)
         sessions.stop_listening(self._wakeup)
 
     def _watch_fd(self, fd: int, events: int, callback) -> None:
-        """Calls `callback()` when `fd` is ready; `events` 0 forgets it."""
+        """Calls `callback()` when `fd` is ready; `events` 0 removes it."""
         if events:
             self._on_ready[fd] = callback
             self._poll.register(fd, events)
@@ -234,8 +241,8 @@ class Init:
             del self._on_ready[fd]
             self._poll.unregister(fd)
 
-    def _event(self, header: dict, body: bytes = b"") -> None:
-        wire.send(self._channel, header, body)
+    def _send_event(self, header: dict, body: bytes = b"") -> None:
+        wire.send_frame(self._channel, header, body)
 
     def _serve_host(self) -> None:
         if not self._reader.pump():
@@ -246,23 +253,26 @@ class Init:
             for fd in fds:
                 os.close(fd)
             if header["do"] != "seed":
-                self._answer(header, body)
+                self._answer_request(header, body)
 
     def end(self, status: int) -> None:
-        """The host is gone, or has closed us. With pid 1 goes everything; without walls we must see to it."""
+        """Exits: the host is gone, or has closed the channel.
+
+        With pid 1 goes everything; without walls the descendants are killed here.
+        """
         if os.getpid() != 1:
             self._processes.kill_descendants()
         os._exit(status)
 
-    def _answer(self, header: dict, body: bytes) -> None:
+    def _answer_request(self, header: dict, body: bytes) -> None:
         number, verb = header.pop("id", None), header.pop("do", None)
         fds: tuple = ()
         try:
             answer = self._verbs[verb](header, body)
             ok, content, fds = answer if isinstance(answer, tuple) else (answer, b"", ())
-            wire.send(self._channel, {"id": number, "ok": ok}, content, fds)
+            wire.send_frame(self._channel, {"id": number, "ok": ok}, content, fds)
         except _REFUSALS as error:
-            wire.send(self._channel, {"id": number, "err": errors.describe(error)})
+            wire.send_frame(self._channel, {"id": number, "err": errors.describe_error(error)})
         finally:
             for fd in fds:
                 os.close(fd)
@@ -274,19 +284,19 @@ class Init:
             self._elevation.open()
         return {}
 
-    def _reap(self) -> None:
+    def _reap_children(self) -> None:
         try:
             os.read(self._wakeup, 4096)
         except BlockingIOError:
             pass
-        for pid, status, usage in sessions.reap():
-            self._bury(pid, status, usage)
-        sessions.forget_empty()
+        for pid, status, usage in sessions.reap_children():
+            self._on_child_end(pid, status, usage)
+        sessions.remove_empty_sessions()
 
-    def _bury(self, pid: int, status: int, usage) -> None:
-        """A process has ended that init has started, or the seed for it; or one that was left to init."""
+    def _on_child_end(self, pid: int, status: int, usage) -> None:
+        """Handles the end of a process started by init, or by the fork server for it, or reparented to init."""
         self._elevation.ended(pid, status)
         self._python.ended(pid, status)
         self._images.ended(pid, status)
         self._processes.ended(pid, status, usage)
-        self._processes.credit(sessions.ended(pid), usage)
+        self._processes.add_usage(sessions.ended(pid), usage)

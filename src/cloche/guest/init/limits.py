@@ -12,12 +12,12 @@ def limit_process(
     reserved_bytes: int | None = None,
     **_: int,
 ) -> None:
-    """Sets them on the calling process, which cannot raise them again, and on what it starts.
+    """Sets them on the calling process, which cannot raise them again, and on its children.
 
-    What a process has of the zygote's memory is on top: it is shared, and more than a small limit leaves. That is
+    The zygote's memory in a process comes on top: it is shared, and more than a small limit leaves. That is
     `reserved_bytes`, or all that this process has; the same for all of a sandbox, whether they have it or not.
     """
-    data_bytes = data_bytes and data_bytes + (reserved_bytes or data_of_this_process())
+    data_bytes = data_bytes and data_bytes + (reserved_bytes or own_data_bytes())
     wanted = (
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_DATA, data_bytes),
@@ -30,7 +30,7 @@ def limit_process(
             resource.setrlimit(kind, (value, value))
 
 
-def data_of_this_process() -> int:
-    """What counts against RLIMIT_DATA now, and the stack."""
+def own_data_bytes() -> int:
+    """The bytes that count against RLIMIT_DATA now, and the stack."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,4 +1,7 @@
-"""Where there are no cgroups, init watches memory itself and ends the largest context. It can be outrun."""
+"""The memory watch: without cgroups, init checks memory itself and ends the largest process.
+
+It can be outrun.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import time
 _PERIOD_SECONDS = 0.25
 
 
-class Watchman:
+class MemoryWatch:
     def __init__(self, processes, event):
         self.limit_bytes = None
         self.resting = False  # nobody runs who could use more
@@ -26,9 +29,9 @@ class Watchman:
         if not self.limit_bytes or self.resting or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _PERIOD_SECONDS
-        if _most() + _space_used() <= self.limit_bytes:
+        if _upper_bound_bytes() + _space_used() <= self.limit_bytes:
             return
-        held = _held(self.zygote_bytes)
+        held = _bytes_by_pid(self.zygote_bytes)
         if sum(held.values()) + _space_used() > self.limit_bytes and held:
             largest = max(held, key=held.__getitem__)
             kernel = self._processes.kernel_of(largest)
@@ -37,12 +40,12 @@ class Watchman:
             os.kill(largest, signal.SIGKILL)
 
     def usage(self, *_) -> dict:
-        """What all of the sandbox uses, as far as can be told from inside; nothing where others are seen as well."""
+        """The usage of the whole sandbox as seen from inside; zeros where other processes are visible as well."""
         if os.getpid() != 1:
             return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
-        pids = _pids()
+        pids = _list_pids()
         return {
-            "memory_bytes": sum(_held(self.zygote_bytes).values()),
+            "memory_bytes": sum(_bytes_by_pid(self.zygote_bytes).values()),
             "space_bytes": _space_used(),
             "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
         }
@@ -58,28 +61,28 @@ def _cpu_ticks(pid: int) -> int:
     return sum(map(int, fields[11:15]))
 
 
-def _pids() -> list:
+def _list_pids() -> list:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _most() -> int:
-    """More than all processes can hold, which is told at once: to tell what is whose takes milliseconds for each."""
-    return sum(_pages(pid)[0] for pid in _pids() if pid != 1) * os.sysconf("SC_PAGESIZE")
+def _upper_bound_bytes() -> int:
+    """An upper bound of all processes' memory, read quickly: exact shares take milliseconds per process."""
+    return sum(_resident_pages(pid)[0] for pid in _list_pids() if pid != 1) * os.sysconf("SC_PAGESIZE")
 
 
-def _held(zygote_bytes: int) -> dict:
-    """By its pid, what each process but init has."""
-    return {pid: _own_bytes(pid, zygote_bytes) for pid in _pids() if pid != 1}
+def _bytes_by_pid(zygote_bytes: int) -> dict:
+    """The bytes held by each process but init, by pid."""
+    return {pid: _own_bytes(pid, zygote_bytes) for pid in _list_pids() if pid != 1}
 
 
 def _own_bytes(pid: int, zygote_bytes: int) -> int:
-    """What is that process's own, and its share of what it has together with its copies; the zygote's does not count.
+    """The private bytes of a process, and its share of memory common with its copies, without the zygote's.
 
-    Where only its size is told, each of several copies counts in full; and a program that has nothing of the zygote's
-    counts as less than it has: it cannot be told from one that has.
+    Where only its size can be read, each of several copies counts in full; and a program without the zygote's
+    memory counts as less than it has: the two cases cannot be told apart.
     """
     try:
-        rows = _rollup(pid)
+        rows = _read_rollup(pid)
     except PermissionError:  # of another uid, or behind other rules of Landlock's, as kernels are
         return max(anonymous_bytes(pid) - zygote_bytes, 0)
     except OSError:
@@ -89,20 +92,20 @@ def _own_bytes(pid: int, zygote_bytes: int) -> int:
     return max(own, shared) + rows.get("Swap", 0)
 
 
-def _rollup(pid: int) -> dict:
+def _read_rollup(pid: int) -> dict:
     with open(f"/proc/{pid}/smaps_rollup") as file:
         rows = [line.split() for line in file if line.startswith(("Private_", "Pss_Anon:", "Swap:"))]
     return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in rows}
 
 
 def anonymous_bytes(pid: int) -> int:
-    """All that is not a file's."""
-    resident, of_files = _pages(pid)
+    """All resident memory that is not backed by a file."""
+    resident, of_files = _resident_pages(pid)
     return (resident - of_files) * os.sysconf("SC_PAGESIZE")
 
 
-def _pages(pid: int) -> tuple:
-    """In memory, and how many of these are a file's."""
+def _resident_pages(pid: int) -> tuple:
+    """Resident pages, and how many of these belong to files."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             _, resident, of_files, *_ = map(int, file.read().split())

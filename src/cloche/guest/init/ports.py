@@ -1,4 +1,4 @@
-"""Programs that listen inside: which ports they have, and connections from the host to them."""
+"""TCP ports of a sandbox: the listening ones, and connections from the host to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LISTENS = "0A"
 _ON_ITS_WAY = (0, errno.EINPROGRESS)
 
 
-def connect(header: dict, _: bytes) -> tuple:
+def connect_port(header: dict, _: bytes) -> tuple:
     """A TCP connection to `port` on the sandbox's own loopback, handed over as a descriptor.
 
     It may be on its way still: the host waits for it. Init never does, since a program that listens and does not
@@ -29,8 +29,8 @@ def connect(header: dict, _: bytes) -> tuple:
         return {}, b"", (connection.detach(),)
 
 
-def listening(header: dict, _: bytes) -> dict:
-    """The TCP ports on which somebody listens, the lowest first. A kernel without IPv6 has one table only."""
+def list_listening(header: dict, _: bytes) -> dict:
+    """The TCP ports with a listener, the lowest first. A kernel without IPv6 has one table only."""
     found = set()
     for table in _TABLES:
         if os.path.exists(table):
@@ -46,8 +46,8 @@ def listening(header: dict, _: bytes) -> dict:
 _BACKLOG = 512
 
 
-def open_door(header: dict, _: bytes) -> tuple:
-    """Init keeps nothing of it: what is accepted goes past it. Port 0 is one that is free."""
+def open_listener(header: dict, _: bytes) -> tuple:
+    """Opens a listener and hands it over; init keeps nothing of it. Port 0 is one that is free."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", header["port"]))

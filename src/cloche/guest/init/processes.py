@@ -1,6 +1,7 @@
-"""Kernels, commands and terminals: everything that init forks, and what it has forked by a seed.
+"""Kernels, commands and terminals: all processes that init forks, itself or by the fork server.
 
-Init has nothing imported: what only a process can do that has (see `seed.py`) is imported there when it is done.
+Init has nothing imported: modules that only a warm process needs (see `fork_server`) are imported there when
+used.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ import time
 from typing import Any
 
 from cloche.guest.init import identity, sessions
-from cloche.guest.init.children import KERNEL_FDS, Child, Start, pass_through, take_descriptors, words_of
+from cloche.guest.init.children import (
+    KERNEL_FDS,
+    ChildProcess,
+    ProgramStart,
+    command_words,
+    enter_enclosure,
+    take_descriptors,
+)
 from cloche.guest.init.defaults import Defaults
 from cloche.guest.init.limits import limit_process
-from cloche.guest.init.programs import OWN_SIGNALS, NoRoom, NoSeed, default_signals, enter, exec_program
+from cloche.guest.init.programs import OWN_SIGNALS, NoForkServer, TooManyProcesses, default_signals, enter, exec_program
 from cloche.guest.languages import languages
 from cloche.guest.python import script
 from cloche.linux import syscalls
@@ -28,16 +36,16 @@ from cloche.linux import syscalls
 _FORK_TRIES, _FORK_PAUSE_SECONDS = 25, 0.02
 
 
-class ProcessNotFound(LookupError):
+class UnknownProcess(LookupError):
     code = "process_not_found"
 
 
-class KernelNotFound(LookupError):
+class UnknownKernel(LookupError):
     code = "context_not_found"
 
 
 class Processes:
-    """`warm`: who forks what is to find everything imported, a `seed.Seed`."""
+    """`warm`: the `fork_server.ForkServerClient` that forks processes with everything imported."""
 
     def __init__(self, identities: identity.Identities, defaults: Defaults, event, reap):
         self._identities = identities
@@ -49,14 +57,14 @@ class Processes:
         self._kernels: dict = {}
         self._commands: dict = {}
 
-    def verbs(self) -> dict:
+    def verb_handlers(self) -> dict:
         return {
             "kernel_start": self.start_kernel,
             "kernel_signal": self.signal_kernel,
             "process_start": self.start_command,
             "process_signal": self.signal_command,
             "process_list": self.list,
-            "stirring": self.is_stirring,
+            "stirring": self.is_active,
         }
 
     def configure(self, header: dict) -> None:
@@ -75,90 +83,93 @@ class Processes:
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
         token, language = os.urandom(8).hex(), header.get("language") or "python"
-        become_kernel, make_room = languages.starter(language, KERNEL_FDS, token, self._defaults)
+        become_kernel, make_room = languages.kernel_starter(language, KERNEL_FDS, token, self._defaults)
         ours, theirs = self.make_wires(user)
         order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}
         pid = self._fork_warm(order, b"", theirs, (*theirs, *ours)) if language == "python" else None
         if pid is None:
             pid = self.fork(*theirs, *ours)
             if pid == 0:
-                self._in_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
+                self._run_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
         for fd in theirs:
             os.close(fd)
-        self._kernels[name] = Child(name, pid, f"{language} kernel", user, cwd)
+        self._kernels[name] = ChildProcess(name, pid, f"{language} kernel", user, cwd)
         return {"pid": pid, "token": token}, b"", ours
 
     def _fork_warm(self, order: dict, body: bytes, fds: tuple, held: tuple) -> int | None:
-        """A fork in which everything is imported, with these descriptors; None if there is nobody to fork it.
+        """A fork with everything imported, with these descriptors; None without a fork server.
 
-        Raises NoRoom, and closes `held`.
+        Raises TooManyProcesses, and closes `held`.
         """
         if not self.warm.is_there:
             return None
         try:
             return self.warm.fork({**order, **self._defaults.limits()}, body, fds)
-        except NoSeed:
+        except NoForkServer:
             return None
-        except NoRoom:
+        except TooManyProcesses:
             for fd in held:
                 os.close(fd)
             raise
 
-    def fork_to_attend(self, connection: int) -> int:
-        """A fork in which everything is imported, for who has connected: see `warm_python`. Raises NoSeed, NoRoom."""
+    def fork_connection_handler(self, connection: int) -> int:
+        """A fork with everything imported that serves a connection: see `warm_python`.
+
+        Raises NoForkServer, TooManyProcesses.
+        """
         return int(self.warm.fork({"kind": "attend", **self._defaults.limits()}, b"", (connection,)))
 
     def become(self, order: dict, body: bytes, fds: list) -> None:
-        """In a fork in which everything is imported: becomes what was ordered. Never returns."""
+        """In a fork with everything imported: becomes the ordered process. Never returns."""
         self._defaults.take_limits(order)
         if order["kind"] == "attend":
             from cloche.guest.init import warm_python
 
-            warm_python.attend(fds[0], self)
+            warm_python.serve_connection(fds[0], self)
         elif order["kind"] == "kernel":
             work, outputs, stdin = languages.become_python, (KERNEL_FDS, order["token"]), None
-            self._in_child(order["user"], order["cwd"], order["env"], tuple(fds), stdin, lambda: work(*outputs))
+            self._run_child(order["user"], order["cwd"], order["env"], tuple(fds), stdin, lambda: work(*outputs))
         else:
             outputs, stdin = tuple(fds[:2]), fds[2] if len(fds) > 2 else None
-            run, terminal = lambda: script.run(order["script"], body), bool(order["terminal"])
-            self._in_child(order["user"], order["cwd"], order["env"], outputs, stdin, run, terminal)
+            run, terminal = lambda: script.run_script(order["script"], body), bool(order["terminal"])
+            self._run_child(order["user"], order["cwd"], order["env"], outputs, stdin, run, terminal)
         os._exit(127)
 
     def make_wires(self, user: str) -> tuple:
         """Channel, stdout and stderr of a kernel of that user's: the host's ends, and the kernel's."""
         ours, theirs = socket.socketpair()
         (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        self._give(user, out, err)
+        self._give_pipes(user, out, err)
         return (ours.detach(), out_read, err_read), (theirs.detach(), out, err)
 
     def start_first_kernel(self, token: str, fds: tuple) -> None:
         """The kernel that every sandbox begins with. The host has its other ends already: there is no answer."""
         pid = syscalls.fork_bare()
         if pid == 0:
-            user, cwd, env = self._defaults.first_place()
-            self._in_child(user, cwd, env, fds, None, lambda: languages.become_python(KERNEL_FDS, token))
-        self.know_first_kernel(pid)
+            user, cwd, env = self._defaults.first_kernel_settings()
+            self._run_child(user, cwd, env, fds, None, lambda: languages.become_python(KERNEL_FDS, token))
+        self.register_first_kernel(pid)
 
     def be_first_kernel(self, token: str, fds: tuple, door: int, enter) -> None:
-        """In a process that the zygote has forked beside init: waits at the door, then is the first kernel."""
-        user, cwd, env = self._defaults.first_place()
+        """In a process that the zygote has forked beside init: waits to be admitted, then is the first kernel."""
+        user, cwd, env = self._defaults.first_kernel_settings()
         channels: list = []
         kernel = self.kernels
-        first = lambda: channels.append(pass_through(kernel, token, enter))  # noqa: E731
-        self._in_child(user, cwd, env, (*fds, door), None, lambda: kernel.serve(*channels), first=first)
+        first = lambda: channels.append(enter_enclosure(kernel, token, enter))  # noqa: E731
+        self._run_child(user, cwd, env, (*fds, door), None, lambda: kernel.serve(*channels), first=first)
 
-    def know_first_kernel(self, pid: int) -> None:
-        user, cwd, _ = self._defaults.first_place()
-        self.know_kernel(Child("0", pid, "python kernel", user, cwd))
+    def register_first_kernel(self, pid: int) -> None:
+        user, cwd, _ = self._defaults.first_kernel_settings()
+        self.register_kernel(ChildProcess("0", pid, "python kernel", user, cwd))
 
-    def know_kernel(self, child: Child) -> None:
+    def register_kernel(self, child: ChildProcess) -> None:
         self._kernels[child.name] = child
 
-    def forget_kernel(self, child: Child) -> None:
+    def remove_kernel(self, child: ChildProcess) -> None:
         if self._kernels.get(child.name) is child:
             del self._kernels[child.name]
 
-    def kernel(self, name: str) -> Child | None:
+    def kernel(self, name: str) -> ChildProcess | None:
         return self._kernels.get(name)
 
     def knows(self, pid: int) -> bool:
@@ -167,7 +178,7 @@ class Processes:
     def signal_kernel(self, header: dict, _: bytes) -> dict:
         child = self._kernels.get(header["kernel"])
         if child is None:
-            raise KernelNotFound(f"no kernel {header['kernel']!r}")
+            raise UnknownKernel(f"no kernel {header['kernel']!r}")
         if header.get("group"):
             sessions.signal_session(child.pid, header["signal"], header.get("brief", False))
         else:
@@ -175,8 +186,8 @@ class Processes:
         return {}
 
     def kernel_of(self, pid: int) -> str | None:
-        """The name of the kernel in whose session `pid` runs."""
-        known = {pid, *sessions.lineage_of(pid)}
+        """The name of the kernel that has `pid` in its session."""
+        known = {pid, *sessions.session_lineage(pid)}
         return next((name for name, child in self._kernels.items() if child.pid in known), None)
 
     # --- commands and terminals
@@ -189,15 +200,15 @@ class Processes:
         if not header.get("make_cwd", True):
             self._check_directory(user, cwd)
         order = header.get("script")
-        argv = words_of(header)
-        work = (lambda: script.run_afresh(order, body)) if order else (lambda: exec_program(argv, env))
+        argv = command_words(header)
+        work = (lambda: script.exec_interpreter(order, body)) if order else (lambda: exec_program(argv, env))
         warm = {"kind": "script", "script": order, "user": user, "cwd": cwd, "env": env} if order else None
         start = self._start_in_terminal if header.get("pty") else self._start_with_pipes
-        pid, fds = start(header, user, cwd, env, Start(work, warm, body))
-        self._commands[name] = Child(name, pid, header.get("command") or " ".join(argv), user, cwd)
+        pid, fds = start(header, user, cwd, env, ProgramStart(work, warm, body))
+        self._commands[name] = ChildProcess(name, pid, header.get("command") or " ".join(argv), user, cwd)
         return {"pid": pid}, b"", fds
 
-    def _launch(
+    def _launch_command(
         self,
         user: str,
         cwd: str,
@@ -205,7 +216,7 @@ class Processes:
         outputs: tuple,
         stdin: int | None,
         held: tuple,
-        start: Start,
+        start: ProgramStart,
         terminal=False,
     ) -> int:
         """Forks a command, with everything imported if it is such a one. Closes `held` if it cannot."""
@@ -216,31 +227,31 @@ class Processes:
                 return pid
         pid = self.fork(*held)
         if pid == 0:
-            self._in_child(user, cwd, env, outputs, stdin, start.work, terminal)
+            self._run_child(user, cwd, env, outputs, stdin, start.work, terminal)
         return pid
 
-    def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, start: Start) -> tuple:
+    def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, start: ProgramStart) -> tuple:
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        self._give(user, out[1], err[1])
+        self._give_pipes(user, out[1], err[1])
         stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
         held = (*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
-        pid = self._launch(user, cwd, env, (out[1], err[1]), stdin_read, held, start)
+        pid = self._launch_command(user, cwd, env, (out[1], err[1]), stdin_read, held, start)
         for fd in (out[1], err[1], stdin_read):
             if fd is not None:
                 os.close(fd)
         return pid, (out[0], err[0]) if stdin_write is None else (out[0], err[0], stdin_write)
 
-    def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, start: Start) -> tuple:
+    def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, start: ProgramStart) -> tuple:
         rows, columns = header["pty"]
         master, slave = self.open_terminal(user)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env.setdefault("TERM", "xterm-256color")
-        pid = self._launch(user, cwd, env, (slave, slave), slave, (master, slave), start, terminal=True)
+        pid = self._launch_command(user, cwd, env, (slave, slave), slave, (master, slave), start, terminal=True)
         os.close(slave)
         return pid, (master,)
 
     def open_terminal(self, user: str) -> tuple:
-        """Both sides of a new one. It belongs to whoever opens it."""
+        """Both sides of a new terminal, owned by `user`."""
         self._identities.act_on_files_as(user)
         try:
             return pty.openpty()
@@ -257,7 +268,7 @@ class Processes:
     def signal_command(self, header: dict, _: bytes) -> dict:
         child = self._commands.get(header["process"])
         if child is None:
-            raise ProcessNotFound(f"no process {header['process']!r}")
+            raise UnknownProcess(f"no process {header['process']!r}")
         if header.get("group", True):
             sessions.signal_session(child.pid, header["signal"], header.get("brief", False))
         else:
@@ -269,13 +280,13 @@ class Processes:
 
     # --- both
 
-    def is_stirring(self, header: dict, _: bytes) -> dict:
+    def is_active(self, header: dict, _: bytes) -> dict:
         """Whether something in the session of a command or a kernel runs just now."""
         child = self._kernels.get(header.get("kernel")) or self._commands.get(header.get("process"))
-        return {"stirring": child is not None and sessions.is_stirring(child.pid)}
+        return {"stirring": child is not None and sessions.is_active(child.pid)}
 
     def fork(self, *held: int, patient: bool = True) -> int:
-        """A fork. Should it fail, `held`, what was opened for the child, is closed. Raises NoRoom.
+        """Forks. If that fails, `held`, the descriptors opened for the child, are closed. Raises TooManyProcesses.
 
         Init ignores signals that its children must not miss: they wait until the child has set its own dispositions.
         """
@@ -288,7 +299,7 @@ class Processes:
             for fd in held:
                 os.close(fd)
             if isinstance(error, BlockingIOError):
-                raise NoRoom from None
+                raise TooManyProcesses from None
             raise
         finally:
             if pid:
@@ -304,14 +315,14 @@ class Processes:
                 time.sleep(_FORK_PAUSE_SECONDS)
         return syscalls.fork_bare()
 
-    def _give(self, user: str, *fds: int) -> None:
-        """Makes pipes the user's own, who may then open them again by name (`> /dev/stderr`)."""
+    def _give_pipes(self, user: str, *fds: int) -> None:
+        """Gives pipes to the user, so that programs can open them again by name (`> /dev/stderr`)."""
         uid = self._identities.uid(user)
         if not self._identities.single:
             for fd in fds:
                 os.fchown(fd, uid, uid)
 
-    def _in_child(
+    def _run_child(
         self, user: str, cwd: str, env: dict, outputs: tuple, stdin: int | None, work, terminal=False, first=None
     ) -> None:
         """Turns a fresh fork into `user`'s process with its descriptors in place, then does `work`. Never returns."""
@@ -344,15 +355,15 @@ class Processes:
     def become_program(self, user: str, cwd: str, env: dict, argv, fds, umask: int, terminal=False) -> None:
         """In a fresh fork: becomes that program, with stdin, stdout and stderr from `fds`. Never returns."""
         os.umask(umask)
-        self._in_child(user, cwd, env, (fds[1], fds[2]), fds[0], lambda: exec_program(argv, env), terminal)
+        self._run_child(user, cwd, env, (fds[1], fds[2]), fds[0], lambda: exec_program(argv, env), terminal)
 
     def become_user(self, user: str) -> None:
-        """In a fresh fork: is `user` from now on, within the limits of what that one may use."""
+        """In a fresh fork: becomes `user` for good, with that user's limits."""
         self._identities.become(user)
         limit_process(**self._defaults.limits())
 
     def inherited_environment(self) -> dict:
-        """What is the same in this process as when its modules were imported."""
+        """The environment of this process when its modules were imported."""
         return self._defaults.inherited
 
     def kill_descendants(self) -> None:
@@ -378,8 +389,8 @@ class Processes:
                     self._event({"ev": event, key: name, "status": status, "cpu": cpu, "rss": rss})
                     return
 
-    def credit(self, session: int | None, usage) -> None:
-        """What a program has used that init forked for a command counts as the command's."""
+    def add_usage(self, session: int | None, usage) -> None:
+        """Adds the usage of a program that init forked for a command to the command's."""
         for child in self._commands.values() if session is not None else ():
             if child.pid == session:
                 child.cpu_seconds += usage.ru_utime + usage.ru_stime

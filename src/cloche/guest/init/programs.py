@@ -1,4 +1,4 @@
-"""What a fresh fork does on its way to being a program."""
+"""Steps of a fresh fork on its way to being a program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from cloche.linux import syscalls
 OWN_SIGNALS = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)  # init ignores these, and a program must not
 
 
-def leave_parent(keep: list) -> None:
-    """Nothing of the parent's but these descriptors comes with us."""
+def detach_from_parent(keep: list) -> None:
+    """Detaches from the parent: keeps only these descriptors."""
     _signal.set_wakeup_fd(-1)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
@@ -30,11 +30,11 @@ def close_others(keep: list) -> None:
     syscalls.close_from(lowest)
 
 
-class NoSeed(Exception):
-    """Nobody is there to fork what is to find everything imported: see `seed.py`."""
+class NoForkServer(Exception):
+    """There is no fork server to fork a process with everything imported: see `fork_server`."""
 
 
-class NoRoom(ValueError):
+class TooManyProcesses(ValueError):
     """The sandbox has as many processes as it may have."""
 
     code = "invalid_request"
@@ -66,7 +66,7 @@ def enter(cwd: str, root: str) -> None:
 
 
 def ignore_own_signals() -> None:
-    """In what runs as long as the sandbox: they are for its programs."""
+    """For processes that run as long as the sandbox: these signals are for its programs."""
     for ignored in (*OWN_SIGNALS, _signal.SIGPIPE):
         _signal.signal(ignored, _signal.SIG_IGN)
 

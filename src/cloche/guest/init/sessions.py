@@ -1,4 +1,4 @@
-"""Processes as the system sees them: who has ended, who belongs to a session, and how to end all of one."""
+"""Sessions of processes: ended children, the members of a session, and how to end all of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _on_child(*_) -> None:
     """A handler must be set for the wake-up descriptor to be written to."""
 
 
-def reap() -> Iterator[tuple]:
+def reap_children() -> Iterator[tuple]:
     """Collects children that have ended: (pid, wait status, resource usage) of each. Does not wait."""
     while True:
         try:
@@ -58,7 +58,7 @@ def session_of(pid: int) -> int | None:
     return int(fields[3]) if len(fields) > 3 and fields[0] != b"Z" else None
 
 
-def adopt(session: int, asker: int) -> None:
+def adopt_session(session: int, asker: int) -> None:
     """From now on `session` belongs to that of the process `asker`, as if that process had started its programs."""
     try:
         _parents[session] = os.getsid(asker)
@@ -67,7 +67,7 @@ def adopt(session: int, asker: int) -> None:
 
 
 def ended(pid: int) -> int | None:
-    """A child has ended. If it led an adopted session, the session that was first in asking for it."""
+    """Handles the end of a child. If it led an adopted session, returns the session that first asked for it."""
     if pid not in _parents:
         return None
     _leaderless.add(pid)
@@ -77,17 +77,17 @@ def ended(pid: int) -> int | None:
     return first
 
 
-def forget_empty() -> None:
-    """Lets go of adopted sessions of which no process is left: their numbers may come again."""
+def remove_empty_sessions() -> None:
+    """Removes adopted sessions without processes: their numbers may come again."""
     if _leaderless:
-        gone = _leaderless - {session_of(pid) for pid in _pids()}
+        gone = _leaderless - {session_of(pid) for pid in _list_pids()}
         for session in gone:
             del _parents[session]
         _leaderless.difference_update(gone)
 
 
-def lineage_of(pid: int) -> list:
-    """The session of a process that still runs, then that which asked for it, and so on."""
+def session_lineage(pid: int) -> list:
+    """The session of a process that still runs, then the session that asked for it, and so on."""
     found: list = []
     session = session_of(pid)
     while session is not None and session not in found:
@@ -96,9 +96,12 @@ def lineage_of(pid: int) -> list:
     return found
 
 
-def is_stirring(session: int) -> bool:
-    """Whether a process of it runs, or would if it got a processor. All others wait for something, or have ended."""
-    return any(_state_of(pid) in (b"R", b"D") for pid in _members(session))
+def is_active(session: int) -> bool:
+    """Whether a process of it runs, or would if it got a processor.
+
+    All others wait for something, or have ended.
+    """
+    return any(_state_of(pid) in (b"R", b"D") for pid in _session_members(session))
 
 
 def _state_of(pid: int) -> bytes:
@@ -115,39 +118,40 @@ def children_of(pid: int) -> list:
 
 
 def signal_session(session: int, number: int, brief: bool = False) -> None:
-    """Signals every process of a session. `brief`: they stand still, and nobody waits for the end of who is killed.
+    """Signals every process of a session. `brief`: they stand still, and the end of killed ones is not awaited.
 
-    The leader is one even if it has only just been forked and has not come to make its session.
+    The leader is a member even if it has only just been forked and has not made its session yet.
     """
     if number == signal.SIGKILL:
         _kill_session(session, _BRIEF_SECONDS if brief else _KILL_SECONDS)
     else:
-        _signal_all(_members(session), number)
+        _signal_all(_session_members(session), number)
 
 
 def _kill_session(session: int, seconds: float) -> None:
-    """All are stopped first: a fork bomb outruns one-by-one.
+    """Kills all members. They are stopped first: a fork bomb outruns killing one by one.
 
-    Who was in the middle of a fork when it was stopped finishes it, and its child comes after we have looked. So we
-    look until nobody is left; who cannot be ended within these seconds is in the kernel's hands, and ends there.
+    A process that was in the middle of a fork when it was stopped finishes it, and its child appears after the
+    listing. So the listing is repeated until none is left; a process that cannot be ended in time is held by the
+    kernel, and ends there.
     """
     stopped: set = set()
-    while (members := _members(session)) - stopped:
+    while (members := _session_members(session)) - stopped:
         _signal_all(members - stopped, signal.SIGSTOP)
         stopped |= members
     until = time.monotonic() + seconds
     while members and time.monotonic() < until:
         _signal_all(members, signal.SIGKILL)
         time.sleep(_LOOK_SECONDS)
-        members = _members(session)
+        members = _session_members(session)
 
 
-def _members(session: int) -> set:
+def _session_members(session: int) -> set:
     leader = {session} if session_of(session) is not None else set()
-    return leader | {pid for pid in _pids() if session in lineage_of(pid)}
+    return leader | {pid for pid in _list_pids() if session in session_lineage(pid)}
 
 
-def _pids() -> list:
+def _list_pids() -> list:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 

@@ -1,7 +1,7 @@
-"""The kernel's end of its channel: frames, the marks that order them among the output, and who may not use it.
+"""The kernel's end of its channel: frames, and the marks that order them among the output.
 
-A process that the user's code forks shares our descriptors until it execs; it must never speak for the kernel. So
-they are close-on-exec, are closed in every forked child, and every send checks the process id.
+A process that the user's code forks shares these descriptors until it execs; it must never speak for the
+kernel. So they are close-on-exec, are closed in every forked child, and every send checks the process id.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from cloche.guest.kernel.interrupts import Interrupts
 _NO_BYTES = bytes(4)  # as FIONREAD counts them
 WAKE_MILLISECONDS = 200  # Python sees a signal that came just before a blocking call only after it
 
-_live: list = []  # the channel of this process, if it is a kernel
+_open_channels: list = []  # the channel of this process, if it is a kernel
 
 
 def _close_in_forked_child() -> None:
-    while _live:
-        _live.pop().abandon()
+    while _open_channels:
+        _open_channels.pop().abandon()
 
 
 os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
-class Channel:
+class KernelChannel:
     """Frames to and from the host. Sends may come from any thread; receiving is the main loop's."""
 
     def __init__(self, channel_fd: int, stdout_fd: int, stderr_fd: int, token: str, interrupts: Interrupts):
@@ -47,12 +47,12 @@ class Channel:
         self._mark = 0
         self._held: list = []
         self.interrupts = interrupts
-        self._reader = wire.Reader(self._sock)
+        self._reader = wire.FrameReader(self._sock)
         self._frames: list = []
         self._lock = threading.Lock()
         self._main = threading.main_thread().ident
         self._sender = 0
-        _live.append(self)
+        _open_channels.append(self)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -63,7 +63,7 @@ class Channel:
         return os.getpid() == self.pid
 
     def close(self) -> None:
-        _live.remove(self)
+        _open_channels.remove(self)
         self.abandon()
 
     def abandon(self) -> None:
@@ -77,21 +77,21 @@ class Channel:
     def send(self, header: dict, body: bytes = b"") -> None:
         """Sends one frame that has no place in the order of the output."""
         if self.ours:
-            self._exclusively(self._write, wire.encode(header, body))
+            self._run_exclusively(self._send_bytes, wire.encode_frame(header, body))
 
     def hold(self, header: dict, body: bytes = b"") -> None:
         """Keeps a marked frame back until the next `post`: nothing of the program can come in between."""
         self._held.append((header, body))
 
     def post(self, header: dict, body: bytes = b"") -> None:
-        """Sends what was held and this marked frame, behind one mark."""
+        """Sends the held frames and this marked frame, behind one mark."""
         if not self.ours:
             return
         self._held.append((header, body))
         if self._sender != get_ident():  # else: a flush below called the program, which displays; it goes along
-            self._exclusively(self._send_held)
+            self._run_exclusively(self._send_held)
 
-    def _exclusively(self, step: Any, *given: Any) -> None:
+    def _run_exclusively(self, step: Any, *given: Any) -> None:
         sender = get_ident()
         main = sender == self._main
         if main:
@@ -108,20 +108,20 @@ class Channel:
                 self.interrupts.release()
 
     def _send_held(self) -> None:
-        flush(sys.stdout)
-        flush(sys.stderr)
+        flush_quietly(sys.stdout)
+        flush_quietly(sys.stderr)
         frames, self._held = self._held, []
         if not frames:
             return  # another thread has taken them along
-        if frames[-1][0]["ev"] == "ended" and self._all_is_read():
+        if frames[-1][0]["ev"] == "ended" and self._is_output_read():
             mark = None
         else:
             mark = self._mark = self._mark + 1
             for pipe in self.pipes:
-                _write_fully(pipe, wire.mark_bytes(self._token, mark))
-        self._write(b"".join([wire.encode({**header, "mark": mark}, body) for header, body in frames]))
+                _write_mark(pipe, wire.mark_bytes(self._token, mark))
+        self._send_bytes(b"".join([wire.encode_frame({**header, "mark": mark}, body) for header, body in frames]))
 
-    def _all_is_read(self) -> bool:
+    def _is_output_read(self) -> bool:
         """Whether the host has all that was written until now, and so before a frame that is sent next."""
         try:
             unread = [ioctl(pipe, termios.FIONREAD, _NO_BYTES) for pipe in self.pipes]
@@ -129,7 +129,7 @@ class Channel:
             return False
         return unread == [_NO_BYTES, _NO_BYTES]
 
-    def _write(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes) -> None:
         try:
             self._sock.sendall(data)
         except OSError:
@@ -139,7 +139,7 @@ class Channel:
         """The next (header, body) from the host, descriptors as the header's `wires`; None at the end of the stream."""
         while not self._frames:
             try:
-                self._incoming().poll()
+                self._poll_incoming().poll()
                 if not self._reader.pump():
                     return None
             except (OSError, ValueError, wire.WireError):  # ValueError: it is closed
@@ -155,8 +155,8 @@ class Channel:
         return bool(self._frames)
 
     def interrupts_run(self, run: Any) -> bool:
-        """Whether the host has said that it interrupts that run, by what has come so far."""
-        incoming = self._incoming()
+        """Whether the host has announced an interrupt of that run in the frames received so far."""
+        incoming = self._poll_incoming()
         try:
             while incoming.poll(0) and self._reader.pump():
                 self._frames += self._reader.take()
@@ -167,28 +167,30 @@ class Channel:
     def wait(self) -> None:
         """Blocks until `receive` would not. An interrupt may break it without losing a byte."""
         if not self._frames:
-            incoming = self._incoming()
+            incoming = self._poll_incoming()
             while not incoming.poll(WAKE_MILLISECONDS):
                 continue
 
-    def _incoming(self) -> poll:
-        """To wait for bytes by. Who waits in recvmsg is woken also by the host's reading of what was sent before.
+    def _poll_incoming(self) -> poll:
+        """A poll object for received bytes.
 
-        A new one each time: a handler of the program's may come to wait while we do.
+        A wait in recvmsg would also wake when the host reads bytes sent earlier.
+
+        A new one each time: a signal handler of the program may wait on the channel during this wait.
         """
         incoming = poll()
         incoming.register(self._sock, POLLIN)
         return incoming
 
 
-def flush(stream: Any) -> None:
+def flush_quietly(stream: Any) -> None:
     try:
         stream.flush()
     except BaseException:  # noqa: BLE001 - a stream that the program put there may do anything
         pass
 
 
-def _write_fully(fd: int, data: bytes) -> None:
+def _write_mark(fd: int, data: bytes) -> None:
     while True:
         try:
             os.write(fd, data)  # shorter than PIPE_BUF: all or nothing

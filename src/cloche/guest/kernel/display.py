@@ -1,4 +1,4 @@
-"""What a cell shows: values become MIME bundles, bundles become display frames."""
+"""Display output of cells: values become MIME bundles, bundles become display frames."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ from IPython.core.formatters import BaseFormatter, DisplayFormatter, JSONFormatt
 from traitlets import ObjectName, Unicode
 
 from cloche.guest.kernel import figures, notices, pil_images
-from cloche.guest.kernel.channel import Channel
+from cloche.guest.kernel.channel import KernelChannel
 
 # The data of a DataFrame, as JSON values.
 
-MIME = "application/vnd.cloche.data+json"
-MAX_ROWS = 5_000
-MAX_VALUES = 100_000
-MAX_WHOLE_VALUES = 1_000_000
+DATA_MIME = "application/vnd.cloche.data+json"
+MAX_DATAFRAME_ROWS = 5_000
+MAX_DATAFRAME_VALUES = 100_000
+MAX_WHOLE_DATAFRAME_VALUES = 1_000_000
 
-whole = [False]  # whether this run's frames are given whole or not at all
+send_whole = [False]  # whether this run's frames are given whole or not at all
 
 
-def columns(frame: Any) -> dict | None:
+def frame_columns(frame: Any) -> dict | None:
     """`{column: [values]}` as `to_dict(orient="list")` gives it, times as ISO 8601 strings.
 
-    Of a big frame only the first rows: at most MAX_ROWS, and no more than MAX_VALUES values in all. Where `whole`, all
-    rows, or None and a line on stderr for a frame of more than MAX_WHOLE_VALUES values.
+    Of a big frame only the first rows: at most MAX_DATAFRAME_ROWS, and no more than MAX_DATAFRAME_VALUES values
+    in all. Where `send_whole`, all rows, or None and a line on stderr for a frame of more than
+    MAX_WHOLE_DATAFRAME_VALUES values.
     """
-    if whole[0] and frame.size > MAX_WHOLE_VALUES:
-        notices.tell(f"the data of a DataFrame of {frame.size} values was left out: {MAX_WHOLE_VALUES} are possible")
+    if send_whole[0] and frame.size > MAX_WHOLE_DATAFRAME_VALUES:
+        notices.print_notice(
+            f"the data of a DataFrame of {frame.size} values was left out: {MAX_WHOLE_DATAFRAME_VALUES} are possible"
+        )
         return None
-    rows = min(MAX_ROWS, MAX_VALUES // max(1, len(frame.columns)))
-    if len(frame) > rows and not whole[0]:
+    rows = min(MAX_DATAFRAME_ROWS, MAX_DATAFRAME_VALUES // max(1, len(frame.columns)))
+    if len(frame) > rows and not send_whole[0]:
         frame = frame.iloc[:rows]
     names = [str(name) for name in frame.columns]
-    return {name: [_plain(value) for value in frame.iloc[:, at].tolist()] for at, name in enumerate(names)}
+    return {name: [_plain_value(value) for value in frame.iloc[:, at].tolist()] for at, name in enumerate(names)}
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     kind = type(value)
     if kind is float:
         return value if value - value == 0 else None  # NaN and infinities are no JSON
@@ -54,50 +57,51 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return None if value != value else value.isoformat()
-    return _rare(value)
+    return _uncommon_value(value)
 
 
-def _rare(value: Any) -> Any:
+def _uncommon_value(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return _plain(value.item()) if not hasattr(value.item(), "item") else str(value)
+        return _plain_value(value.item()) if not hasattr(value.item(), "item") else str(value)
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain_value(one) for one in value]
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain_value(one) for key, one in value.items()}
     text = str(value)
     return None if text in ("<NA>", "NaT") else text
 
 
 # Lists and dicts as JSON, beside their text, for runs that ask for it.
 
-MAX_DEPTH = 200
+MAX_JSON_DEPTH = 200
 
 
-class Json(bytes):
+class EncodedJson(bytes):
     """A value that is JSON already."""
 
 
-def encode_json(value: Any) -> Json | None:
-    """A list or dict with what numpy and the standard library put into them. None for anything that has no JSON form:
-    its text says more than a guess would."""
+def encode_collection(value: Any) -> EncodedJson | None:
+    """A list or dict as JSON, with values of numpy and the standard library. None for anything that has no JSON
+    form: its text says more than a guess would.
+    """
     try:
-        return Json(_dumped(value))
+        return EncodedJson(_dump_json(value))
     except (TypeError, RuntimeError):  # nested too deeply, or changed by a thread meanwhile
         return None
     except ValueError:  # NaN, an infinity, or a circle
         pass
     try:
-        return Json(_dumped(_finite(value, 0)))
+        return EncodedJson(_dump_json(_replace_nonfinite(value, 0)))
     except (TypeError, ValueError, RuntimeError):
         return None
 
 
-def _dumped(value: Any) -> bytes:
-    return json.dumps(value, default=known, allow_nan=False, separators=(",", ":")).encode()
+def _dump_json(value: Any) -> bytes:
+    return json.dumps(value, default=to_jsonable, allow_nan=False, separators=(",", ":")).encode()
 
 
-def known(value: Any) -> Any:
-    """What JSON itself does not know. Raises TypeError for what we do not either."""
+def to_jsonable(value: Any) -> Any:
+    """A JSON form of a value that JSON itself lacks. Raises TypeError for other types."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
@@ -111,17 +115,19 @@ def known(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _finite(value: Any, depth: int) -> Any:
+def _replace_nonfinite(value: Any, depth: int) -> Any:
     """The same with null for numbers that JSON cannot hold."""
-    if depth > MAX_DEPTH:
+    if depth > MAX_JSON_DEPTH:
         raise ValueError("nested too deeply")
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {key: _finite(one, depth + 1) for key, one in value.items()}
+        return {key: _replace_nonfinite(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one, depth + 1) for one in value]
-    return value if value is None or isinstance(value, (str, int)) else _finite(known(value), depth + 1)
+        return [_replace_nonfinite(one, depth + 1) for one in value]
+    return (
+        value if value is None or isinstance(value, (str, int)) else _replace_nonfinite(to_jsonable(value), depth + 1)
+    )
 
 
 BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
@@ -137,13 +143,13 @@ _AS_REPR = frozenset({int, bool, str})
 
 
 class DataFormatter(BaseFormatter):
-    format_type = Unicode(MIME)
+    format_type = Unicode(DATA_MIME)
     print_method = ObjectName("_repr_cloche_data_")
     _return_type = (dict,)
 
 
 class ChartFormatter(BaseFormatter):
-    format_type = Unicode(figures.MIME)
+    format_type = Unicode(figures.CHART_MIME)
     print_method = ObjectName("_repr_cloche_chart_")
     _return_type = (dict,)
 
@@ -154,34 +160,34 @@ class ListsFormatter(JSONFormatter):
     lists = False
 
     def __call__(self, obj: Any) -> Any:
-        made = encode_json(obj) if self.lists and isinstance(obj, (list, dict)) else None
+        made = encode_collection(obj) if self.lists and isinstance(obj, (list, dict)) else None
         return super().__call__(obj) if made is None else made
 
 
-class Formatter(DisplayFormatter):
+class CellFormatter(DisplayFormatter):
     """IPython's, with our two MIME types, and a short way for values that can only be text."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         data, chart = DataFormatter(parent=self), ChartFormatter(parent=self)
         for module in ("pandas", "pandas.core.frame"):
-            data.for_type_by_name(module, "DataFrame", columns)
-        chart.for_type_by_name("matplotlib.figure", "Figure", figures.chart)
-        self.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", figures.png)
+            data.for_type_by_name(module, "DataFrame", frame_columns)
+        chart.for_type_by_name("matplotlib.figure", "Figure", figures.extract_chart)
+        self.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", figures.figure_png)
         self._json = ListsFormatter(parent=self)
-        self.formatters.update({MIME: data, figures.MIME: chart, "application/json": self._json})
+        self.formatters.update({DATA_MIME: data, figures.CHART_MIME: chart, "application/json": self._json})
         self._asked: list = []
         self._plain = self.formatters["text/plain"]
         self._printers = [one.type_printers for one in self.formatters.values() if one is not self._plain]
         self._plain_defaults = {kind: self._plain.type_printers.get(kind) for kind in _AS_REPR}
 
     def show(self, asked: list) -> None:
-        """What this run shows beside what a notebook would: see `cloche.model.Showing`."""
+        """Sets the outputs that this run shows in addition to those of a notebook: see `cloche.model.Showing`."""
         if asked != self._asked:
             self._asked = asked
             self._json.lists = "json" in asked
             self._plain.max_seq_length = 0 if "whole_text" in asked else ABRIDGED_LENGTH
-            whole[0] = "whole_data" in asked
+            send_whole[0] = "whole_data" in asked
             pil_images.show_saved[0] = "saved_images" in asked
 
     def format(self, obj: Any, include: Any = None, exclude: Any = None) -> tuple:
@@ -207,11 +213,11 @@ class Formatter(DisplayFormatter):
 
 
 def _json_part(value: Any) -> dict:
-    made = encode_json(value)
+    made = encode_collection(value)
     return {} if made is None else {"application/json": made}
 
 
-class Hook(DisplayHook):
+class CellDisplayHook(DisplayHook):
     """`sys.displayhook`: the value of a cell's last expression."""
 
     exec_result: Any = None  # no trait: it is read in every cell
@@ -221,12 +227,12 @@ class Hook(DisplayHook):
         if result is None or shell.silenced:
             return
         bundle, _metadata = shell.display_formatter.format(result)
-        self.remember(shell, result)
+        self.update_history(shell, result)
         self.fill_exec_result(result)
         if bundle:
             shell.screen.show(bundle, main=True, wait=shell.final)
 
-    def remember(self, shell: Any, result: Any) -> None:
+    def update_history(self, shell: Any, result: Any) -> None:
         """Fills `_`, `__`, `___`, `_N` and `Out`, which keep the last OUT_ENTRIES values."""
         ns = shell.user_ns
         out = shell.history_manager.output_hist
@@ -255,11 +261,11 @@ class Hook(DisplayHook):
         self.shell.user_ns.update({"_": "", "__": "", "___": ""})
 
 
-class Publisher(DisplayPublisher):
+class CellPublisher(DisplayPublisher):
     """`display()`, its updates, and `clear_output()`."""
 
     def _setup_execution_tracking(self) -> None:
-        """Nothing: we keep no copy of what was displayed."""
+        """Does nothing: the kernel keeps no copy of displayed data."""
 
     def publish(
         self, data: Any, metadata: Any = None, *args: Any, transient: Any = None, update: bool = False, **kwargs: Any
@@ -272,7 +278,7 @@ class Publisher(DisplayPublisher):
         self.shell.screen.clear(bool(wait))
 
 
-class Screen:
+class DisplayWriter:
     """Turns bundles into frames of one channel, within the limits of the run."""
 
     def __init__(self) -> None:
@@ -282,7 +288,7 @@ class Screen:
         self._dropped_bytes = 0
         self.ending = False  # nothing of the program follows: frames may wait for the last one
 
-    def start(self, channel: Channel, run: Any, part_bytes: int) -> None:
+    def start(self, channel: KernelChannel, run: Any, part_bytes: int) -> None:
         self._channel = channel
         self._run = run
         self._part_bytes = min(part_bytes, FRAME_BYTES)
@@ -290,33 +296,33 @@ class Screen:
         self.ending = False
 
     def stop(self) -> None:
-        """What is displayed from now on, by a thread or a task, belongs to no run and is dropped."""
+        """Drops all later displays, by a thread or a task: they belong to no run."""
         self._run = None
 
     def show(
         self, bundle: dict, *, main: bool = False, id: str | None = None, update: bool = False, wait: bool = False
     ) -> None:
-        """Sends a bundle; with `wait`, together with what comes next."""
+        """Sends a bundle; with `wait`, together with the next frame."""
         if self._run is None:
             return
-        parts = self._fitting(bundle)
+        parts = self._fit_parts(bundle)
         if parts:
             sizes = [[mime, len(data)] for mime, data in parts]
             header = {"ev": "display", "run": self._run, "main": main, "id": id, "update": update, "parts": sizes}
             body = parts[0][1] if len(parts) == 1 else b"".join([data for _mime, data in parts])
             (self._channel.hold if wait or self.ending else self._channel.post)(header, body)
-        self._tell_dropped()
+        self._report_dropped()
 
     def clear(self, wait: bool) -> None:
         if self._run is not None:
             self._channel.post({"ev": "cleared", "run": self._run, "wait": wait})
 
-    def _fitting(self, bundle: dict) -> list:
+    def _fit_parts(self, bundle: dict) -> list:
         parts, room = [], min(self._left_bytes, FRAME_BYTES)
         for mime, value in bundle.items():
-            data = encode_mime(str(mime), value)
+            data = encode_part(str(mime), value)
             if data is not None and len(data) > JSON_BYTES and str(mime).endswith("json"):
-                notices.tell(
+                notices.print_notice(
                     f"{mime} of {len(data)} bytes was left out: {JSON_BYTES} are possible, a file can have more"
                 )
                 continue
@@ -331,18 +337,18 @@ class Screen:
                 self._left_bytes -= len(data)
         return parts
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         if self._dropped_bytes:
             dropped, self._dropped_bytes = self._dropped_bytes, 0
             self._channel.send({"ev": "truncated", "run": self._run, "stream": "display", "dropped": dropped})
 
 
-def encode_mime(mime: str, value: Any) -> bytes | None:
+def encode_part(mime: str, value: Any) -> bytes | None:
     """One part of a display as it is on the wire. None if `value` cannot be of that type."""
     if mime in BINARY_MIMES:
-        return _binary(value)
+        return _decode_binary(value)
     if mime.endswith("json"):
-        return value if isinstance(value, Json) else json_bytes(value)
+        return value if isinstance(value, EncodedJson) else json_bytes(value)
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value)  # as Jupyter sends types that it does not know
     if not isinstance(value, str):
@@ -350,7 +356,7 @@ def encode_mime(mime: str, value: Any) -> bytes | None:
     return value.encode("utf-8", "backslashreplace")
 
 
-def _binary(value: Any) -> bytes | None:
+def _decode_binary(value: Any) -> bytes | None:
     if isinstance(value, str):
         try:
             return binascii.a2b_base64(value)
@@ -360,24 +366,24 @@ def _binary(value: Any) -> bytes | None:
 
 
 def json_bytes(value: Any) -> bytes | None:
-    """Strict JSON, no NaN in it. What JSON does not know is its str()."""
+    """Strict JSON, no NaN in it. Values of other types are their str()."""
     try:
         return json.dumps(value, default=str, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError):
         pass
     try:
-        return json.dumps(_strict(value, 0), allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(_strict_json(value, 0), allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-def _strict(value: Any, depth: int) -> Any:
+def _strict_json(value: Any, depth: int) -> Any:
     if depth > 200:
         raise ValueError("nested too deeply")
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {str(key): _strict(one, depth + 1) for key, one in value.items()}
+        return {str(key): _strict_json(one, depth + 1) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(one, depth + 1) for one in value]
+        return [_strict_json(one, depth + 1) for one in value]
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)

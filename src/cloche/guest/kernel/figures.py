@@ -1,7 +1,8 @@
 """Matplotlib figures in cells: shown at the end of the cell or by `plt.show()`, once, as PNG, then closed.
 
-Nothing here imports matplotlib: a program that draws nothing pays nothing. `follow()` makes our backend the default
-at the moment the program imports matplotlib; it is not in the environment, so that `python3 script.py` has its own.
+Nothing here imports matplotlib: a program that draws nothing pays nothing. `hook_matplotlib()` makes our
+backend the default when the program imports matplotlib; it is not in the environment, so that `python3
+script.py` has its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def use_backend() -> None:
     sys.modules["matplotlib"].rcParams["backend"] = BACKEND
 
 
-def follow() -> None:
+def hook_matplotlib() -> None:
     """From now on matplotlib uses our backend, whenever it is imported."""
     after_import("matplotlib", use_backend)
 
@@ -41,7 +42,7 @@ def open_figures() -> list:
     return [one for one in managers if backend is not None and isinstance(one, backend.FigureManager)]
 
 
-def show_open(display: Any) -> None:
+def show_open_figures(display: Any) -> None:
     """Displays and closes each open figure; one that the cell displayed itself is only closed."""
     managers = open_figures()
     if not managers and not _shown:
@@ -57,15 +58,15 @@ def show_open(display: Any) -> None:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(manager)
 
 
-def png(figure: Any) -> bytes | None:
-    """The figure as PNG, cut to what is drawn, as notebooks show it. None if there is nothing in it."""
+def figure_png(figure: Any) -> bytes | None:
+    """The figure as PNG, cropped to its drawing, as notebooks show it. None if there is nothing in it."""
     if not figure.axes and not figure.lines and not figure.texts and not figure.images and not figure.subfigs:
         return None
     _shown.append(figure)
-    return _drawn_once(figure) or _saved(figure)
+    return _draw_once(figure) or _save_png(figure)
 
 
-def _saved(figure: Any) -> bytes:
+def _save_png(figure: Any) -> bytes:
     """By savefig, which draws twice: once to measure, once for real."""
     buffer = io.BytesIO()
     if getattr(figure.canvas, "get_renderer", None) is None:
@@ -76,7 +77,7 @@ def _saved(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _drawn_once(figure: Any) -> bytes | None:
+def _draw_once(figure: Any) -> bytes | None:
     """The same picture from one drawing. None where savefig is asked to differ from the screen, or where something
     is drawn outside of the canvas."""
     backend = sys.modules.get("cloche.guest.kernel.pyplot_backend")
@@ -95,10 +96,10 @@ def _drawn_once(figure: Any) -> bytes | None:
     width, height = figure.get_size_inches()
     if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height or not box.width or not box.height:
         return None
-    return _encoded(_cut(canvas.buffer_rgba(), box.padded(settings["savefig.pad_inches"]), figure))
+    return _encode_png(_crop_pixels(canvas.buffer_rgba(), box.padded(settings["savefig.pad_inches"]), figure))
 
 
-def _cut(pixels: Any, box: Any, figure: Any) -> Any:
+def _crop_pixels(pixels: Any, box: Any, figure: Any) -> Any:
     """The part of the picture in `box` (inches, from the lower left), with the figure's colour beyond its edges."""
     import numpy
 
@@ -109,20 +110,20 @@ def _cut(pixels: Any, box: Any, figure: Any) -> Any:
     if left >= 0 and top >= 0 and right <= columns and bottom <= rows:
         return numpy.ascontiguousarray(source[top:bottom, left:right])
     target = numpy.empty((bottom - top, right - left, 4), dtype=source.dtype)
-    target[:] = [round(255 * part) for part in _colour(figure)]
+    target[:] = [round(255 * part) for part in _face_colour(figure)]
     inner = source[max(top, 0) : bottom, max(left, 0) : right]
     at_row, at_column = max(-top, 0), max(-left, 0)
     target[at_row : at_row + inner.shape[0], at_column : at_column + inner.shape[1]] = inner
     return target
 
 
-def _colour(figure: Any) -> Any:
+def _face_colour(figure: Any) -> Any:
     from matplotlib.colors import to_rgba
 
     return to_rgba(figure.get_facecolor())
 
 
-def _encoded(pixels: Any) -> bytes:
+def _encode_png(pixels: Any) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -132,13 +133,13 @@ def _encoded(pixels: Any) -> bytes:
 
 # The data behind a matplotlib figure, by the `e2b_charts` package where the template has it.
 
-MIME = "application/vnd.cloche.chart+json"
-MAX_POINTS = 20_000
+CHART_MIME = "application/vnd.cloche.chart+json"
+MAX_CHART_POINTS = 20_000
 
 _available: bool | None = None
 
 
-def available() -> bool:
+def charts_available() -> bool:
     """Whether the package is there. Asked once; it is not imported for that."""
     global _available
     if _available is None:
@@ -146,10 +147,12 @@ def available() -> bool:
     return _available
 
 
-def chart(figure: Any) -> dict | None:
-    """What the figure shows: type, title, elements. None without the package, for figures of more than MAX_POINTS
-    points, and for figures that it cannot read: a chart is an extra, never the reason why a cell fails."""
-    if not available() or not figure.axes or _points(figure) > MAX_POINTS:
+def extract_chart(figure: Any) -> dict | None:
+    """The chart of a figure: type, title, elements. None without the package, for figures of more than
+    MAX_CHART_POINTS points, and for figures that it cannot read: a chart is an extra, never the reason why a cell
+    fails.
+    """
+    if not charts_available() or not figure.axes or _count_points(figure) > MAX_CHART_POINTS:
         return None
     try:
         from e2b_charts import chart_figure_to_dict  # type: ignore[import-not-found]
@@ -161,6 +164,6 @@ def chart(figure: Any) -> dict | None:
         return None
 
 
-def _points(figure: Any) -> int:
+def _count_points(figure: Any) -> int:
     lines = sum(len(line.get_xdata(orig=False)) for axes in figure.axes for line in axes.lines)
     return lines + sum(len(one.get_offsets()) for axes in figure.axes for one in axes.collections)

@@ -1,8 +1,9 @@
-"""A kernel makes a copy of itself by a fork: see "branch" in `cloche.guest.wire`.
+"""Copies of a kernel, made by a fork of itself: see "branch" in `cloche.guest.wire`.
 
-Memory is shared until one of the two writes to it. What a fork would leave shared for good is made anew for the copy:
-its channel and output, its open files (so that each has its own place in a file), the event loop's descriptors.
-`copyable` says what cannot be. The fork is the C library's, so that libraries which have registered for one hear of it.
+Memory is shared until one of the two writes to it. Resources that a fork would leave shared for good are made
+anew for the copy: its channel and output, its open files (so that each has its own offset), the event loop's
+descriptors. `forkable` lists those that cannot be. The fork is the C library's, so that registered fork hooks
+of libraries run.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ import warnings
 from typing import Any
 
 from cloche.guest.kernel import forkable, tracebacks
-from cloche.guest.kernel.channel import Channel, flush
-from cloche.guest.kernel.forkable import NotCopyable
+from cloche.guest.kernel.channel import KernelChannel, flush_quietly
+from cloche.guest.kernel.forkable import KernelNotForkable
 
-# Threads of libraries that make them again after a fork: at rest they hold nothing, and need not be copied.
+# Threads of libraries that start them again after a fork: at rest they hold nothing, and are not copied.
 #
-# OpenBLAS ends its own in a fork (it has registered for that). OpenMP's, which are never told, are ended before it.
-# Those
-# of Arrow, and of the allocator in it, stay in the kernel and are started anew in the copy by their own hooks.
+# OpenBLAS ends its own in a fork (it has registered for that). OpenMP's, which get no notice, are ended before
+# it. Those of Arrow, and of the allocator in it, stay in the kernel and are started anew in the copy by their
+# own hooks.
 
 _OPENMP = re.compile(r"(/\S*/lib(?:gomp|omp|iomp5)[-.\w]*\.so[.\d]*)$", re.MULTILINE)
 _ARROW = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-xp .*/libarrow\.so[.\d]*$", re.MULTILINE)
@@ -43,7 +44,7 @@ _STACK_BYTES = 1024  # of a worker that waits for work: it has not come far
 _FORKS_SINCE = 12  # the version of Arrow
 
 
-def threads() -> list:
+def thread_ids() -> list:
     """The ids of all threads of this process but the main one."""
     main = str(os.getpid())
     return [task for task in os.listdir("/proc/self/task") if task != main]
@@ -61,31 +62,31 @@ def end_openmp() -> None:
             continue
 
 
-def some_stay() -> bool:
-    """Whether there are threads that have not ended in a moment, and of which nobody knows that a copy has them too."""
-    until, arrow = time.monotonic() + _END_SECONDS, _arrow()
-    while (left := [task for task in threads() if not _made_again(task, arrow)]) and time.monotonic() < until:
+def threads_remain() -> bool:
+    """Whether threads remain after a moment, other than those known to be started again in a copy."""
+    until, arrow = time.monotonic() + _END_SECONDS, _arrow_code_ranges()
+    while (left := [task for task in thread_ids() if not _is_restarted(task, arrow)]) and time.monotonic() < until:
         time.sleep(0.001)
     return bool(left)
 
 
-def suspects() -> str:
-    """Whose threads those may be: they have no names that would tell."""
+def suspected_libraries() -> str:
+    """The libraries that may own these threads, which have no names that would tell."""
     found = [name for name in _KNOWN if name in sys.modules]
     return f"a library of it ({' or '.join(found)}, it seems)" if found else "a library of it"
 
 
-def _made_again(task: str, arrow: list) -> bool:
+def _is_restarted(task: str, arrow: list) -> bool:
     try:
         with open(f"/proc/self/task/{task}/comm") as file:
             if file.read() == "jemalloc_bg_thd\n":
                 return True
-        return bool(arrow) and _waits_in(task, arrow)
+        return bool(arrow) and _is_waiting_in(task, arrow)
     except (OSError, ValueError):  # it has just ended, or cannot be looked at
         return False
 
 
-def _waits_in(task: str, places: list) -> bool:
+def _is_waiting_in(task: str, places: list) -> bool:
     """Whether a thread sleeps, and was sent to sleep by code that lies there."""
     with open(f"/proc/self/task/{task}/syscall") as file:
         call, *_, stack, _ = file.read().split()  # one word if it runs
@@ -101,7 +102,7 @@ def _waits_in(task: str, places: list) -> bool:
     return any(first <= word < last for word in words for first, last in places)
 
 
-def _arrow() -> list:
+def _arrow_code_ranges() -> list:
     """Where its code lies, if it is one that can be forked."""
     version = getattr(sys.modules.get("pyarrow"), "__version__", "0")
     if not re.match(r"\d+", str(version)) or int(str(version).partition(".")[0]) < _FORKS_SINCE:
@@ -110,32 +111,34 @@ def _arrow() -> list:
         return [(int(first, 16), int(last, 16)) for first, last in _ARROW.findall(file.read())]
 
 
-_NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW | os.O_TMPFILE  # only when a file is first opened
+_FIRST_OPEN_FLAGS = (
+    os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW | os.O_TMPFILE
+)  # only when a file is first opened
 _WRITERS = (io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 _NO_ROOM = "the sandbox has as many processes, or as much memory, as it may have: end something first"
 
 
-class Branching:
+class KernelForker:
     """The copies that one kernel makes."""
 
     def __init__(self) -> None:
         self._names: dict = {}  # by pid
 
-    def branch(self, header: dict, channel: Channel, score_fd: int, loop: Any) -> Channel | None:
+    def branch(self, header: dict, channel: KernelChannel, score_fd: int, loop: Any) -> KernelChannel | None:
         """Makes a copy that has the header's `wires` as channel, stdout and stderr, and answers on `channel`.
 
         In the copy it gives the copy's own channel; in the kernel, None. `loop` is that of the kernel's cells.
         """
         wires, name = header["wires"], header["branch"]
         try:
-            pid = self._fork({*wires, channel.fileno(), *channel.pipes, score_fd}, channel.pipes, wires, loop)
+            pid = self._fork_copy({*wires, channel.fileno(), *channel.pipes, score_fd}, channel.pipes, wires, loop)
         except BaseException as refusal:  # noqa: BLE001 - the program may have put anything where we look
-            answer = {"ev": "refused", "branch": name, "message": _said(refusal)}
+            answer = {"ev": "refused", "branch": name, "message": _refusal_message(refusal)}
         else:
             if pid == 0:
                 self._names.clear()
                 own, out, err = wires
-                return Channel(own, out, err, header["token"], channel.interrupts)
+                return KernelChannel(own, out, err, header["token"], channel.interrupts)
             self._names[pid] = name
             answer = {"ev": "branched", "branch": name, "pid": pid}
         for fd in wires:
@@ -143,7 +146,7 @@ class Branching:
         channel.send(answer)
         return None
 
-    def collect(self, channel: Channel) -> None:
+    def collect(self, channel: KernelChannel) -> None:
         """Some of the copies have ended: tells how."""
         for pid, name in list(self._names.items()):
             try:
@@ -156,19 +159,19 @@ class Branching:
                 used = {"cpu": usage.ru_utime + usage.ru_stime, "rss": usage.ru_maxrss * 1024}
                 channel.send({"ev": "collected", "branch": name, "status": status, **used})
 
-    def _fork(self, own: set, outputs: tuple, wires: list, loop: Any) -> int:
-        """0 in the copy. Raises NotCopyable."""
-        _end_helpers()
-        crowded = bool(threads())
-        found = forkable.Descriptors(own.union(_descriptors(loop)), outputs)
-        shared = forkable.find()
-        forkable.check(loop, set(self._names), found, shared)
+    def _fork_copy(self, own: set, outputs: tuple, wires: list, loop: Any) -> int:
+        """Returns 0 in the copy. Raises KernelNotForkable."""
+        _end_tqdm_monitors()
+        crowded = bool(thread_ids())
+        found = forkable.OpenDescriptors(own.union(_loop_descriptors(loop)), outputs)
+        shared = forkable.find_shared_mappings()
+        forkable.check_forkable(loop, set(self._names), found, shared)
         _flush_files(found.files)
         if crowded:
             end_openmp()
-        again, state = _open_again(found.files), random.getstate()
+        again, state = _reopen_files(found.files), random.getstate()
         try:
-            pid = _fork()
+            pid = _fork_process()
             if pid == 0:
                 _become_copy(again, found.aliases, wires[1:], state, loop, shared)
                 return 0
@@ -176,16 +179,18 @@ class Branching:
             for fd in again.values():
                 os.close(fd)
         if crowded:
-            _refuse_if_still_crowded(pid)
+            _refuse_remaining_threads(pid)
         return pid
 
 
-def _refuse_if_still_crowded(pid: int) -> None:
-    """Libraries that can be copied have ended their threads by now; whose are left cannot."""
-    if some_stay():
+def _refuse_remaining_threads(pid: int) -> None:
+    """Refuses the copy if threads remain: libraries that support a fork have ended theirs by now."""
+    if threads_remain():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        raise NotCopyable(f"this program cannot be copied: {suspects()} has threads of its own that stay")
+        raise KernelNotForkable(
+            f"this program cannot be copied: {suspected_libraries()} has threads of its own that stay"
+        )
 
 
 def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: Any, shared: list) -> None:
@@ -193,94 +198,94 @@ def _become_copy(again: dict, aliases: list, outputs: list, state: tuple, loop: 
         os.setsid()
         random.setstate(state)  # a fork has seeded it anew
         for fd, own in again.items():
-            _put(own, fd)
+            _replace_descriptor(own, fd)
         for output, fds in zip(outputs, aliases, strict=True):
             for fd in fds:
-                _put(output, fd)
-        _renew(loop)
-        forkable.renew(shared)
+                _replace_descriptor(output, fd)
+        _renew_loop(loop)
+        forkable.renew_mappings(shared)
     except BaseException:  # noqa: BLE001 - a fork must never run on into its parent's code
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
 
-def _said(refusal: BaseException) -> str:
-    if isinstance(refusal, NotCopyable):
+def _refusal_message(refusal: BaseException) -> str:
+    if isinstance(refusal, KernelNotForkable):
         return str(refusal)
-    return f"this program cannot be copied: {type(refusal).__name__} was raised ({tracebacks.describe(refusal)})"
+    return f"this program cannot be copied: {type(refusal).__name__} was raised ({tracebacks.error_text(refusal)})"
 
 
-def _put(new: int, fd: int) -> None:
-    """Unless a library has closed that one in its own hook after the fork, as matplotlib does with its fonts."""
+def _replace_descriptor(new: int, fd: int) -> None:
+    """Replaces a descriptor, unless a library's own fork hook has closed it, as matplotlib does with its fonts."""
     try:
         os.dup2(new, fd, os.get_inheritable(fd))
     except OSError:
         pass
 
 
-def _fork() -> int:
+def _fork_process() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of threads: they are counted by us
         try:
             return os.fork()
         except OSError:
-            raise NotCopyable(_NO_ROOM) from None
+            raise KernelNotForkable(_NO_ROOM) from None
 
 
-def _end_helpers() -> None:
-    """A progress bar leaves a thread behind, which watches those that are open and is started again by the next."""
+def _end_tqdm_monitors() -> None:
+    """Ends the thread that tqdm leaves behind to monitor open progress bars; the next bar starts it again."""
     for thread in threading.enumerate():
         if type(thread).__module__ == "tqdm._monitor":
             thread.exit()  # type: ignore[attr-defined]
 
 
 def _flush_files(files: list) -> None:
-    """What the program has written and Python keeps would be written by both."""
+    """Flushes Python's buffers of files, which both processes would otherwise write."""
     if any(forkable.is_writable(fd) for fd in files):
         for each in gc.get_objects():
             if issubclass(type(each), _WRITERS):  # `isinstance` would ask the program's own objects
-                flush(each)
+                flush_quietly(each)
 
 
-def _open_again(files: list) -> dict:
-    """By its number, every one of these files, opened once more and at the same place. Raises NotCopyable.
+def _reopen_files(files: list) -> dict:
+    """Opens every one of these files once more, at the same offset; by descriptor. Raises KernelNotForkable.
 
-    Two numbers of one open file, which move together, are that again.
+    Two descriptors that share an offset share one in the copy again.
     """
     again: dict = {}
     for fd in files:
         try:
-            twin = next((other for other in again if forkable.move_together(other, fd)), None)
-            again[fd] = _opened_again(fd) if twin is None else os.dup(again[twin])
+            twin = next((other for other in again if forkable.share_offset(other, fd)), None)
+            again[fd] = _reopen_file(fd) if twin is None else os.dup(again[twin])
         except OSError as error:
             for opened in again.values():
                 os.close(opened)
-            why = f"{forkable.target(fd)} cannot be opened again ({error.strerror}): close it"
-            raise NotCopyable(f"this program cannot be copied now: {why}") from None
+            why = f"{forkable.descriptor_target(fd)} cannot be opened again ({error.strerror}): close it"
+            raise KernelNotForkable(f"this program cannot be copied now: {why}") from None
     return again
 
 
-def _opened_again(fd: int) -> int:
-    place, flags = forkable.place_and_flags(fd)
-    own = os.open(f"/proc/self/fd/{fd}", flags & ~_NOT_AGAIN | os.O_CLOEXEC)
+def _reopen_file(fd: int) -> int:
+    place, flags = forkable.offset_and_flags(fd)
+    own = os.open(f"/proc/self/fd/{fd}", flags & ~_FIRST_OPEN_FLAGS | os.O_CLOEXEC)
     if place and not flags & os.O_PATH:
         os.lseek(own, place, os.SEEK_SET)
     return own
 
 
-def _descriptors(loop: Any) -> list:
+def _loop_descriptors(loop: Any) -> list:
     """The event loop's own."""
     if loop is None or loop.is_closed() or not hasattr(loop, "_ssock"):
         return []
     return [loop._selector.fileno(), loop._ssock.fileno(), loop._csock.fileno()]
 
 
-def _renew(loop: Any) -> None:
+def _renew_loop(loop: Any) -> None:
     """The loop stays the one that the program knows, with descriptors of its own.
 
     The old ones are closed and no more: to remove a reader would edit the other's epoll, which is the same one.
     """
-    if _descriptors(loop):
+    if _loop_descriptors(loop):
         for old in (loop._selector, loop._ssock, loop._csock):
             old.close()
         loop._selector = selectors.DefaultSelector()

@@ -1,8 +1,9 @@
-"""Whether a kernel can be copied by a fork, and what stands in the way: whatever the copy would share, or would lack.
+"""The check whether a kernel can be copied by a fork: it finds resources that the copy would share or lack.
 
-Memory, the working directory, the environment and regular files are all that a fork copies, or that can be opened once
-more. A thread is not there in the copy, and a lock that it held is never released; bytes of a socket or a pipe are read
-by one of the two. So what has any of these is refused, and the refusal names it.
+Memory, the working directory, the environment and regular files are all that a fork copies, or that can be
+opened once more. A thread is not there in the copy, and a lock that it held is never released; bytes of a
+socket or a pipe are read by one of the two. So a program that has any of these is refused, and the refusal
+names it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import sys
 import threading
 from typing import Any
 
-# Memory that a fork does not copy, but shares: what is nobody else's is made anew in the copy.
+# Memory that a fork shares instead of copying it: memory of this process alone is made anew in the copy.
 #
-# A program without child processes shares such memory with nobody. Locks of `multiprocessing` lie there, and many a
-# library makes one (tqdm does), as do anonymous mappings of `mmap`. What has a name, or a descriptor, others may
-# reach.
+# A program without child processes shares such memory with no other. Locks of `multiprocessing` lie there, and
+# many a library makes one (tqdm does), as do anonymous mappings of `mmap`. Mappings with a name, or a
+# descriptor, are within reach of other processes.
 
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw(.)s \S+ \S+ \d+ *(.*)$", re.MULTILINE)
 _OURS = re.compile(rb"/dev/zero \(deleted\)|/dev/shm/sem\.\w+ \(deleted\)")
@@ -40,17 +41,17 @@ _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def find() -> list:
+def find_shared_mappings() -> list:
     """(start, size, whether it can be executed, name) of every mapping that is written to and shared.
 
     To read all mappings takes as long as a small fork. So the system is asked first whether there is any such.
     """
     with open("/proc/self/maps", "rb", buffering=0) as file:
-        rows = _MAPPING.findall(file.read()) if _there_is_one(file) else []
+        rows = _MAPPING.findall(file.read()) if _has_shared_mapping(file) else []
     return [(int(start, 16), int(end, 16) - int(start, 16), bit == b"x", name) for start, end, bit, name in rows]
 
 
-def _there_is_one(maps: Any) -> bool:
+def _has_shared_mapping(maps: Any) -> bool:
     """True also where the system (before Linux 6.11) does not know the question."""
     try:
         fcntl.ioctl(maps, _PROCMAP_QUERY, _QUESTION.pack(_QUESTION.size, _WRITTEN_AND_SHARED, *[0] * 13))
@@ -59,19 +60,22 @@ def _there_is_one(maps: Any) -> bool:
     return True
 
 
-def unfit(found: list) -> list:
-    """What can be neither copied nor left to both, as the system calls it. (Files are left to both, mapped or not.)"""
-    ours = [each for each in found if _is_ours(*each)]
+def unforkable_names(found: list) -> list:
+    """The system's names of mappings that can be neither copied nor shared.
+
+    (Files are shared by both, mapped or not.)
+    """
+    ours = [each for each in found if _is_unshared(*each)]
     too_much = sum(size for _, size, _, _ in ours) > _MAX_BYTES
-    others = [each[-1] for each in found if too_much or not _is_ours(*each)]
+    others = [each[-1] for each in found if too_much or not _is_unshared(*each)]
     names = [name for name in others if name.startswith(_REFUSED) or name.endswith(b"(deleted)") or not name]
     return [name.decode(errors="replace") or "without a name" for name in names]
 
 
-def renew(found: list) -> None:
-    """In a copy: that memory, with what is in it, is its own from now on. Raises OSError."""
+def renew_mappings(found: list) -> None:
+    """In a copy: makes that memory, with its contents, the copy's own. Raises OSError."""
     for start, size, executable, name in found:
-        if _is_ours(start, size, executable, name):
+        if _is_unshared(start, size, executable, name):
             new = _libc.mmap(None, size, _READ_WRITE, _SHARED_ANONYMOUS, -1, 0)
             if new == _FAILED:
                 raise OSError(ctypes.get_errno(), "mmap")
@@ -80,7 +84,7 @@ def renew(found: list) -> None:
                 raise OSError(ctypes.get_errno(), "mremap")
 
 
-def _is_ours(_start: int, _size: int, executable: bool, name: bytes) -> bool:
+def _is_unshared(_start: int, _size: int, executable: bool, name: bytes) -> bool:
     return not executable and _OURS.fullmatch(name) is not None
 
 
@@ -88,63 +92,65 @@ _MOST_NAMED = 5
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-class NotCopyable(Exception):
-    """Says why, and what to do."""
+class KernelNotForkable(Exception):
+    """The kernel cannot be copied. The message says why, and how to make it possible."""
 
 
-class Descriptors:
-    """What this process has open: regular files and directories, aliases of its own output pipes, and all else."""
+class OpenDescriptors:
+    """The open descriptors of this process: files and directories, aliases of its output pipes, all others."""
 
     def __init__(self, own: set, outputs: tuple):
         self.files: list = []
         self.aliases: list = [[] for _ in outputs]
         self.others: list = []
-        pipes = [_identity(os.fstat(fd)) for fd in outputs]
+        pipes = [_file_identity(os.fstat(fd)) for fd in outputs]
         for fd in sorted(int(name) for name in os.listdir("/proc/self/fd")):
             if fd not in own:
-                self._sort(fd, pipes)
+                self._classify_descriptor(fd, pipes)
 
-    def _sort(self, fd: int, pipes: list) -> None:
+    def _classify_descriptor(self, fd: int, pipes: list) -> None:
         try:
             info = os.fstat(fd)
         except OSError:  # that of the listing itself
             return
-        if _identity(info) in pipes:
-            self.aliases[pipes.index(_identity(info))].append(fd)
+        if _file_identity(info) in pipes:
+            self.aliases[pipes.index(_file_identity(info))].append(fd)
         elif stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode):
             self.files.append(fd)
-        elif not (stat.S_ISCHR(info.st_mode) and target(fd) in _DEVICES):
+        elif not (stat.S_ISCHR(info.st_mode) and descriptor_target(fd) in _DEVICES):
             self.others.append(fd)
 
 
-def check(loop: Any, branches: set, descriptors: Descriptors, shared: list) -> None:
-    """Raises NotCopyable. `branches`: pids of copies that were made before; `loop`: that of the kernel's cells."""
+def check_forkable(loop: Any, branches: set, descriptors: OpenDescriptors, shared: list) -> None:
+    """Raises KernelNotForkable. `branches`: pids of earlier copies; `loop`: that of the kernel's cells."""
     found = {
-        "threads": _threads(),
-        "connections or pipes": [f"{target(fd)} as descriptor {fd}" for fd in descriptors.others],
-        "running child processes": _children(branches),
-        "locked files": [target(fd) for fd in descriptors.files if _is_locked(fd)],
-        "shared memory": unfit(shared),
-        "timers": _timers(),
-        "tasks of the event loop": _tasks(loop),
+        "threads": _thread_names(),
+        "connections or pipes": [f"{descriptor_target(fd)} as descriptor {fd}" for fd in descriptors.others],
+        "running child processes": _child_names(branches),
+        "locked files": [descriptor_target(fd) for fd in descriptors.files if _is_locked(fd)],
+        "shared memory": unforkable_names(shared),
+        "timers": _active_timers(),
+        "tasks of the event loop": _loop_tasks(loop),
     }
     if any(found.values()):
-        parts = [f"{what} ({_named(names)})" for what, names in found.items() if names]
-        raise NotCopyable(f"this program cannot be copied while it has {', '.join(parts)}: end or close these first")
+        parts = [f"{what} ({_join_names(names)})" for what, names in found.items() if names]
+        raise KernelNotForkable(
+            f"this program cannot be copied while it has {', '.join(parts)}: end or close these first"
+        )
 
 
-def _named(names: list) -> str:
+def _join_names(names: list) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
 
 
-def _threads() -> list:
-    """Those that Python knows, by their names: its own list has also some that have ended, and lacks some that run."""
+def _thread_names() -> list:
+    """The names of Python's running threads: `threading` lists some that have ended, and lacks some that run."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     running = set(sys._current_frames()) - {threading.get_ident()}
     return sorted(str(names.get(ident, "without a name")) for ident in running)
 
 
-def _children(branches: set) -> list:
+def _child_names(branches: set) -> list:
     pids: set = set()
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/children") as file:
@@ -163,10 +169,10 @@ def _running_name(pid: int) -> str:
 
 
 def _is_locked(fd: int) -> bool:
-    return "\nlock:" in _about(fd)
+    return "\nlock:" in _read_fdinfo(fd)
 
 
-def _timers() -> list:
+def _active_timers() -> list:
     timers = {
         "ITIMER_REAL": signal.ITIMER_REAL,
         "ITIMER_VIRTUAL": signal.ITIMER_VIRTUAL,
@@ -175,8 +181,8 @@ def _timers() -> list:
     return [name for name, timer in timers.items() if signal.getitimer(timer)[0]]
 
 
-def _tasks(loop: Any) -> list:
-    """What goes on in the loop while nobody runs a cell: in the copy, too, it would."""
+def _loop_tasks(loop: Any) -> list:
+    """Tasks and timers that go on in the loop between cells, and would go on in the copy, too."""
     if loop is None or loop.is_closed():
         return []
     if not isinstance(loop, asyncio.SelectorEventLoop):
@@ -185,42 +191,42 @@ def _tasks(loop: Any) -> list:
     return sorted(tasks) + ["call_later" for handle in loop._scheduled if not handle.cancelled()]  # type: ignore[attr-defined]
 
 
-def target(fd: int) -> str:
+def descriptor_target(fd: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return "?"
 
 
-def place_and_flags(fd: int) -> tuple:
-    """Where it stands in its file, and how it was opened."""
-    fields = dict(line.split(":", 1) for line in _about(fd).splitlines() if ":" in line)
+def offset_and_flags(fd: int) -> tuple:
+    """The offset of a descriptor in its file, and the flags it was opened with."""
+    fields = dict(line.split(":", 1) for line in _read_fdinfo(fd).splitlines() if ":" in line)
     return int(fields["pos"]), int(fields["flags"], 8)
 
 
-def move_together(fd: int, other: int) -> bool:
-    """Whether both are numbers of one open file. The system tells nobody here, so one is moved for a moment."""
+def share_offset(fd: int, other: int) -> bool:
+    """Whether both descriptors share one open file. The system does not tell, so one is moved for a moment."""
     info = os.fstat(fd)
-    if _identity(info) != _identity(os.fstat(other)) or not stat.S_ISREG(info.st_mode):
+    if _file_identity(info) != _file_identity(os.fstat(other)) or not stat.S_ISREG(info.st_mode):
         return False
-    place, flags = place_and_flags(fd)
-    if place_and_flags(other)[0] != place or flags & os.O_PATH:
+    place, flags = offset_and_flags(fd)
+    if offset_and_flags(other)[0] != place or flags & os.O_PATH:
         return False
     os.lseek(fd, place + 1, os.SEEK_SET)
     try:
-        return place_and_flags(other)[0] == place + 1
+        return offset_and_flags(other)[0] == place + 1
     finally:
         os.lseek(fd, place, os.SEEK_SET)
 
 
 def is_writable(fd: int) -> bool:
-    return place_and_flags(fd)[1] & os.O_ACCMODE != os.O_RDONLY
+    return offset_and_flags(fd)[1] & os.O_ACCMODE != os.O_RDONLY
 
 
-def _about(fd: int) -> str:
+def _read_fdinfo(fd: int) -> str:
     with open(f"/proc/self/fdinfo/{fd}") as file:
         return file.read()
 
 
-def _identity(info: os.stat_result) -> tuple:
+def _file_identity(info: os.stat_result) -> tuple:
     return info.st_dev, info.st_ino

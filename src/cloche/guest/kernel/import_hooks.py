@@ -1,4 +1,4 @@
-"""What to do as soon as the program imports a module: not before, so that who does not import it pays nothing."""
+"""Hooks that run when the program imports a module, and not earlier, so that other programs pay nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 
-class _OnImport(importlib.abc.MetaPathFinder):
+class _ImportHook(importlib.abc.MetaPathFinder):
     """Lets one module be found as usual, and takes a step after it ran."""
 
     def __init__(self, name: str, step: Any):
@@ -40,10 +40,10 @@ def after_import(name: str, step: Any) -> None:
     """Calls `step()` once the module is there: now, or when it is imported."""
     if name in sys.modules:
         step()
-    elif not any(isinstance(finder, _OnImport) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OnImport(name, step))
+    elif not any(isinstance(finder, _ImportHook) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportHook(name, step))
 
 
-def forget() -> None:
-    """Whatever is imported from now on, nothing is done after it."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]
+def remove_hooks() -> None:
+    """Removes all hooks: later imports trigger nothing."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportHook)]

@@ -1,7 +1,7 @@
-"""Packages that programs install, as kernels see them: before the template's, and as soon as they are there.
+"""Packages that programs install, as kernels see them: before the template's, as soon as they are there.
 
-Kernels are forks of a process that must never look into a directory to which programs write: neither the zygote nor
-init has it on its path. For other interpreters see `usersite`.
+Kernels are forks of a process that must never look into a directory that programs write to: neither the
+zygote nor init has it on its path. For other interpreters see `usersite`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LOADERS = (
 
 
 def directory_for_packages() -> str:
-    """Where programs install to; none without walls, where there is no such place."""
+    """The directory that programs install to; empty without walls, where there is no such place."""
     base = os.environ.get("PYTHONUSERBASE", "")
     return f"{base}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages" if base else ""
 
 
-class Installed:
+class InstalledPackages:
     """Made once in the zygote. `follow` is for kernels only."""
 
     def __init__(self) -> None:
@@ -38,21 +38,27 @@ class Installed:
             sys.path_importer_cache[self.directory] = importlib.machinery.FileFinder(self.directory, *_LOADERS)
 
     def follow(self) -> None:
-        """From now on this process finds what is installed. Of the first kernel's that is nothing yet: it can do this
-        before it is `user`, since no program has run."""
+        """Makes this process find installed packages.
+
+        For the first kernel there are none yet: it can do this before it
+        is `user`, since no program has run.
+        """
         if self.directory and self.directory not in sys.path:
             first = next((at for at, path in enumerate(sys.path) if path.startswith(sys.prefix)), len(sys.path))
             sys.path.insert(first, self.directory)
 
     def begin(self) -> None:
-        """In a kernel that is its user from now on."""
+        """Starts in a kernel that is its user from now on."""
         if self.directory:
             if os.geteuid() == 0:  # what root leaves in that directory, `user` could not remove
                 sys.dont_write_bytecode = True
             self.look()
 
     def look(self) -> None:
-        """When something may have been installed. New `.pth` files are heeded: `pip install -e` leaves nothing else."""
+        """Call it when something may have been installed.
+
+        Reads new `.pth` files: `pip install -e` leaves nothing else.
+        """
         try:
             changed_at = os.stat(self.directory).st_mtime
         except OSError:
@@ -65,27 +71,29 @@ class Installed:
                     site.addpackage(self.directory, name, None)
 
     def hint(self) -> str:
-        """What a program has to be told once: that it has another version than the one just installed."""
-        new = self.hidden() - self._told
+        """A message, given once: the program has another version imported than the one just installed."""
+        new = self.shadowed_modules() - self._told
         self._told |= new
         if not new:
             return ""
         names, are = ", ".join(sorted(new)), "is" if len(new) == 1 else "are"
         return f"Cloche: {names} {are} imported here already: restart this context to use what was installed."
 
-    def hidden(self) -> set:
+    def shadowed_modules(self) -> set:
         """The modules here that were imported from the template, and are installed in another version meanwhile."""
         try:
             names = {name.partition(".")[0] for name in os.listdir(self.directory)} if self.directory else set()
         except OSError:
             return set()
-        return {name for name in names if getattr(sys.modules.get(name), "__file__", None) in self._files(name)}
+        return {
+            name for name in names if getattr(sys.modules.get(name), "__file__", None) in self._template_files(name)
+        }
 
-    def customized(self) -> set:
+    def customize_modules(self) -> set:
         """Modules that an interpreter imports by itself when it starts."""
         names = ("sitecustomize", "usercustomize") if self.directory else ()
         return {name for name in names if os.path.exists(f"{self.directory}/{name}.py")}
 
-    def _files(self, name: str) -> tuple:
+    def _template_files(self, name: str) -> tuple:
         site_packages = f"{sys.prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
         return f"{site_packages}/{name}/__init__.py", f"{site_packages}/{name}.py"

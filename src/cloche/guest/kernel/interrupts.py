@@ -1,7 +1,7 @@
-"""SIGINT becomes KeyboardInterrupt in the user's code, and only there.
+"""Interrupts: SIGINT becomes KeyboardInterrupt in the user's code, and only there.
 
-While nothing executes it is only remembered, as it may be meant for a cell that the kernel has not read yet; while a
-frame is being written it waits, so that no frame is cut in two.
+While nothing executes it is only remembered, as it may be meant for a cell that the kernel has not read yet;
+while a frame is being written it waits, so that no frame is cut in two.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Interrupts:
             self._fire()
 
     def watch(self, task: Any) -> None:
-        """`task` is what the loop runs for the cell: cancelled where no user code is on the stack. None: no task."""
+        """`task` is the loop's task of the cell: cancelled where no user code is on the stack. None: no task."""
         self._task = task
         self.cancelled = False
 

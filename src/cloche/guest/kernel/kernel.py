@@ -14,14 +14,14 @@ from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedE
 
 from cloche.guest.init.limits import limit_process
 from cloche.guest.kernel import figures, proxies, tools, tracebacks, variables
-from cloche.guest.kernel.channel import Channel
-from cloche.guest.kernel.display import Screen
-from cloche.guest.kernel.fork import Branching
-from cloche.guest.kernel.reseed import diverge
+from cloche.guest.kernel.channel import KernelChannel
+from cloche.guest.kernel.display import DisplayWriter
+from cloche.guest.kernel.fork import KernelForker
+from cloche.guest.kernel.reseed import reseed_after_fork
 from cloche.guest.kernel.shell import Shell
-from cloche.guest.kernel.streams import Input, fresh_streams, reopen_closed
-from cloche.guest.kernel.threads import Threads
-from cloche.guest.kernel.written_files import Written
+from cloche.guest.kernel.streams import StandardInput, reopen_closed, replace_streams
+from cloche.guest.kernel.threads import NumericThreads
+from cloche.guest.kernel.written_files import WrittenFiles
 
 DEFAULT_DISPLAY_BYTES = 32 << 20
 REHEARSAL = "rehearsal"  # a run that nobody listens to
@@ -40,21 +40,23 @@ StdinNotImplementedError.__module__ = "IPython.core.error"
 
 
 def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
-    """Serves one channel in a process that was forked from one where `warmup.prepare` ran. Never returns.
+    """Serves one channel in a process that was forked from one where `warmup.prepare_kernel` ran.
+
+    Never returns.
 
     Descriptors 1 and 2 are the output pipes; `stdout_fd` and `stderr_fd` are the kernel's own duplicates of them.
     """
     serve(get_ready(channel_fd, stdout_fd, stderr_fd, token))
 
 
-def get_ready(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> Channel:
-    """All of the start that needs neither a user nor a place: the first kernel does it before the walls stand."""
+def get_ready(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> KernelChannel:
+    """The part of the start without user and place, which the first kernel does before the walls stand."""
     gc.enable()
     prepared[0].installed.follow()
-    return Channel(channel_fd, stdout_fd, stderr_fd, token, prepared[0].interrupts)
+    return KernelChannel(channel_fd, stdout_fd, stderr_fd, token, prepared[0].interrupts)
 
 
-def serve(channel: Channel) -> None:
+def serve(channel: KernelChannel) -> None:
     """Never returns."""
     try:
         prepared[0].serve(channel)
@@ -64,8 +66,8 @@ def serve(channel: Channel) -> None:
         os._exit(1)
 
 
-class Kernel:
-    """Made once, before the forks: what it needs is then in memory. `serve` gives it its channel."""
+class PythonKernel:
+    """Made once, before the forks, so that its data is in their memory. `serve` gives it its channel."""
 
     def __init__(self, shell: Shell):
         self._shell = self.shell = shell
@@ -74,19 +76,19 @@ class Kernel:
         self.installed = shell.installed
         self._channel: Any = None
         self._namespace: Any = None
-        self._written = Written()
-        self._threads = Threads()
-        self._branching = Branching()
-        self._screen = shell.screen = Screen()
+        self._written = WrittenFiles()
+        self._threads = NumericThreads()
+        self._branching = KernelForker()
+        self._screen = shell.screen = DisplayWriter()
         self._run: Any = None
         self._may_ask = False
         self._oom_fd = -1
-        builtins.input = self._input
+        builtins.input = self._read_input
         getpass.getpass = self._getpass
-        sys.stdin = Input(self._line)
-        fresh_streams()
+        sys.stdin = StandardInput(self._read_line)
+        replace_streams()
 
-    def attach(self, channel: Channel) -> None:
+    def attach(self, channel: KernelChannel) -> None:
         self._channel = channel
         self.interrupts.install()
         try:
@@ -102,119 +104,121 @@ class Kernel:
             os.close(self._oom_fd)
             self._oom_fd = -1
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: KernelChannel) -> None:
         """Answers requests until the stream ends.
 
-        Ready is who can be asked: the rest of the start is done while the host says so, and somebody asks. It was tried
-        in the zygote. Should it fail here all the same, a kernel has died that had not run anything.
+        The kernel is ready as soon as it can take requests: the rest of the start is done while the host announces it
+        and a request comes. It was tried in the zygote. Should it fail here all the same, this kernel had not run
+        anything.
         """
         self.attach(channel)
-        channel.send({"ev": "ready", **self._next()})
-        diverge()
-        self._namespace = variables.Namespace(self._shell.user_ns)
+        channel.send({"ev": "ready", **self._next_count()})
+        reseed_after_fork()
+        self._namespace = variables.KernelNamespace(self._shell.user_ns)
         self.installed.begin()
         while True:
-            self._idle()
+            self._await_request()
             frame = self._channel.receive()
             if frame is None:
                 return
-            self.handle(*frame)
+            self.handle_request(*frame)
 
-    def handle(self, header: dict, body: bytes) -> None:
+    def handle_request(self, header: dict, body: bytes) -> None:
         """One request. An answer to a question that is no longer asked is dropped."""
         verb = header.get("do")
         if verb == "execute":
-            self._execute(header, body)
+            self._execute_cell(header, body)
         elif verb == "configure":
             os.environ.update(header.get("env") or {})
-            proxies.look_again(header.get("env") or {})
-            _settle_in(header.get("cwd"))
+            proxies.reset_urllib_opener(header.get("env") or {})
+            _enter_directory(header.get("cwd"))
             limit_process(**header.get("limits") or {})
         elif verb == "inspect":
-            self._channel.send(*variables.answer(self._namespace, header.get("ask")))
+            self._channel.send(*variables.answer_inspect(self._namespace, header.get("ask")))
         elif verb == "rehearse":
-            self._rehearse()
+            self._rehearse_cell()
         elif verb == "branch":
-            self._take(self._branching.branch(header, self._channel, self._oom_fd, self._shell.loop))
+            self._attach_copy(self._branching.branch(header, self._channel, self._oom_fd, self._shell.loop))
         elif verb == "collect":
             self._branching.collect(self._channel)
 
-    def _take(self, channel: Channel | None) -> None:
-        """In a copy of a kernel, just made: this channel is its own."""
+    def _attach_copy(self, channel: KernelChannel | None) -> None:
+        """In a copy of a kernel, just made: attaches its own channel."""
         if channel is not None:
             if self._oom_fd >= 0:
                 os.close(self._oom_fd)
             self.attach(channel)
-            channel.send({"ev": "ready", **self._next()})
+            channel.send({"ev": "ready", **self._next_count()})
 
-    def _next(self) -> dict:
-        """The number of the next cell, which then starts when we get it. Not so where a loop's tasks run between cells.
+    def _next_count(self) -> dict:
+        """The number of the next cell, which then starts on arrival. Empty where a loop's tasks run between cells.
 
-        The host may interrupt it from now on: no signal must meet what a program has put in our handler's place.
+        The host may interrupt it from now on, so our signal handler is installed again: a program may have replaced
+        it.
         """
         if self._shell.loop is not None:
             return {}
         self.interrupts.install()
-        return {"next": self._count}
+        return {"next": self._cell_count}
 
     @property
-    def _count(self) -> int:
+    def _cell_count(self) -> int:
         count = self._shell.execution_count  # which a program can set to what is no number
         return count if type(count) is int and count >= 0 else 0
 
-    def _idle(self) -> None:
+    def _await_request(self) -> None:
         """Waits for the next request; inside the loop, if there is one, so that the program's tasks go on."""
         loop = self._shell.loop
         while loop is not None and not loop.is_closed() and not self._channel.has_frame:
             try:
-                loop.run_until_complete(self._arrival(loop))
+                loop.run_until_complete(self._channel_readable(loop))
                 return
             except BaseException:  # noqa: BLE001 - a task may raise SystemExit, or stop the loop
                 continue
             finally:
                 loop.remove_reader(self._channel.fileno())
 
-    def _arrival(self, loop: Any) -> Any:
-        """A future of the moment when the channel can be read."""
+    def _channel_readable(self, loop: Any) -> Any:
+        """A future that is done when the channel can be read."""
         arrived = loop.create_future()
         loop.add_reader(self._channel.fileno(), lambda: arrived.done() or arrived.set_result(None))
         return arrived
 
-    def _rehearse(self) -> None:
-        """Does what a first execution does, and forgets it: the pages that it writes to are our own afterwards.
+    def _rehearse_cell(self) -> None:
+        """Runs a first execution and removes its traces: the pages that it writes to are then the kernel's own.
 
-        In a fork each of them has to be copied at its first write, which is half of what a first execution takes. It
-        shows a value, since most do; the host drops what is told of a run that it has not asked for.
+        In a fork each of them has to be copied at its first write, which is half the time of a first execution. It
+        shows a value, since most do; the host drops the events of a run that it has not asked for.
         """
-        self._execute({"run": REHEARSAL}, b"0")
+        self._execute_cell({"run": REHEARSAL}, b"0")
         self._shell.forget_cells()
 
     # One run
 
-    def _execute(self, header: dict, body: bytes) -> None:
+    def _execute_cell(self, header: dict, body: bytes) -> None:
         self._run = header["run"]
         self._may_ask = bool(header.get("input"))
-        known = header.get("next") == self._count
+        known = header.get("next") == self._cell_count
         if not known:
             self.interrupts.install()
         if self.interrupts.expect() and self._channel.interrupts_run(self._run):
             self.interrupts.recall()
         if not known:
-            self._channel.send({"ev": "started", "run": self._run, "count": self._count})
-        self._score(b"1000")
+            self._channel.send({"ev": "started", "run": self._run, "count": self._cell_count})
+        self._set_oom_score(b"1000")
         self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         self._formatter.show(header.get("show") or [])
         reopen_closed()
         self._written.start()
-        before, _ = _used()
-        error = self._in_place(header, body)
+        before, _ = _resource_usage()
+        error = self._run_in_place(header, body)
         if not self._channel.ours:
             _end_forked_child(error)
-        after, peak_bytes = _used()
-        self._end(error, after - before, peak_bytes)
+        after, peak_bytes = _resource_usage()
+        self._end_run(error, after - before, peak_bytes)
         self._threads.after(after - before)
 
-    def _in_place(self, header: dict, body: bytes) -> BaseException | None:
+    def _run_in_place(self, header: dict, body: bytes) -> BaseException | None:
         """Runs the cell with its variables, directory, arguments and tools, which last as long as it does."""
         env, cwd = header.get("env") or {}, header.get("cwd")
         argv, sys.argv = sys.argv, header.get("argv") or sys.argv
@@ -223,12 +227,12 @@ class Kernel:
         if env:
             os.environ.update(env)
         offer = header.get("tools")
-        take_back = tools.lend(self._shell.user_ns, offer) if offer else None
+        take_back = tools.lend_functions(self._shell.user_ns, offer) if offer else None
         try:
             if cwd:
                 os.chdir(cwd)
             inside = _current_directory() if cwd else None
-            error = self._guarded(self._cell, body)
+            error = self._run_guarded(self._run_cell, body)
             if home and _current_directory() == inside:
                 os.chdir(home)
             return error
@@ -238,24 +242,24 @@ class Kernel:
             if take_back is not None:
                 take_back()
             for name, value in saved.items():
-                _restore(name, value)
+                _restore_variable(name, value)
             if header.get("argv"):
                 sys.argv = argv
 
-    def _cell(self, body: bytes) -> None:
+    def _run_cell(self, body: bytes) -> None:
         try:
             if body and not body.isspace():
                 self._shell.run(body.decode("utf-8", "surrogatepass"))
         finally:
             self._screen.ending = True
-            figures.show_open(self._show)
+            figures.show_open_figures(self._show_value)
 
-    def _show(self, value: Any) -> None:
+    def _show_value(self, value: Any) -> None:
         bundle, _metadata = self._shell.display_formatter.format(value)
         self._shell.display_pub.publish(bundle)
 
-    def _guarded(self, step: Any, *args: Any) -> BaseException | None:
-        """What the program raised, if it did. Interrupts are possible inside only."""
+    def _run_guarded(self, step: Any, *args: Any) -> BaseException | None:
+        """Runs a step; returns the exception that the program raised, or None. Interrupts are possible inside only."""
         try:
             try:
                 self.interrupts.arm()
@@ -267,13 +271,13 @@ class Kernel:
             return error
         return None
 
-    def _end(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
+    def _end_run(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
         try:
-            self._finish(error, cpu_seconds, peak_bytes)
+            self._report_end(error, cpu_seconds, peak_bytes)
         except BaseException:  # noqa: BLE001 - the program broke what we stand on: say at least that it is over
             self._channel.post({"ev": "ended", "run": self._run, "outcome": "raised", "exit": None, "cpu": 0, "rss": 0})
 
-    def _finish(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
+    def _report_end(self, error: BaseException | None, cpu_seconds: float, peak_bytes: int) -> None:
         if sys.getrecursionlimit() < 500:
             sys.setrecursionlimit(1000)
         ended: dict = {"ev": "ended", "run": self._run, "outcome": "ok", "exit": None}
@@ -285,21 +289,21 @@ class Kernel:
             self._channel.send({"ev": "wrote", "run": self._run, "file": info})
         ended["cpu"] = round(cpu_seconds, 6)
         ended["rss"] = peak_bytes
-        ended.update(self._next())
+        ended.update(self._next_count())
         self._screen.stop()
         self._channel.post(ended)
-        self._score(b"0")
+        self._set_oom_score(b"0")
         self._run = None
 
     def _hold_raised(self, error: BaseException) -> None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.last_exc = error  # type: ignore[attr-defined]
-        body = tracebacks.render(error).encode("utf-8", "backslashreplace")
-        value = tracebacks.describe(error).encode("utf-8", "backslashreplace").decode()
+        body = tracebacks.render_traceback(error).encode("utf-8", "backslashreplace")
+        value = tracebacks.error_text(error).encode("utf-8", "backslashreplace").decode()
         self._channel.hold({"ev": "raised", "run": self._run, "name": type(error).__name__, "value": value}, body)
 
-    def _score(self, value: bytes) -> None:
-        """How willingly the system kills us when memory is short: first whoever executes."""
+    def _set_oom_score(self, value: bytes) -> None:
+        """Sets the OOM score: a kernel that executes is killed first when memory is short."""
         if self._oom_fd >= 0:
             try:
                 os.write(self._oom_fd, value)
@@ -308,30 +312,30 @@ class Kernel:
 
     # Questions of the program
 
-    def _input(self, prompt: object = "", /) -> str:
-        return self._ask(str(prompt), secret=False)
+    def _read_input(self, prompt: object = "", /) -> str:
+        return self._ask_host(str(prompt), secret=False)
 
     def _getpass(self, prompt: str = "Password: ", stream: Any = None) -> str:
-        return self._ask(str(prompt), secret=True)
+        return self._ask_host(str(prompt), secret=True)
 
-    def _line(self) -> str:
-        """A line for `sys.stdin`, which is at its end where nobody can be asked."""
+    def _read_line(self) -> str:
+        """A line for `sys.stdin`, which is at its end where the run takes no input."""
         try:
-            return self._ask("", secret=False) + "\n"
+            return self._ask_host("", secret=False) + "\n"
         except EOFError:
             return ""
 
-    def _ask(self, prompt: str, *, secret: bool) -> str:
+    def _ask_host(self, prompt: str, *, secret: bool) -> str:
         if not self._may_ask or self._run is None or not self._channel.ours:
             raise StdinNotImplementedError(NO_INPUT)
         text = prompt.encode("utf-8", "backslashreplace").decode()
         self._channel.post({"ev": "input", "run": self._run, "prompt": text, "secret": secret})
-        answer = self._answer()
+        answer = self._await_answer()
         if "error" in answer:
             raise StdinNotImplementedError(str(answer["error"]) or NO_INPUT)
         return str(answer.get("text", ""))
 
-    def _answer(self) -> dict:
+    def _await_answer(self) -> dict:
         frame = self._next_frame()
         while frame.get("do") in ("interrupt", "collect"):  # a signal is what counts; the other is said again
             frame = self._next_frame()
@@ -363,14 +367,14 @@ def _end_forked_child(error: BaseException | None) -> None:
     status = 0 if error is None else _exit_status(error)
     try:
         if status is None and error is not None:
-            print(tracebacks.render(error), end="", file=sys.stderr)
+            print(tracebacks.render_traceback(error), end="", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(1 if status is None else status)
 
 
-def _used() -> tuple:
+def _resource_usage() -> tuple:
     """Seconds of CPU, with those of children that have ended, and the most memory, of this process alone."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime, own.ru_maxrss * 1024
@@ -383,8 +387,8 @@ def _current_directory() -> str | None:
         return None
 
 
-def _settle_in(path: str | None) -> None:
-    """The sandbox's working directory, made if it is not there. One that cannot be had is told on stderr."""
+def _enter_directory(path: str | None) -> None:
+    """Enters the sandbox's working directory, made if it is not there. A failure is printed on stderr."""
     if path is not None:
         try:
             os.makedirs(path, exist_ok=True)
@@ -393,7 +397,7 @@ def _settle_in(path: str | None) -> None:
             print(f"cannot work in {path!r}: {error.strerror}", file=sys.stderr, flush=True)
 
 
-def _restore(name: str, value: str | None) -> None:
+def _restore_variable(name: str, value: str | None) -> None:
     if value is None:
         os.environ.pop(name, None)
     else:

@@ -1,10 +1,10 @@
-"""What we have to say to whoever reads a program's output."""
+"""Notices of Cloche to the readers of a program's output."""
 
 from __future__ import annotations
 
 import sys
 
 
-def tell(what: str) -> None:
+def print_notice(what: str) -> None:
     """One line on the program's stderr, told apart from its own by its beginning."""
     print(f"[cloche] {what}", file=sys.stderr)

@@ -15,36 +15,36 @@ show_saved = [False]  # whether this run shows what is saved to a named file
 _own: dict = {}  # PIL's methods
 
 
-def follow() -> None:
+def hook_pil() -> None:
     """From now on PIL's pictures are shown, whenever it is imported."""
-    after_import("PIL.Image", _hook)
+    after_import("PIL.Image", _patch_image_class)
 
 
-def leave() -> None:
-    """Undoes `follow`, in a process that shows nothing and has forgotten what to do after imports."""
+def unhook_pil() -> None:
+    """Undoes `hook_pil`, in a process that shows nothing and has removed its import hooks."""
     for name, method in _own.items():
         setattr(sys.modules["PIL.Image"].Image, name, method)
 
 
-def _hook() -> None:
+def _patch_image_class() -> None:
     image_class = sys.modules["PIL.Image"].Image
     save = image_class.save
     _own.update(show=image_class.show, save=save)
 
     def show(self: Any, title: Any = None) -> None:
-        _display(self)
+        _display_image(self)
 
     def save_and_show(self: Any, fp: Any, format: Any = None, **params: Any) -> None:
         save(self, fp, format, **params)
         if show_saved[0] and isinstance(fp, str):
-            _display(self)
+            _display_image(self)
 
     show.__doc__, save_and_show.__doc__ = image_class.show.__doc__, save.__doc__
     save_and_show.__name__ = "save"
     image_class.show, image_class.save = show, save_and_show
 
 
-def _display(image: Any) -> None:
+def _display_image(image: Any) -> None:
     from IPython.display import display
 
     display(image)

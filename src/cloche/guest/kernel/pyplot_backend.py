@@ -1,4 +1,7 @@
-"""Pyplot's backend inside a kernel: Agg, whose `show` displays in the cell's output. Imported by matplotlib only."""
+"""Pyplot's backend inside a kernel: Agg with a `show` that displays in the cell's output.
+
+Imported by matplotlib only.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ class FigureManager(FigureManagerBase):
 
     @classmethod
     def pyplot_show(cls, *, block: Any = None) -> None:
-        """`plt.show()`: displays what is open, then closes it."""
-        figures.show_open(display)
+        """`plt.show()`: displays the open figures, then closes them."""
+        figures.show_open_figures(display)
 
 
 class FigureCanvas(FigureCanvasAgg):

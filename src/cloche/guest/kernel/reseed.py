@@ -1,4 +1,4 @@
-"""What makes a fork differ from its siblings where it must: random numbers, keys. We fork without Python's hooks."""
+"""Reseeding of random number generators and keys in a fork. Forks here run none of Python's own hooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import sys
 
 
-def diverge() -> None:
+def reseed_after_fork() -> None:
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

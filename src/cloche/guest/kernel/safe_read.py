@@ -1,7 +1,7 @@
-"""What can be read of an object without asking it: no method, property or metaclass of a program's is ever run.
+"""Reads of an object that run no code of the program: none of its methods, properties or metaclasses.
 
-Types are told apart by identity, attributes are read from dictionaries and by descriptors that are C code, and
-dictionaries are gone through, since a lookup compares keys, which may be a program's own.
+Types are told apart by identity, attributes are read from dictionaries and by descriptors that are C code,
+and dictionaries are iterated, since a lookup compares keys, which may be a program's own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _method_call = types.MethodDescriptorType.__call__
 
 def type_name(kind: type) -> str:
     """`int`, `numpy.ndarray`, `__main__.Point`."""
-    module, name = _class_module(kind), text_of(_class_name(kind))
-    module = text_of(module) if inherits(type(module), str) else "?"
+    module, name = _class_module(kind), safe_text(_class_name(kind))
+    module = safe_text(module) if is_subclass(type(module), str) else "?"
     return (name if module == "builtins" else f"{module}.{name}")[:MAX_NAME]
 
 
@@ -42,17 +42,17 @@ def is_static(kind: type) -> bool:
     return not flags & _HEAP_TYPE or bool(flags & _IMMUTABLE_TYPE)
 
 
-def inherits(kind: type, base: type) -> bool:
+def is_subclass(kind: type, base: type) -> bool:
     """`issubclass`, which a metaclass cannot answer."""
     return any(each is base for each in class_mro(kind))
 
 
-def text_of(text: str) -> str:
+def safe_text(text: str) -> str:
     """An exact, short string that can be encoded, of one that may be of a subclass."""
     return str.__getitem__(text, slice(0, MAX_NAME)).encode("utf-8", "backslashreplace").decode()
 
 
-def found_in(names, wanted: str) -> object:
+def find_key(names, wanted: str) -> object:
     """`names.get(wanted)`, without a comparison with keys that are a program's own."""
     for key, value in islice(names.items(), MAX_KEYS):
         if type(key) is str and key == wanted:
@@ -60,44 +60,47 @@ def found_in(names, wanted: str) -> object:
     return None
 
 
-def stored(value: object, name: str) -> object:
+def stored_attribute(value: object, name: str) -> object:
     """An attribute as it is stored: in a slot, a field of C code's, or the object's own dictionary. None without."""
-    descriptor = _in_class(type(value), name)
+    descriptor = _find_in_class(type(value), name)
     if type(descriptor) is types.GetSetDescriptorType:
-        return _quietly(_getset_get, descriptor, value)
+        return _get_quietly(_getset_get, descriptor, value)
     if type(descriptor) is types.MemberDescriptorType:
-        return _quietly(_member_get, descriptor, value)
+        return _get_quietly(_member_get, descriptor, value)
     names = _instance_dict(value)
-    return None if names is None else found_in(names, name)
+    return None if names is None else find_key(names, name)
 
 
-def called(value: object, name: str) -> object:
-    """What a method without arguments gives, if it is C code's own. None without."""
-    method = _in_class(type(value), name)
+def call_method(value: object, name: str) -> object:
+    """The result of a method without arguments, if it is implemented in C; else None."""
+    method = _find_in_class(type(value), name)
     return _method_call(method, value) if type(method) is types.MethodDescriptorType else None
 
 
 def _instance_dict(value: object) -> dict | None:
-    descriptor = _in_class(type(value), "__dict__")
+    descriptor = _find_in_class(type(value), "__dict__")
     names = _getset_get(descriptor, value) if type(descriptor) is types.GetSetDescriptorType else None
     return names if type(names) is dict else None
 
 
-def _in_class(kind: type, name: str) -> object:
-    """What a class or one of its ancestors has under that name."""
+def _find_in_class(kind: type, name: str) -> object:
+    """The attribute of that name of a class or one of its ancestors."""
     known = _known.get((id(kind), name), _known)
     if known is _known:
-        found = (found_in(class_dict(each), name) for each in class_mro(kind))
+        found = (find_key(class_dict(each), name) for each in class_mro(kind))
         known = _known[id(kind), name] = next((each for each in found if each is not None), None)
     return known
 
 
-def forget() -> None:
-    """What was found in classes: to be called when nobody keeps them from being replaced by others any more."""
+def clear_cache() -> None:
+    """Clears the cache of class lookups.
+
+    Call it when the classes are no longer held and may be replaced by others.
+    """
     _known.clear()
 
 
-def _quietly(get, descriptor: object, value: object) -> object:
+def _get_quietly(get, descriptor: object, value: object) -> object:
     try:
         return get(descriptor, value)
     except (AttributeError, TypeError):  # a slot that is empty; a descriptor of another class

@@ -1,7 +1,7 @@
-"""IPython's shell as a kernel needs it: no files, no threads, no history database, and a short way through a cell.
+"""IPython's shell for a kernel: no files, no threads, no history database, and a short way through a cell.
 
-`run(code)` does what `InteractiveShell.run_cell` does for a user (magics, `!cmd`, `?`, top-level await, last
-expression, `In` and `Out`), without what nobody sees here. It raises what the program raised.
+`run(code)` works as `InteractiveShell.run_cell` does for a user (magics, `!cmd`, `?`, top-level await, last
+expression, `In` and `Out`), without the parts that are invisible here. It raises the program's exception.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from traitlets import Type, observe
 from traitlets.config import Config
 
 from cloche.guest.kernel import display, tracebacks
-from cloche.guest.kernel.installed import Installed
+from cloche.guest.kernel.installed import InstalledPackages
 from cloche.guest.kernel.interrupts import Interrupts
 
-# `!cmd` in a cell.
+# Shell commands in a cell: `!cmd`.
 
-SHELL = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
+SHELL_PATH = "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
-def run(command: str) -> int:
+def run_command(command: str) -> int:
     """Runs a shell command with the cell's output; its exit status, negative for a signal. An interrupt ends it."""
     direct = all(_is_our_stream(stream, fd) for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if direct:
-        process = subprocess.Popen([SHELL, "-c", command], stdin=subprocess.DEVNULL)
-        return _wait(process, process.wait)
+        process = subprocess.Popen([SHELL_PATH, "-c", command], stdin=subprocess.DEVNULL)
+        return _wait_or_end(process, process.wait)
     process = subprocess.Popen(
-        [SHELL, "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [SHELL_PATH, "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    return _wait(process, lambda: _copy(process))
+    return _wait_or_end(process, lambda: _copy_output(process))
 
 
 def _is_our_stream(stream: Any, fd: int) -> bool:
@@ -63,22 +63,22 @@ def _is_our_stream(stream: Any, fd: int) -> bool:
         return False
 
 
-def _copy(process: Any) -> int:
+def _copy_output(process: Any) -> int:
     for line in process.stdout:
         sys.stdout.write(line.decode("utf-8", "replace"))
     process.stdout.close()
     return process.wait()
 
 
-def _wait(process: Any, wait: Any) -> int:
+def _wait_or_end(process: Any, wait: Any) -> int:
     try:
         return wait()
     except BaseException:
-        _end(process)
+        _end_process(process)
         raise
 
 
-def _end(process: Any) -> None:
+def _end_process(process: Any) -> None:
     """As a terminal would: interrupt, then insist."""
     for number, seconds in ((signal.SIGINT, 0.25), (signal.SIGTERM, 0.25), (signal.SIGKILL, None)):
         process.send_signal(number)
@@ -89,37 +89,42 @@ def _end(process: Any) -> None:
             continue
 
 
-# Programs in the manner of LibreChat's: with await, and return, outside of functions, and a few names already there.
+# Programs in LibreChat's style: `await` and `return` outside of functions, and a few names preset.
 #
-# LibreChat's models are told that their program is put into an async function. Here it is a module as any other, so
-# that
-# its lines and names are its own; only one that returns outside of functions really becomes a function.
+# LibreChat's models are told that their program is put into an async function. Here it is a module as any
+# other, so that its lines and names are its own; only one that returns outside of functions really becomes a
+# function.
 
-MAIN = "__user_main__"  # what LibreChat's own server calls the function
+MAIN_FUNCTION = "__user_main__"  # what LibreChat's own server calls the function
 _WANTS_LOOP = re.compile(r"create_task\(|ensure_future\(|get_running_loop\(")
 _RUNS_LOOP = ("asyncio.run(", "run_until_complete(", "run_forever(", ".Runner(")
-_TYPES = ("Any", "Dict", "List", "Optional", "Union")
-KNOWN = dict(asyncio=asyncio, json=json, os=os, sys=sys, **{name: getattr(typing, name) for name in _TYPES})
+_PRESET_TYPES = ("Any", "Dict", "List", "Optional", "Union")
+PRESET_NAMES = dict(
+    asyncio=asyncio, json=json, os=os, sys=sys, **{name: getattr(typing, name) for name in _PRESET_TYPES}
+)
 """What such a program has without importing it."""
 
 
-def compiled(source: bytes, path: str) -> Any:
+def compile_program(source: bytes, path: str) -> Any:
     """Code that is a coroutine's if the program awaits anything. Raises SyntaxError, and ValueError for NUL bytes."""
     try:
-        return _compiled(source, path)
+        return _compile_source(source, path)
     except SyntaxError as error:
         if error.msg != "'return' outside function":
             raise
-        return _compiled(_as_function(ast.parse(source, path)), path)
+        return _compile_source(_wrap_in_function(ast.parse(source, path)), path)
 
 
-def wants_loop(source: str) -> bool:
+def needs_event_loop(source: str) -> bool:
     """Whether a program that does not await anything itself has to run inside of a loop nevertheless."""
     return _WANTS_LOOP.search(source) is not None and not any(word in source for word in _RUNS_LOOP)
 
 
-async def in_loop(code: Any, names: dict) -> None:
-    """Runs it, and then the tasks that it has begun: nobody else waits for them. Raises what one of them raises."""
+async def run_in_loop(code: Any, names: dict) -> None:
+    """Runs the code, then the tasks that it has begun, since no other code waits for them.
+
+    Raises a task's exception.
+    """
     exec(code, names)
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -128,13 +133,13 @@ async def in_loop(code: Any, names: dict) -> None:
                 task.result()
 
 
-def _compiled(source: Any, path: str) -> Any:
+def _compile_source(source: Any, path: str) -> Any:
     return compile(source, path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
-def _as_function(program: ast.Module) -> ast.Module:
+def _wrap_in_function(program: ast.Module) -> ast.Module:
     """The same lines in a function, and a call of it."""
-    wrapping = ast.parse(f"async def {MAIN}(): pass\nawait {MAIN}()")
+    wrapping = ast.parse(f"async def {MAIN_FUNCTION}(): pass\nawait {MAIN_FUNCTION}()")
     wrapping.body[0].body = program.body  # type: ignore[attr-defined]
     return wrapping
 
@@ -146,15 +151,15 @@ _INPUT = re.compile(r"_i\d+")
 _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
-class Compiler(CachingCompiler):
+class CellCompiler(CachingCompiler):
     """Names cells as the user sees them in a traceback."""
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        name, again = f"{tracebacks.CELL}{number}]", 0
+        name, again = f"{tracebacks.CELL_PREFIX}{number}]", 0
         wanted = transformed_code.rstrip("\n")
         while name in linecache.cache and "".join(linecache.getlines(name)).rstrip("\n") != wanted:
             again += 1
-            name = f"{tracebacks.CELL}{number}.{again}]"
+            name = f"{tracebacks.CELL_PREFIX}{number}.{again}]"
         return name
 
 
@@ -165,7 +170,7 @@ class Exit(ExitAutocall):
         raise SystemExit(code)
 
 
-class NoProfile(ProfileDir):
+class UncreatedProfileDir(ProfileDir):
     """A profile directory that is named but never made: the home may be read-only."""
 
     @observe("location")
@@ -177,7 +182,7 @@ class NoProfile(ProfileDir):
 
 
 class Shell(InteractiveShell):
-    compiler_class = Type(Compiler)
+    compiler_class = Type(CellCompiler)
     # Plain where IPython has traits and a property, which every cell reads: to set a trait takes ten functions.
     execution_count: int = 1
     user_ns: Any = None
@@ -186,14 +191,14 @@ class Shell(InteractiveShell):
     input_transformer_manager: Any = None
     input_transformers_post: Any = None
     ast_transformers: Any = None
-    displayhook_class = Type(display.Hook)
-    display_pub_class = Type(display.Publisher)
+    displayhook_class = Type(display.CellDisplayHook)
+    display_pub_class = Type(display.CellPublisher)
 
     def __init__(self, **kwargs: Any):
         # Plain attributes, no traits: they are read in every cell.
         self.screen: Any = None
         self.interrupts = Interrupts()
-        self.installed = Installed()
+        self.installed = InstalledPackages()
         self.silenced = False
         self.final = False  # nothing of the program follows the value that is being shown
         self._failed: BaseException | None = None  # raised in what the cell ran by `%run`, `%%capture` or `run_cell`
@@ -226,7 +231,7 @@ class Shell(InteractiveShell):
         self.events.unregister("pre_execute", self._clear_warning_registry)  # `run` does it, without the detour
 
     def init_profile_dir(self, profile_dir: Any) -> None:
-        self.profile_dir = NoProfile(location=os.path.join(self.ipython_dir, "profile_default"))
+        self.profile_dir = UncreatedProfileDir(location=os.path.join(self.ipython_dir, "profile_default"))
 
     def init_virtualenv(self) -> None:
         pass
@@ -235,7 +240,7 @@ class Shell(InteractiveShell):
         self.Completer = None
 
     def init_display_formatter(self) -> None:
-        self.display_formatter = display.Formatter(parent=self)
+        self.display_formatter = display.CellFormatter(parent=self)
         self.configurables.append(self.display_formatter)
 
     def _exiter_default(self) -> Exit:
@@ -244,7 +249,7 @@ class Shell(InteractiveShell):
     # One cell
 
     def run(self, code: str) -> None:
-        """Runs one cell. Raises whatever it raises; shows its last expression on `screen`."""
+        """Runs one cell. Raises its exception; shows its last expression on `screen`."""
         count = self.execution_count
         if type(count) is not int:  # the program has set it, and there is no trait to refuse that
             count = len(self.history_manager.input_hist_raw)
@@ -258,9 +263,9 @@ class Shell(InteractiveShell):
             self.events.trigger("pre_execute")
             self.events.trigger("pre_run_cell", info)
         try:
-            pieces = self._compiled(code, count)
+            pieces = self._compile_cell(code, count)
             for piece in pieces:
-                self._execute(piece, code, last=piece is pieces[-1])
+                self._execute_code(piece, code, last=piece is pieces[-1])
             if self._failed is not None:
                 raise self._failed
         finally:
@@ -269,7 +274,7 @@ class Shell(InteractiveShell):
                 self.events.trigger("post_run_cell", SimpleNamespace(info=info, execution_count=count))
 
     def forget_cells(self) -> None:
-        """As if none had run, as far as a program can see."""
+        """Resets the shell as if no cell had run, as far as a program can see."""
         self.execution_count = 1
         history = self.history_manager
         history.input_hist_parsed[:] = history.input_hist_raw[:] = [""]
@@ -277,24 +282,24 @@ class Shell(InteractiveShell):
             del self.user_ns[name]
         self.displayhook.flush()
         self.user_ns.update({"_i": "", "_ii": "", "_iii": ""})
-        for name in [name for name in linecache.cache if name.startswith(tracebacks.CELL)]:
+        for name in [name for name in linecache.cache if name.startswith(tracebacks.CELL_PREFIX)]:
             del linecache.cache[name]
 
-    def _compiled(self, code: str, count: int) -> list:
+    def _compile_cell(self, code: str, count: int) -> list:
         """Code objects for a cell, its name known to linecache."""
-        name = f"{tracebacks.CELL}{count}]"
+        name = f"{tracebacks.CELL_PREFIX}{count}]"
         plain = self._is_plain(code)
         self.silenced = ends_in_semicolon(code)
-        expression = self._expression(code, name) if plain else None
+        expression = self._compile_expression(code, name) if plain else None
         if expression is not None:
-            self._remember(count, name, code, code)
+            self._record_cell(count, name, code, code)
             return [expression]
-        tree = self._read(code, name, count, plain)
+        tree = self._parse_cell(code, name, count, plain)
         if self.ast_transformers:
             tree = self.transform_ast(tree)
-        return [self._code(node, name, mode) for node, mode in self._nodes(tree.body)]
+        return [self._compile_node(node, name, mode) for node, mode in self._split_nodes(tree.body)]
 
-    def _expression(self, code: str, name: str) -> Any:
+    def _compile_expression(self, code: str, name: str) -> Any:
         """The code of a cell that is one line with one expression: the commonest, and the cheapest to compile. The
         trees of the general way dirty some hundred pages of a fresh fork."""
         if (
@@ -310,20 +315,20 @@ class Shell(InteractiveShell):
         except (SyntaxError, ValueError):
             return None
 
-    def _read(self, code: str, name: str, count: int, plain: bool) -> ast.Module:
+    def _parse_cell(self, code: str, name: str, count: int, plain: bool) -> ast.Module:
         """The tree of a cell. Code that is valid Python is taken as it is, with its line numbers."""
         if plain:
             try:
-                tree = self._parsed(code, name)
-                self._remember(count, name, code, code)
+                tree = self._parse_source(code, name)
+                self._record_cell(count, name, code, code)
                 return tree
             except (SyntaxError, ValueError):
                 pass
-        source = self._transformed(code)
-        self._remember(count, name, source, code)
-        return self._parsed(source, name)
+        source = self._transform_source(code)
+        self._record_cell(count, name, source, code)
+        return self._parse_source(source, name)
 
-    def _parsed(self, source: str, name: str) -> ast.Module:
+    def _parse_source(self, source: str, name: str) -> ast.Module:
         return compile(source, name, "exec", self.compile.flags | ast.PyCF_ONLY_AST, True)
 
     def _is_plain(self, code: str) -> bool:
@@ -342,7 +347,7 @@ class Shell(InteractiveShell):
             return False
         return word not in self.magics_manager.magics["line"] or word in self.user_ns
 
-    def _transformed(self, code: str) -> str:
+    def _transform_source(self, code: str) -> str:
         """IPython's syntax turned into Python, line numbers kept. Code that it cannot read stays as it is."""
         blank = len(code) - len(code.lstrip("\n"))
         try:
@@ -350,14 +355,14 @@ class Shell(InteractiveShell):
         except (SyntaxError, ValueError, tokenize.TokenError):
             return code
 
-    def _nodes(self, body: list) -> list:
-        """(node, mode) to compile: one module for all that shows nothing, the others for what shows its value."""
+    def _split_nodes(self, body: list) -> list:
+        """(node, mode) to compile: one module for all statements that show nothing, the others for shown values."""
         interactivity = self.ast_node_interactivity
         if interactivity == "all":
-            return [_shown(node) for node in body]
+            return [_shown_node(node) for node in body]
         last: list = []
         if interactivity == "last_expr_or_assign":
-            last = _assigned(body)
+            last = _assigned_name(body)
         if (
             not last
             and body
@@ -366,15 +371,15 @@ class Shell(InteractiveShell):
         ):
             last, body = body[-1:], body[:-1]
         nodes: list = [(ast.Module(body, []), "exec")] if body else []
-        return nodes + [_shown(node) for node in last]
+        return nodes + [_shown_node(node) for node in last]
 
-    def _code(self, node: Any, name: str, mode: str) -> Any:
+    def _compile_node(self, node: Any, name: str, mode: str) -> Any:
         compiler = self.compile
         code = compile(node, name, mode, compiler.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         compiler.flags |= code.co_flags & _FUTURES  # `from __future__` holds for later cells too
         return code
 
-    def _remember(self, count: int, name: str, source: str, raw: str) -> None:
+    def _record_cell(self, count: int, name: str, source: str, raw: str) -> None:
         """Fills `In`, `_i`, `_iN` and linecache, which keep the last KEPT_CELLS cells."""
         linecache.cache[name] = (len(source), None, [line + "\n" for line in source.split("\n")], name)
         history, ns = self.history_manager, self.user_ns
@@ -385,26 +390,26 @@ class Shell(InteractiveShell):
         ns[f"_i{count}"] = raw
         old = count - KEPT_CELLS
         if old > 0:
-            linecache.cache.pop(f"{tracebacks.CELL}{old}]", None)
+            linecache.cache.pop(f"{tracebacks.CELL_PREFIX}{old}]", None)
             ns.pop(f"_i{old}", None)
             history.input_hist_parsed[old] = cells[old] = ""
 
-    def _execute(self, code: Any, source: str, *, last: bool) -> None:
+    def _execute_code(self, code: Any, source: str, *, last: bool) -> None:
         if code.co_flags & CO_COROUTINE:
-            self._in_loop(self._awaited(code, last))
-        elif wants_loop(source):
+            self._run_in_loop(self._await_code(code, last))
+        elif needs_event_loop(source):
             # A notebook's loop is running while a cell does: there, a task can be made without an await.
-            self._in_loop(self._called(code, last))
+            self._run_in_loop(self._call_code(code, last))
         else:
-            self._show(eval(code, self.user_ns), last)
+            self._show_value(eval(code, self.user_ns), last)
 
-    async def _awaited(self, code: Any, last: bool) -> None:
-        self._show(await eval(code, self.user_ns), last)
+    async def _await_code(self, code: Any, last: bool) -> None:
+        self._show_value(await eval(code, self.user_ns), last)
 
-    async def _called(self, code: Any, last: bool) -> None:
-        self._show(eval(code, self.user_ns), last)
+    async def _call_code(self, code: Any, last: bool) -> None:
+        self._show_value(eval(code, self.user_ns), last)
 
-    def _show(self, value: Any, last: bool) -> None:
+    def _show_value(self, value: Any, last: bool) -> None:
         """Shows the value of an expression; statements have none."""
         if value is not None:
             self.final = last
@@ -413,12 +418,12 @@ class Shell(InteractiveShell):
             finally:
                 self.final = False
 
-    def _in_loop(self, coroutine: Any) -> None:
+    def _run_in_loop(self, coroutine: Any) -> None:
         loop = self.live_loop()
         task = loop.create_task(coroutine, name="cell")  # those without a name are counted: see `interpreter`
         self.interrupts.watch(task)
         try:
-            _complete(loop, task)
+            _complete_task(loop, task)
         except asyncio.CancelledError:
             if self.interrupts.cancelled:
                 raise KeyboardInterrupt from None
@@ -438,7 +443,10 @@ class Shell(InteractiveShell):
     # What IPython would write to a terminal
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """What IPython caught: in what a cell runs, then the cell will raise it; or a repr's error, or `%tb`."""
+        """Handles an exception that IPython caught: of code that the cell ran, of a repr, or for `%tb`.
+
+        The cell raises the first kind itself later.
+        """
         if exc_tuple is None and sys.exc_info()[1] is not None:
             self._failed = self._failed or sys.exc_info()[1]
             return
@@ -447,14 +455,14 @@ class Shell(InteractiveShell):
         except ValueError:
             print("No traceback available to show.", file=sys.stderr)
             return
-        print(tracebacks.render(value), end="", file=sys.stderr)
+        print(tracebacks.render_traceback(value), end="", file=sys.stderr)
 
     def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
         self.showtraceback()
 
     def system(self, cmd: str) -> None:
         """`!cmd`"""
-        self.user_ns["_exit_code"] = run(self.var_expand(cmd, depth=1))
+        self.user_ns["_exit_code"] = run_command(self.var_expand(cmd, depth=1))
         self.installed.look()
         if hint := self.installed.hint():
             print(hint, file=sys.stderr)
@@ -462,7 +470,7 @@ class Shell(InteractiveShell):
     system_piped = system_raw = system
 
 
-def _complete(loop: Any, task: Any) -> None:
+def _complete_task(loop: Any, task: Any) -> None:
     """Runs the loop until `task` is done, even if the program, now or earlier, stopped the loop meanwhile."""
     while True:
         try:
@@ -472,11 +480,11 @@ def _complete(loop: Any, task: Any) -> None:
                 raise
 
 
-def _shown(node: Any) -> tuple:
+def _shown_node(node: Any) -> tuple:
     return (ast.Expression(node.value), "eval") if isinstance(node, ast.Expr) else (ast.Interactive([node]), "single")
 
 
-def _assigned(body: list) -> list:
+def _assigned_name(body: list) -> list:
     """An expression of the name that the last statement assigned, if it did."""
     last = body[-1] if body else None
     targets = getattr(last, "targets", None) or [getattr(last, "target", None)]

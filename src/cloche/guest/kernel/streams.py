@@ -7,11 +7,11 @@ import sys
 from typing import Any
 
 
-def fresh_streams() -> None:
+def replace_streams() -> None:
     """New text streams over descriptors 1 and 2, unless they are ours already."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
-        if not isinstance(getattr(sys, name), Output):
-            stream = Output(fd)
+        if not isinstance(getattr(sys, name), StandardOutput):
+            stream = StandardOutput(fd)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
 
@@ -21,18 +21,21 @@ def reopen_closed() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name, None)
         if stream is None or getattr(stream, "closed", False) is True:
-            setattr(sys, name, Output(fd))
+            setattr(sys, name, StandardOutput(fd))
 
 
-class Output(io.TextIOWrapper):
-    """Line-buffered UTF-8 over a descriptor that it does not own. What UTF-8 cannot hold is escaped, never an error."""
+class StandardOutput(io.TextIOWrapper):
+    """Line-buffered UTF-8 over a descriptor that it does not own.
+
+    Unencodable characters are escaped, never an error.
+    """
 
     def __init__(self, fd: int):
         raw = io.FileIO(fd, "wb", closefd=False)
         super().__init__(io.BufferedWriter(raw, 8192), "utf-8", "backslashreplace", "\n", line_buffering=True)
 
 
-class Input(io.TextIOBase):
+class StandardInput(io.TextIOBase):
     """Lines that the caller of the run gives when asked."""
 
     encoding = "utf-8"

@@ -1,8 +1,9 @@
-"""How many threads numerical libraries use.
+"""Thread counts of numerical libraries.
 
-The nursery imports them with one thread, since a process with threads cannot be forked safely. A kernel that turns
-out to compute gets them back, between two cells; one that does not never pays for them. A program that names such a
-library gets them when it starts: to start them takes a while, and is the same as in an interpreter that imports it.
+The nursery imports them with one thread, since a process with threads cannot be forked safely. A kernel that
+turns out to compute gets them back, between two cells; one that does not never pays for them. A program that
+names such a library gets them when it starts: to start them takes a while, and is the same as in an
+interpreter that imports it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _NUMERICAL = re.compile(rb"\b(?:numpy|scipy|sklearn|statsmodels|torch)\b")
 _found: list = []  # what sets the number of threads of each library that the nursery has loaded
 
 
-def find() -> None:
+def find_libraries() -> None:
     """In the nursery, after its imports: to look for the libraries takes longer than to start their threads."""
     try:
         import threadpoolctl  # type: ignore[import-not-found]
@@ -25,19 +26,19 @@ def find() -> None:
     _found[:] = threadpoolctl.ThreadpoolController().lib_controllers
 
 
-def restore() -> None:
+def restore_threads() -> None:
     """As many threads as there are processors for us."""
     processors = len(os.sched_getaffinity(0))
     for library in _found:
         library.set_num_threads(processors)
 
 
-def restore_for(source: bytes) -> None:
+def restore_for_source(source: bytes) -> None:
     if _NUMERICAL.search(source):
-        restore()
+        restore_threads()
 
 
-class Threads:
+class NumericThreads:
     def __init__(self) -> None:
         self._restored = False
 
@@ -47,5 +48,5 @@ class Threads:
             return
         self._restored = True
         if not _found:  # a kernel that was not forked has imported them itself, with their threads
-            find()
-        restore()
+            find_libraries()
+        restore_threads()

@@ -1,7 +1,7 @@
-"""Arrays and tables of numpy, pandas and polars, read as `bare` reads.
+"""Arrays and tables of numpy, pandas and polars, read by the rules of `safe_read`.
 
-The library's Python code does not run either: a program may have changed it, and what is in a table may be an object
-of the program's.
+The library's Python code does not run either: a program may have changed it, and the items of a table may be
+objects of the program's.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _INDEXES = ("pandas.Index", "pandas.RangeIndex", "pandas.MultiIndex", "pandas.Da
 
 
 def public_name(kind: type) -> str:
-    """As people call it, wherever it is defined."""
+    """The name under which a type is commonly known, independent of the module that defines it."""
     name = safe_read.type_name(kind)
     return _PUBLIC.get(name, name)
 
 
-def describe(value: object, preview) -> dict | None:
-    """Shape, type of data, columns, size and preview; None for what is no array or table of theirs.
+def describe_table(value: object, preview) -> dict | None:
+    """Shape, data type, columns, size and preview; None for values that are not such arrays or tables.
 
-    `preview(value, room)` shows one thing that is in it.
+    `preview(value, room)` shows one item of it.
     """
     name = public_name(type(value))
     if name == "pandas.DataFrame":
-        return _frame(value, preview)
+        return _describe_frame(value, preview)
     if name == "pandas.Series":
-        return _series(value, preview)
+        return _describe_series(value, preview)
     if name in _INDEXES:
-        return _index(value, preview)
+        return _describe_index(value, preview)
     if name in ("polars.DataFrame", "polars.Series"):
-        return _of_polars(value)
-    kind = _ndarray_in(type(value))
-    return None if kind is None else _array(value, kind, preview)
+        return _describe_polars(value)
+    kind = _ndarray_class(type(value))
+    return None if kind is None else _describe_array(value, kind, preview)
 
 
-def scalar(value: object) -> object:
+def numpy_scalar(value: object) -> object:
     """A number of numpy's as Python has it; None for anything else."""
     kind = type(value)
     if not safe_read.is_static(kind) or not safe_read.type_name(kind).startswith("numpy."):
         return None
-    item = safe_read.found_in(_generic_in(kind), "item")
+    item = safe_read.find_key(_numpy_generic_dict(kind), "item")
     return None if item is None else item.__get__(value)()  # type: ignore[attr-defined]
 
 
-def _generic_in(kind: type):
+def _numpy_generic_dict(kind: type):
     for each in safe_read.class_mro(kind):
         if safe_read.type_name(each) == "numpy.generic":
             return safe_read.class_dict(each)
@@ -76,7 +76,7 @@ def _generic_in(kind: type):
 # --- numpy
 
 
-def _ndarray_in(kind: type) -> type | None:
+def _ndarray_class(kind: type) -> type | None:
     """numpy's own class of arrays, if it is among a class's ancestors."""
     for each in safe_read.class_mro(kind):
         if safe_read.is_static(each) and safe_read.type_name(each) == "numpy.ndarray":
@@ -84,21 +84,21 @@ def _ndarray_in(kind: type) -> type | None:
     return None
 
 
-def _array(value: object, kind: type, preview) -> dict:
-    shape, dtype, size = (_field(value, kind, name) for name in ("shape", "dtype", "nbytes"))
-    told: dict = {"shape": list(shape), "dtype": _dtype(dtype), "size_bytes": size}
+def _describe_array(value: object, kind: type, preview) -> dict:
+    shape, dtype, size = (_array_field(value, kind, name) for name in ("shape", "dtype", "nbytes"))
+    told: dict = {"shape": list(shape), "dtype": _dtype_name(dtype), "size_bytes": size}
     if type(value) is kind:
-        told["preview"] = _values(value, preview)
+        told["preview"] = _preview_values(value, preview)
     return told
 
 
-def _field(array: object, kind: type, name: str):
-    """As numpy's own class has it; one that is derived from it may have another."""
+def _array_field(array: object, kind: type, name: str):
+    """A field as numpy's own class has it; a derived class may define another."""
     return safe_read.class_dict(kind)[name].__get__(array)
 
 
-def _dtype(dtype: object) -> str:
-    letter, size = safe_read.stored(dtype, "kind"), safe_read.stored(dtype, "itemsize")
+def _dtype_name(dtype: object) -> str:
+    letter, size = safe_read.stored_attribute(dtype, "kind"), safe_read.stored_attribute(dtype, "itemsize")
     if type(letter) is not str or type(size) is not int:
         return safe_read.type_name(type(dtype))
     if letter in _DTYPES:
@@ -106,26 +106,26 @@ def _dtype(dtype: object) -> str:
     return _OTHER_DTYPES.get(letter, letter)
 
 
-def _values(array, preview, mask=None) -> str:
-    """The first ones, row by row; `mask` says which are none."""
+def _preview_values(array, preview, mask=None) -> str:
+    """The first values, row by row; `mask` says which of them are missing."""
     missing = [] if mask is None else mask.flat[:MAX_SHOWN].tolist()
     texts: list = []
     room = 150
-    for at, each in enumerate(_first(array, MAX_SHOWN)):
-        texts.append("<NA>" if at < len(missing) and missing[at] is True else _shown(each, preview, room))
+    for at, each in enumerate(_first_values(array, MAX_SHOWN)):
+        texts.append("<NA>" if at < len(missing) and missing[at] is True else _show_value(each, preview, room))
         room -= len(texts[-1]) + 2
         if room <= 0:
             break
     return "[" + ", ".join(texts) + (", …" if len(texts) < array.size else "") + "]"
 
 
-def _first(array, count: int) -> list:
-    """As Python has them: nanoseconds, which it has not, would be bare numbers."""
-    first, letter = array.flat[:count], safe_read.stored(array.dtype, "kind")
+def _first_values(array, count: int) -> list:
+    """The first values as Python objects: nanoseconds, which Python lacks, would be bare numbers."""
+    first, letter = array.flat[:count], safe_read.stored_attribute(array.dtype, "kind")
     return (first.astype(f"{letter}8[us]") if letter in ("M", "m") else first).tolist()
 
 
-def _shown(value: object, preview, room: int) -> str:
+def _show_value(value: object, preview, room: int) -> str:
     if type(value) is float:
         return f"{value:.6g}"
     return str(value) if any(type(value) is each for each in _TIMES) else preview(value, room)
@@ -134,35 +134,37 @@ def _shown(value: object, preview, room: int) -> str:
 # --- pandas
 
 
-def _frame(value: object, preview) -> dict | None:
-    columns, rows = _axes(value, 2)
+def _describe_frame(value: object, preview) -> dict | None:
+    columns, rows = _table_axes(value, 2)
     if columns is None:
         return None
-    names = _labels(columns, preview)
-    shape = [_length(rows), _length(columns)]
-    told: dict = {"size_bytes": _bytes(value)} if None in shape else {"shape": shape, "size_bytes": _bytes(value)}
+    names = _index_labels(columns, preview)
+    shape = [_index_length(rows), _index_length(columns)]
+    told: dict = (
+        {"size_bytes": _table_bytes(value)} if None in shape else {"shape": shape, "size_bytes": _table_bytes(value)}
+    )
     return {**told, "columns": names, "preview": ", ".join(names)}
 
 
-def _series(value: object, preview) -> dict | None:
-    (rows,) = _axes(value, 1)
-    arrays = _arrays(value)
+def _describe_series(value: object, preview) -> dict | None:
+    (rows,) = _table_axes(value, 1)
+    arrays = _table_arrays(value)
     if rows is None:
         return None
-    length = _length(rows)
+    length = _index_length(rows)
     told: dict = {} if length is None else {"shape": [length]}
     if len(arrays) == 1:
-        return {**told, **_data(arrays[0], preview), "size_bytes": _bytes(value)}
-    return {**told, "size_bytes": _bytes(value)}
+        return {**told, **_describe_data(arrays[0], preview), "size_bytes": _table_bytes(value)}
+    return {**told, "size_bytes": _table_bytes(value)}
 
 
-def _data(array: object, preview) -> dict:
-    inner = _inner(array)
+def _describe_data(array: object, preview) -> dict:
+    inner = _inner_ndarray(array)
     if inner is None or _is_categorical(array):
         return {"dtype": safe_read.type_name(type(array))}
-    mask = safe_read.stored(array, "_mask")
+    mask = safe_read.stored_attribute(array, "_mask")
     mask = mask if type(mask) is type(inner) else None
-    return {"dtype": _dtype(inner.dtype), "preview": _values(inner, preview, mask)}  # type: ignore[attr-defined]
+    return {"dtype": _dtype_name(inner.dtype), "preview": _preview_values(inner, preview, mask)}  # type: ignore[attr-defined]
 
 
 def _is_categorical(array: object) -> bool:
@@ -170,96 +172,98 @@ def _is_categorical(array: object) -> bool:
     return safe_read.type_name(type(array)).endswith("Categorical")
 
 
-def _index(value: object, preview) -> dict:
-    length = _length(value)
+def _describe_index(value: object, preview) -> dict:
+    length = _index_length(value)
     told: dict = {} if length is None else {"shape": [length]}
-    return {**told, "size_bytes": _index_bytes(value), "preview": "[" + ", ".join(_labels(value, preview)) + "]"}
+    return {**told, "size_bytes": _index_bytes(value), "preview": "[" + ", ".join(_index_labels(value, preview)) + "]"}
 
 
-def _axes(value: object, count: int) -> tuple:
+def _table_axes(value: object, count: int) -> tuple:
     """The indexes of a table, those of its columns first; None for each where it is not as it should be."""
-    axes = safe_read.stored(safe_read.stored(value, "_mgr"), "axes")
+    axes = safe_read.stored_attribute(safe_read.stored_attribute(value, "_mgr"), "axes")
     return tuple(axes) if type(axes) is list and len(axes) == count else (None,) * count
 
 
-def _arrays(value: object) -> list:
-    """What holds the data: arrays, of numpy or of an extension."""
-    blocks = safe_read.stored(safe_read.stored(value, "_mgr"), "blocks")
-    return [safe_read.stored(each, "values") for each in blocks] if type(blocks) is tuple else []
+def _table_arrays(value: object) -> list:
+    """The arrays that hold the data, of numpy or of an extension."""
+    blocks = safe_read.stored_attribute(safe_read.stored_attribute(value, "_mgr"), "blocks")
+    return [safe_read.stored_attribute(each, "values") for each in blocks] if type(blocks) is tuple else []
 
 
-def _bytes(value: object) -> int:
-    axes = safe_read.stored(safe_read.stored(value, "_mgr"), "axes")
+def _table_bytes(value: object) -> int:
+    axes = safe_read.stored_attribute(safe_read.stored_attribute(value, "_mgr"), "axes")
     indexes = axes if type(axes) is list else []
-    return sum(map(_array_bytes, _arrays(value))) + sum(map(_index_bytes, indexes))
+    return sum(map(_array_bytes, _table_arrays(value))) + sum(map(_index_bytes, indexes))
 
 
 def _array_bytes(array: object, depth: int = 0) -> int:
-    kind = _ndarray_in(type(array))
+    kind = _ndarray_class(type(array))
     if kind is not None:
-        return _field(array, kind, "nbytes")
+        return _array_field(array, kind, "nbytes")
     if depth >= _DEPTH or array is None:
         return 0
-    return sum(_array_bytes(safe_read.stored(array, name), depth + 1) for name in ("_ndarray", "_data", "_mask"))
+    return sum(
+        _array_bytes(safe_read.stored_attribute(array, name), depth + 1) for name in ("_ndarray", "_data", "_mask")
+    )
 
 
 def _index_bytes(index: object) -> int:
-    codes = safe_read.stored(index, "_codes")
-    if codes is not None and safe_read.inherits(type(codes), list):
+    codes = safe_read.stored_attribute(index, "_codes")
+    if codes is not None and safe_read.is_subclass(type(codes), list):
         return sum(map(_array_bytes, list.__iter__(codes)))  # type: ignore[arg-type]
-    return _array_bytes(safe_read.stored(index, "_data"))
+    return _array_bytes(safe_read.stored_attribute(index, "_data"))
 
 
-def _inner(array: object, depth: int = 0) -> object:
-    """The array of numpy's in it."""
-    kind = _ndarray_in(type(array))
+def _inner_ndarray(array: object, depth: int = 0) -> object:
+    """The numpy array inside an array of an extension."""
+    kind = _ndarray_class(type(array))
     if kind is not None or array is None or depth >= _DEPTH:
         return array if type(array) is kind else None
-    data = safe_read.stored(array, "_ndarray")
-    return _inner(safe_read.stored(array, "_data") if data is None else data, depth + 1)
+    data = safe_read.stored_attribute(array, "_ndarray")
+    return _inner_ndarray(safe_read.stored_attribute(array, "_data") if data is None else data, depth + 1)
 
 
-def _length(index: object) -> int | None:
-    numbers, codes = safe_read.stored(index, "_range"), safe_read.stored(index, "_codes")
+def _index_length(index: object) -> int | None:
+    numbers, codes = safe_read.stored_attribute(index, "_range"), safe_read.stored_attribute(index, "_codes")
     if type(numbers) is range:
         return len(numbers)
-    if codes is not None and safe_read.inherits(type(codes), list) and list.__len__(codes):  # type: ignore[arg-type]
+    if codes is not None and safe_read.is_subclass(type(codes), list) and list.__len__(codes):  # type: ignore[arg-type]
         codes = list.__getitem__(codes, 0)  # type: ignore[call-overload]
-        kind = _ndarray_in(type(codes))
-        return None if kind is None else _field(codes, kind, "size")
-    data = _inner(safe_read.stored(index, "_data"))
+        kind = _ndarray_class(type(codes))
+        return None if kind is None else _array_field(codes, kind, "size")
+    data = _inner_ndarray(safe_read.stored_attribute(index, "_data"))
     return None if data is None else data.shape[0]  # type: ignore[attr-defined]
 
 
-def _labels(index: object, preview) -> list:
+def _index_labels(index: object, preview) -> list:
     """The first ones of an index, as far as they are names or numbers."""
-    numbers = safe_read.stored(index, "_range")
+    numbers = safe_read.stored_attribute(index, "_range")
     if type(numbers) is range:
         return [repr(each) for each in numbers[:MAX_COLUMNS]]
-    stored = safe_read.stored(index, "_data")
-    data = _inner(stored)
+    stored = safe_read.stored_attribute(index, "_data")
+    data = _inner_ndarray(stored)
     if data is None or _is_categorical(stored):
         return []
     return [
-        safe_read.text_of(each) if type(each) is str else _shown(each, preview, 40)
-        for each in _first(data, MAX_COLUMNS)
+        safe_read.safe_text(each) if type(each) is str else _show_value(each, preview, 40)
+        for each in _first_values(data, MAX_COLUMNS)
     ]
 
 
 # --- polars: below its Python classes are some of its own, in Rust
 
 
-def _of_polars(value: object) -> dict | None:
-    frame, series = safe_read.stored(value, "_df"), safe_read.stored(value, "_s")
+def _describe_polars(value: object) -> dict | None:
+    frame, series = safe_read.stored_attribute(value, "_df"), safe_read.stored_attribute(value, "_s")
     inner = series if frame is None else frame
     if safe_read.type_name(type(inner)).rpartition(".")[2] not in ("PyDataFrame", "PySeries"):
         return None
-    length, shape = safe_read.called(inner, "len"), safe_read.called(inner, "shape")
-    size, columns = safe_read.called(inner, "estimated_size"), safe_read.called(inner, "columns")
+    length, shape = safe_read.call_method(inner, "len"), safe_read.call_method(inner, "shape")
+    size, columns = safe_read.call_method(inner, "estimated_size"), safe_read.call_method(inner, "columns")
     told: dict = {"size_bytes": size} if type(size) is int else {}
     if type(length) is int or type(shape) is tuple:
         told["shape"] = [length] if type(length) is int else list(shape)  # type: ignore[call-overload]
     if type(columns) is not list:
         return told
-    names = [safe_read.text_of(each) for each in columns[:MAX_COLUMNS] if type(each) is str]
+    names = [safe_read.safe_text(each) for each in columns[:MAX_COLUMNS] if type(each) is str]
     return {**told, "columns": names, "preview": ", ".join(names)}

@@ -1,4 +1,4 @@
-"""Which files below the data directory a cell made or changed."""
+"""The files below the data directory that a cell made or changed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 
 DATA_DIRECTORY = "/mnt/data"
-MAX_ENTRIES = 1000
+MAX_SCANNED_ENTRIES = 1000
 
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; the time module does not name it
 
 
-class Written:
-    """Remembers what the data directory looked like at `start()`; `changed()` is what differs since."""
+class WrittenFiles:
+    """Records the state of the data directory at `start()`; `changed()` returns the differences since."""
 
     def __init__(self) -> None:
         self._seen: dict = {}
@@ -24,31 +24,34 @@ class Written:
         self._empty_ns = 0  # when the directory had been changed last, and was seen to be empty since; 0: it was not
 
     def start(self) -> None:
-        """A cell begins: what was changed before, for instance uploaded, is not its doing."""
+        """A cell begins: earlier changes, for instance uploads, are not its own."""
         # The coarse clock is the one that stamps files; the exact one may be ahead of it.
         self._since_ns = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-        self._seen = {path: _key(info) for path, info in self._files()}
+        self._seen = {path: _change_key(info) for path, info in self._list_files()}
 
     def changed(self) -> list:
-        """FileInfo fields of regular files changed since `start`. Looks at no more than MAX_ENTRIES entries."""
+        """FileInfo fields of regular files changed since `start`.
+
+        Looks at no more than MAX_SCANNED_ENTRIES entries.
+        """
         # The times exclude files that `start` did not see because there were too many.
         return [
-            _fields(path, info)
-            for path, info in self._files()
-            if info.st_ctime_ns >= self._since_ns and self._seen.get(path) != _key(info)
+            _file_fields(path, info)
+            for path, info in self._list_files()
+            if info.st_ctime_ns >= self._since_ns and self._seen.get(path) != _change_key(info)
         ]
 
-    def _files(self) -> list:
+    def _list_files(self) -> list:
         """(path, stat) of those that are there; most cells have none, which then is known without looking inside."""
         if self._empty_ns and _changed_ns() == self._empty_ns:
             return []
-        found = list(_walk(DATA_DIRECTORY))
+        found = list(_walk_files(DATA_DIRECTORY))
         self._empty_ns = 0 if found else _empty_since_ns()
         return found
 
 
 def _changed_ns() -> int:
-    """When the directory was changed last, as nobody can set it; 0 if there is none."""
+    """The time of the directory's last change (ctime, which programs cannot set); 0 if there is none."""
     try:
         return os.stat(DATA_DIRECTORY).st_ctime_ns
     except OSError:
@@ -67,13 +70,13 @@ def _empty_since_ns() -> int:
         return 0
 
 
-def _key(info: os.stat_result) -> tuple:
+def _change_key(info: os.stat_result) -> tuple:
     return (info.st_mtime_ns, info.st_size, info.st_ino)
 
 
-def _walk(directory: str) -> Iterator:
+def _walk_files(directory: str) -> Iterator:
     """(path, stat) of regular files, parents first; symlinks are not followed."""
-    pending, left = [directory], MAX_ENTRIES
+    pending, left = [directory], MAX_SCANNED_ENTRIES
     while pending:
         try:
             entries = os.scandir(pending.pop())
@@ -94,7 +97,7 @@ def _walk(directory: str) -> Iterator:
                     yield entry.path, info
 
 
-def _fields(path: str, info: os.stat_result) -> dict:
+def _file_fields(path: str, info: os.stat_result) -> dict:
     return {
         "path": path,
         "name": os.path.basename(path),

@@ -1,16 +1,19 @@
-"""The kernel of bash: one interactive shell that lives on, and this process, which speaks for it to the host.
+"""The bash kernel: one interactive shell that stays alive, and this process, which speaks for it.
 
-The shell is an interactive one because only such a shell drops a running cell at SIGINT and lives on. It reads its
-commands from a pipe of ours, never a cell: a cell lies in a file in memory, which the shell evaluates. So nothing of a
-cell is ever parsed together with our own commands, and a cell that reads from stdin finds it empty.
+The shell is interactive because only such a shell drops a running cell at SIGINT and lives on. It reads its
+commands from a pipe of this process, never a cell: a cell lies in a file in memory, which the shell
+evaluates. So no part of a cell is ever parsed together with the kernel's own commands, and a cell that reads
+from stdin finds it empty.
 
-What the shell reports has the number of what it was told to do, and is said more than once: on the line that does it,
-and, since an interrupt drops the rest of that line, on a line of its own. The first of each number counts.
+Each report of the shell has the number of the command it answers, and is sent more than once: on the line of
+the command, and, since an interrupt drops the rest of that line, on a line of its own. The first of each
+number counts.
 
-The shell has a process group of its own: of the signals that the host sends us it gets what we pass on. SIGINT between
-two cells would drop a part of a line of ours, so it waits for the cell. And SIGINT alone is not enough: the shell goes
-on with the cell's next command if the one that runs has not died of it, be it because that was only just forked. So it
-gets another signal with it, whose trap drops the cell whatever became of its commands.
+The shell has a process group of its own: of the host's signals it gets those that this process passes on.
+SIGINT between two cells would drop a part of a command line, so it waits for the cell. SIGINT alone is not
+enough either: the shell goes on with the cell's next command if the running one has not died of it, for
+instance because it was only just forked. So the shell gets a second signal with it; the trap of that signal
+drops the cell in any case.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ import subprocess
 import time
 
 from cloche.guest import wire
-from cloche.guest.kernel.channel import Channel
+from cloche.guest.kernel.channel import KernelChannel
 from cloche.guest.kernel.interrupts import Interrupts
-from cloche.guest.kernel.written_files import Written
+from cloche.guest.kernel.written_files import WrittenFiles
 
 # The variables of a shell: their names by `compgen`, their values by expansions that evaluate nothing.
 #
@@ -34,70 +37,75 @@ from cloche.guest.kernel.written_files import Written
 
 MAX_VARIABLES = 1000
 MAX_PREVIEW = 200
-_FIRST = 5  # elements of an array that are shown
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_FIRST_ELEMENTS = 5  # elements of an array that are shown
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 # The shell's own, of which some compute something when they are read.
-_OWN = re.compile(
+_SHELL_VARIABLES = re.compile(
     "_|BASH.*|COMP_.*|COPROC|COLUMNS|DIRSTACK|EPOCH.*|EUID|FUNCNAME|GLOBIGNORE|GROUPS|HIST.*|HOSTNAME|HOSTTYPE|IFS|LINENO"
     "|LINES|MACHTYPE|MAILCHECK|MAPFILE|OLDPWD|OPT(ARG|ERR|IND)|OSTYPE|PIPESTATUS|PPID|PS[0-9]|PWD|RANDOM|READLINE_.*"
     "|SECONDS|SHELLOPTS|SHELL|SHLVL|SRANDOM|TERM|UID"
 )
 
 
-def answer(shell, report_fd: int, ask: object) -> tuple:
+def answer_inspect(shell, report_fd: int, ask: object) -> tuple:
     """The frame that answers an `inspect`: header and body."""
-    names = [name for name in _lines(shell, f"\\builtin compgen -v >&{report_fd}") if _is_shown(name)]
-    arrays = set(_lines(shell, f"\\builtin compgen -A arrayvar >&{report_fd}"))
+    names = [name for name in _ask_lines(shell, f"\\builtin compgen -v >&{report_fd}") if _is_shown(name)]
+    arrays = set(_ask_lines(shell, f"\\builtin compgen -A arrayvar >&{report_fd}"))
     # `set -u` makes an expansion of what has no value an error.
-    (options,) = _lines(shell, f"\\builtin printf '%s\\n' \"$-\" >&{report_fd}") or [""]
+    (options,) = _ask_lines(shell, f"\\builtin printf '%s\\n' \"$-\" >&{report_fd}") or [""]
     strict = ("\\builtin set +u\n", "\\builtin set -u\n") if "u" in options else ("", "")
     shown = names[:MAX_VARIABLES]
-    told = _lines(shell, strict[0] + "".join(_question(name, report_fd) for name in shown) + strict[1])
-    body = [each for line in told if (each := _variable(line, arrays)) and not _is_inherited(each)]
+    told = _ask_lines(shell, strict[0] + "".join(_variable_query(name, report_fd) for name in shown) + strict[1])
+    body = [each for line in told if (each := _parse_variable(line, arrays)) and not _is_inherited(each)]
     return {"ev": "inspected", "ask": ask, "more": len(names) - len(shown)}, wire.encode_json(body)
 
 
-def _lines(shell, script: str) -> list:
+def _ask_lines(shell, script: str) -> list:
     return shell.ask(script).splitlines()
 
 
 def _is_shown(name: str) -> bool:
-    return bool(_NAME.match(name)) and not _OWN.fullmatch(name)
+    return bool(_VARIABLE_NAME.match(name)) and not _SHELL_VARIABLES.fullmatch(name)
 
 
-def _question(name: str, report_fd: int) -> str:
+def _variable_query(name: str, report_fd: int) -> str:
     """A line with the name, how many elements, how long, the begin of the value, the first elements."""
-    values = f'"${{#{name}[@]}}" "${{#{name}}}" "${{{name}:0:{MAX_PREVIEW}}}" "${{{name}[*]:0:{_FIRST}}}"'
+    values = f'"${{#{name}[@]}}" "${{#{name}}}" "${{{name}:0:{MAX_PREVIEW}}}" "${{{name}[*]:0:{_FIRST_ELEMENTS}}}"'
     known = f"\\builtin printf '{name} %d %d %q %q\\n' {values} >&{report_fd}"
     return f"[[ -R {name} ]] && \\builtin printf '{name}\\n' >&{report_fd} || {known}\n"
 
 
-def _variable(line: str, arrays: set) -> dict | None:
+def _parse_variable(line: str, arrays: set) -> dict | None:
     name, *values = line.split(" ", 3)
-    if not _NAME.match(name):
+    if not _VARIABLE_NAME.match(name):
         return None
     if len(values) < 3:
         return {"name": name, "type": "nameref", "preview": "<nameref>"}
     count, length, quoted = values
     if name in arrays or count != "1":
-        return {"name": name, "type": "array", "length": int(count), "preview": _cut(f"({_last(quoted)})")}
-    return {"name": name, "type": "string", "length": int(length), "preview": _cut(_first(quoted))}
+        return {
+            "name": name,
+            "type": "array",
+            "length": int(count),
+            "preview": _shorten_text(f"({_last_word(quoted)})"),
+        }
+    return {"name": name, "type": "string", "length": int(length), "preview": _shorten_text(_first_word(quoted))}
 
 
-def _first(quoted: str) -> str:
+def _first_word(quoted: str) -> str:
     """The first of two words as `printf %q` writes them, in quotes if it needs some."""
     found = re.match(r"\$'(?:[^'\\]|\\.)*'|''|(?:[^\s\\]|\\.)*", quoted)
     text = found.group() if found else ""
     return text if text.startswith("$'") else shlex.quote(re.sub(r"\\(.)", r"\1", text) if text != "''" else "")
 
 
-def _last(quoted: str) -> str:
+def _last_word(quoted: str) -> str:
     begin = re.match(r"(?:\$'(?:[^'\\]|\\.)*'|''|(?:[^\s\\]|\\.)*) ", quoted)
     text = quoted[begin.end() :] if begin else ""
     return text if text.startswith("$'") else re.sub(r"\\(.)", r"\1", text) if text != "''" else ""
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_PREVIEW else text[: MAX_PREVIEW - 1] + "…"
 
@@ -105,10 +113,14 @@ def _cut(text: str) -> str:
 def _is_inherited(told: dict) -> bool:
     """Whether it is from the environment that the shell was given, and as it was there."""
     value = os.environ.get(told["name"])
-    return value is not None and told["type"] == "string" and _cut(shlex.quote(value[:MAX_PREVIEW])) == told["preview"]
+    return (
+        value is not None
+        and told["type"] == "string"
+        and _shorten_text(shlex.quote(value[:MAX_PREVIEW])) == told["preview"]
+    )
 
 
-_PLACES = ("/bin/bash", "/usr/bin/bash")
+_BASH_PATHS = ("/bin/bash", "/usr/bin/bash")
 _CELL, _REPORT, _STDERR = 60, 61, 62  # descriptors of the shell; low enough for `ulimit -n 64`
 # Programs define functions and aliases of any name. An alias is not asked if a name is quoted. A function is not if it
 # was unset before, which would spoil `$?`: so a cell's status is told before that, and once more after it, in case the
@@ -134,18 +146,18 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def find_bash() -> str | None:
-    return next((path for path in _PLACES if os.access(path, os.X_OK)), None)
+    return next((path for path in _BASH_PATHS if os.access(path, os.X_OK)), None)
 
 
 def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
     """Serves one channel in a fresh fork. Never returns: it ends as the shell does."""
-    channel = Channel(channel_fd, stdout_fd, stderr_fd, token, Interrupts())
-    shell = Shell()
+    channel = KernelChannel(channel_fd, stdout_fd, stderr_fd, token, Interrupts())
+    shell = BashProcess()
     BashKernel(channel, shell).serve()
     os._exit(0)
 
 
-class Shell:
+class BashProcess:
     """A bash that evaluates one text after the other."""
 
     def __init__(self) -> None:
@@ -155,7 +167,7 @@ class Shell:
         inherited = ((self._cell, _CELL), (report, _REPORT), (2, _STDERR))
         for fd, number in inherited:
             os.dup2(fd, number)
-        command = [find_bash() or _PLACES[0], "--noprofile", "--norc", "--noediting", "-i"]
+        command = [find_bash() or _BASH_PATHS[0], "--noprofile", "--norc", "--noediting", "-i"]
         numbers = [number for _, number in inherited]
         # Its own stderr is nobody's concern: that it has no terminal, prompts. A cell gets the real one.
         self._process = subprocess.Popen(
@@ -168,34 +180,34 @@ class Shell:
         self._told = 0
         self._said = b""
         self.interrupted = self._running = False
-        self._do(_START)
+        self._send_lines(_START)
         self.ask(f"\\builtin trap -- {shlex.quote(_TRAP)} {int(_DROP)}")
 
     def run(self, code: bytes) -> int:
         """Evaluates a cell; its exit status. Does not return if the shell ends."""
-        self._fill(code)
+        self._write_cell(code)
         self._running = True
         if self.interrupted:
-            self._signal()
-        _, status, later = self._do(_RUN)
-        self._settle()
+            self._signal_cell()
+        _, status, later = self._send_lines(_RUN)
+        self._await_background()
         if not self.interrupted:
             return status
         self.ask(":")  # a trap that has not run yet does so now, and not in the next cell
         return _INTERRUPTED if later else status
 
     def ask(self, script: str) -> str:
-        """Evaluates a script of ours; what it wrote to `_REPORT`."""
-        self._fill(script.encode("utf-8", "surrogateescape"))
-        return self._do(_RUN_OURS)[0].decode("utf-8", "surrogateescape")
+        """Evaluates a script of the kernel's own; returns its output to `_REPORT`."""
+        self._write_cell(script.encode("utf-8", "surrogateescape"))
+        return self._send_lines(_RUN_OURS)[0].decode("utf-8", "surrogateescape")
 
     def interrupt(self) -> None:
         """Interrupts the cell that runs with all that it waits for; or else the next, unless `interrupted` is reset."""
         self.interrupted = True
         if self._running:
-            self._signal()
+            self._signal_cell()
 
-    def _signal(self) -> None:
+    def _signal_cell(self) -> None:
         """Drops the cell, if the shell is in it. If not it says `_NO_CELL`."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # one at a time
         try:
@@ -208,23 +220,23 @@ class Shell:
             os.kill(self.pid, signal.SIGCONT)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _settle(self) -> None:
-        """Until what the cell left in the background ignores SIGINT, as bash has it: that is done after the fork.
+    def _await_background(self) -> None:
+        """Waits until the cell's background processes ignore SIGINT, as bash arranges after the fork.
 
-        An interrupt of the next cell would end it before. Nothing waits for long: a fork that is run does it at once.
+        Before that an interrupt of the next cell would end them. The wait is short: a fork that runs does it at once.
         """
         until = time.monotonic() + _SETTLE_SECONDS
-        while any(map(self._minds_interrupts, self._children())) and time.monotonic() < until:
+        while any(map(self._accepts_interrupts, self._child_pids())) and time.monotonic() < until:
             time.sleep(0.001)
 
-    def _children(self) -> list:
+    def _child_pids(self) -> list:
         try:
             with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
                 return file.read().split()
         except OSError:
             return []
 
-    def _minds_interrupts(self, pid: str) -> bool:
+    def _accepts_interrupts(self, pid: str) -> bool:
         """Whether it is a fork of the shell, of its group, that has done nothing yet."""
         try:
             if os.getpgid(int(pid)) != self.pid or not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{self.pid}/exe"):
@@ -249,29 +261,29 @@ class Shell:
             os.kill(os.getpid(), -status)
         os._exit(status)
 
-    def _fill(self, content: bytes) -> None:
+    def _write_cell(self, content: bytes) -> None:
         os.ftruncate(self._cell, 0)
         written = 0
         while written < len(content):
             written += os.pwrite(self._cell, content[written : written + (1 << 20)], written)
 
-    def _do(self, lines: str) -> tuple:
-        """Has the shell do that: what was written to `_REPORT` meanwhile, its status, if that was said later."""
+    def _send_lines(self, lines: str) -> tuple:
+        """Sends lines to the shell; returns their output to `_REPORT`, the status, and whether it came later."""
         self._told += 1
         try:
             os.write(self._commands, lines.format(number=self._told).encode())
         except BrokenPipeError:
             self.follow()
         while True:
-            text, _, last = self._report().rpartition(b"\n")
+            text, _, last = self._read_report().rpartition(b"\n")
             number, _, said = last.partition(b" ")
             status, _, later = said.partition(b" ")
             if number == b"%d" % self._told and status.isdigit():
                 self._running = False
                 return text, int(status), bool(later)
 
-    def _report(self) -> bytes:
-        """Up to the NUL that ends it."""
+    def _read_report(self) -> bytes:
+        """Reads up to the NUL that ends a report."""
         poll = select.poll()
         poll.register(self._reports, select.POLLIN)
         poll.register(self.pidfd, select.POLLIN)
@@ -281,14 +293,14 @@ class Shell:
             if not more:
                 self.follow()
             if _NO_CELL in more and self._running:
-                self._signal()  # it was not there yet, or no longer
+                self._signal_cell()  # it was not there yet, or no longer
             self._said += more.replace(_NO_CELL, b"")
         report, _, self._said = self._said.partition(b"\0")
         return report
 
     @property
     def cpu_seconds(self) -> float:
-        """Of the shell and of what it has waited for."""
+        """CPU time of the shell and of the children that it has waited for."""
         with open(f"/proc/{self.pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return sum(map(int, fields[11:15])) / _TICKS
@@ -300,29 +312,29 @@ class Shell:
         return int(found[0]) * 1024 if found else 0
 
 
-class Lent:
+class LentFunctions:
     """Functions that call tools, in the shell for as long as one cell runs."""
 
-    def __init__(self, shell: Shell, offer: dict | None):
+    def __init__(self, shell: BashProcess, offer: dict | None):
         self._shell = shell
         self._names = offer["names"] if offer else []
         if offer:
-            self._before = self._defined()
+            self._before = self._function_definitions()
             shell.ask(offer["define"])
-            self._lent = self._defined()
+            self._lent = self._function_definitions()
 
     def take_back(self) -> None:
-        """All but those that the program has defined anew; what had such a name before has it again."""
+        """Removes all but those that the program has redefined; restores the functions that had these names before."""
         if not self._names:
             return
-        now = self._defined()
+        now = self._function_definitions()
         lent = [name for name in self._names if now[name] == self._lent[name]]
         before = "\n".join(self._before[name] for name in lent)
         if lent:
             self._shell.ask(f"\\builtin unset -f {' '.join(lent)}\n{before}")
 
-    def _defined(self) -> dict:
-        """What the shell says of each."""
+    def _function_definitions(self) -> dict:
+        """The shell's definition of each function."""
         show = "".join(
             f"\\builtin declare -f {name} >&{_REPORT}; \\builtin printf '\\2\\n' >&{_REPORT}\n" for name in self._names
         )
@@ -331,10 +343,10 @@ class Lent:
 
 
 class BashKernel:
-    def __init__(self, channel: Channel, shell: Shell):
+    def __init__(self, channel: KernelChannel, shell: BashProcess):
         self._channel = channel
         self._shell = shell
-        self._written = Written()
+        self._written = WrittenFiles()
         self._count = 0
         signal.signal(signal.SIGINT, lambda *_: shell.interrupt())
 
@@ -346,11 +358,11 @@ class BashKernel:
                 return
             header, body = frame
             if header.get("do") == "execute":
-                self._execute(header, body)
+                self._execute_cell(header, body)
             elif header.get("do") == "configure":
-                self._set(header.get("env") or {})
+                self._set_variables(header.get("env") or {})
             elif header.get("do") == "inspect":
-                self._channel.send(*answer(self._shell, _REPORT, header.get("ask")))
+                self._channel.send(*answer_inspect(self._shell, _REPORT, header.get("ask")))
 
     def _await_frame(self) -> bool:
         """Until the host says something. Should the shell end meanwhile, so do we."""
@@ -365,31 +377,31 @@ class BashKernel:
                 break
         return True
 
-    def _execute(self, header: dict, body: bytes) -> None:
+    def _execute_cell(self, header: dict, body: bytes) -> None:
         run = header["run"]
         self._count += 1
         self._shell.interrupted = False
         self._channel.send({"ev": "started", "run": run, "count": self._count})
-        self._score(b"1000")
+        self._set_oom_score(b"1000")
         self._written.start()
         before = self._shell.cpu_seconds
-        status = self._in_place(header, body)
+        status = self._run_cell(header, body)
         for info in self._written.changed():
             self._channel.send({"ev": "wrote", "run": run, "file": info})
         outcome = "interrupted" if self._shell.interrupted and status == _INTERRUPTED else "ok"
         used = {"cpu": max(self._shell.cpu_seconds - before, 0.0), "rss": self._shell.peak_bytes}
-        self._score(b"0")
+        self._set_oom_score(b"0")
         self._channel.post({"ev": "ended", "run": run, "outcome": outcome, "exit": status & 0xFF, **used})
 
-    def _in_place(self, header: dict, body: bytes) -> int:
+    def _run_cell(self, header: dict, body: bytes) -> int:
         """Runs a cell with its variables and directory, which last as long as it does. Its exit status."""
-        env = self._settable(header.get("env") or {})
-        home, inside = self._enter(header.get("cwd"))
+        env = self._valid_variables(header.get("env") or {})
+        home, inside = self._change_directory(header.get("cwd"))
         if header.get("cwd") and inside is None:
             os.write(2, f"bash: cannot work in {header['cwd']!r}\n".encode("utf-8", "backslashreplace"))
             return 1
-        saved = self._export(env)
-        tools = Lent(self._shell, header.get("tools"))
+        saved = self._export_variables(env)
+        tools = LentFunctions(self._shell, header.get("tools"))
         status = self._shell.run(body)
         tools.take_back()
         if env:
@@ -398,14 +410,14 @@ class BashKernel:
             self._shell.ask(f"[[ $PWD == {shlex.quote(inside)} ]] && \\builtin cd -- {shlex.quote(home)}")
         return status
 
-    def _settable(self, env: dict) -> dict:
+    def _valid_variables(self, env: dict) -> dict:
         """A shell's variables have names of letters, digits and `_`: of others it is said that they are left out."""
         for name in env:
-            if not _NAME.match(name):
+            if not _VARIABLE_NAME.match(name):
                 os.write(2, f"bash: {name!r} cannot be a variable of a shell\n".encode("utf-8", "backslashreplace"))
-        return {name: value for name, value in env.items() if _NAME.match(name)}
+        return {name: value for name, value in env.items() if _VARIABLE_NAME.match(name)}
 
-    def _enter(self, cwd: str | None) -> tuple:
+    def _change_directory(self, cwd: str | None) -> tuple:
         """Goes there: where the shell was, and where it is now; None for the latter if it cannot go there."""
         if not cwd:
             return "", None
@@ -413,20 +425,20 @@ class BashKernel:
         home = self._shell.ask(f"\\builtin printf '%s\\n' \"$PWD\" >&{_REPORT}")
         return home, self._shell.ask(there) or None
 
-    def _export(self, env: dict) -> str:
-        """Sets variables; gives the commands that make them again what they were."""
+    def _export_variables(self, env: dict) -> str:
+        """Sets variables; returns the commands that restore their former values."""
         if not env:
             return ""
         saved = self._shell.ask(f"\\builtin declare -p {' '.join(env)} >&{_REPORT}")
-        self._set(env)
+        self._set_variables(env)
         return saved
 
-    def _set(self, env: dict) -> None:
-        named = {name: value for name, value in env.items() if _NAME.match(name)}
+    def _set_variables(self, env: dict) -> None:
+        named = {name: value for name, value in env.items() if _VARIABLE_NAME.match(name)}
         self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in named.items()))
 
-    def _score(self, value: bytes) -> None:
-        """How willingly the system kills the shell when memory is short: first whoever executes."""
+    def _set_oom_score(self, value: bytes) -> None:
+        """Sets the shell's OOM score: a shell that executes is killed first when memory is short."""
         try:
             with open(f"/proc/{self._shell.pid}/oom_score_adj", "wb") as file:
                 file.write(value)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from cloche.guest.kernel.installed import Installed
+from cloche.guest.kernel.installed import InstalledPackages
 
 _FDS = (3, 4, 5)  # as those of every kernel: see `processes`
 
 
 def main(token: str) -> None:
     """Never returns."""
-    installed = Installed()
+    installed = InstalledPackages()
     installed.follow()  # before IPython is imported: it may have been replaced, too
     installed.begin()
     from cloche.guest.kernel import figures, kernel, pil_images, plotly_figures
@@ -21,8 +21,8 @@ def main(token: str) -> None:
         os.set_inheritable(fd, False)
     shell = Shell.instance()
     shell.installed = installed
-    figures.follow()
-    pil_images.follow()
-    plotly_figures.follow()
-    kernel.prepared[:] = [kernel.Kernel(shell)]
+    figures.hook_matplotlib()
+    pil_images.hook_pil()
+    plotly_figures.hook_plotly()
+    kernel.prepared[:] = [kernel.PythonKernel(shell)]
     kernel.main(*_FDS, token)

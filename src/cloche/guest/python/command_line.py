@@ -1,4 +1,4 @@
-"""A program as Python's command line names it (a file, `-c`, `-m`, stdin), in a fork of the seed: see `warm_python`."""
+"""A Python command line (a file, `-c`, `-m`, stdin) run in a fork of the fork server: see `warm_python`."""
 
 from __future__ import annotations
 
@@ -8,72 +8,75 @@ import runpy
 import sys
 from typing import Any, NoReturn
 
-from cloche.guest.init.service_sockets import Refused
+from cloche.guest.init.service_sockets import RequestRefused
 from cloche.guest.kernel import threads
 from cloche.guest.python import exit, interpreter
 from cloche.guest.python import run as running
-from cloche.guest.python.client import REAL
+from cloche.guest.python.client import REAL_PYTHON
 
 # Words of programs that look at the stack, on which we are below them; that do what the leader of a session may not;
 # and that set what is heeded by an import.
-_TELLTALE = (
+_UNFORKABLE_WORDS = (
     *(b"import pdb", b"set_trace(", b"breakpoint(", b"faulthandler", b"print_stack", b"format_stack", b"extract_stack"),
     *(b"inspect.stack", b"stack_info", b"setsid()", b"setpgrp()", b"setpgid("),
     *(b"sys.path.insert", b"MPLBACKEND", b"MPLCONFIGDIR", b"MATPLOTLIBRC", b"_NUM_THREADS"),
 )
 
 
-def check(order: Any) -> None:
-    """Raises Refused where a new interpreter would find other modules or settings. We are the caller already."""
+def check_request(order: Any) -> None:
+    """Raises RequestRefused where a new interpreter would find other modules or settings.
+
+    This process is the user already.
+    """
     directory = _first_directory(order)
     if directory is None:
-        raise Refused("its directory is gone, which an interpreter notices in places that a fork has passed")
+        raise RequestRefused("its directory is gone, which an interpreter notices in places that a fork has passed")
     directory = directory or "."
-    if interpreter.other_modules(directory) or _has_settings():
-        raise Refused("it would find other modules, or settings, than are imported here")
+    if interpreter.other_modules(directory) or _has_matplotlibrc():
+        raise RequestRefused("it would find other modules, or settings, than are imported here")
     if order.kind == "module" and not {order.argument, f"{order.argument}.__main__"}.isdisjoint(sys.modules):
-        raise Refused("this module is imported already")
+        raise RequestRefused("this module is imported already")
     if order.kind != "stdin":
-        order.source = _source(order)
+        order.source = _read_source(order)
         if not _can_run(order.source):
-            raise Refused("this program would be able to tell")
+            raise RequestRefused("this program would be able to tell")
 
 
-def run(order: Any) -> NoReturn:
-    """The descriptors are in place."""
-    source = _source(order) if order.kind == "stdin" else order.source
+def run_program(order: Any) -> NoReturn:
+    """Runs the program. The descriptors are in place. Never returns."""
+    source = _read_source(order) if order.kind == "stdin" else order.source
     if not _can_run(source):
-        _exec_real(order.words, source)
-    interpreter.start(**order.flags)
-    threads.restore_for(source)
+        _exec_interpreter(order.words, source)
+    interpreter.start_interpreter(**order.flags)
+    threads.restore_for_source(source)
     sys.argv = list(order.argv) or [""]
     sys.orig_argv = [sys.executable, *order.words]
     first = _first_directory(order)
     if first is not None:
         sys.path.insert(0, first)
-    running.new_main(**_facts(order))
-    running.hide_ourselves()
+    running.make_main_module(**_main_facts(order))
+    running.hide_own_modules()
     if order.kind == "module":
         _run_module(order.argument)
     if order.kind == "file":
-        running.execute(source, _absolute(order.argument))
+        running.execute_program(source, _absolute_path(order.argument))
     name, in_memory = ("<string>", sys.version_info >= (3, 13)) if order.kind == "command" else ("<stdin>", False)
-    running.execute(source, name, from_memory=in_memory)
+    running.execute_program(source, name, from_memory=in_memory)
 
 
-def _facts(order: Any) -> dict:
-    """What `__main__` knows of itself."""
+def _main_facts(order: Any) -> dict:
+    """The variables that `__main__` has about itself."""
     if order.kind == "stdin":
         return {"__file__": "<stdin>", "__cached__": None}
     if order.kind != "file":
         return {}
-    path = _absolute(order.argument)
+    path = _absolute_path(order.argument)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     return {"__file__": path, "__cached__": None, "__loader__": loader}
 
 
 def _first_directory(order: Any) -> str | None:
-    """What comes first in sys.path."""
+    """The first entry of sys.path; None if the working directory is gone."""
     if order.kind == "file":
         return os.path.dirname(os.path.realpath(order.argument))
     if order.kind != "module":
@@ -84,15 +87,15 @@ def _first_directory(order: Any) -> str | None:
         return None
 
 
-def _absolute(path: str) -> str:
-    """Joined, and nothing else."""
+def _absolute_path(path: str) -> str:
+    """The path joined to the working directory, not normalized."""
     try:
         return os.path.join(os.getcwd(), path)
     except OSError:
         return path
 
 
-def _source(order: Any) -> bytes:
+def _read_source(order: Any) -> bytes:
     if order.kind == "command":
         return os.fsencode(order.argument) + b"\n"
     if order.kind == "module":
@@ -101,7 +104,7 @@ def _source(order: Any) -> bytes:
         return file.read()
 
 
-def _has_settings() -> bool:
+def _has_matplotlibrc() -> bool:
     """Of matplotlib's, which it reads when it is imported."""
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return os.path.exists("matplotlibrc") or os.path.exists(os.path.join(home, "matplotlib", "matplotlibrc"))
@@ -115,10 +118,10 @@ def _can_run(source: bytes) -> bool:
         return False
     if any(b"coding" in line and b"utf" not in line.lower() for line in source.split(b"\n", 2)[:2]):
         return False
-    return b"\0" not in source and not any(word in source for word in _TELLTALE)
+    return b"\0" not in source and not any(word in source for word in _UNFORKABLE_WORDS)
 
 
-def _exec_real(words: list, source: bytes) -> NoReturn:
+def _exec_interpreter(words: list, source: bytes) -> NoReturn:
     """With a program that was on stdin, from where it has been read."""
     fd = os.memfd_create("stdin", 0)
     with open(fd, "wb", closefd=False) as file:
@@ -126,10 +129,10 @@ def _exec_real(words: list, source: bytes) -> NoReturn:
     os.lseek(fd, 0, os.SEEK_SET)
     os.dup2(fd, 0)
     os.close(fd)
-    os.execv(REAL, [REAL, *words])
+    os.execv(REAL_PYTHON, [REAL_PYTHON, *words])
 
 
 def _run_module(name: str) -> NoReturn:
     """By the function that an interpreter itself calls for `-m`."""
     as_main: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
-    exit.end(exit.raised_by(lambda: as_main(name, True)), as_main.__code__, from_memory=False)
+    exit.exit_process(exit.run_catching(lambda: as_main(name, True)), as_main.__code__, from_memory=False)

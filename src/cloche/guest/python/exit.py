@@ -1,7 +1,7 @@
-"""How a Python program ends: what its last exception means, and what an interpreter still does before it is gone.
+"""The end of a Python program: its last exception, and the visible part of an interpreter's shutdown.
 
-CPython takes itself apart when it ends. Here that would take longer than the program: every page of what was imported
-before the fork would be copied. So of this only what a program can see is done.
+CPython takes itself apart when it ends. Here that would take longer than the program: every page imported
+before the fork would be copied. So only the effects that a program can see are done.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _STREAM_LOST = 120  # CPython's exit code where what was written cannot be deliv
 _as_interpreter: Any = eval(compile("lambda step, *given: step(*given)", "sys", "eval", dont_inherit=True))
 
 
-def raised_by(program: Any) -> list:
-    """Runs it. What it raised, if it did.
+def run_catching(program: Any) -> list:
+    """Runs the program; returns a list of the exception that it raised, or an empty one.
 
-    Who interrupts a program may do it twice (`timeout` does), and the second time must not find us between two steps.
+    A program may be interrupted twice (`timeout` does that), and the second signal must not arrive between two
+    steps here.
     """
     raised: list = []
     try:
@@ -52,19 +53,19 @@ def _ignore_interrupts() -> None:
         _signal.signal(_signal.SIGINT, lambda *_: None)
 
 
-def end(raised: list, code: Any, *, from_memory: bool) -> NoReturn:
-    """Ends this process as an interpreter ends whose program has raised that, one exception or none.
+def exit_process(raised: list, code: Any, *, from_memory: bool) -> NoReturn:
+    """Ends this process as an interpreter does after a program that raised `raised`, one exception or none.
 
-    It is taken out of the list: nothing of ours may hold what is the program's. `code` is what it ran. `from_memory`:
-    the lines of the program are in no file.
+    The exception is taken out of the list: no reference of ours may hold the program's objects. `code` is the
+    program's code object. `from_memory`: the lines of the program are in no file.
     """
     status, interrupted = 0, False
     if raised and isinstance(raised[0], SystemExit):
         status = _exit_status(raised.pop())
     elif raised:
         interrupted, status = isinstance(raised[0], KeyboardInterrupt), 1
-        _print(raised.pop(), code, from_memory)
-    status = _finish(status)
+        _print_exception(raised.pop(), code, from_memory)
+    status = _finalize_interpreter(status)
     if interrupted:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         os.kill(os.getpid(), _signal.SIGINT)
@@ -72,7 +73,7 @@ def end(raised: list, code: Any, *, from_memory: bool) -> NoReturn:
 
 
 def _exit_status(error: SystemExit) -> int:
-    _flush(sys.stdout)
+    _flush_stream(sys.stdout)
     code = error.code
     if code is None:
         return 0
@@ -85,13 +86,13 @@ def _exit_status(error: SystemExit) -> int:
     return 1
 
 
-def _print(error: BaseException, code: Any, from_memory: bool) -> None:
-    """By the program's own hook, without what is above the program on the stack."""
-    begin = _first_of(error.__traceback__, code)
+def _print_exception(error: BaseException, code: Any, from_memory: bool) -> None:
+    """Prints the exception by the program's own hook, without the frames above the program on the stack."""
+    begin = _program_traceback(error.__traceback__, code)
     if code is not None:
-        _cut_off_tools_of_others(error)
+        _cut_off_chained_tools(error)
     error = error.with_traceback(begin)
-    _flush(sys.stdout)
+    _flush_stream(sys.stdout)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, begin
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -109,23 +110,25 @@ def _print(error: BaseException, code: Any, from_memory: bool) -> None:
         traceback.print_exception(error)
 
 
-def _first_of(begin: Any, code: Any) -> Any:
+def _program_traceback(begin: Any, code: Any) -> Any:
     """The part of a traceback that is the program's. A program that could not be compiled has none."""
     if code is None:
         return None
-    found = _first(begin, lambda one: one is code) or _first(begin, lambda one: one.co_filename == code.co_filename)
+    found = _first_matching(begin, lambda one: one is code) or _first_matching(
+        begin, lambda one: one.co_filename == code.co_filename
+    )
     _cut_off_tools(found)
     return found
 
 
-def _first(begin: Any, suits: Any) -> Any:
+def _first_matching(begin: Any, suits: Any) -> Any:
     while begin is not None and not suits(begin.tb_frame.f_code):
         begin = begin.tb_next
     return begin
 
 
 def _cut_off_tools(begin: Any) -> None:
-    """What is inside a tool's function is ours (see `tools`), and says nothing to the program's author."""
+    """Cuts the frames inside a tool's function (see `tools`) off, which tell the program's author nothing."""
     while begin is not None:
         following = begin.tb_next
         if following is not None and following.tb_frame.f_code.co_filename.startswith("<tool "):
@@ -133,7 +136,7 @@ def _cut_off_tools(begin: Any) -> None:
         begin = following
 
 
-def _cut_off_tools_of_others(error: BaseException) -> None:
+def _cut_off_chained_tools(error: BaseException) -> None:
     """In the exceptions that this one came from, or is made of. There may be more than calls can be nested."""
     seen, left = {id(error)}, [error]
     while left:
@@ -145,20 +148,20 @@ def _cut_off_tools_of_others(error: BaseException) -> None:
                 _cut_off_tools(other.__traceback__)
 
 
-def _finish(status: int) -> int:
-    """Waits for threads, calls what was registered, writes what is buffered, lets go of what is the program's."""
-    _guarded(threading._shutdown)  # type: ignore[attr-defined]
-    _guarded(atexit._run_exitfuncs)
-    if not all([_flush(sys.stdout, told=True), _flush(sys.stderr)]):
+def _finalize_interpreter(status: int) -> int:
+    """Waits for threads, calls exit functions, flushes, releases the program's modules. Returns the status."""
+    _run_guarded(threading._shutdown)  # type: ignore[attr-defined]
+    _run_guarded(atexit._run_exitfuncs)
+    if not all([_flush_stream(sys.stdout, told=True), _flush_stream(sys.stderr)]):
         status = _STREAM_LOST
-    _let_go()
-    _flush(sys.stdout)
-    _flush(sys.stderr)
+    _release_modules()
+    _flush_stream(sys.stdout)
+    _flush_stream(sys.stderr)
     _libc.fflush(None)
     return status
 
 
-def _guarded(step: Any) -> None:
+def _run_guarded(step: Any) -> None:
     try:
         step()
     except BaseException as error:  # noqa: BLE001 - a program's threads and exit functions may raise anything
@@ -166,13 +169,13 @@ def _guarded(step: Any) -> None:
         traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
-def _flush(stream: Any, told: bool = False) -> bool:
+def _flush_stream(stream: Any, told: bool = False) -> bool:
     try:
         if stream is not None and not _is_closed(stream):
             stream.flush()
     except Exception as error:  # noqa: BLE001 - the program may have put anything there
         if told:
-            _tell_lost(stream, error)
+            _report_lost(stream, error)
         return False
     return True
 
@@ -185,7 +188,7 @@ def _is_closed(stream: Any) -> bool:
         return False
 
 
-def _tell_lost(stream: Any, error: Exception) -> None:
+def _report_lost(stream: Any, error: Exception) -> None:
     new = sys.version_info >= (3, 13)
     what = "Exception ignored on flushing sys.stdout:" if new else f"Exception ignored in: {stream!r}"
     inner = error.__traceback__ and error.__traceback__.tb_next  # the first is ours
@@ -195,8 +198,8 @@ def _tell_lost(stream: Any, error: Exception) -> None:
         pass
 
 
-def _let_go() -> None:
-    """Of the program's modules, as CPython does it, so that what they hold is finalized."""
+def _release_modules() -> None:
+    """Releases the program's modules as CPython does, so that their objects are finalized."""
     # With the modules still there: it puts what holds another before it, so that files write what they have buffered
     # before what is below them is closed.
     _as_interpreter(gc.collect)
@@ -206,16 +209,16 @@ def _let_go() -> None:
             _as_interpreter(setattr, sys, name, None)
     for name in ("stdin", "stdout", "stderr"):
         _as_interpreter(setattr, sys, name, getattr(sys, f"__{name}__", None))
-    modules = _without_modules()
+    modules = _remove_modules()
     _as_interpreter(gc.collect)
     for module in reversed(modules):
         if (left := module()) is not None:
-            _clear(left.__dict__)
+            _clear_names(left.__dict__)
     _close_files()
 
 
-def _without_modules() -> list:
-    """Takes the program's modules out. References to them, which are dead where nothing else holds them."""
+def _remove_modules() -> list:
+    """Removes the program's modules; returns weak references to them, dead where nothing else holds them."""
     names = _new_modules()
     modules = [weakref.ref(sys.modules[name]) for name in names]
     for name in names:
@@ -224,37 +227,37 @@ def _without_modules() -> list:
 
 
 def _close_files() -> None:
-    """What still hangs on a module that was there before the program: CPython would let go of that as well."""
+    """Closes files still referenced by modules from before the program: CPython would release those as well."""
     if threading.active_count() > 1:
         return  # a thread that nobody waits for may be writing to one, and would be waited for
-    standard = {id(part) for name in ("stdin", "stdout", "stderr") for part in _parts(getattr(sys, name))}
+    standard = {id(part) for name in ("stdin", "stdout", "stderr") for part in _stream_parts(getattr(sys, name))}
     left = [each for each in gc.get_objects() if issubclass(type(each), _io._IOBase) and id(each) not in standard]
-    for file in sorted(left, key=_depth):
+    for file in sorted(left, key=_closing_order):
         try:
             file.close()
         except Exception:  # noqa: BLE001 - a finalizer's are not told either
             pass
 
 
-def _parts(stream: Any) -> list:
-    """A stream, its buffer, and what is below that."""
+def _stream_parts(stream: Any) -> list:
+    """A stream, its buffer, and the raw file below that."""
     try:
         return [stream, stream.buffer, stream.buffer.raw]
     except (AttributeError, ValueError):  # ValueError: the program has detached it
         return [stream]
 
 
-def _depth(file: Any) -> int:
-    """Those that hold others are closed first: text, what compresses and the like, buffers."""
+def _closing_order(file: Any) -> int:
+    """The order of closing. Files that hold others come first: text, compression and the like, buffers."""
     if isinstance(file, io.TextIOBase):
         return 0
     return 1 if type(file).__module__ != "_io" else 3 - isinstance(file, io.BufferedIOBase)
 
 
 def _new_modules() -> list:
-    """The names of itself and what the program has imported, in this order. Some put other things than modules there.
+    """The names of `__main__` and of the modules that the program imported, in this order; only real modules.
 
-    From the end on: what came before it is not even looked at, since that would copy its pages.
+    Read from the end: earlier entries are not even looked at, since that would copy their pages.
     """
     if "__main__" not in sys.modules:
         return []
@@ -262,8 +265,8 @@ def _new_modules() -> list:
     return [name for name in names if isinstance(sys.modules[name], ModuleType)]
 
 
-def _clear(names: dict) -> None:
-    """In CPython's order: names with an underscore first, then the others."""
+def _clear_names(names: dict) -> None:
+    """Clears a module's names in CPython's order: names with an underscore first, then the others."""
     first = [name for name in names if isinstance(name, str) and name.startswith("_") and not name.startswith("__")]
     for name in (*first, *[name for name in names if name != "__builtins__" and name not in first]):
         _as_interpreter(names.__setitem__, name, None)

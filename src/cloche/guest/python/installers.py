@@ -1,4 +1,7 @@
-"""What pip and npm are told in a sandbox, in their own processes, as they start: see `usersite`. And uv: see `uv`."""
+"""Settings of pip and npm in a sandbox, made in their own processes as they start: see `usersite`.
+
+uv uses them, too: see `bin/uv`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 
 from cloche.guest.paths import DOOR_PORT, USER_BASE
 
-USER = 1000
+USER_ID = 1000
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _INSTALLING = {
     "pip": {"install", "download", "wheel", "index"},
@@ -30,21 +33,24 @@ _DOOR = ("127.0.0.1", DOOR_PORT)
 _DOOR_SECONDS = 5.0
 
 
-def prepare(program: str) -> None:
+def prepare_installer(program: str) -> None:
     """In the process of pip or npm."""
     if program.startswith("pip"):
-        _see_no_environment()
+        _hide_environment()
     if not has_index():
-        _give_up_soon(program)
+        _limit_retries(program)
     elif program.startswith("pip") and _installs_from_host("pip"):  # npm shows what the index says
-        _say_at_failure("pip")
+        _explain_at_exit("pip")
     if os.geteuid() == 0:
         atexit.register(give_to_user, USER_BASE)
 
 
-def _see_no_environment() -> None:
-    """pip refuses to put another version before one of a virtual environment. For pip, then, there is none: what it
-    cannot write to is to it the system's, and it installs for the user."""
+def _hide_environment() -> None:
+    """pip refuses to put another version before one of a virtual environment.
+
+    So pip is shown none: a directory that
+    it cannot write to is then the system's, and it installs for the user.
+    """
     sys.base_prefix, sys.base_exec_prefix = sys.prefix, sys.exec_prefix
 
 
@@ -53,7 +59,7 @@ def has_network() -> bool:
 
 
 def has_index() -> bool:
-    """Whether the host's package index is behind the door: then it is what they ask, with a network or without."""
+    """Whether the host's package index is behind the door: then pip and npm use it, with a network or without."""
     try:
         with open("/etc/pip.conf") as file:
             return "index-url" in file.read()
@@ -61,14 +67,14 @@ def has_index() -> bool:
         return False
 
 
-def _give_up_soon(program: str) -> None:
-    """Else they try again and again, for up to a minute. When they have failed, they say why."""
+def _limit_retries(program: str) -> None:
+    """Limits retries, which would take up to a minute, and explains a failure when the program exits."""
     kind = "pip" if program.startswith("pip") else "npm"
-    os.environ.setdefault("PIP_RETRIES", retries())
+    os.environ.setdefault("PIP_RETRIES", retry_count())
     if not has_network():
         os.environ.setdefault("NPM_CONFIG_FETCH_RETRIES", "0")  # a proxy's refusal it takes for an answer
     if program == "npx" or _installs_from_host(kind):
-        _say_at_failure(kind)
+        _explain_at_exit(kind)
 
 
 def _installs_from_host(kind: str) -> bool:
@@ -76,7 +82,7 @@ def _installs_from_host(kind: str) -> bool:
     return bool(set(sys.orig_argv) & _INSTALLING[kind]) and not names_own_index(sys.orig_argv)
 
 
-def retries() -> str:
+def retry_count() -> str:
     """A proxy's refusal looks to pip and uv like a bad connection, and waiting does not change it. With a network there
     is one more try, for the connections that are bad."""
     return "1" if has_network() else "0"
@@ -86,10 +92,10 @@ def names_own_index(words: list) -> bool:
     return any(word.startswith(_OWN_INDEX) for word in words)
 
 
-def say_why(kind: str) -> None:
-    """Why `pip` (and uv) or `npm` cannot have downloaded anything, and what to do."""
+def explain_failure(kind: str) -> None:
+    """Prints why `pip` (and uv) or `npm` could not download anything, and how to allow it."""
     if has_index():
-        _say_what_the_index_says()
+        _print_index_refusal()
         return
     hosts = [host for host in _HOSTS[kind] if not has_network() or _is_refused(host)]
     if hosts:
@@ -97,8 +103,8 @@ def say_why(kind: str) -> None:
         print(text.format(hosts=" and ".join(hosts), instead=_INSTEAD[kind]), file=sys.stderr)
 
 
-def _say_what_the_index_says() -> None:
-    """Where it has refused something just now. Of that pip and uv show the status at most."""
+def _print_index_refusal() -> None:
+    """Prints the index's own reason of a recent refusal. pip and uv show its status at most."""
     from http.client import HTTPConnection, HTTPException
 
     try:
@@ -123,14 +129,14 @@ def _is_refused(host: str) -> bool:
         return False
 
 
-def _say_at_failure(kind: str) -> None:
+def _explain_at_exit(kind: str) -> None:
     """pip ends by `sys.exit`; the script that starts npm raises SystemExit itself."""
 
     class Ending(SystemExit):
         def __init__(self, status: object = None) -> None:
             super().__init__(status)
             if status == 1:  # their way to say that they could not do it
-                say_why(kind)
+                explain_failure(kind)
 
     def leave(status: object = None) -> None:
         raise Ending(status)
@@ -139,12 +145,15 @@ def _say_at_failure(kind: str) -> None:
 
 
 def give_to_user(*roots: str) -> None:
-    """What root has installed for everybody, `user` must be able to replace. By descriptor: no link leads astray."""
+    """Gives packages that root has installed to `user`, so that it can replace them.
+
+    Works by descriptor, and follows no link.
+    """
     try:
         for root in filter(os.path.isdir, roots):
             for _, directories, files, fd in os.fwalk(root):
-                os.fchown(fd, USER, USER)
+                os.fchown(fd, USER_ID, USER_ID)
                 for name in (*directories, *files):
-                    os.chown(name, USER, USER, dir_fd=fd, follow_symlinks=False)
+                    os.chown(name, USER_ID, USER_ID, dir_fd=fd, follow_symlinks=False)
     except OSError:
         pass  # with one identity only, there is nobody to give it to; or a program removes what is there

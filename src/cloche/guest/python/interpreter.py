@@ -1,6 +1,7 @@
-"""Turns a fork of the seed, in which a kernel was prepared, into an interpreter that seems just to have started.
+"""Turns a fork of the fork server into an interpreter that seems just to have started.
 
-What the template imports stays imported: that is the point. All else that a program could see is put back.
+A kernel was prepared in that fork. The template's imports stay imported: that is the point. All other state
+that a program could see is reset.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import warnings
 from typing import Any
 
 from cloche.guest.kernel import import_hooks, kernel, pil_images, plotly_figures
-from cloche.guest.kernel.reseed import diverge
+from cloche.guest.kernel.reseed import reseed_after_fork
 
 # As they are before a kernel is made: this module is imported first.
 _BUILTINS = {name: getattr(builtins, name, None) for name in ("input", "exit", "quit")}
@@ -36,11 +37,15 @@ def other_modules(directory: str | None) -> set:
     """The names of modules here that a program would find elsewhere: in its own directory, or where programs install
     to. If there are any, a new interpreter has to be started for it."""
     installed = kernel.prepared[0].installed
-    return installed.hidden() | installed.customized() | (_shadows(directory) if directory else set())
+    return (
+        installed.shadowed_modules()
+        | installed.customize_modules()
+        | (_shadowed_names(directory) if directory else set())
+    )
 
 
-def _shadows(directory: str) -> set:
-    """Of those, the names of what lies in that directory."""
+def _shadowed_names(directory: str) -> set:
+    """The names of imported modules that also lie in that directory."""
     try:
         with os.scandir(directory) as entries:
             named = [entry for entry in entries if entry.name.partition(".")[0] in sys.modules]
@@ -50,18 +55,18 @@ def _shadows(directory: str) -> set:
 
 
 def _is_module(entry: Any) -> bool:
-    """A directory is a package only if it says so: else what was imported comes first all the same."""
+    """A directory counts only with an `__init__`: otherwise the imported module comes first all the same."""
     _, dot, suffix = entry.name.partition(".")
     if dot:
         return suffix == "py" or suffix.endswith(("pyc", "so"))
     return any(os.path.exists(os.path.join(entry.path, f"__init__.{kind}")) for kind in ("py", "pyc", "so"))
 
 
-def start(*, unbuffered: bool = False, dont_write_bytecode: bool = False) -> None:
+def start_interpreter(*, unbuffered: bool = False, dont_write_bytecode: bool = False) -> None:
     """In the fork, which is its user already, and has its environment and directory."""
-    diverge()
+    reseed_after_fork()
     gc.enable()
-    _forget_notebook()
+    _remove_notebook()
     _follow_installed(dont_write_bytecode)
     _restore_drawing()
     _set_flags({**_AS_STARTED, "dont_write_bytecode": int(dont_write_bytecode), "unbuffered": int(unbuffered)})
@@ -72,7 +77,7 @@ def start(*, unbuffered: bool = False, dont_write_bytecode: bool = False) -> Non
     warnings._filters_mutated()  # type: ignore[attr-defined]  # warnings that the warm-up met come again
 
 
-def _forget_notebook() -> None:
+def _remove_notebook() -> None:
     """IPython is imported, and nothing else of it is left: no shell, no builtins, no prompt."""
     shell: Any = kernel.prepared[0].shell
     atexit.unregister(shell.atexit_operations)
@@ -102,9 +107,9 @@ def _follow_installed(dont_write_bytecode: bool) -> None:
 
 def _restore_drawing() -> None:
     """Matplotlib's backend is that of the environment again, and pictures are shown as PIL and plotly do it."""
-    import_hooks.forget()
-    pil_images.leave()
-    plotly_figures.leave()
+    import_hooks.remove_hooks()
+    pil_images.unhook_pil()
+    plotly_figures.unhook_plotly()
     matplotlib: Any = sys.modules.get("matplotlib")
     if matplotlib is None:
         return
@@ -131,7 +136,7 @@ def _set_flags(wanted: dict) -> None:
 
 
 def _restore_signals() -> None:
-    """As an interpreter finds and sets them. What its caller ignores stays ignored."""
+    """Sets the signals as an interpreter does at its start. Signals that its caller ignores stay ignored."""
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_IGN)
     if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
@@ -144,12 +149,12 @@ def _open_streams(unbuffered: bool) -> None:
         (1, "stdout", "w", "surrogateescape"),
         (2, "stderr", "w", "backslashreplace"),
     ):
-        stream = _stream(fd, f"<{name}>", mode, errors, unbuffered)
+        stream = _open_stream(fd, f"<{name}>", mode, errors, unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
 
-def _stream(fd: int, name: str, mode: str, errors: str, unbuffered: bool) -> Any:
+def _open_stream(fd: int, name: str, mode: str, errors: str, unbuffered: bool) -> Any:
     """As CPython's own `create_stdio` does it."""
     binary: Any = open(fd, f"{mode}b", 0 if unbuffered and mode == "w" else -1, closefd=False)  # noqa: SIM115
     raw = getattr(binary, "raw", binary)

@@ -1,6 +1,7 @@
-"""A Python program that the host starts in a fork of the seed: it runs as by `python3`, with everything imported.
+"""A Python program that the host starts in a fork of the fork server.
 
-What a fork cannot reproduce runs in an interpreter of its own: see `interpreter.other_modules`.
+It runs as by `python3`, with everything imported. A program that a fork cannot reproduce runs in an
+interpreter of its own: see `interpreter.other_modules`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ run_afresh(int(sys.argv[1]), before, sys.argv[3:])
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def run(order: dict, source: bytes) -> NoReturn:
+def run_script(order: dict, source: bytes) -> NoReturn:
     """In a fork in which everything is imported, and that is its user's already."""
     from cloche.guest.kernel import threads
     from cloche.guest.python import interpreter
@@ -33,13 +34,13 @@ def run(order: dict, source: bytes) -> NoReturn:
 
     others = interpreter.other_modules(running.working_directory())
     if others:
-        run_afresh(order, source, others)
-    interpreter.start()
-    threads.restore_for(source)
+        exec_interpreter(order, source, others)
+    interpreter.start_interpreter()
+    threads.restore_for_source(source)
     running.run_source(order, source)
 
 
-def run_afresh(order: dict, source: bytes, others: Iterable = ()) -> NoReturn:
+def exec_interpreter(order: dict, source: bytes, others: Iterable = ()) -> NoReturn:
     """In an interpreter of its own. `others`: modules that the program shall find elsewhere than we do."""
     order = {**order, "others": list(others)}
     fd = os.memfd_create("program", 0)

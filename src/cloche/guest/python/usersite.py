@@ -1,7 +1,7 @@
-"""Runs whenever the template's interpreter starts, from a `.pth` file: see `cloche.isolation.rootfs`.
+"""Startup code of the template's interpreter, run from a `.pth` file: see `cloche.isolation.installers`.
 
-What programs install goes to the user's own site-packages, and comes before what the template has. This is compiled
-at every start, and so kept short.
+Packages that programs install go to the user's own site-packages, and come before the template's. This is
+compiled at every start, and so kept short.
 """
 
 import os
@@ -20,7 +20,7 @@ def draws_to_files() -> bool:
     return os.environ.get("MPLBACKEND") == SHOW
 
 
-def _arrange() -> None:
+def _arrange_path() -> None:
     if not draws_to_files():
         own = os.path.dirname(__file__)
         sys.path[:] = [path for path in sys.path if path != own]
@@ -36,16 +36,16 @@ def _arrange() -> None:
         from _frozen_importlib_external import FileFinder, _get_supported_file_loaders  # type: ignore  # typeshed has it not
 
         sys.path_importer_cache[user] = FileFinder(user, *_get_supported_file_loaders())
-    program = _program(sys.orig_argv[1:])
+    program = _program_name(sys.orig_argv[1:])
     if program.startswith(("pip", "npm", "npx")):
         sys.path.insert(0, LIB)
         from cloche.guest.python import installers
 
         sys.path.remove(LIB)
-        installers.prepare(program)
+        installers.prepare_installer(program)
 
 
-def _program(arguments: list) -> str:
+def _program_name(arguments: list) -> str:
     """The name of the module or script that an interpreter with those arguments runs."""
     for at, word in enumerate(arguments):
         if word == "-m":
@@ -57,4 +57,4 @@ def _program(arguments: list) -> str:
     return ""
 
 
-_arrange()
+_arrange_path()

@@ -1,12 +1,14 @@
-"""The walls around one sandbox, in the order that makes them walls. They go up in the child that will be its init.
+"""The walls around one sandbox, in the order that makes them walls.
 
-When `raise_walls` starts, the process is pid 1 of a new pid namespace and root of the *nursery's* user namespace, which
-owns the pid and network namespaces made by the zygote and the mount, IPC, UTS and cgroup namespaces made here. Only
-after everything is mounted does it enter a user namespace of its own. So the sandbox's root owns none of its other
-namespaces: it can neither mount nor unmount.
+They go up in the child that will be its init. When `raise_walls` starts, the process is pid 1 of a new pid
+namespace and root of the *nursery's* user namespace, which owns the pid and network namespaces made by the
+init factory and the mount, IPC, UTS and cgroup namespaces made here. Only after everything is mounted does it
+enter a user namespace of its own. So the sandbox's root owns none of its other namespaces: it can neither
+mount nor unmount.
 
-Everything that is the same for all sandboxes is prepared once, in the zygote, down to the bytes of each system call: a
-page of the zygote that a sandbox touches is copied, which costs 3 microseconds and 4 KB each time.
+Everything that is the same for all sandboxes is prepared once, in the zygote, down to the bytes of each
+system call: a page of the zygote that a sandbox touches is copied, which costs 3 microseconds and 4 KB each
+time.
 """
 
 from __future__ import annotations
@@ -89,43 +91,45 @@ class Enclosure:
         self._own_namespaces, self._user_namespace = _OWN_NAMESPACES, namespaces.NEWUSER
         self._space: dict = {}
         self._places = [(f"{STAGE}/{name}", owner) for name, _, _, owner in _PLACES]
-        self._binds = syscalls.Prepared()
+        self._binds = syscalls.PreparedCalls()
         for name, target, _, _ in _PLACES:
             self._binds.mount(f"{STAGE}/{name}", target, "", mounts.MS_BIND)
-        self._mounts = syscalls.Prepared()
+        self._mounts = syscalls.PreparedCalls()
         self._mounts.mount("devpts", "/dev/pts", "devpts", _NO_EXEC, "newinstance,ptmxmode=0666,mode=0620,max=64")
         self._mounts.mount("proc", "/proc", "proc", _QUIET | mounts.MS_NOEXEC)
         self._boot_id = f"{STAGE}/boot_id"
-        self._masks = _masks(self._boot_id)
+        self._masks = _prepare_masks(self._boot_id)
         ceilings = {**_CEILINGS, "max_user_namespaces": 64 if single else 0}
-        self._ceilings = [(name, b"%d" % value) for name, value in ceilings.items() if _is_there(f"sys/user/{name}")]
+        self._ceilings = [
+            (name, b"%d" % value) for name, value in ceilings.items() if _exists_in_proc(f"sys/user/{name}")
+        ]
         unwanted = [number for number in range(syscalls.last_capability() + 1) if not capabilities.CELL >> number & 1]
-        self._rights = syscalls.Prepared()
+        self._rights = syscalls.PreparedCalls()
         self._rights.drop_bounding(unwanted)
         self._rights.set_capabilities(capabilities.CELL)
         self._rights.prctl(syscalls.PR_SET_DUMPABLE, 0)
         self._rights.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-        self._landlock = landlock.Wall(WRITABLE) if landlock.abi() else None
-        self._filter = seccomp.Filter(filter_program)
+        self._landlock = landlock.LandlockWall(WRITABLE) if landlock.abi_version() else None
+        self._filter = seccomp.SeccompFilter(filter_program)
         self._limits: tuple = _LIMITS
 
     @classmethod
-    def of_nothing(cls) -> Enclosure:
+    def for_rehearsal(cls) -> Enclosure:
         """For rehearsals: to raise it runs the same code, makes no namespace, no mount, and takes no right away."""
         walls = cls(True, b"")
         walls._uid = os.getuid()
         walls._own_namespaces = walls._user_namespace = 0
         walls._boot_id = "/dev/null"
         walls._places, walls._ceilings, walls._limits, walls._landlock = [], [], (), None
-        walls._binds = walls._mounts = walls._masks = walls._rights = syscalls.Prepared()
+        walls._binds = walls._mounts = walls._masks = walls._rights = syscalls.PreparedCalls()
         walls._rights.prctl(syscalls.PR_GET_DUMPABLE)
         walls._space = {(0, 0): walls._rights}
         return walls
 
     def raise_walls(self, spec: dict, ask_for_maps) -> list:
-        """Puts the walls up around this process; gives what `enter` takes: the namespaces made, Landlock's rules.
+        """Puts the walls up around this process; returns the descriptors for `enter`: namespaces, Landlock's rules.
 
-        `ask_for_maps()` returns once the cradle has written this process's id maps.
+        `ask_for_maps()` returns once the init factory has written this process's id maps.
         """
         syscalls.unshare(self._own_namespaces)  # the network namespace we have from the cradle, which has left it to us
         self._mount_space(spec)
@@ -149,8 +153,8 @@ class Enclosure:
         return doors + rules
 
     def give_outputs(self, spec: dict, outputs: list) -> None:
-        """Before the walls: makes a first kernel's pipes its user's own, who opens them again by `> /dev/stderr`."""
-        owner = self._outside(spec, UIDS[spec["user"]])
+        """Before the walls: gives a first kernel's pipes to its user, so that `> /dev/stderr` can open them again."""
+        owner = self._outside_id(spec, UIDS[spec["user"]])
         for fd in outputs:
             os.fchown(fd, owner, owner)
 
@@ -168,18 +172,18 @@ class Enclosure:
         self._set_limits(open_files)
         self._rights.make()  # the bounding set too: unshare(user) had filled it again
         for fd in rules:
-            landlock.restrict(fd)
+            landlock.restrict_thread(fd)
         if not self._single:  # with one uid init still has to make user namespaces, and each child gets the filter
             self._filter.install()
 
     def prepare_for(self, spec: dict) -> None:
         """Before `raise_walls`: encodes a spec's own mount, if that is new."""
-        self._space.setdefault((spec["space_bytes"], spec["inodes"]), _space(spec))
+        self._space.setdefault((spec["space_bytes"], spec["inodes"]), _prepare_space(spec))
 
     def _mount_space(self, spec: dict) -> None:
         """All that the sandbox can write to is one tmpfs with a size, so that a full disk is full inside only."""
         self._space[spec["space_bytes"], spec["inodes"]].make()
-        owners = {inside: self._outside(spec, inside) for inside in (0, 1000)}
+        owners = {inside: self._outside_id(spec, inside) for inside in (0, 1000)}
         for path, owner in self._places:
             os.chown(path, owners[owner], owners[owner])
         self._binds.make()
@@ -192,7 +196,7 @@ class Enclosure:
         os.write(fd, text.encode())
         os.close(fd)
 
-    def _outside(self, spec: dict, inside: int) -> int:
+    def _outside_id(self, spec: dict, inside: int) -> int:
         """The nursery's id for an id inside the sandbox."""
         if self._single:
             return 0
@@ -228,12 +232,12 @@ _ROOM = 4096
 _NO_EXEC = mounts.MS_NOSUID | mounts.MS_NOEXEC
 
 
-def _space(spec: dict) -> syscalls.Prepared:
+def _prepare_space(spec: dict) -> syscalls.PreparedCalls:
     """A sandbox's tmpfs and the directories in it.
 
     It stays mounted where it is staged, closed to everyone inside: to unmount it would wait for all CPUs.
     """
-    space = syscalls.Prepared()
+    space = syscalls.PreparedCalls()
     options = f"size={spec['space_bytes']},nr_inodes={spec['inodes']},mode=700"
     space.mount("space", STAGE, "tmpfs", _QUIET, options)
     for name, _, mode, _ in _PLACES:
@@ -242,9 +246,9 @@ def _space(spec: dict) -> syscalls.Prepared:
 
 
 def _mount_volumes(volumes: list) -> None:
-    """Each at its place: `/mnt/NAME`, where a read-only directory of the sandbox's own space has the mount points.
+    """Mounts each volume at `/mnt/NAME`; a read-only directory of the sandbox's own space has the mount points.
 
-    The one that holds a volume while nobody has it, and saves it, has it in the place of its /mnt/data.
+    The sandbox that holds an unused volume, and saves it, has it in the place of its /mnt/data.
     """
     stage = f"{STAGE}/mnt"
     os.mkdir(stage, 0o755)
@@ -254,30 +258,33 @@ def _mount_volumes(volumes: list) -> None:
     syscalls.mount("none", "/mnt", "", _QUIET | mounts.MS_RDONLY | mounts.MS_BIND | mounts.MS_REMOUNT)
     syscalls.mount(f"{STAGE}/data", DATA, "", mounts.MS_BIND)
     for path, tree in volumes:
-        mounts.attach(tree, path)
+        mounts.attach_tree(tree, path)
 
 
-def _wall_with(volumes: list) -> landlock.Wall:
-    return landlock.Wall((*WRITABLE, *(path for path, _ in volumes)))
+def _wall_with(volumes: list) -> landlock.LandlockWall:
+    return landlock.LandlockWall((*WRITABLE, *(path for path, _ in volumes)))
 
 
-def _masks(boot_id: str) -> syscalls.Prepared:
+def _prepare_masks(boot_id: str) -> syscalls.PreparedCalls:
     """Binds over parts of the sandbox's own /proc: read-only, empty, /dev/null, or a file of the sandbox's."""
-    masks = syscalls.Prepared()
-    for path in (f"/proc/{name}" for name in _READ_ONLY if _is_there(name)):
+    masks = syscalls.PreparedCalls()
+    for path in (f"/proc/{name}" for name in _READ_ONLY if _exists_in_proc(name)):
         masks.mount(path, path, "", mounts.MS_BIND)
         masks.mount("none", path, "", _SEALED)
-    if _is_there(_BOOT_ID):
+    if _exists_in_proc(_BOOT_ID):
         masks.mount(boot_id, f"/proc/{_BOOT_ID}", "", mounts.MS_BIND)
-    for name in filter(_is_there, _MASKED_FILES):
+    for name in filter(_exists_in_proc, _MASKED_FILES):
         masks.mount("/dev/null", f"/proc/{name}", "", mounts.MS_BIND)
-    for name in filter(_is_there, _MASKED_DIRECTORIES):
+    for name in filter(_exists_in_proc, _MASKED_DIRECTORIES):
         masks.mount("/opt/cloche/empty", f"/proc/{name}", "", mounts.MS_BIND)
     return masks
 
 
-def wait_at(door: socket.socket) -> list:
-    """What init sends to let us in. Ends us where there will be none: init could not raise the walls, or was killed."""
+def wait_for_admission(door: socket.socket) -> list:
+    """Receives the descriptors that init sends to admit this process.
+
+    Exits if init could not raise the walls, or died.
+    """
     try:
         door.send(b"%d" % os.getpid())
         doors = socket.recv_fds(door, 1, 16)[1]
@@ -286,5 +293,5 @@ def wait_at(door: socket.socket) -> list:
     return doors or os._exit(1)
 
 
-def _is_there(name: str) -> bool:
+def _exists_in_proc(name: str) -> bool:
     return os.path.exists(f"/proc/{name}")

@@ -1,9 +1,10 @@
-"""Where forks allocate: on pages that hold nothing else.
+"""Filling of free memory before forks, so that forks allocate on pages that hold nothing else.
 
-Python keeps small objects in pools of blocks of one size. After the imports nearly every pool has some free blocks, all
-over memory, and a fork that takes one writes to the page of the block and to that of the pool's head: two copies of
-pages for an object of 32 bytes. Where no pool has a free block, the next one comes from a new pool, and the objects of
-a fork lie together. The C library does the same with what is larger, and keeps what was freed in lists by its size.
+Python keeps small objects in pools of blocks of one size. After the imports nearly every pool has some free
+blocks, all over memory, and a fork that takes one writes to the page of the block and to that of the pool's
+head: two copies of pages for an object of 32 bytes. Where no pool has a free block, the next one comes from a
+new pool, and the objects of a fork lie together. The C library does the same with larger pieces, and keeps
+freed ones in lists by size.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _LARGEST_PIECE, _SMALLEST_PIECE = 64 << 10, 24  # larger ones are mappings of th
 _EXACT_BYTES, _STEP_BYTES = 1032, 16  # up to there, what was freed is kept by its very size
 
 
-def fill() -> None:
-    """Before something is made that is to lie together."""
+def fill_heap() -> None:
+    """Fills all gaps, before objects are made that are to lie together."""
     fill_gaps()
     fill_pools()
 
 
 class _Mallinfo(ctypes.Structure):
-    """Of glibc 2.33 and newer: `keepcost` is what lies behind the last piece that is in use."""
+    """`struct mallinfo2` of glibc 2.33 and newer: `keepcost` is the space behind the last piece in use."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -36,9 +37,9 @@ class _Mallinfo(ctypes.Structure):
 
 
 def fill_gaps() -> int:
-    """Takes every free piece of the C library's heap but what lies behind all others, for good; gives how many.
+    """Takes every free piece of the C library's heap for good, except the space behind all others.
 
-    None where it is another library's.
+    Returns how many; none where it is another library's heap.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
@@ -49,7 +50,7 @@ def fill_gaps() -> int:
     known = libc.mallinfo2()
     behind, left = libc.sbrk(0) - known.keepcost, known.fordblks - known.keepcost
     taken = 0
-    for size in _sizes():
+    for size in _piece_sizes():
         pieces = _take_pieces(libc, size, behind, left // size)
         taken, left = taken + pieces, left - pieces * size
     return taken
@@ -65,8 +66,8 @@ def _take_pieces(libc, size: int, behind: int, most: int) -> int:
     return most
 
 
-def _sizes() -> list:
-    """The largest first: what is left of a piece is one of the next."""
+def _piece_sizes() -> list:
+    """The sizes to take, the largest first: the rest of a piece is one of the next."""
     sizes = [_LARGEST_PIECE]
     while sizes[-1] > _EXACT_BYTES:
         sizes.append(sizes[-1] * 7 // 8)
@@ -76,11 +77,11 @@ def _sizes() -> list:
 def fill_pools() -> int:
     """Takes every free block of the pools that are in use, for good; gives how many. Allocates nothing if it cannot."""
     for size, free in _free_blocks().items():
-        _fillers.append(_blocks(size, free))
+        _fillers.append(_allocate_blocks(size, free))
     return sum(map(len, _fillers))
 
 
-def _blocks(size: int, count: int) -> list:
+def _allocate_blocks(size: int, count: int) -> list:
     """So many objects that take a block of that size each."""
     if size > _BYTES_HEAD:
         return [bytes(size - _BYTES_HEAD) for _ in range(count)]
@@ -90,13 +91,16 @@ def _blocks(size: int, count: int) -> list:
 
 def _free_blocks() -> dict:
     """By size, from the interpreter's own statistics: `class size num-pools blocks-in-use avail-blocks`."""
-    rows = [line.split() for line in _statistics().splitlines()]
+    rows = [line.split() for line in _malloc_statistics().splitlines()]
     numbers = [[int(word) for word in row] for row in rows if len(row) == 5 and all(word.isdigit() for word in row)]
     return {size: free for _, size, _, _, free in numbers if free}
 
 
-def _statistics() -> str:
-    """What `sys._debugmallocstats` writes to stderr. Not into a pipe: where a user has many, one holds little."""
+def _malloc_statistics() -> str:
+    """The output of `sys._debugmallocstats` on stderr.
+
+    Not read by a pipe: where a user has many, one holds little.
+    """
     saved = os.dup(2)
     with open(os.memfd_create("statistics"), "r+b") as file:
         try:

@@ -1,20 +1,21 @@
-"""The cradle: the process from which the inits of sandboxes are forked. It has nothing imported but what init needs.
+"""The init factory: the process that forks the inits of sandboxes. It has only init's own modules imported.
 
-The zygote forks it before a template's code has run. To fork a process of a few megabytes takes a fraction of what a
-fork of the zygote takes, in time and in every sandbox's memory, and init is no place for a template's code.
+The zygote forks it before a template's code has run. To fork a process of a few megabytes takes a fraction of
+a fork of the zygote, in time and in every sandbox's memory, and init is no place for a template's code.
 
-An init is forked as an embryo: pid 1 of a new pid namespace, in a network of its own, that knows of no sandbox yet. As
-networks take long to be made, one embryo is made in a lull, for the next sandbox.
+An init is forked as a pending init: pid 1 of a new pid namespace, in a network of its own, without a sandbox
+yet. As networks take long to be made, one is made in a lull, for the next sandbox.
 
-ZYGOTE <-> CRADLE
-  cradle -> zygote  {"embryo":pid}              fds=[its socket, its pid namespace, pidfd]
+ZYGOTE <-> FACTORY
+  factory -> zygote {"embryo":pid}              fds=[its socket, its pid namespace, pidfd]
                     {"error":..,"errno":n}      there is none, and why
                     {"ended":pid}
-  zygote -> cradle  {"next":"now"}              one is needed
-ZYGOTE -> EMBRYO    {"spec":{..}}               fds=[init's channel, its door, cgroup entrances.., mounts of volumes..]
-EMBRYO <-> CRADLE   (the zygote forks the first kernel meanwhile, and has no time)
-  embryo -> cradle  {"uids":[..],"gids":[..]}   it has made its user namespace
-  cradle -> embryo  a byte                      its id maps are written
+  zygote -> factory {"next":"now"}              one is needed
+ZYGOTE -> PENDING   {"spec":{..}}               fds=[init's channel, its door, cgroup entrances..,
+                                                mounts of volumes..]
+PENDING <-> FACTORY (the zygote forks the first kernel meanwhile, and has no time)
+  pending -> factory {"uids":[..],"gids":[..]}   it has made its user namespace
+  factory -> pending a byte                      its id maps are written
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from cloche.linux import memory_layout, namespaces, syscalls
 _LULL_MILLISECONDS = 12  # longer than until a first result: nothing is to disturb that
 
 
-class Embryo:
-    """An init that knows of no sandbox yet, as the zygote has it."""
+class PendingInit:
+    """An init that has no sandbox yet, as the zygote holds it."""
 
     def __init__(self, pid: int, sock: int, pid_namespace: int, pidfd: int):
         self.pid = pid
@@ -46,8 +47,8 @@ class Embryo:
         self._sock = socket.socket(fileno=sock)
 
     def become(self, spec: dict, fds: list) -> None:
-        """It raises its walls, and is that sandbox's, none of our business. Raises OSError if it has ended."""
-        wire.send(self._sock, {"spec": spec}, fds=tuple(fds))
+        """Assigns it a sandbox: it raises the walls and is on its own from then on. Raises OSError if it has ended."""
+        wire.send_frame(self._sock, {"spec": spec}, fds=tuple(fds))
         self._sock.close()
 
     def discard(self) -> None:
@@ -56,44 +57,47 @@ class Embryo:
         os.close(self.pidfd)
 
 
-class Cradle:
-    """The zygote's side. `ended(pid)` hears which inits have ended."""
+class InitFactory:
+    """The zygote's side of the init factory. `ended(pid)` is called for each init that has ended."""
 
     def __init__(self, served: init.Init, walls, ended):
         self._ended = ended
-        self._embryo: Embryo | None = None
+        self._embryo: PendingInit | None = None
         self._sock, theirs = socket.socketpair()
-        self._reader = wire.Reader(self._sock)
+        self._reader = wire.FrameReader(self._sock)
         zygote = os.getpid()
         if syscalls.fork_bare() == 0:
-            _live(theirs, served, walls, zygote)
+            _run_factory(theirs, served, walls, zygote)
         theirs.close()
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def wait(self) -> None:
-        """Until it has its first embryo. Raises OSError."""
+        """Waits for the first pending init. Raises OSError."""
         while self._embryo is None:
             self.hear()
 
-    def take(self) -> Embryo:
-        """The next one. Raises OSError."""
+    def take(self) -> PendingInit:
+        """Returns the next pending init. Raises OSError."""
         if self._embryo is None:
-            self._tell({"next": "now"})
+            self._send_request({"next": "now"})
             self.wait()
         embryo, self._embryo = self._embryo, None
         return embryo  # type: ignore[return-value]  # that is what was waited for
 
-    def _tell(self, header: dict) -> None:
-        """Without a cradle there can be no sandbox: we end, and the host makes another nursery."""
+    def _send_request(self, header: dict) -> None:
+        """Sends a request. Exits if the factory is gone: without it there can be no sandbox.
+
+        The host then makes another nursery.
+        """
         try:
-            wire.send(self._sock, header)
+            wire.send_frame(self._sock, header)
         except ConnectionError:
             os._exit(1)
 
     def hear(self) -> None:
-        """Reads once. Ends us as above. Raises OSError if no embryo could be made."""
+        """Reads once. Exits as above. Raises OSError if no pending init could be made."""
         try:
             alive = self._reader.pump()
         except ConnectionError:  # it has died with something unread
@@ -105,7 +109,7 @@ class Cradle:
             if "embryo" in header:
                 if self._embryo is not None:
                     self._embryo.discard()
-                self._embryo = Embryo(header["embryo"], *fds)
+                self._embryo = PendingInit(header["embryo"], *fds)
             elif "ended" in header:
                 self._ended(header["ended"])
             else:
@@ -114,25 +118,25 @@ class Cradle:
             raise failure
 
 
-def _live(sock: socket.socket, served: init.Init, walls, zygote: int) -> None:
+def _run_factory(sock: socket.socket, served: init.Init, walls, zygote: int) -> None:
     """In the fork. Never returns."""
     try:
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != zygote:
             os._exit(1)
         close_others([sock.fileno()])
-        _Nest(sock, served, walls).serve()
+        _InitFactoryProcess(sock, served, walls).serve()
     finally:
         sys.excepthook(*sys.exc_info())  # the host keeps the last words of its nurseries
         os._exit(1)
 
 
-class _Nest:
-    """The cradle's own side."""
+class _InitFactoryProcess:
+    """The init factory's own process."""
 
     def __init__(self, sock: socket.socket, served: init.Init, walls):
         self._sock = sock
-        self._reader = wire.Reader(sock)
+        self._reader = wire.FrameReader(sock)
         self._served = served
         self._walls = walls
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -142,12 +146,12 @@ class _Nest:
         self._asking: dict = {}  # descriptor -> the socket on which an embryo will ask for its id maps, and its pid
 
     def serve(self) -> None:
-        """Until the zygote is gone. Sandboxes live on when we end."""
-        self._settle()
+        """Serves until the zygote is gone. Sandboxes live on when this process ends."""
+        self._prepare_process()
         ended = sessions.listen_for_children()
         self._poll.register(self._sock, select.POLLIN)
         self._poll.register(ended, select.POLLIN)
-        self._give_embryo()
+        self._send_pending_init()
         while True:
             ready = [fd for fd, _ in self._poll.poll(self._pause_milliseconds)]
             for fd in ready:
@@ -156,45 +160,45 @@ class _Nest:
             if not ready:
                 self._pause_milliseconds = None
                 if not self._asking:  # else there is one
-                    self._give_embryo()
+                    self._send_pending_init()
             if self._sock.fileno() in ready:
                 self._serve_zygote()
             if ended in ready:
                 os.read(ended, 4096)
-            for pid, _, _ in sessions.reap():
-                wire.send(self._sock, {"ended": pid})
+            for pid, _, _ in sessions.reap_children():
+                wire.send_frame(self._sock, {"ended": pid})
 
-    def _settle(self) -> None:
-        """From here on this process differs from an init as little as it can."""
+    def _prepare_process(self) -> None:
+        """Makes this process differ from an init as little as it can."""
         self._served.adopt_environment()
         rehearse_init(os.environ.copy())
-        settle()
+        prepare_for_forks()
 
     def _serve_zygote(self) -> None:
         if not self._reader.pump():
             os._exit(0)
         for _ in self._reader.take():
-            self._give_embryo()
+            self._send_pending_init()
 
-    def _give_embryo(self) -> None:
+    def _send_pending_init(self) -> None:
         self._pause_milliseconds = None
         given: list = []
         try:
             namespaces.make_network()  # which we move into, having no use for one, and leave to the embryo
-            pid, sock = self._fork()
+            pid, sock = self._fork_init()
             syscalls.setns(self._own_network, namespaces.NEWNET)
             # Ours is the one of which the embryo is the first process.
             given.append(os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC))
             given.append(os.pidfd_open(pid))
-            wire.send(self._sock, {"embryo": pid}, fds=(sock.fileno(), *given))
+            wire.send_frame(self._sock, {"embryo": pid}, fds=(sock.fileno(), *given))
             sock.close()
         except OSError as error:
-            wire.send(self._sock, {"error": str(error), "errno": error.errno})
+            wire.send_frame(self._sock, {"error": str(error), "errno": error.errno})
         for fd in given:
             os.close(fd)
 
-    def _fork(self) -> tuple:
-        """Its pid, and the zygote's socket."""
+    def _fork_init(self) -> tuple:
+        """Forks an init; returns its pid, and the zygote's socket to it."""
         (zygotes, theirs), (ours, to_us) = socket.socketpair(), socket.socketpair()
         with theirs, to_us:
             syscalls.setns(self._own_pids, namespaces.NEWPID)
@@ -207,11 +211,11 @@ class _Nest:
         return pid, zygotes
 
     def _write_maps(self, sock: socket.socket, pid: int) -> None:
-        """When an embryo has asked for that, or has ended before."""
+        """Writes the id maps of a pending init that has asked for them, or has ended before."""
         self._poll.unregister(sock)
         with sock:
             try:
-                asked = wire.Reader(sock).next()
+                asked = wire.FrameReader(sock).next()
                 if asked is not None:
                     namespaces.write_maps(pid, asked[0]["uids"], asked[0]["gids"])
                     sock.send(b"m")
@@ -220,14 +224,14 @@ class _Nest:
                 pass  # whatever it is, init hears no answer, and says so
 
 
-def settle(first_steps=None) -> None:
-    """The last thing before forks are made: what they copy and write to is as little as can be.
+def prepare_for_forks(first_steps=None) -> None:
+    """The last step before forks are made: minimizes the pages that they copy and write to.
 
-    `first_steps()`: what every fork does first.
+    `first_steps()`: the first actions of every fork.
     """
     gc.collect()  # which also lets go of what is kept to be used again, wherever it lies
     gc.disable()
-    heap.fill()
+    heap.fill_heap()
     gc.freeze()
     memory_layout.join_libraries()
     memory_layout.collapse_anonymous(but=write_trial.areas_written(first_steps) if first_steps else ())

@@ -1,4 +1,4 @@
-"""Where a nursery's process begins, with nothing imported yet of what sandboxes touch."""
+"""The entry point of a nursery's process, with none of the modules that sandboxes touch imported yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cloche.guest.zygote import heap
 
 def main(channel_fd: int) -> None:
     """Never returns."""
-    heap.fill()  # so that what is imported next, which every init and kernel uses, lies together
+    heap.fill_heap()  # so that what is imported next, which every init and kernel uses, lies together
     from cloche.guest.zygote import zygote
 
     zygote.main(channel_fd)

@@ -1,7 +1,7 @@
-"""What uv asks an interpreter before it installs anything, asked once in the nursery instead of in every sandbox.
+"""uv's query of the interpreter before an installation, done once in the nursery for all sandboxes.
 
-It is half of what an installation from the host's cache takes. uv keeps the answer in its cache: of the nursery's, in a
-place of which sandboxes can only read, each takes a copy (see `uv.py`).
+It is half the time of an installation from the host's cache. uv keeps the answer in its cache: the nursery's
+is in a place that sandboxes can only read, and each takes a copy (see `bin/uv.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 from cloche.linux import mounts, syscalls
 
-PLACE = "/opt/cloche/warm"
+WARM_CACHE = "/opt/cloche/warm"
 UV = "/opt/cloche/uv"
 PYTHON = "/opt/cloche/env/bin/python"
 _PATIENCE_SECONDS = 5.0
@@ -20,23 +20,23 @@ _SEALED = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC | mounts.MS_RDON
 
 
 class UvWarmup:
-    """Goes on beside the imports. In a nursery whose sandboxes have no package index there is no such place."""
+    """Runs beside the imports. A nursery without a package index for its sandboxes has no such place."""
 
     def __init__(self, env: dict) -> None:
         self._pid = 0
-        if os.path.isdir(PLACE) and os.access(UV, os.X_OK):
-            self._pid = _start({**env, "HOME": "/tmp", "UV_CACHE_DIR": PLACE, "UV_OFFLINE": "1"})
+        if os.path.isdir(WARM_CACHE) and os.access(UV, os.X_OK):
+            self._pid = _start_uv({**env, "HOME": "/tmp", "UV_CACHE_DIR": WARM_CACHE, "UV_OFFLINE": "1"})
 
     def finish(self) -> None:
-        """Before the first sandbox is made: nobody writes there any more."""
-        if os.path.isdir(PLACE):
+        """Seals the cache before the first sandbox is made."""
+        if os.path.isdir(WARM_CACHE):
             if self._pid and not _has_ended(self._pid):
                 os.kill(self._pid, 9)
                 os.waitpid(self._pid, 0)
-            syscalls.mount("none", PLACE, "", _SEALED)
+            syscalls.mount("none", WARM_CACHE, "", _SEALED)
 
 
-def _start(env: dict) -> int:
+def _start_uv(env: dict) -> int:
     words = ["uv", "python", "find", "--no-project", PYTHON]
     silent = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
     return os.posix_spawn(UV, words, env, file_actions=[*silent, (os.POSIX_SPAWN_CLOSE, _CHANNEL)])

@@ -1,7 +1,7 @@
-"""The zygote's part of named volumes: a tmpfs each, in a mount namespace of its own that nobody runs in.
+"""The zygote's part of named volumes: each is a tmpfs in a mount namespace of its own, without processes.
 
-So no sandbox has a volume in its mount namespace but those that were forked with it, and nothing is ever mounted into
-one that stands. What a sandbox gets is a detached copy of the mount, on which ids are mapped to its own.
+So no sandbox has a volume in its mount namespace but those that were forked with it, and nothing is ever
+mounted into one that stands. A sandbox gets a detached copy of the mount, on which ids are mapped to its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLACE = "/tmp"  # in the volume's own namespace
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
 
 
-class Volumes:
+class VolumeMounts:
     """`own_pids`: the zygote's pid namespace, into which children are forked here."""
 
     def __init__(self, single: bool, own_pids: int):
@@ -25,19 +25,19 @@ class Volumes:
         self._known: dict = {}  # the host's name for it -> its mount namespace
 
     def do(self, header: dict) -> int | None:
-        """What the host asks for; a descriptor is for the host. Raises OSError, LookupError."""
-        return {"make": self._make, "tree": self._tree, "drop": self._drop}[header["act"]](header)
+        """Executes a request; a returned descriptor is for the host. Raises OSError, LookupError."""
+        return {"make": self._make_volume, "tree": self._clone_tree, "drop": self._drop_volume}[header["act"]](header)
 
-    def _make(self, header: dict) -> None:
+    def _make_volume(self, header: dict) -> None:
         options = f"size={header['bytes']},nr_inodes={header['inodes']},mode=755"
-        with _Child(self._own_pids, lambda sync: _hold(options, header["owner"], sync)) as child:
+        with _VolumeChild(self._own_pids, lambda sync: _hold_tmpfs(options, header["owner"], sync)) as child:
             child.hear()
             self._known[header["volume"]] = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
-    def _tree(self, header: dict) -> int:
+    def _clone_tree(self, header: dict) -> int:
         """A detached mount of it, on which the volume's ids 0, 1 .. are those of one sandbox."""
         space = self._known[header["volume"]]
-        with _Child(self._own_pids, lambda sync: _clone(space, self._single, sync)) as child:
+        with _VolumeChild(self._own_pids, lambda sync: _send_clone(space, self._single, sync)) as child:
             tree = child.take_descriptor()
             try:
                 if not self._single:
@@ -47,8 +47,8 @@ class Volumes:
                 raise
         return tree
 
-    def _map_ids(self, tree: int, child: _Child, header: dict) -> None:
-        """The child has a new user namespace and waits: that one says which ids are which."""
+    def _map_ids(self, tree: int, child: _VolumeChild, header: dict) -> None:
+        """Maps ids by the new user namespace of the child, which waits meanwhile."""
         child.hear()
         namespaces.write_maps(child.pid, header["uids"], header["gids"])
         user_namespace = os.open(f"/proc/{child.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -61,13 +61,13 @@ class Volumes:
         finally:
             os.close(user_namespace)
 
-    def _drop(self, header: dict) -> None:
+    def _drop_volume(self, header: dict) -> None:
         space = self._known.pop(header["volume"], None)
         if space is not None:
             os.close(space)
 
 
-def _hold(options: str, owner: int, sync: socket.socket) -> None:
+def _hold_tmpfs(options: str, owner: int, sync: socket.socket) -> None:
     syscalls.unshare(namespaces.NEWNS)
     syscalls.mount("volume", _PLACE, "tmpfs", _QUIET, options)
     os.chown(_PLACE, owner, owner)
@@ -75,9 +75,9 @@ def _hold(options: str, owner: int, sync: socket.socket) -> None:
     sync.recv(1)
 
 
-def _clone(space: int, single: bool, sync: socket.socket) -> None:
+def _send_clone(space: int, single: bool, sync: socket.socket) -> None:
     syscalls.setns(space, namespaces.NEWNS)
-    tree = mounts.clone(_PLACE, mounts.ATTR_NOSUID | mounts.ATTR_NODEV, recursive=False)
+    tree = mounts.clone_tree(_PLACE, mounts.ATTR_NOSUID | mounts.ATTR_NODEV, recursive=False)
     socket.send_fds(sync, [b"t"], [tree])
     if not single:
         syscalls.unshare(namespaces.NEWUSER)
@@ -85,8 +85,8 @@ def _clone(space: int, single: bool, sync: socket.socket) -> None:
     sync.recv(1)
 
 
-class _Child:
-    """A fork that does one thing, says what went wrong, and is gone when the block is left."""
+class _VolumeChild:
+    """A fork that does one thing, reports its failure, and is gone when the block is left."""
 
     def __init__(self, pids: int, work):
         syscalls.setns(pids, namespaces.NEWPID)
@@ -95,19 +95,19 @@ class _Child:
             self.pid = syscalls.fork_bare()
             if self.pid == 0:
                 self._sync.close()
-                _work(work, theirs)
+                _run_work(work, theirs)
 
     def hear(self) -> None:
-        _check(self._sync.recv(64))
+        _raise_failure(self._sync.recv(64))
 
     def take_descriptor(self) -> int:
         message, fds, _, _ = socket.recv_fds(self._sync, 1, 1)
         if not fds:
-            _check(message + self._sync.recv(64))
+            _raise_failure(message + self._sync.recv(64))
             raise OSError(errno.EIO, "no mount came")
         return int(fds[0])
 
-    def __enter__(self) -> _Child:
+    def __enter__(self) -> _VolumeChild:
         return self
 
     def __exit__(self, *_) -> None:
@@ -115,8 +115,8 @@ class _Child:
         os.waitpid(self.pid, 0)
 
 
-def _work(work, sync: socket.socket) -> None:
-    """Never returns. What went wrong is told as `!` and the error's number."""
+def _run_work(work, sync: socket.socket) -> None:
+    """Runs `work` in the fork. Never returns. A failure is reported as `!` and the error's number."""
     try:
         work(sync)
     except OSError as error:
@@ -125,7 +125,7 @@ def _work(work, sync: socket.socket) -> None:
         os._exit(0)
 
 
-def _check(message: bytes) -> None:
+def _raise_failure(message: bytes) -> None:
     if message.startswith(b"!"):
         raise OSError(int(message[1:]), os.strerror(int(message[1:])))
     if not message:

@@ -1,7 +1,7 @@
-"""What the nursery does once, so that a forked kernel does not: imports, caches, first times.
+"""The warm-up of the nursery, done once so that forked kernels need not: imports, caches, first calls.
 
-The warm-up runs cells through a real kernel on a channel that nobody listens to, so what a sandbox does later has been
-done before by the same code. Then all traces of it are removed.
+The warm-up runs cells through a real kernel on a channel without a listener, so the same code as in a sandbox
+has run before. Then all traces of it are removed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from cloche.guest import wire
 from cloche.guest.kernel import figures, pil_images, plotly_figures, reseed, threads
 from cloche.guest.kernel import kernel as kernels
-from cloche.guest.kernel.channel import Channel
-from cloche.guest.kernel.kernel import Kernel
+from cloche.guest.kernel.channel import KernelChannel
+from cloche.guest.kernel.kernel import PythonKernel
 from cloche.guest.kernel.shell import Shell
 from cloche.guest.zygote import heap
 
@@ -51,66 +51,68 @@ _MATPLOTLIB = (
 )
 
 
-def prepare(imports: list) -> None:
-    """Imports, makes the one Shell, warms it up, and cleans it. Leaves no thread, no descriptor and no event loop.
+def prepare_kernel(imports: list) -> None:
+    """Imports, makes the one Shell, warms it up, and cleans it.
 
-    Raises what an import raises: a template whose imports fail must not be used.
+    Leaves no thread, no descriptor and no event loop.
+
+    Raises an import's exception: a template with failing imports must not be used.
     """
     for name in (*_ALWAYS, *imports):
         importlib.import_module(name)
-    figures.follow()
-    pil_images.follow()
-    plotly_figures.follow()
-    if "matplotlib" in sys.modules and figures.available():
+    figures.hook_matplotlib()
+    pil_images.hook_pil()
+    plotly_figures.hook_plotly()
+    if "matplotlib" in sys.modules and figures.charts_available():
         importlib.import_module("e2b_charts")
-    threads.find()
-    heap.fill()
+    threads.find_libraries()
+    heap.fill_heap()
     shell = Shell.instance()
-    kernel = Kernel(shell)
+    kernel = PythonKernel(shell)
     for _ in range(2):  # the interpreter specialises code that it has seen a few times: done here, not in each fork
-        _rehearse(kernel, shell, _cells())
+        _rehearse_cells(kernel, shell, _warmup_cells())
     # The cache of methods is full of names from all over memory, each of which a fork would write to (it counts
     # references) when it puts another in its place: 90 pages. Empty, it soon holds what every sandbox needs.
     sys._clear_type_cache()
-    _rehearse(kernel, shell, _CELLS[:2])
-    _let_figures_be()
+    _rehearse_cells(kernel, shell, _CELLS[:2])
+    _uninstall_pyplot_hook()
     kernels.prepared[:] = [kernel]
 
 
 def take_first_steps() -> None:
-    """What the first kernel of a sandbox does until it has run a cell."""
+    """Does the steps of a sandbox's first kernel up to the end of a first cell."""
     kernel = kernels.prepared[0]
-    reseed.diverge()
-    with _listening(kernel) as run:
+    reseed.reseed_after_fork()
+    with _silent_channel(kernel) as run:
         run(_CELLS[0])
 
 
-def _rehearse(kernel: Kernel, shell: Shell, cells: tuple) -> None:
-    with _listening(kernel) as run:
+def _rehearse_cells(kernel: PythonKernel, shell: Shell, cells: tuple) -> None:
+    with _silent_channel(kernel) as run:
         for cell in cells:
             run(cell)
-    _forget(shell)
+    _remove_traces(shell)
 
 
-def _cells() -> tuple:
+def _warmup_cells() -> tuple:
     pandas = _PANDAS if "pandas" in sys.modules else ()
     drawing = _MATPLOTLIB if "matplotlib.pyplot" in sys.modules else ()
     return (*_CELLS, *pandas, *drawing, *_CELLS[:1])
 
 
 @contextlib.contextmanager
-def _listening(kernel: Kernel) -> Iterator:
-    """While the kernel's answers and output go nowhere; gives a function that runs a cell in it."""
+def _silent_channel(kernel: PythonKernel) -> Iterator:
+    """Sends the kernel's answers and output nowhere; yields a function that runs a cell in it."""
     ours, theirs = socket.socketpair()
     silence = os.open(os.devnull, os.O_WRONLY)
     saved = [os.dup(fd) for fd in (1, 2)]
     theirs.setblocking(False)
     handler = signal.getsignal(signal.SIGINT)
-    kernel.attach(Channel(ours.detach(), os.dup(silence), os.dup(silence), "0" * 16, kernel.interrupts))
+    kernel.attach(KernelChannel(ours.detach(), os.dup(silence), os.dup(silence), "0" * 16, kernel.interrupts))
     try:
         for fd in (1, 2):
             os.dup2(silence, fd)
-        yield lambda code: _run(kernel, theirs, code)
+        yield lambda code: _run_cell(kernel, theirs, code)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -123,18 +125,18 @@ def _listening(kernel: Kernel) -> Iterator:
         signal.signal(signal.SIGINT, handler)
 
 
-def _run(kernel: Kernel, theirs: socket.socket, code: str) -> None:
+def _run_cell(kernel: PythonKernel, theirs: socket.socket, code: str) -> None:
     with warnings.catch_warnings():
-        kernel.handle({"do": "execute", "run": "warm", "env": {}, "cwd": None, "input": False}, code.encode())
-    decoder = wire.Decoder(wire.MAX_BODY_FROM_GUEST)
+        kernel.handle_request({"do": "execute", "run": "warm", "env": {}, "cwd": None, "input": False}, code.encode())
+    decoder = wire.FrameDecoder(wire.MAX_BODY_FROM_GUEST)
     with contextlib.suppress(BlockingIOError):
         while True:
             decoder.feed(theirs.recv(1 << 20))
     list(decoder.frames())
 
 
-def _forget(shell: Shell) -> None:
-    """Removes what the warm-up left where a program could see it."""
+def _remove_traces(shell: Shell) -> None:
+    """Removes traces of the warm-up that a program could see."""
     shell.reset(new_session=False)
     shell.forget_cells()
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -147,10 +149,10 @@ def _forget(shell: Shell) -> None:
     _close_fonts()
 
 
-def _let_figures_be() -> None:
-    """Pyplot has each cell followed by a look whether figures are to be drawn, which they are after `plt.ion()`.
+def _uninstall_pyplot_hook() -> None:
+    """Removes pyplot's hook that checks after each cell whether figures are to be drawn (as after `plt.ion()`).
 
-    That installs it again; and whatever is open at a cell's end is drawn and shown anyway.
+    That installs it again; and figures open at a cell's end are drawn and shown anyway.
     """
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is not None:
@@ -158,7 +160,7 @@ def _let_figures_be() -> None:
 
 
 def _close_fonts() -> None:
-    """Fonts keep their files open, and whoever forks us closes descriptors under them. Opening them again is cheap."""
+    """Fonts keep their files open, and forks close descriptors under them. Opening them again is cheap."""
     fonts = sys.modules.get("matplotlib.font_manager")
     if fonts is not None and hasattr(fonts, "_get_font"):
         fonts._get_font.cache_clear()

@@ -1,9 +1,9 @@
-"""Where sandboxes write first, tried in a fork: huge pages are of use only under what forks leave alone.
+"""A trial of a sandbox's first writes in a fork: huge pages are of use only under memory left alone.
 
-A fork that writes to one page of a huge one has it taken apart: 11 microseconds, and a page of page tables. What is
-left is one huge page that hundreds of processes have in pieces, of which the system looks at every piece in each of
-them when it wants to know whether the page is used: a third of a core with 500 sandboxes, where something asks twice a
-second.
+A fork that writes to one page of a huge one has it taken apart: 11 microseconds, and a page of page tables.
+The rest is one huge page that hundreds of processes have in pieces, of which the system looks at every piece
+in each of them when it wants to know whether the page is used: a third of a core with 500 sandboxes, where
+something asks twice a second.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ _SECONDS = 20  # for a template whose code never comes to an end here
 
 
 def areas_written(first_steps) -> frozenset:
-    """The areas, as `hugepages` counts them, to which a fork has written that took these steps; none if it failed."""
+    """The areas, as `hugepages` counts them, that a fork writes to in these steps; none if it failed."""
     told, tell = os.pipe2(os.O_CLOEXEC)
     pid = syscalls.fork_bare()
     if pid == 0:
-        _take(first_steps, tell)
+        _run_steps(first_steps, tell)
     os.close(tell)
-    words = _words(told)
+    words = _read_words(told)
     os.close(told)
     os.kill(pid, _signal.SIGKILL)
     os.waitpid(pid, 0)
     return frozenset(map(int, words))
 
 
-def _words(told: int) -> list:
-    """To the first line's end: who else has the pipe, or never ends, is nobody to wait for."""
+def _read_words(told: int) -> list:
+    """Reads up to the first line's end, and no further.
+
+    Other holders of the pipe, or a fork that never ends, are not awaited.
+    """
     text, poll, ends_at = b"", select.poll(), time.monotonic() + _SECONDS
     poll.register(told, select.POLLIN)
     while not text.endswith(b"\n") and poll.poll(max(ends_at - time.monotonic(), 0) * 1000):
@@ -44,7 +47,7 @@ def _words(told: int) -> list:
     return text.split() if text.endswith(b"\n") else []
 
 
-def _take(first_steps, tell: int) -> None:
+def _run_steps(first_steps, tell: int) -> None:
     """In the fork. Never returns."""
     try:
         first_steps()

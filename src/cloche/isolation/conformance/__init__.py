@@ -1,7 +1,7 @@
-"""What every backend must show: named claims, each tried in a real sandbox. `cloche doctor --deep` runs them too.
+"""Conformance claims of every backend, each tried in a real sandbox. `cloche doctor --deep` runs them too.
 
-Claims of kind `function` hold for every backend. Those of kind `wall` are what isolation means; a backend without walls
-(`plain-unsafe`) is not asked for them.
+Claims of kind `function` hold for every backend. Claims of kind `wall` define isolation; a backend without
+walls (`plain-unsafe`) is not tried for them.
 """
 
 from __future__ import annotations
@@ -13,54 +13,54 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 from cloche import errors
-from cloche.isolation.conformance.claims import Boxes, Claim, Failed, Kind, Scene, Traces
-from cloche.isolation.conformance.functions import FUNCTIONS, LIMITS
-from cloche.isolation.conformance.walls import WALLS
+from cloche.isolation.conformance.claims import Claim, ClaimFailed, ClaimKind, ClaimScene, HostTraces, OpenSandbox
+from cloche.isolation.conformance.functions import FUNCTION_CLAIMS, LIMIT_CLAIMS
+from cloche.isolation.conformance.walls import WALL_CLAIMS
 from cloche.model import Limits, Struct
 
-CLAIMS: tuple[Claim, ...] = (*FUNCTIONS, *WALLS, *LIMITS)
+ALL_CLAIMS: tuple[Claim, ...] = (*FUNCTION_CLAIMS, *WALL_CLAIMS, *LIMIT_CLAIMS)
 
 
-class Outcome(Struct):
-    """What became of one claim; `detail` says what was seen instead, if it does not hold."""
+class ClaimOutcome(Struct):
+    """The outcome of one claim; `detail` has the observation if the claim does not hold."""
 
     name: str
-    kind: Kind
+    kind: ClaimKind
     text: str
     passed: bool
     detail: str = ""
 
 
-async def run(boxes: Boxes, claims: Sequence[Claim] = CLAIMS) -> AsyncIterator[Outcome]:
-    """Tries each claim and yields what became of it, in order.
+async def run_claims(boxes: OpenSandbox, claims: Sequence[Claim] = ALL_CLAIMS) -> AsyncIterator[ClaimOutcome]:
+    """Tries each claim and yields its outcome, in order.
 
-    `boxes(limits)` opens a sandbox, as an async context manager. Most claims share two; those about limits have their
-    own. Raises only what opening a sandbox raises.
+    `boxes(limits)` opens a sandbox, as an async context manager. Most claims share two; claims about limits have
+    their own. Raises only as `boxes` does.
     """
-    with traces() as host:
+    with leave_traces() as host:
         async with boxes(Limits()) as box, boxes(Limits()) as neighbour:
             for claim in claims:
                 if claim.limits is None:
-                    yield await _try(claim, Scene(box, neighbour, host))
+                    yield await _try_claim(claim, ClaimScene(box, neighbour, host))
                 else:
                     async with boxes(claim.limits) as own:
-                        yield await _try(claim, Scene(own, neighbour, host))
+                        yield await _try_claim(claim, ClaimScene(own, neighbour, host))
 
 
-async def _try(claim: Claim, scene: Scene) -> Outcome:
+async def _try_claim(claim: Claim, scene: ClaimScene) -> ClaimOutcome:
     detail = ""
     try:
         await claim.examine(scene)
-    except Failed as failed:
+    except ClaimFailed as failed:
         detail = str(failed)
     except errors.ClocheError as error:
         detail = f"{type(error).__name__}: {error}"
-    return Outcome(name=claim.name, kind=claim.kind, text=claim.text, passed=not detail, detail=detail)
+    return ClaimOutcome(name=claim.name, kind=claim.kind, text=claim.text, passed=not detail, detail=detail)
 
 
 @contextlib.contextmanager
-def traces() -> Iterator[Traces]:
-    """Things on the host that anybody on it may reach, for sandboxes to fail at reaching."""
+def leave_traces() -> Iterator[HostTraces]:
+    """Things on the host that any of its users may reach, for sandboxes to fail at reaching."""
     with (
         tempfile.TemporaryDirectory() as directory,
         socket.create_server(("127.0.0.1", 0)) as tcp,
@@ -72,4 +72,4 @@ def traces() -> Iterator[Traces]:
         name = f"cloche-{file.parent.name}"
         unix.bind(f"\0{name}")
         unix.listen()
-        yield Traces(str(file), tcp.getsockname()[1], name)
+        yield HostTraces(str(file), tcp.getsockname()[1], name)

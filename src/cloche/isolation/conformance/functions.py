@@ -1,90 +1,90 @@
-"""What every backend must be able to do."""
+"""Claims about the functions of every backend."""
 
 from __future__ import annotations
 
 import json
 
 from cloche import errors
-from cloche.isolation.conformance.claims import Claim, Examine, Scene, expect, prints, python
+from cloche.isolation.conformance.claims import Claim, ClaimScene, Examine, expect_that, prints_claim, run_python
 from cloche.model import MIB, Limits
 
 
-async def _last_expression(scene: Scene) -> None:
+async def _last_expression(scene: ClaimScene) -> None:
     ran = await scene.box.run("1 + 1")
-    expect((ran.outcome, ran.text, ran.stdout) == ("ok", "2", ""), ran)
+    expect_that((ran.outcome, ran.text, ran.stdout) == ("ok", "2", ""), ran)
 
 
-async def _state(scene: Scene) -> None:
+async def _check_state(scene: ClaimScene) -> None:
     await scene.box.run("kept = 41")
     ran = await scene.box.run("kept + 1")
-    expect(ran.text == "42", ran)
+    expect_that(ran.text == "42", ran)
 
 
-async def _raising(scene: Scene) -> None:
+async def _check_exceptions(scene: ClaimScene) -> None:
     await scene.box.run("before = 'here'")
     ran = await scene.box.run("1 / 0")
-    expect((ran.outcome, ran.error) == ("raised", "ZeroDivisionError"), ran)
+    expect_that((ran.outcome, ran.error) == ("raised", "ZeroDivisionError"), ran)
     ran = await scene.box.run("before")
-    expect(ran.text == "'here'", ran)
+    expect_that(ran.text == "'here'", ran)
 
 
-async def _syntax(scene: Scene) -> None:
+async def _check_syntax(scene: ClaimScene) -> None:
     ran = await scene.box.run("def (:")
-    expect((ran.outcome, ran.error) == ("raised", "SyntaxError"), ran)
+    expect_that((ran.outcome, ran.error) == ("raised", "SyntaxError"), ran)
 
 
-async def _empty(scene: Scene) -> None:
+async def _check_empty(scene: ClaimScene) -> None:
     ran = await scene.box.run("")
-    expect((ran.outcome, ran.stdout, ran.stderr) == ("ok", "", ""), ran)
+    expect_that((ran.outcome, ran.stdout, ran.stderr) == ("ok", "", ""), ran)
 
 
-async def _streams(scene: Scene) -> None:
+async def _check_streams(scene: ClaimScene) -> None:
     ran = await scene.box.run("import sys; print('out'); print('err', file=sys.stderr)")
-    expect((ran.stdout, ran.stderr) == ("out\n", "err\n"), ran)
+    expect_that((ran.stdout, ran.stderr) == ("out\n", "err\n"), ran)
 
 
-async def _large_output(scene: Scene) -> None:
+async def _large_output(scene: ClaimScene) -> None:
     ran = await scene.box.run("print('x' * 3_000_000, end='')")
-    expect(ran.outcome == "ok" and ran.stdout == "x" * 3_000_000, (ran.outcome, len(ran.stdout)))
+    expect_that(ran.outcome == "ok" and ran.stdout == "x" * 3_000_000, (ran.outcome, len(ran.stdout)))
 
 
-async def _interrupt(scene: Scene) -> None:
+async def _interrupt_asleep(scene: ClaimScene) -> None:
     await scene.box.run("patience = 'kept'")
     ran = await scene.box.run("import time; print('here', flush=True); time.sleep(60)", interrupt_at="here")
-    expect(ran.outcome == "interrupted", ran)
+    expect_that(ran.outcome == "interrupted", ran)
     ran = await scene.box.run("patience")
-    expect(ran.text == "'kept'", ran)
+    expect_that(ran.text == "'kept'", ran)
 
 
-async def _interrupt_busy(scene: Scene) -> None:
+async def _interrupt_busy(scene: ClaimScene) -> None:
     ran = await scene.box.run("print('here', flush=True)\nwhile True: pass", interrupt_at="here")
-    expect(ran.outcome == "interrupted", ran)
+    expect_that(ran.outcome == "interrupted", ran)
 
 
-async def _time_limit(scene: Scene) -> None:
+async def _time_limit(scene: ClaimScene) -> None:
     await scene.box.run("hurry = 'kept'")
     ran = await scene.box.run("while True: pass", seconds=0.3)
-    expect(ran.outcome == "timed_out", ran)
+    expect_that(ran.outcome == "timed_out", ran)
     ran = await scene.box.run("hurry")
-    expect(ran.text == "'kept'", ran)
+    expect_that(ran.text == "'kept'", ran)
 
 
-async def _contexts(scene: Scene) -> None:
+async def _separate_contexts(scene: ClaimScene) -> None:
     second = await scene.box.context()
     await scene.box.run("mine = 1")
     ran = await scene.box.run("'mine' in globals()", context=second)
-    expect(ran.text == "False", ran)
+    expect_that(ran.text == "False", ran)
 
 
-async def _context_dies(scene: Scene) -> None:
+async def _context_dies(scene: ClaimScene) -> None:
     second = await scene.box.context()
     await scene.box.run("other = 'alive'")
     ran = await scene.box.run("import os; os._exit(3)", context=second)
-    expect(ran.outcome == "died", ran)
+    expect_that(ran.outcome == "died", ran)
     ran = await scene.box.run("other")
-    expect(ran.text == "'alive'", ran)
+    expect_that(ran.text == "'alive'", ran)
     ran = await scene.box.run("2 * 3", context=second)
-    expect(ran.text == "6", ran)
+    expect_that(ran.text == "6", ran)
 
 
 _DRAW = """
@@ -95,68 +95,68 @@ print(json.dumps(numbers))
 """
 
 
-async def _randomness(scene: Scene) -> None:
+async def _check_randomness(scene: ClaimScene) -> None:
     second = await scene.box.context()
     runs = [await scene.box.run(_DRAW), await scene.box.run(_DRAW, context=second), await scene.neighbour.run(_DRAW)]
-    expect(all(ran.outcome == "ok" for ran in runs), runs)
+    expect_that(all(ran.outcome == "ok" for ran in runs), runs)
     drawn = [json.loads(ran.stdout) for ran in runs]
-    expect(all(len(set(column)) == len(drawn) for column in zip(*drawn, strict=True)), drawn)
+    expect_that(all(len(set(column)) == len(drawn) for column in zip(*drawn, strict=True)), drawn)
 
 
-async def _files(scene: Scene) -> None:
+async def _check_files(scene: ClaimScene) -> None:
     await scene.box.write("/mnt/data/given.txt", "ü\n".encode())
     ran = await scene.box.run("open('given.txt', encoding='utf-8').read()")
-    expect(ran.text == "'ü\\n'", ran)
+    expect_that(ran.text == "'ü\\n'", ran)
     await scene.box.run("open('made.bin', 'wb').write(bytes(range(256)))")
-    expect(await scene.box.read("/mnt/data/made.bin") == bytes(range(256)), "other bytes")
+    expect_that(await scene.box.read("/mnt/data/made.bin") == bytes(range(256)), "other bytes")
 
 
-async def _large_files(scene: Scene) -> None:
+async def _large_files(scene: ClaimScene) -> None:
     content = bytes(range(256)) * 12_000
     await scene.box.write("/mnt/data/large.bin", content)
-    expect(await scene.box.read("/mnt/data/large.bin") == content, "other bytes")
+    expect_that(await scene.box.read("/mnt/data/large.bin") == content, "other bytes")
 
 
-async def _missing_file(scene: Scene) -> None:
+async def _missing_file(scene: ClaimScene) -> None:
     try:
         await scene.box.read("/mnt/data/no such file")
     except errors.FileNotFound:
         return
-    expect(False, "no error")
+    expect_that(False, "no error")
 
 
-async def _command(scene: Scene) -> None:
+async def _check_command(scene: ClaimScene) -> None:
     done = await scene.box.command("echo out; echo err >&2; exit 7")
-    expect((done.exit_code, done.stdout, done.stderr) == (7, "out\n", "err\n"), done)
+    expect_that((done.exit_code, done.stdout, done.stderr) == (7, "out\n", "err\n"), done)
 
 
-async def _command_killed(scene: Scene) -> None:
+async def _command_killed(scene: ClaimScene) -> None:
     done = await scene.box.command("kill -9 $$")
-    expect(done.exit_code == 137, done)
+    expect_that(done.exit_code == 137, done)
 
 
-async def _command_missing(scene: Scene) -> None:
+async def _command_missing(scene: ClaimScene) -> None:
     done = await scene.box.command("no-such-command-here")
-    expect(done.exit_code == 127, done)
+    expect_that(done.exit_code == 127, done)
 
 
-async def _command_input(scene: Scene) -> None:
+async def _command_input(scene: ClaimScene) -> None:
     done = await scene.box.command("tr a-z A-Z; echo $GREETING", stdin="text\n", env={"GREETING": "hello you"})
-    expect(done.stdout == "TEXT\nhello you\n", done)
+    expect_that(done.stdout == "TEXT\nhello you\n", done)
 
 
-async def _terminal(scene: Scene) -> None:
+async def _check_terminal(scene: ClaimScene) -> None:
     done = await scene.box.terminal("test -t 0 && test -t 1 && stty size && tty")
     lines = done.stdout.split()
-    expect(done.exit_code == 0 and lines[:2] == ["30", "100"] and lines[2].startswith("/dev/pts/"), done)
+    expect_that(done.exit_code == 0 and lines[:2] == ["30", "100"] and lines[2].startswith("/dev/pts/"), done)
 
 
-async def _output_by_name(scene: Scene) -> None:
+async def _output_by_name(scene: ClaimScene) -> None:
     done = await scene.box.command("echo out > /dev/stdout; echo err > /dev/stderr")
-    expect((done.stdout, done.stderr) == ("out\n", "err\n"), done)
+    expect_that((done.stdout, done.stderr) == ("out\n", "err\n"), done)
 
 
-def _claim(name: str, text: str, examine: Examine) -> Claim:
+def _function_claim(name: str, text: str, examine: Examine) -> Claim:
     return Claim(name, "function", text, examine)
 
 
@@ -203,105 +203,108 @@ parent, child = pty.openpty()
 os.write(child, b"through a terminal"); print(os.read(parent, 100).decode()); os.close(parent); os.close(child)
 """
 
-FUNCTIONS: tuple[Claim, ...] = (
-    prints("code", "Code runs", "print(6 * 7)", "42"),
-    _claim("last expression", "The last expression's value is the result", _last_expression),
-    _claim("state", "State lives from one execution to the next", _state),
-    _claim("exceptions", "An exception is data, and the state survives it", _raising),
-    _claim("syntax errors", "Bad syntax is the program's failure, not ours", _syntax),
-    _claim("empty code", "Empty code runs and is ok", _empty),
-    _claim("streams", "Standard output and error are kept apart", _streams),
-    prints("output order", "Output of the program and its children comes in order", _ORDER, "a\nb\nc"),
-    _claim("large output", "Three megabytes of output arrive whole", _large_output),
-    _claim("interrupt asleep", "An interrupt ends a sleep and keeps the state", _interrupt),
-    _claim("interrupt busy", "An interrupt ends a busy loop", _interrupt_busy),
-    _claim("time limit", "An execution over its time ends and keeps the state", _time_limit),
-    _claim("contexts", "A second context has names of its own", _contexts),
-    _claim("context dies", "A context that dies leaves others alone and can be used again", _context_dies),
-    _claim("randomness", "No two contexts or sandboxes draw the same random numbers", _randomness),
-    prints("await", "Top-level await works", "import asyncio; print(await asyncio.sleep(0, 'waited'))", "waited"),
-    prints("locale", "Text is UTF-8 everywhere", "import sys; print('é漢', sys.getfilesystemencoding())", "é漢 utf-8"),
-    prints("time zones", "Time zone data is there", _ZONE, "2024-07-01 00:00:00+02:00"),
-    prints("loopback", "Programs can talk over loopback", _LOOPBACK, "over loopback"),
-    prints("temporary files", "Temporary files can be written", _TEMPORARY, "temporary"),
-    prints("threads", "Threads work", _THREADS, "40"),
-    prints("process pools", "Process pools work", _POOL, "6"),
-    prints("shared memory", "Named shared memory works", _SHARED, "shm"),
-    prints("signals", "Timers and signal handlers work", _ALARM, "rang"),
-    prints("recursion", "Endless recursion is an exception, not a crash", _RECURSION, "too deep"),
-    prints("terminals", "A program can open terminals of its own", _PTY, "through a terminal"),
-    _claim("files", "Files go in and come out as they are", _files),
-    _claim("large files", "Three megabytes go in and come out as they are", _large_files),
-    _claim("missing files", "A file that is not there is an error that says so", _missing_file),
-    _claim("commands", "A command has its exit code and both streams", _command),
-    _claim("killed commands", "A command that a signal ended has exit code 128 + signal", _command_killed),
-    _claim("unknown commands", "A command that does not exist has exit code 127", _command_missing),
-    _claim("command input", "A command gets its input and environment", _command_input),
-    _claim("command terminal", "A command can have a terminal with a size", _terminal),
-    _claim("streams by name", "A command can open its streams by name", _output_by_name),
+FUNCTION_CLAIMS: tuple[Claim, ...] = (
+    prints_claim("code", "Code runs", "print(6 * 7)", "42"),
+    _function_claim("last expression", "The last expression's value is the result", _last_expression),
+    _function_claim("state", "State lives from one execution to the next", _check_state),
+    _function_claim("exceptions", "An exception is data, and the state survives it", _check_exceptions),
+    _function_claim("syntax errors", "Bad syntax is the program's failure, not ours", _check_syntax),
+    _function_claim("empty code", "Empty code runs and is ok", _check_empty),
+    _function_claim("streams", "Standard output and error are kept apart", _check_streams),
+    prints_claim("output order", "Output of the program and its children comes in order", _ORDER, "a\nb\nc"),
+    _function_claim("large output", "Three megabytes of output arrive whole", _large_output),
+    _function_claim("interrupt asleep", "An interrupt ends a sleep and keeps the state", _interrupt_asleep),
+    _function_claim("interrupt busy", "An interrupt ends a busy loop", _interrupt_busy),
+    _function_claim("time limit", "An execution over its time ends and keeps the state", _time_limit),
+    _function_claim("contexts", "A second context has names of its own", _separate_contexts),
+    _function_claim("context dies", "A context that dies leaves others alone and can be used again", _context_dies),
+    _function_claim("randomness", "No two contexts or sandboxes draw the same random numbers", _check_randomness),
+    prints_claim("await", "Top-level await works", "import asyncio; print(await asyncio.sleep(0, 'waited'))", "waited"),
+    prints_claim(
+        "locale", "Text is UTF-8 everywhere", "import sys; print('é漢', sys.getfilesystemencoding())", "é漢 utf-8"
+    ),
+    prints_claim("time zones", "Time zone data is there", _ZONE, "2024-07-01 00:00:00+02:00"),
+    prints_claim("loopback", "Programs can talk over loopback", _LOOPBACK, "over loopback"),
+    prints_claim("temporary files", "Temporary files can be written", _TEMPORARY, "temporary"),
+    prints_claim("threads", "Threads work", _THREADS, "40"),
+    prints_claim("process pools", "Process pools work", _POOL, "6"),
+    prints_claim("shared memory", "Named shared memory works", _SHARED, "shm"),
+    prints_claim("signals", "Timers and signal handlers work", _ALARM, "rang"),
+    prints_claim("recursion", "Endless recursion is an exception, not a crash", _RECURSION, "too deep"),
+    prints_claim("terminals", "A program can open terminals of its own", _PTY, "through a terminal"),
+    _function_claim("files", "Files go in and come out as they are", _check_files),
+    _function_claim("large files", "Three megabytes go in and come out as they are", _large_files),
+    _function_claim("missing files", "A file that is not there is an error that says so", _missing_file),
+    _function_claim("commands", "A command has its exit code and both streams", _check_command),
+    _function_claim("killed commands", "A command that a signal ended has exit code 128 + signal", _command_killed),
+    _function_claim("unknown commands", "A command that does not exist has exit code 127", _command_missing),
+    _function_claim("command input", "A command gets its input and environment", _command_input),
+    _function_claim("command terminal", "A command can have a terminal with a size", _check_terminal),
+    _function_claim("streams by name", "A command can open its streams by name", _output_by_name),
 )
 
 
-# Limits, each in a sandbox of its own that has little: reached, they stop the program and nobody else.
+# Claims about limits, each in a sandbox of its own with low ones: a limit stops the program and nothing
+# else.
 
 
-async def _memory(scene: Scene) -> None:
+async def _limit_memory(scene: ClaimScene) -> None:
     second = await scene.box.context()
     await scene.box.run("kept = 'alive'", context=second)
     ran = await scene.box.run("blocks = [bytearray(8 << 20) for _ in range(100)]")
     # Where init has to watch memory itself, a limit per process makes an exception of it before that.
-    expect(ran.outcome == "out_of_memory" or ran.error == "MemoryError", ran)
+    expect_that(ran.outcome == "out_of_memory" or ran.error == "MemoryError", ran)
     ran = await scene.box.run("kept", context=second)
-    expect(ran.text == "'alive'", ran)
+    expect_that(ran.text == "'alive'", ran)
 
 
-async def _processes(scene: Scene) -> None:
-    made = await python(scene.box, _FORKS, "user")
-    expect(made["error"] == "EAGAIN" and made["count"] <= scene.box.limits.processes, made)
-    expect((await scene.box.run("'still here'")).text == "'still here'", "it does not run any more")
+async def _limit_processes(scene: ClaimScene) -> None:
+    made = await run_python(scene.box, _FORKS, "user")
+    expect_that(made["error"] == "EAGAIN" and made["count"] <= scene.box.limits.processes, made)
+    expect_that((await scene.box.run("'still here'")).text == "'still here'", "it does not run any more")
 
 
-async def _threads(scene: Scene) -> None:
-    made = await python(scene.box, _MANY_THREADS, "user")
-    expect(0 < made <= scene.box.limits.processes, made)
+async def _limit_threads(scene: ClaimScene) -> None:
+    made = await run_python(scene.box, _COUNT_THREADS, "user")
+    expect_that(0 < made <= scene.box.limits.processes, made)
 
 
-async def _space(scene: Scene) -> None:
+async def _limit_space(scene: ClaimScene) -> None:
     for directory in ("/mnt/data", "/tmp", "/dev/shm", "/home/user", "/var/tmp"):
-        found = await python(scene.box, _FILL.replace("DIRECTORY", directory), "user")
-        expect(found["error"] == "ENOSPC" and found["bytes"] <= scene.box.limits.space_bytes, (directory, found))
+        found = await run_python(scene.box, _FILL.replace("DIRECTORY", directory), "user")
+        expect_that(found["error"] == "ENOSPC" and found["bytes"] <= scene.box.limits.space_bytes, (directory, found))
 
 
-async def _inodes(scene: Scene) -> None:
-    found = await python(scene.box, _INODES, "user")
-    expect(found["error"] == "ENOSPC", found)
+async def _limit_inodes(scene: ClaimScene) -> None:
+    found = await run_python(scene.box, _INODES, "user")
+    expect_that(found["error"] == "ENOSPC", found)
 
 
-async def _open_files(scene: Scene) -> None:
-    found = await python(scene.box, _OPEN, "user")
-    expect(found["error"] == "EMFILE" and found["count"] <= scene.box.limits.open_files, found)
+async def _open_files(scene: ClaimScene) -> None:
+    found = await run_python(scene.box, _OPEN, "user")
+    expect_that(found["error"] == "EMFILE" and found["count"] <= scene.box.limits.open_files, found)
 
 
-async def _output(scene: Scene) -> None:
+async def _limit_output(scene: ClaimScene) -> None:
     limit = scene.box.limits.output_bytes
     ran = await scene.box.run(f"print('x' * {3 * limit}); print('after')")
-    expect(ran.outcome == "ok" and len(ran.stdout) <= limit and "limit" in ran.stderr, (ran.outcome, ran.stderr))
+    expect_that(ran.outcome == "ok" and len(ran.stdout) <= limit and "limit" in ran.stderr, (ran.outcome, ran.stderr))
 
 
-async def _inotify(scene: Scene) -> None:
-    count = await python(scene.box, _INOTIFY, "user")
-    expect(count <= 16, count)
+async def _limit_inotify(scene: ClaimScene) -> None:
+    count = await run_python(scene.box, _INOTIFY, "user")
+    expect_that(count <= 16, count)
 
 
-async def _terminals(scene: Scene) -> None:
-    count = await python(scene.box, _PTYS, "user")
-    expect(count <= 64, count)
+async def _limit_terminals(scene: ClaimScene) -> None:
+    count = await run_python(scene.box, _PTYS, "user")
+    expect_that(count <= 64, count)
 
 
-async def _raising_limits(scene: Scene) -> None:
+async def _raising_limits(scene: ClaimScene) -> None:
     for user in ("user", "root"):
-        raised = await python(scene.box, _RAISE, user)
-        expect(raised == [], (user, raised))
+        raised = await run_python(scene.box, _RAISE, user)
+        expect_that(raised == [], (user, raised))
 
 
 _FORKS = """
@@ -319,7 +322,7 @@ for pid in children:
     os.kill(pid, 9); os.waitpid(pid, 0)
 answer = {"count": len(children), "error": error}
 """
-_MANY_THREADS = """
+_COUNT_THREADS = """
 import threading
 done = threading.Event()
 threads = []
@@ -377,22 +380,24 @@ for name in ("RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"
     except (ValueError, OSError): continue
     answer.append(name)
 """
-_SMALL = Limits(memory_bytes=128 * MIB, space_bytes=16 * MIB, processes=48, open_files=128, output_bytes=MIB)
+_SMALL_LIMITS = Limits(memory_bytes=128 * MIB, space_bytes=16 * MIB, processes=48, open_files=128, output_bytes=MIB)
 
 
-def _limit(name: str, text: str, examine: Examine) -> Claim:
-    return Claim(name, "wall", text, examine, _SMALL)
+def _limit_claim(name: str, text: str, examine: Examine) -> Claim:
+    return Claim(name, "wall", text, examine, _SMALL_LIMITS)
 
 
-LIMITS: tuple[Claim, ...] = (
-    _limit("memory limit", "Too much memory ends the program, and no other context", _memory),
-    _limit("process limit", "Processes come to an end", _processes),
-    _limit("thread limit", "Threads count as processes", _threads),
-    _limit("space limit", "Writable space comes to an end inside, wherever it is", _space),
-    _limit("file count limit", "The number of files comes to an end inside", _inodes),
-    _limit("open files limit", "Open files come to an end", _open_files),
-    _limit("output limit", "Output over the limit is dropped with a notice, and the program goes on", _output),
-    _limit("inotify limit", "File watchers come to an end before the host's do", _inotify),
-    _limit("terminal limit", "Terminals come to an end before the host's do", _terminals),
-    _limit("raising limits", "No limit can be raised again", _raising_limits),
+LIMIT_CLAIMS: tuple[Claim, ...] = (
+    _limit_claim("memory limit", "Too much memory ends the program, and no other context", _limit_memory),
+    _limit_claim("process limit", "Processes come to an end", _limit_processes),
+    _limit_claim("thread limit", "Threads count as processes", _limit_threads),
+    _limit_claim("space limit", "Writable space comes to an end inside, wherever it is", _limit_space),
+    _limit_claim("file count limit", "The number of files comes to an end inside", _limit_inodes),
+    _limit_claim("open files limit", "Open files come to an end", _open_files),
+    _limit_claim(
+        "output limit", "Output over the limit is dropped with a notice, and the program goes on", _limit_output
+    ),
+    _limit_claim("inotify limit", "File watchers come to an end before the host's do", _limit_inotify),
+    _limit_claim("terminal limit", "Terminals come to an end before the host's do", _limit_terminals),
+    _limit_claim("raising limits", "No limit can be raised again", _raising_limits),
 )

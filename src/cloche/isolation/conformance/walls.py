@@ -1,4 +1,6 @@
-"""What isolation means: what no program in a sandbox can see, reach or change, be it `user` or `root` there."""
+"""Claims about walls: things that no program in a sandbox can see, reach or change, be it `user` or `root`
+there.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,16 @@ import socket
 from cloche import errors
 from cloche.isolation import rootfs
 from cloche.isolation.conformance.claims import (
-    USERS,
+    CLAIM_USERS,
     Claim,
+    ClaimScene,
     Examine,
-    Scene,
-    answers,
-    attempts,
-    calls,
-    expect,
-    python,
-    refused,
+    answers_claim,
+    call_expressions,
+    expect_that,
+    refused_claim,
+    run_attempts,
+    run_python,
 )
 from cloche.linux import capabilities
 
@@ -27,61 +29,75 @@ _NEW_NAMESPACES = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc
 _NEW_NAMESPACES |= {"pid": 0x20000000, "net": 0x40000000, "time": 0x80}
 
 # The environment of a program is what Cloche says it is, and this is all that it says by itself.
-_NAMES = {"PATH", "LANG", "SHELL", "MPLBACKEND", "TZ", "HOME", "USER", "LOGNAME", "PWD", "SHLVL", "_", "OLDPWD", "TERM"}
-_NAMES |= set(rootfs.ENVIRONMENT)
+_VARIABLE_NAMES = {
+    "PATH",
+    "LANG",
+    "SHELL",
+    "MPLBACKEND",
+    "TZ",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "SHLVL",
+    "_",
+    "OLDPWD",
+    "TERM",
+}
+_VARIABLE_NAMES |= set(rootfs.INSTALLER_ENVIRONMENT)
 _DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "fd", "stdin", "stdout", "stderr"}
 _WRITABLE_TYPES = {"tmpfs", "proc", "devpts", "devtmpfs"}
 
 
-async def _host_file(scene: Scene) -> None:
-    for user in USERS:
-        found = await attempts(scene.box, {"file": f"open({scene.host.file!r}).read()"}, user)
-        expect(found["file"] == "ENOENT", found)
+async def _host_file(scene: ClaimScene) -> None:
+    for user in CLAIM_USERS:
+        found = await run_attempts(scene.box, {"file": f"open({scene.host.file!r}).read()"}, user)
+        expect_that(found["file"] == "ENOENT", found)
 
 
-async def _host_port(scene: Scene) -> None:
-    found = await attempts(
+async def _host_port(scene: ClaimScene) -> None:
+    found = await run_attempts(
         scene.box, {"port": f"socket.create_connection(('127.0.0.1', {scene.host.port}), 2)"}, "user"
     )
-    expect(found["port"] == "ECONNREFUSED", found)
+    expect_that(found["port"] == "ECONNREFUSED", found)
 
 
-async def _host_abstract(scene: Scene) -> None:
+async def _host_abstract(scene: ClaimScene) -> None:
     expression = f"socket.socket(socket.AF_UNIX).connect({chr(0) + scene.host.abstract!r})"
-    found = await attempts(scene.box, {"socket": expression}, "user")
-    expect(found["socket"] == "ECONNREFUSED", found)
+    found = await run_attempts(scene.box, {"socket": expression}, "user")
+    expect_that(found["socket"] == "ECONNREFUSED", found)
 
 
-async def _host_name(scene: Scene) -> None:
-    name = await python(scene.box, "answer = os.uname().nodename", "user")
-    expect(name == "cloche" or name != socket.gethostname(), name)
+async def _host_name(scene: ClaimScene) -> None:
+    name = await run_python(scene.box, "answer = os.uname().nodename", "user")
+    expect_that(name == "cloche" or name != socket.gethostname(), name)
 
 
-async def _neighbour_files(scene: Scene) -> None:
+async def _neighbour_files(scene: ClaimScene) -> None:
     for path in ("/mnt/data/secret", "/tmp/secret", "/dev/shm/secret"):
         await scene.neighbour.write(path, b"of the neighbour")
     tries = {path: f"open({path!r}).read()" for path in ("/mnt/data/secret", "/tmp/secret", "/dev/shm/secret")}
-    for user in USERS:
-        found = await attempts(scene.box, tries, user)
-        expect(set(found.values()) == {"ENOENT"}, found)
+    for user in CLAIM_USERS:
+        found = await run_attempts(scene.box, tries, user)
+        expect_that(set(found.values()) == {"ENOENT"}, found)
 
 
-async def _neighbour_processes(scene: Scene) -> None:
+async def _neighbour_processes(scene: ClaimScene) -> None:
     await scene.neighbour.command("(exec -a neighbour-process sleep 30) > /dev/null 2>&1 &")
-    for user in USERS:
-        names = await python(scene.box, _ALL_COMMANDS, user)
-        expect(not any("neighbour-process" in name for name in names), names)
+    for user in CLAIM_USERS:
+        names = await run_python(scene.box, _ALL_COMMANDS, user)
+        expect_that(not any("neighbour-process" in name for name in names), names)
 
 
-async def _neighbour_ipc(scene: Scene) -> None:
-    made = await python(scene.neighbour, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o1666)", "user")
-    expect(made >= 0, made)
-    found = await python(scene.box, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o666)", "root")
-    expect(found == -1, found)
+async def _neighbour_ipc(scene: ClaimScene) -> None:
+    made = await run_python(scene.neighbour, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o1666)", "user")
+    expect_that(made >= 0, made)
+    found = await run_python(scene.box, "answer = libc.shmget(0x2a2a2a2a, 4096, 0o666)", "root")
+    expect_that(found == -1, found)
 
 
-async def _links(scene: Scene) -> None:
-    """What a program puts where the host will read must not make the host read anything else."""
+async def _check_links(scene: ClaimScene) -> None:
+    """A link that a program puts where the host will read must not make the host read anything else."""
     await scene.box.command(
         "cd /mnt/data; ln -s /etc/shadow shadow; ln -s /proc/1/environ environ; ln -s / root; mkfifo fifo;"
         f"ln -s /dev/zero zero; ln -s {scene.host.file} host"
@@ -91,37 +107,37 @@ async def _links(scene: Scene) -> None:
             content = await scene.box.read(f"/mnt/data/{name}")
         except (errors.FileError, errors.FileNotFound, errors.InvalidPath):
             continue
-        expect(False, (name, content[:100]))
+        expect_that(False, (name, content[:100]))
 
 
-async def _pid_1(scene: Scene) -> None:
-    for user in USERS:
+async def _pid_1(scene: ClaimScene) -> None:
+    for user in CLAIM_USERS:
         await scene.box.command("for s in INT TERM HUP KILL STOP SEGV USR1; do kill -$s 1; done; true", user=user)
     done = await scene.box.command("echo alive")
-    expect(done.stdout == "alive\n", done)
+    expect_that(done.stdout == "alive\n", done)
 
 
-async def _descriptors(scene: Scene) -> None:
-    for user in USERS:
+async def _check_descriptors(scene: ClaimScene) -> None:
+    for user in CLAIM_USERS:
         done = await scene.box.command("ls /proc/$$/fd; true", user=user)
-        expect(done.stdout.split() == ["0", "1", "2"], done)
+        expect_that(done.stdout.split() == ["0", "1", "2"], done)
     ran = await scene.box.run("import subprocess; subprocess.run('ls /proc/$$/fd; true', shell=True)")
-    expect(ran.stdout.split() == ["0", "1", "2"], ran)
+    expect_that(ran.stdout.split() == ["0", "1", "2"], ran)
 
 
-async def _environment(scene: Scene) -> None:
-    for user in USERS:
-        found = await python(scene.box, "answer = dict(os.environ)", user)
+async def _check_environment(scene: ClaimScene) -> None:
+    for user in CLAIM_USERS:
+        found = await run_python(scene.box, "answer = dict(os.environ)", user)
         # The one place where libraries are looked for first is ours, and read-only.
         ours = found.pop("LD_LIBRARY_PATH", "/opt/cloche/").startswith("/opt/cloche/")
-        expect(ours and set(found) <= _NAMES, set(found) - _NAMES)
+        expect_that(ours and set(found) <= _VARIABLE_NAMES, set(found) - _VARIABLE_NAMES)
     ran = await scene.box.run(
         "import os; print(*[n for n in os.environ if n.startswith(('GLIBC', 'PYTHON', 'CLOCHE'))])"
     )
-    expect(ran.outcome == "ok" and ran.stdout.split() in ([], ["PYTHONUSERBASE"]), ran)
+    expect_that(ran.outcome == "ok" and ran.stdout.split() in ([], ["PYTHONUSERBASE"]), ran)
 
 
-def _wall(name: str, text: str, examine: Examine) -> Claim:
+def _wall_claim(name: str, text: str, examine: Examine) -> Claim:
     return Claim(name, "wall", text, examine)
 
 
@@ -191,36 +207,36 @@ _SYSTEM = (
 )
 _OUTER = ("/proc/1/mem", "/proc/1/environ", "/proc/1/maps", "/proc/1/root/etc/passwd", "/proc/1/cwd/x", "/proc/1/fd/3")
 
-WALLS: tuple[Claim, ...] = (
-    _wall("host files", "A file of the host is not there", _host_file),
-    answers(
+WALL_CLAIMS: tuple[Claim, ...] = (
+    _wall_claim("host files", "A file of the host is not there", _host_file),
+    answers_claim(
         "host users",
         "No home, password or account of the host is there",
         "answer = [os.listdir('/home'), os.path.exists('/etc/shadow'), sum(1 for _ in open('/etc/passwd'))]",
         lambda seen: seen == [["user"], False, 3],
     ),
-    answers(
+    answers_claim(
         "system places",
         "Nothing of the host's /var, /boot, /srv, /sys or /lost+found is there",
         f"answer = [path for path in {_HOST_PLACES} if os.path.exists(path)]",
         lambda seen: seen == [],
     ),
-    answers(
+    answers_claim(
         "host processes",
         "Only the sandbox's own processes can be seen",
         "answer = [int(name) for name in os.listdir('/proc') if name.isdigit()]",
         lambda seen: 1 in seen and len(seen) < 32,
     ),
-    _wall("host name", "The host's name is not known inside", _host_name),
-    _wall("host ports", "What listens on the host's loopback cannot be reached", _host_port),
-    _wall("host sockets", "Abstract sockets of the host cannot be reached", _host_abstract),
-    answers(
+    _wall_claim("host name", "The host's name is not known inside", _host_name),
+    _wall_claim("host ports", "What listens on the host's loopback cannot be reached", _host_port),
+    _wall_claim("host sockets", "Abstract sockets of the host cannot be reached", _host_abstract),
+    answers_claim(
         "interfaces",
         "There is no network interface but loopback",
         "answer = [name for _, name in socket.if_nameindex()]",
         lambda seen: seen == ["lo"],
     ),
-    refused(
+    refused_claim(
         "network",
         "No address beyond loopback can be reached",
         {
@@ -231,43 +247,43 @@ WALLS: tuple[Claim, ...] = (
         },
         ("ENETUNREACH", "EADDRNOTAVAIL", "EHOSTUNREACH"),
     ),
-    refused(
+    refused_claim(
         "socket families", "No raw, packet, vsock, crypto or other exotic socket can be made", _SOCKETS, _NO_FAMILY
     ),
-    _wall("neighbour's files", "Files of a neighbour are not there", _neighbour_files),
-    _wall("neighbour's processes", "Processes of a neighbour cannot be seen", _neighbour_processes),
-    _wall("neighbour's memory", "Shared memory of a neighbour is not there", _neighbour_ipc),
-    refused(
+    _wall_claim("neighbour's files", "Files of a neighbour are not there", _neighbour_files),
+    _wall_claim("neighbour's processes", "Processes of a neighbour cannot be seen", _neighbour_processes),
+    _wall_claim("neighbour's memory", "Shared memory of a neighbour is not there", _neighbour_ipc),
+    refused_claim(
         "system files",
         "The system is read-only",
         {path: f"open({path!r}, 'a').close()" for path in _SYSTEM},
         (*_UNWRITABLE, "ETXTBSY"),
     ),
-    answers(
+    answers_claim(
         "writable mounts",
         "Nothing that can be written to is a disk of the host",
         _MOUNTS,
         lambda rows: all(kind in _WRITABLE_TYPES for _, kind in rows),
     ),
-    refused(
+    refused_claim(
         "kernel settings",
         "Nothing in /proc that rules the kernel can be written to",
         {name: f"open('/proc/{name}', 'w').write('1')" for name in (*_PROC, *_PROC_MORE)},
         _UNWRITABLE,
     ),
-    answers(
+    answers_claim(
         "masked files",
         "Files of /proc that tell about the host are empty",
         _MASKED,
         lambda seen: not any(seen.values()),
     ),
-    answers(
+    answers_claim(
         "devices",
         "There are no devices but the harmless",
         "answer = os.listdir('/dev')",
         lambda seen: set(seen) <= _DEVICES,
     ),
-    refused(
+    refused_claim(
         "new devices",
         "No device can be made",
         {
@@ -276,7 +292,7 @@ WALLS: tuple[Claim, ...] = (
         },
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "mounts",
         "Nothing can be mounted, unmounted or moved",
         {
@@ -289,13 +305,13 @@ WALLS: tuple[Claim, ...] = (
         },
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "new mount calls",
         "Nor by the newer calls",
-        calls("open_tree", "move_mount", "fsopen", "fsmount", "fspick", "mount_setattr"),
+        call_expressions("open_tree", "move_mount", "fsopen", "fsmount", "fspick", "mount_setattr"),
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "new namespaces",
         "No namespace can be made or entered",
         {name: f"call('unshare', {flag})" for name, flag in _NEW_NAMESPACES.items()}
@@ -304,84 +320,96 @@ WALLS: tuple[Claim, ...] = (
             for name, flag in _NEW_NAMESPACES.items()
             if flag > 0xFF
         }
-        | calls("setns", "clone3"),
+        | call_expressions("setns", "clone3"),
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "other processes",
         "No process can be traced, read or robbed of descriptors",
-        calls("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise"),
+        call_expressions("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "pidfd_getfd", "process_madvise"),
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "init",
         "Pid 1 cannot be looked into",
         {path: f"open({path!r}, 'rb').read(1)" for path in _OUTER},
         (*_DENIED, "ENOENT"),
     ),
-    _wall("signals to init", "Pid 1 cannot be killed from inside", _pid_1),
-    refused("keyrings", "Keyrings cannot be used", calls("add_key", "request_key", "keyctl"), _DENIED),
-    refused(
+    _wall_claim("signals to init", "Pid 1 cannot be killed from inside", _pid_1),
+    refused_claim("keyrings", "Keyrings cannot be used", call_expressions("add_key", "request_key", "keyctl"), _DENIED),
+    refused_claim(
         "large kernel interfaces",
         "Tracing, BPF, io_uring and user page faults are closed",
-        calls("bpf", "perf_event_open", "io_uring_setup", "userfaultfd", "fanotify_init", "memfd_secret", "io_setup"),
+        call_expressions(
+            "bpf", "perf_event_open", "io_uring_setup", "userfaultfd", "fanotify_init", "memfd_secret", "io_setup"
+        ),
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "the machine",
         "The machine cannot be ruled: modules, clock, swap, reboot, accounting",
-        calls("init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon", "swapoff", "acct")
-        | calls("clock_settime", "settimeofday", "adjtimex", "syslog", "iopl", "ioperm", "quotactl", "sethostname"),
+        call_expressions(
+            "init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon", "swapoff", "acct"
+        )
+        | call_expressions(
+            "clock_settime", "settimeofday", "adjtimex", "syslog", "iopl", "ioperm", "quotactl", "sethostname"
+        ),
         _DENIED,
     ),
-    refused(
+    refused_claim(
         "files by handle",
         "No file can be opened by its number, past all paths",
-        calls("open_by_handle_at", "name_to_handle_at"),
+        call_expressions("open_by_handle_at", "name_to_handle_at"),
         _DENIED,
     ),
-    answers(
+    answers_claim(
         "capabilities of user",
         "The user has no capability",
         _STATUS % "CapEff",
         lambda sets: int(sets[0], 16) == 0,
         ("user",),
     ),
-    answers(
+    answers_claim(
         "capabilities of root",
         "Root has only what it needs for users and files of its own",
         _STATUS % "CapEff:",
         lambda sets: int(sets[0], 16) & ~capabilities.CELL == 0,
         ("root",),
     ),
-    answers(
+    answers_claim(
         "bounding set",
         "No program can gain more capabilities than that",
         _STATUS % "CapBnd",
         lambda sets: int(sets[0], 16) & ~capabilities.CELL == 0,
     ),
-    answers(
+    answers_claim(
         "no new privileges",
         "No program gains rights by being started",
         _STATUS % "NoNewPrivs",
         lambda seen: seen == ["1"],
     ),
-    answers("system call filter", "A filter of system calls is on", _STATUS % "Seccomp:", lambda seen: seen == ["2"]),
-    answers("set-uid files", "Set-uid bits have no effect on any file system", _SUID, lambda seen: seen == []),
-    refused("becoming root", "The user cannot become root", {"setuid": "os.setuid(0)"}, ("EPERM", "EINVAL"), ("user",)),
-    _wall("descriptors", "A command inherits its three streams and nothing else", _descriptors),
-    _wall("environment", "Nothing of the host's environment, and nothing of our own devices, is in it", _environment),
-    answers(
+    answers_claim(
+        "system call filter", "A filter of system calls is on", _STATUS % "Seccomp:", lambda seen: seen == ["2"]
+    ),
+    answers_claim("set-uid files", "Set-uid bits have no effect on any file system", _SUID, lambda seen: seen == []),
+    refused_claim(
+        "becoming root", "The user cannot become root", {"setuid": "os.setuid(0)"}, ("EPERM", "EINVAL"), ("user",)
+    ),
+    _wall_claim("descriptors", "A command inherits its three streams and nothing else", _check_descriptors),
+    _wall_claim(
+        "environment", "Nothing of the host's environment, and nothing of our own devices, is in it", _check_environment
+    ),
+    answers_claim(
         "control groups",
         "Where the sandbox lies in the host's cgroups is not told",
         _CGROUP,
         lambda seen: set(seen) <= {"/"},
     ),
-    refused(
+    refused_claim(
         "terminal input",
         "Nobody can type into a terminal by a call",
         {"TIOCSTI": "call('ioctl', os.openpty()[1], 0x5412, b'x')"},
         (*_DENIED, "EIO"),
     ),
-    _wall("links", "Links, pipes and devices where the host reads a file lead to nothing", _links),
+    _wall_claim("links", "Links, pipes and devices where the host reads a file lead to nothing", _check_links),
 )

@@ -1,4 +1,4 @@
-"""Where the cgroup hierarchies are mounted, and reading and writing their control files."""
+"""The mounted cgroup hierarchies, and reading and writing of their control files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Hierarchy(NamedTuple):
     own: str | None  # the directory of the calling process's cgroup; None if it lies outside what is mounted
 
 
-def mounted() -> list[Hierarchy]:
-    """Those that the calling process sees."""
+def mounted_hierarchies() -> list[Hierarchy]:
+    """The hierarchies that the calling process sees."""
     with open("/proc/self/mountinfo") as mountinfo, open("/proc/self/cgroup") as membership:
-        return hierarchies(mountinfo.read(), membership.read())
+        return parse_hierarchies(mountinfo.read(), membership.read())
 
 
 def above_leaf(group: str) -> str:
-    """Where a process that is in that group makes others: beside the leaf that it may be in, not below it."""
+    """The group in which a process of that group makes others: beside the leaf that it may be in, not below it."""
     return os.path.dirname(group) if os.path.basename(group) == HOST_LEAF else group
 
 
-def hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
+def parse_hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
     """The hierarchies in the texts of /proc/self/mountinfo and /proc/self/cgroup, each once."""
     found: dict[tuple[int, frozenset[str]], Hierarchy] = {}
-    paths = _membership(membership)
+    paths = _parse_membership(membership)
     for line in mountinfo.splitlines():
-        mount = _mounted(line, paths)
+        mount = _parse_mount(line, paths)
         if mount is None:
             continue
         key = (mount.version, mount.controllers)
@@ -43,13 +43,13 @@ def hierarchies(mountinfo: str, membership: str) -> list[Hierarchy]:
     return list(found.values())
 
 
-def _membership(text: str) -> dict[frozenset[str], str]:
+def _parse_membership(text: str) -> dict[frozenset[str], str]:
     """The path of the process in each hierarchy, by the hierarchy's controllers; v2 has none here."""
     lines = (line.split(":", 2) for line in text.splitlines())
     return {frozenset(controllers.split(",")) - {""}: path for _, controllers, path in lines}
 
 
-def _mounted(line: str, paths: dict[frozenset[str], str]) -> Hierarchy | None:
+def _parse_mount(line: str, paths: dict[frozenset[str], str]) -> Hierarchy | None:
     """The hierarchy of a line `36 31 0:33 ROOT MOUNT OPTIONS ... - TYPE SOURCE OPTIONS`, if it is one of cgroups."""
     before, _, after = line.partition(" - ")
     kind, _, options = after.split(" ", 2)
@@ -59,23 +59,23 @@ def _mounted(line: str, paths: dict[frozenset[str], str]) -> Hierarchy | None:
     controllers = next((c for c in paths if c and c <= words), None) if kind == "cgroup" else frozenset[str]()
     if controllers is None or controllers not in paths:
         return None
-    root, mount = (_unescape(word) for word in before.split(" ")[3:5])
-    return Hierarchy(1 if kind == "cgroup" else 2, controllers, mount, _beneath(mount, root, paths[controllers]))
+    root, mount = (_unescape_word(word) for word in before.split(" ")[3:5])
+    return Hierarchy(1 if kind == "cgroup" else 2, controllers, mount, _path_beneath(mount, root, paths[controllers]))
 
 
-def _unescape(word: str) -> str:
+def _unescape_word(word: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
-def _beneath(mount: str, root: str, path: str) -> str | None:
-    """Where the cgroup `path` is found if `root` is what is mounted at `mount`."""
+def _path_beneath(mount: str, root: str, path: str) -> str | None:
+    """The path of the cgroup `path` if `root` is mounted at `mount`."""
     if path.startswith("/..") or root.startswith("/.."):
         return None  # seen from a cgroup namespace that does not contain it
     relative = os.path.relpath(path, root)
     return None if relative.startswith("..") else os.path.normpath(os.path.join(mount, relative))
 
 
-def read(path: bytes) -> bytes:
+def read_control(path: bytes) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(fd, 65536), b""))
@@ -83,7 +83,7 @@ def read(path: bytes) -> bytes:
         os.close(fd)
 
 
-def write(path: bytes, text: bytes) -> None:
+def write_control(path: bytes, text: bytes) -> None:
     """One write, as the kernel takes a value whole or not at all. Raises OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -92,9 +92,9 @@ def write(path: bytes, text: bytes) -> None:
         os.close(fd)
 
 
-def field(path: bytes, key: bytes) -> int:
+def read_field(path: bytes, key: bytes) -> int:
     """The value of `key` in a file of `key value` lines; 0 if it has no such line."""
-    return _value(b"\n" + read(path), key)
+    return _line_value(b"\n" + read_control(path), key)
 
 
 class FileBytes(NamedTuple):
@@ -106,15 +106,15 @@ class FileBytes(NamedTuple):
 
 def file_bytes(path: bytes, all_key: bytes) -> FileBytes:
     """From a group's memory.stat, where version 1 calls them `cache` and version 2 `file`."""
-    text = b"\n" + read(path)
-    return FileBytes(_value(text, all_key), _value(text, b"shmem"))
+    text = b"\n" + read_control(path)
+    return FileBytes(_line_value(text, all_key), _line_value(text, b"shmem"))
 
 
-def _value(text: bytes, key: bytes) -> int:
-    """Of a line `key value`, each behind a line's end; 0 if there is none."""
+def _line_value(text: bytes, key: bytes) -> int:
+    """The value of a line `key value`, each behind a line's end; 0 if there is none."""
     at = text.find(b"\n%s " % key)
     return int(text[at + len(key) + 2 :].split(None, 1)[0]) if at >= 0 else 0
 
 
-def numbers(path: bytes) -> list[int]:
-    return [int(word) for word in read(path).split()]
+def read_numbers(path: bytes) -> list[int]:
+    return [int(word) for word in read_control(path).split()]

@@ -1,17 +1,20 @@
-"""The control files of version 1: one directory per hierarchy. Each class speaks for one controller of one group."""
+"""Control files of version 1: one directory per hierarchy.
+
+Each class stands for one controller of one group.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 
-from cloche.linux.cgroups.files import FileBytes, Hierarchy, field, file_bytes, read, write
+from cloche.linux.cgroups.files import FileBytes, Hierarchy, file_bytes, read_control, read_field, write_control
 
 CPU_PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000
 
 
-def usable(hierarchy: Hierarchy) -> str:
+def unusable_reason(hierarchy: Hierarchy) -> str:
     """Why groups cannot be made below the process's own in this hierarchy; empty if they can."""
     if hierarchy.own is None:
         return "the process's own group is not among those mounted"
@@ -20,7 +23,7 @@ def usable(hierarchy: Hierarchy) -> str:
     return ""
 
 
-class Memory:
+class MemoryV1:
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
@@ -28,68 +31,68 @@ class Memory:
         """Limits memory, and memory and swap together to the same, so that nothing is swapped."""
         value = b"%d" % size_bytes
         try:
-            write(self._directory + b"/memory.limit_in_bytes", value)
+            write_control(self._directory + b"/memory.limit_in_bytes", value)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             # It would be above the limit of both, as when it is raised: the other one first.
             self._limit_with_swap(value)
-            write(self._directory + b"/memory.limit_in_bytes", value)
+            write_control(self._directory + b"/memory.limit_in_bytes", value)
         else:
             self._limit_with_swap(value)
 
     def _limit_with_swap(self, value: bytes) -> None:
         try:
-            write(self._directory + b"/memory.memsw.limit_in_bytes", value)
+            write_control(self._directory + b"/memory.memsw.limit_in_bytes", value)
         except FileNotFoundError:
             pass  # a kernel that does not account for swap
 
     def used_bytes(self) -> int:
-        return int(read(self._directory + b"/memory.usage_in_bytes"))
+        return int(read_control(self._directory + b"/memory.usage_in_bytes"))
 
     def file_bytes(self) -> FileBytes:
         return file_bytes(self._directory + b"/memory.stat", b"cache")
 
     def peak_bytes(self) -> int:
-        return int(read(self._directory + b"/memory.max_usage_in_bytes"))
+        return int(read_control(self._directory + b"/memory.max_usage_in_bytes"))
 
     def oom_kills(self) -> int:
-        return field(self._directory + b"/memory.oom_control", b"oom_kill")
+        return read_field(self._directory + b"/memory.oom_control", b"oom_kill")
 
 
-class Cpu:
+class CpuV1:
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
     def limit(self, cpus: float) -> None:
         # The period of a new group is 100 ms already.
-        write(self._directory + b"/cpu.cfs_quota_us", b"%d" % max(_LEAST_QUOTA_US, cpus * CPU_PERIOD_US))
+        write_control(self._directory + b"/cpu.cfs_quota_us", b"%d" % max(_LEAST_QUOTA_US, cpus * CPU_PERIOD_US))
 
 
-class Clock:
+class CpuClockV1:
     """CPU time, from the cpuacct controller."""
 
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
     def seconds(self) -> float:
-        return int(read(self._directory + b"/cpuacct.usage")) / 1e9
+        return int(read_control(self._directory + b"/cpuacct.usage")) / 1e9
 
 
-class Pids:
+class PidsController:
     """The same files in both versions."""
 
     def __init__(self, directory: bytes) -> None:
         self._directory = directory
 
     def limit(self, count: int) -> None:
-        write(self._directory + b"/pids.max", b"%d" % count)
+        write_control(self._directory + b"/pids.max", b"%d" % count)
 
     def count(self) -> int:
-        return int(read(self._directory + b"/pids.current"))
+        return int(read_control(self._directory + b"/pids.current"))
 
 
-class Freezer:
+class FreezerV1:
     """Frozen processes of version 1 take no signals, not even SIGKILL, until they are thawed."""
 
     FILE, FROZEN, THAWED = b"/freezer.state", b"FROZEN", b"THAWED"
@@ -98,10 +101,10 @@ class Freezer:
         self._directory = directory
 
     def freeze(self) -> None:
-        write(self._directory + self.FILE, self.FROZEN)
+        write_control(self._directory + self.FILE, self.FROZEN)
 
     def thaw(self) -> None:
-        write(self._directory + self.FILE, self.THAWED)
+        write_control(self._directory + self.FILE, self.THAWED)
 
     def frozen(self) -> bool:
-        return read(self._directory + self.FILE).startswith(self.FROZEN)
+        return read_control(self._directory + self.FILE).startswith(self.FROZEN)
