@@ -179,7 +179,7 @@ def embedding(data_dir: str) -> Iterator[None]:
     try:
         started.open()
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
     try:
         with embedded.use_engine(started):
             yield

@@ -84,7 +84,7 @@ def _key(place: Path) -> str:
 def _install_into(ready: Path, place: Path) -> None:
     """All or nothing: a run that was interrupted leaves nothing that looks complete."""
     if shutil.which("npm", path=PATH) is None:
-        pytest.skip_mark("there is no npm: `make setup` brings it")
+        pytest.skip("there is no npm: `make setup` brings it")
     making = ready.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir()
@@ -93,7 +93,7 @@ def _install_into(ready: Path, place: Path) -> None:
     done = _call([*CI, *LEAN], making, None, {})
     why = next((line for line in done.stderr.splitlines() if any(word in line for word in UNREACHABLE)), "")
     if done.returncode and why:
-        pytest.skip_mark(f"the registry of npm cannot be reached: {why[:200]}")
+        pytest.skip(f"the registry of npm cannot be reached: {why[:200]}")
     assert done.returncode == 0, f"npm ci failed\n{done.stderr[-5000:]}"
     shutil.rmtree(ready, ignore_errors=True)
     making.rename(ready)

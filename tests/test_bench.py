@@ -54,7 +54,7 @@ def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
             for part in PARTS:
                 part.measure(lab)
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
     expected = {key for key in ROWS if with_peer or not key.startswith("kernel_")}
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
@@ -69,7 +69,7 @@ def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, templat
     arguments = ["--data-dir", data_dir, "bench", "--quick", "--no-peer", "--rows", "file_read", "--json", str(out)]
     ran = CliRunner().invoke(main, arguments)
     if ran.exit_code == 125:
-        pytest.skip_mark(ran.output)
+        pytest.skip(ran.output)
     assert ran.exit_code == 0, ran.output
     assert "read a file of 100 MB" in ran.stdout and "create to ready" not in ran.stdout
     written = json.loads(out.read_text())

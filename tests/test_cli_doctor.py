@@ -25,7 +25,7 @@ def doctor(*args: str, before: tuple[str, ...] = (), **env: str) -> subprocess.C
 def healthy(data_dir: str, template: Template) -> subprocess.CompletedProcess[str]:
     done = doctor(before=("--data-dir", data_dir))
     if done.returncode:
-        pytest.skip_mark(f"this host cannot run sandboxes: {done.stdout}")
+        pytest.skip(f"this host cannot run sandboxes: {done.stdout}")
     return done
 
 
@@ -94,7 +94,7 @@ def test_what_is_broken_is_a_line_and_status_1_never_a_traceback(args, env, said
 def test_an_ordinary_user_who_may_do_nothing_gets_a_report():
     """Not even the interpreter that runs us can be read by that user: it is imported before."""
     if os.geteuid() != 0:
-        pytest.skip_mark("only root can become somebody else")
+        pytest.skip("only root can become somebody else")
     code = (
         "import os, cloche.cli.doctor, cloche.isolation.probe, cloche.templates.pythons\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

@@ -189,7 +189,7 @@ def test_as_a_library_only_warnings_are_logged_and_never_private_fields():
         "from cloche import telemetry\n"
         "telemetry.log.info('pool.filled')\n"
         "telemetry.log.warning('nursery.failed', code='secret', template='python')\n"
-        "telemetry.configure('json', 'info')\n"
+        "telemetry.configure_logging('json', 'info')\n"
         "telemetry.log.info('sandbox.ended', sandbox='i1')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -87,7 +87,7 @@ def _indented(code: str) -> str:
 def user(tmp_path_factory: pytest.TempPathFactory) -> User:
     python = distribution_python()
     if python is None:
-        pytest.skip_mark("no Python 3.11 or newer in /usr/bin that every user can read")
+        pytest.skip("no Python 3.11 or newer in /usr/bin that every user can read")
     home = tmp_path_factory.mktemp("rootless")
     for path in (home, *home.parents):
         if path.stat().st_mode & 0o077 == 0:  # pytest's own directories are its user's alone

@@ -66,7 +66,7 @@ def open_engine(config: Config) -> Engine:
     try:
         return assemble_engine(config)
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ async def limited(engine: Engine, limits: Limits) -> AsyncIterator[Sandbox]:
 @pytest.fixture
 def walls(config: Config) -> None:
     if config.backend == "plain-unsafe":
-        pytest.skip_mark("without walls there are no limits, and all of the host's processes are to be seen")
+        pytest.skip("without walls there are no limits, and all of the host's processes are to be seen")
 
 
 async def processes(context: Context) -> int:
@@ -391,7 +391,7 @@ async def fits(context: Context) -> bool:
 
 async def test_memory_of_all_branches_counts_together(engine: Engine, walls: None, memory_is_enforced: bool):
     if not memory_is_enforced:
-        pytest.skip_mark("this host has no cgroup for memory")
+        pytest.skip("this host has no cgroup for memory")
     async with limited(engine, Limits(memory_bytes=256 * MIB, space_bytes=16 * MIB)) as box:
         context = box.context()
         await value(context, "block = bytearray(60 << 20)")

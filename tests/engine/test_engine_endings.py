@@ -209,7 +209,7 @@ async def test_cgroups_that_cannot_be_removed_are_remembered(own_config: Config,
     async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         groups = _cgroups(engine)
         if not groups:
-            pytest.skip_mark("no cgroups here")
+            pytest.skip("no cgroups here")
         for path in groups:
             os.mkdir(f"{path}/left")
     assert (engine._instance.directory / "cgroups").read_text().splitlines() == groups

@@ -366,7 +366,7 @@ async def test_a_language_that_does_not_exist_is_refused(box: Sandbox):
 
 async def test_out_of_memory_is_an_outcome_of_its_own_and_other_contexts_live_on(engine: Engine, memory_is_enforced):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has no limits")
+        pytest.skip("has no limits")
     box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=256 << 20, space_bytes=16 << 20)))
     try:
         other = await box.create_context()

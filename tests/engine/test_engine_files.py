@@ -112,7 +112,7 @@ async def test_an_error_names_the_path(box: Sandbox):
 
 async def test_dots_and_symlinks_stay_inside(box: Sandbox, engine: Engine, tmp_path):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has no inside")
+        pytest.skip("has no inside")
     secret = tmp_path / "secret"
     secret.write_text("host")
     await box.context().execute(f"import os; os.symlink({str(secret)!r}, 'link'); os.symlink('/', 'root')").result()
@@ -193,7 +193,7 @@ async def test_an_upload_that_is_cancelled_leaves_the_old_file(box: Sandbox):
 
 async def test_a_file_that_can_only_be_overwritten_is_replaced_when_all_has_come(box: Sandbox, engine: Engine):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has one user only")
+        pytest.skip("has one user only")
     await box.files.write("shut/file", b"old and long", user="root", mode=0o666)
     with pytest.raises(RuntimeError):
         await box.files.write("shut/file", broken_upload(RuntimeError()))
@@ -294,7 +294,7 @@ async def test_a_file_moved_to_a_directory_lands_in_it(box: Sandbox):
 
 async def test_what_is_not_the_callers_is_not_moved(box: Sandbox, engine: Engine):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has one user only")
+        pytest.skip("has one user only")
     for path in ("/proc/self/environ", "/etc/passwd", "/usr", "/proc", "/"):
         with pytest.raises((errors.FileError, errors.FileNotFound)):
             await box.files.move(path, "taken")
@@ -333,7 +333,7 @@ async def test_a_deep_tree_is_listed(box: Sandbox):
 
 async def test_a_full_disk_is_an_error_and_loses_nothing(engine: Engine):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has no limit of its own")
+        pytest.skip("has no limit of its own")
     box = await engine.create(SandboxSpec(limits=Limits(space_bytes=8 << 20)))
     try:
         await box.files.write("kept", b"kept")
@@ -404,7 +404,7 @@ async def test_a_write_in_place_whose_source_fails_changes_nothing(box: Sandbox,
 
 async def test_what_is_made_with_roots_rights_can_be_given_to_the_user(box: Sandbox, engine: Engine):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("has one user only")
+        pytest.skip("has one user only")
     info = await box.files.write("a/b/f", b"x", user="root", owner="user")
     directory = await box.files.stat("a/b")
     assert (info.owner, info.group, directory.owner, directory.mode) == ("user", "user", "user", 0o755)

@@ -54,33 +54,33 @@ async def test_others_get_their_turn_while_frames_are_handled():
     most = before = 0
     while not flood.closed:
         await asyncio.sleep(0)
-        most, before = max(most, len(flood.version_numbers) - before), len(flood.version_numbers)
+        most, before = max(most, len(flood.numbers) - before), len(flood.numbers)
     assert most <= FRAMES_PER_TURN
-    assert flood.version_numbers == list(range(FRAMES))
+    assert flood.numbers == list(range(FRAMES))
     assert "other side closed" in flood.closed
 
 
 async def test_a_pause_holds_also_for_frames_that_have_been_read():
     flood = Flood(many_frames())
     flood.pause_at = 100
-    while 100 not in flood.version_numbers:
+    while 100 not in flood.numbers:
         await asyncio.sleep(0)
-    paused_at = len(flood.version_numbers)
+    paused_at = len(flood.numbers)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert len(flood.version_numbers) == paused_at < FRAMES
-    assert flood.channel.pump() and len(flood.version_numbers) > paused_at
+    assert len(flood.numbers) == paused_at < FRAMES
+    assert flood.channel.pump() and len(flood.numbers) > paused_at
     flood.channel.resume()
     while not flood.closed:
         await asyncio.sleep(0)
-    assert flood.version_numbers == list(range(FRAMES))
+    assert flood.numbers == list(range(FRAMES))
 
 
 async def test_pumping_comes_to_all_frames():
     flood = Flood(many_frames())
     while flood.channel.pump():
         pass
-    assert flood.version_numbers == list(range(FRAMES)) and flood.closed
+    assert flood.numbers == list(range(FRAMES)) and flood.closed
 
 
 async def test_a_header_that_would_become_a_million_objects_is_not_parsed():

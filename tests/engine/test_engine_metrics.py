@@ -120,7 +120,7 @@ async def test_memory_is_told_apart_from_caches_and_files_and_nothing_is_negativ
 
 async def test_without_cgroups_init_is_asked(engine: Engine, box: Sandbox, often):
     if engine.config.backend == "plain-unsafe":
-        pytest.skip_mark("without a pid namespace, init would count the host's own processes")
+        pytest.skip("without a pid namespace, init would count the host's own processes")
 
     async def inside() -> CellStats:
         return await measure_inside(box._guest)

@@ -282,7 +282,7 @@ async def test_sandboxes_of_a_host_process_that_was_killed_are_lost(own_config: 
         try:
             id = (await asyncio.to_thread(host.stdout.readline)).strip()
             if not id:
-                pytest.skip_mark("this host cannot start that backend")
+                pytest.skip("this host cannot start that backend")
             async with opening(own_config) as engine:
                 with pytest.raises(errors.SandboxNotFound, match="another process"):
                     await engine.get(id, "local")
@@ -297,7 +297,7 @@ async def test_sandboxes_of_a_host_process_that_was_killed_are_lost(own_config: 
 async def test_without_walls_a_home_that_was_removed_does_not_come_back(own_config: Config, opening):
     """A kernel that was just being made when its host was killed may come to its directory after it was removed."""
     if own_config.backend != "plain-unsafe":
-        pytest.skip_mark("behind walls it is no directory of the host's")
+        pytest.skip("behind walls it is no directory of the host's")
     async with opening(own_config) as engine:
         box = await engine.create(SandboxSpec())
         home = Path((await box.commands.run("echo $HOME")).stdout.strip())

@@ -88,7 +88,7 @@ async def pids(box: Sandbox) -> set[str]:
 
 def only_for(config: Config, backend: str) -> None:
     if config.backend != backend:
-        pytest.skip_mark(f"for {backend}")
+        pytest.skip(f"for {backend}")
 
 
 async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, images: SandboxImages, kept: Path):

@@ -270,7 +270,7 @@ async def test_a_restart_forgets(box: Sandbox, language: str):
 
 async def test_files_that_a_cell_writes_are_told(box: Sandbox, config):
     if config.backend != "namespaces":
-        pytest.skip_mark("without walls there is no /mnt/data")
+        pytest.skip("without walls there is no /mnt/data")
     for language, code in (
         ("javascript", "require('fs').writeFileSync('a.txt', 'hello')"),
         ("bash", "printf hello > b.txt"),
@@ -285,7 +285,7 @@ async def test_files_that_a_cell_writes_are_told(box: Sandbox, config):
 @pytest.mark.parametrize("language", ALL)
 async def test_memory_that_runs_out_is_said_so(engine, config, language: str):
     if config.backend != "namespaces":
-        pytest.skip_mark("without walls there are no limits")
+        pytest.skip("without walls there are no limits")
     box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB)))
     try:
         context = await box.create_context(language=language)

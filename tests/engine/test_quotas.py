@@ -235,7 +235,7 @@ async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebo
 async def test_programs_count_that_nobody_waits_for(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None:
-        pytest.skip_mark(
+        pytest.skip(
             "without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say"
         )
     process = await box.commands.start(["python3", "-c", BUSY], background=True)
@@ -247,7 +247,7 @@ async def test_programs_count_that_nobody_waits_for(somebody, engine):
 async def test_what_runs_goes_on_slowly_when_the_cpu_is_used_up(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None or "cpu" in cgroups.probe_cgroups().missing:
-        pytest.skip_mark("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
+        pytest.skip("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
     process = await box.commands.start(["python3", "-c", "while True: pass"], background=True)
     await until(lambda: box._cell.cpu_seconds() > 0.2)
     await box.meter.latest_sample()  # which looks, if nobody has yet

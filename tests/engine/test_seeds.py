@@ -28,7 +28,7 @@ SEED = "pgrep -u root -x python3 | grep -vx 1 | head -n 1"
 @pytest.fixture
 def walls(config: Config) -> None:
     if config.backend == "plain-unsafe":
-        pytest.skip_mark("without walls init has everything imported itself")
+        pytest.skip("without walls init has everything imported itself")
 
 
 async def stdout_of(box: Sandbox, source: str) -> str:
@@ -40,7 +40,7 @@ async def stdout_of(box: Sandbox, source: str) -> str:
 async def check_users(box: Sandbox) -> None:
     await box.commands.run("touch /tmp/whose", user="root")
     if (await box.commands.run("stat -c %u /tmp/whose")).stdout != "0\n":
-        pytest.skip_mark("with one uid, root is a name, and the seed cannot be told from others by its user")
+        pytest.skip("with one uid, root is a name, and the seed cannot be told from others by its user")
 
 
 async def signal_seed(box: Sandbox, name: str) -> None:
@@ -144,7 +144,7 @@ async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_
         if (await sown.commands.run(SEED)).stdout == "":
             break
     else:
-        pytest.fail_with("there was always another")
+        pytest.fail("there was always another")
     monkeypatch.setattr(init_client, "FORK_SERVER_SECONDS", 0.01)
     await asyncio.sleep(0.1)
     await sown.create_context()

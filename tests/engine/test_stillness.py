@@ -39,7 +39,7 @@ def way(request: pytest.FixtureRequest) -> str:
 async def engine(way: str, bare_dir: str) -> AsyncIterator[Engine]:
     """By the host's freezer; behind the same walls on a host that gives us no cgroups; and without walls."""
     if way == FREEZER and "freezer" in cgroups.probe_cgroups().missing:
-        pytest.skip_mark("this host gives us no freezer")
+        pytest.skip("this host gives us no freezer")
     backend = PLAIN if way == PLAIN else "namespaces"
     with pytest.MonkeyPatch.context() as patch:
         if way == SIGNALS:

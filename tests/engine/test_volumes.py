@@ -37,7 +37,7 @@ ME = "local"
 def small(own_config: Config, template: Template, tmp_path: Path) -> Config:
     """Volumes of 4 MiB, two for each owner, and a data directory in which nobody else leaves anything."""
     if own_config.backend == "plain-unsafe":
-        pytest.skip_mark("there are no volumes without walls: see below")
+        pytest.skip("there are no volumes without walls: see below")
     limits = VolumeLimits(bytes=4 * MIB, per_owner=2)
     data_dir = str(with_template(tmp_path / "small", template))
     return msgspec.structs.replace(own_config, data_dir=data_dir, pool=PoolConfig(ready=0), volumes=limits)
@@ -70,7 +70,7 @@ async def cleared(engine: Engine) -> None:
 
 async def test_without_walls_there_are_none(opening: Opening, own_config: Config):
     if own_config.backend != "plain-unsafe":
-        pytest.skip_mark("it has walls")
+        pytest.skip("it has walls")
     async with opening(own_config) as engine:
         await engine.volumes.create("v", ME)
         with pytest.raises(errors.Unavailable, match="without walls"):

@@ -47,7 +47,7 @@ async def engine(config: Config) -> AsyncIterator[Engine]:
     try:
         engine = assemble_engine(config)
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
     async with engine:
         yield engine
 

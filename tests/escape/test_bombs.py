@@ -99,7 +99,7 @@ time.sleep(2.5)
 """
         await box.context().execute(code, timeout_seconds=20).result()
         if best_effort:
-            pytest.skip_mark("without cgroups init ends the largest process: nothing is promised about which")
+            pytest.skip("without cgroups init ends the largest process: nothing is promised about which")
         assert [(await context.execute("state").result()).text for context in idle] == ["'alive'"] * 3
     finally:
         await box.kill()

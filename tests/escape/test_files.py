@@ -41,7 +41,7 @@ async def test_a_symlink_to_a_secret_reads_nothing(box, single, user, target):
     await box.commands.run(f"ln -s {target} /mnt/data/out.csv")
     content = await read_or_refuse(box, "/mnt/data/out.csv", user=user)
     if content and "environ" in target:
-        pytest.fail_with(f"init's environment could be read: {content[:200]!r}")
+        pytest.fail(f"init's environment could be read: {content[:200]!r}")
     assert not content
 
 

@@ -51,7 +51,7 @@ os.kill(child, 9)
 
 async def test_the_user_cannot_look_into_processes_of_root(box, single, attack):
     if single:
-        pytest.skip_mark("with a single uid, user and root are one identity: nothing is promised between them")
+        pytest.skip("with a single uid, user and root are one identity: nothing is promised between them")
     process = await box.commands.start("sleep 20", user="root", env={"SECRET": "of root"})
     async with process:
         seen = await attack(
@@ -168,7 +168,7 @@ async def test_a_set_uid_program_of_the_host_gives_no_rights(box, tmp_path):
     found = [path for name in ("su", "passwd", "mount", "newuidmap", "sudo", "chsh") if (path := shutil.which(name))]
     found = [path for path in found if os.stat(path).st_mode & stat.S_ISUID and path.startswith(("/usr", "/bin"))]
     if not found:
-        pytest.skip_mark("this host has no set-uid program below /usr")
+        pytest.skip("this host has no set-uid program below /usr")
     code = "import os, sys; print(os.statvfs(sys.argv[1]).f_flag & os.ST_NOSUID)"
     for path in found:
         assert (await box.commands.run(["python3", "-c", code, path])).stdout.strip() == "2"
@@ -193,7 +193,7 @@ for name in ("bpf", "perf_event_open", "io_uring_setup", "userfaultfd", "fanotif
 async def test_calls_for_another_machine_end_the_program_or_fail(box):
     """int 0x80 reaches the 32-bit table and x32 the other one, past a filter that looks at 64-bit numbers only."""
     if os.uname().machine != "x86_64":
-        pytest.skip_mark("only x86-64 has other tables")
+        pytest.skip("only x86-64 has other tables")
     code = """
 import ctypes, mmap, os
 page = mmap.mmap(-1, 4096, prot=7)

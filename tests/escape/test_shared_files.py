@@ -144,7 +144,7 @@ answer = attempt(lambda: os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED))
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
-        pytest.skip_mark("this host's file system does not say what is in memory")
+        pytest.skip("this host's file system does not say what is in memory")
     finally:
         os.close(fd)
 

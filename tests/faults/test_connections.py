@@ -134,7 +134,7 @@ class Visit:
     """A connection of which a crowd knows no more than this."""
 
     def __init__(self, peer: str, *, waited_for: bool = True, asked: bool = False, owner: str | None = None):
-        self.peer, self.is_waited_for, self.has_asked, self.gone = peer, waited_for, asked, False
+        self.peer, self.is_idle_or_slow, self.has_sent_request, self.gone = peer, waited_for, asked, False
         self.owner = owner
 
     def abandon(self) -> None:
@@ -149,8 +149,8 @@ def test_whoever_has_most_connections_loses_some_and_what_is_under_way_goes_on()
     for visit in (*quiet, *busy, *greedy):
         assert there.enter(visit)
     assert there.enter(Visit("new"))
-    assert [visit.is_gone for visit in greedy] == [True] * 4 + [False] * 36
-    assert not any(visit.is_gone for visit in (*quiet, *busy))
+    assert [visit.gone for visit in greedy] == [True] * 4 + [False] * 36
+    assert not any(visit.gone for visit in (*quiet, *busy))
 
 
 def test_where_all_is_under_way_the_newest_is_refused():
@@ -171,8 +171,8 @@ def test_the_newest_of_the_owner_with_the_most_make_room_whoever_the_next_one_is
     for visit in (*few, *many):
         assert there.enter(visit)
     assert there.enter(Visit("proxy"))
-    assert [visit.is_gone for visit in many] == [False] * 56 + [True] * 4
-    assert not any(visit.is_gone for visit in few)
+    assert [visit.gone for visit in many] == [False] * 56 + [True] * 4
+    assert not any(visit.gone for visit in few)
 
 
 def test_a_third_owner_finds_room_where_two_have_it_all_and_none_where_everybody_has_the_same():
@@ -180,7 +180,7 @@ def test_a_third_owner_finds_room_where_two_have_it_all_and_none_where_everybody
     two = [*answered("alice", 32), *answered("bob", 32)]
     assert all(there.enter(visit) for visit in two)
     assert there.enter(Visit("proxy"))
-    assert sum(visit.is_gone for visit in two) == 1
+    assert sum(visit.gone for visit in two) == 1
     equals = HttpConnectionLimiter(64)
     assert all(equals.enter(answered(f"owner {number}", 1)[0]) for number in range(64))
     assert not equals.enter(Visit("proxy"))
@@ -194,9 +194,9 @@ def test_strangers_go_before_owners_and_owners_with_many_before_those_with_few()
     for visit in (*few, *many, *strangers):
         assert there.enter(visit)
     assert there.enter(Visit("proxy", waited_for=False, asked=True, owner="bob"))
-    assert all(visit.is_gone for visit in strangers)
-    assert [visit.is_gone for visit in many] == [True] + [False] * 58
-    assert not any(visit.is_gone for visit in few)
+    assert all(visit.gone for visit in strangers)
+    assert [visit.gone for visit in many] == [True] + [False] * 58
+    assert not any(visit.gone for visit in few)
 
 
 UPGRADE = (

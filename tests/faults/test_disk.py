@@ -53,13 +53,13 @@ def small(request, template: Template, tmp_path: Path) -> Iterator[tuple[Path, F
     place = tmp_path / "disk"
     place.mkdir()
     if request.param == "no growth" and os.geteuid() == 0:
-        pytest.skip_mark("root has the other, which says the same of a disk that is full")
+        pytest.skip("root has the other, which says the same of a disk that is full")
     if request.param == "no growth":
         yield with_template(place / "data", template), no_growth
         return
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "none", str(place)], capture_output=True)
     if mounted.returncode != 0:
-        pytest.skip_mark("nothing can be mounted here")
+        pytest.skip("nothing can be mounted here")
     try:
         yield with_template(place / "data", template), lambda server: no_room(place, server)
     finally:

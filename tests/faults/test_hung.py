@@ -32,7 +32,7 @@ async def engine_with(place: Path, ready: int = 0) -> AsyncIterator[Engine]:
     try:
         engine = assemble_engine(Config(data_dir=str(place), pool=PoolConfig(ready=ready)))
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
     async with engine:
         yield engine
 

@@ -226,7 +226,7 @@ def read_only(directory: Path) -> Iterator[None]:
     if os.geteuid() == 0:
         mount = ["mount", "--bind", "-o", "ro", str(directory), str(directory)]
         if subprocess.run(mount, capture_output=True).returncode != 0:
-            pytest.skip_mark("nothing can be mounted here")
+            pytest.skip("nothing can be mounted here")
         try:
             yield
         finally:

@@ -173,7 +173,7 @@ def test_attributes_and_access_lists_come_back(place, other):
             os.setxattr(place / name, "user.a", b"\0value" * 500)
             os.setxattr(place / name, "user.empty", b"")
     except OSError:
-        pytest.skip_mark("this file system has no attributes")
+        pytest.skip("this file system has no attributes")
     os.chmod(place / "file", 0o444)
     before = tree(place)
     unpack(image_of(place), other)

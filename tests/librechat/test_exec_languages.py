@@ -66,14 +66,14 @@ def test_a_language_that_is_not_here_says_what_is(client: httpx2.Client) -> None
 
 def test_what_does_not_compile_is_on_stderr(client: httpx2.Client) -> None:
     if not is_here("c"):
-        pytest.skip_mark("this host has no compiler of C")
+        pytest.skip("this host has no compiler of C")
     answer = run(client, "c", "int main( {")
     assert answer["code"] == 1 and "main.c:1" in answer["stderr"] and answer["stdout"] == ""
 
 
 def test_main_of_java_may_be_in_any_class(client: httpx2.Client) -> None:
     if not is_here("java"):
-        pytest.skip_mark("this host has no Java")
+        pytest.skip("this host has no Java")
     code = """
 record Point(int x) {}
 class Other { int x; }

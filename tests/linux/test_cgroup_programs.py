@@ -33,7 +33,7 @@ while True:
 def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.InstanceGroups]:
     found = plan_of(request.param)
     if "freezer" in found.missing:
-        pytest.skip_mark(f"no freezer of version {request.param} here")
+        pytest.skip(f"no freezer of version {request.param} here")
     made = found.parent(instance("programs"))
     yield made
     directories = made.directories
@@ -237,7 +237,7 @@ def test_who_is_still_dying_is_swept_up_later_with_the_group_of_the_programs(par
 def test_what_an_instance_left_frozen_is_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
-        pytest.skip_mark("no groups can be made here")
+        pytest.skip("no groups can be made here")
     name = instance("frozen")
     pids = _dying_instance(found, name)
     assert name in found.remove_leftovers(lambda other: other != name)
@@ -269,7 +269,7 @@ def test_limits_hold_for_those_who_were_moved(parent: cgroups.InstanceGroups) ->
     group = parent.create("limited")
     if "memory" in group.missing:
         group.remove()
-        pytest.skip_mark("the memory controller is not to be had here")
+        pytest.skip("the memory controller is not to be had here")
     group.set_memory(32 * 1024 * 1024)
     with programs(group, ECHO, "input(); x = b'x' * 100_000_000") as (init, other):
         group.freeze_programs(init.pid)

@@ -35,7 +35,7 @@ def parent(request: pytest.FixtureRequest) -> Iterator[cgroups.InstanceGroups]:
     version = {"v1 only": 1, "v2 only": 2}.get(request.param)
     found = cgroups.plan_cgroups(hierarchy for hierarchy in mounted() if version in (None, hierarchy.version))
     if found.missing == set(cgroups.CONTROLLERS):
-        pytest.skip_mark(f"no groups can be made here ({request.param}): {found.report[0].advice}")
+        pytest.skip(f"no groups can be made here ({request.param}): {found.report[0].advice}")
     made = found.parent(instance("parent"))
     yield made
     directories = made.directories
@@ -61,7 +61,7 @@ def eventually(claim: Callable[[], bool]) -> None:
 
 def needs(group: cgroups.Group, controller: str) -> None:
     if controller in group.missing:
-        pytest.skip_mark(f"the {controller} controller is not to be had here")
+        pytest.skip(f"the {controller} controller is not to be had here")
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ def test_a_quota_throttles(group: cgroups.Group) -> None:
 def test_cpu_time_is_counted(group: cgroups.Group) -> None:
     before = group.cpu_seconds()
     if before is None:
-        pytest.skip_mark("neither cpuacct nor v2 is to be had here")
+        pytest.skip("neither cpuacct nor v2 is to be had here")
     with program(group, "import time\nwhile time.process_time() < 0.1: pass\nprint()") as process:
         assert process.stdout
         process.stdout.readline()
@@ -243,7 +243,7 @@ def plan_of(version: int | None) -> cgroups.Cgroups:
 def test_what_a_killed_instance_leaves_is_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
-        pytest.skip_mark("no groups can be made here")
+        pytest.skip("no groups can be made here")
     name = instance("dead")
     child = dying_instance(found, name)
     assert name not in found.remove_leftovers(lambda instance: True)
@@ -287,7 +287,7 @@ def test_a_living_instance_is_never_taken_for_a_leftover(parent: cgroups.Instanc
 def test_an_instance_in_use_cannot_be_made_again() -> None:
     found = cgroups.probe_cgroups()
     if found.missing == set(cgroups.CONTROLLERS):
-        pytest.skip_mark(f"no groups can be made here: {found.report[0].advice}")
+        pytest.skip(f"no groups can be made here: {found.report[0].advice}")
     parent = found.parent(instance("again"))
     with pytest.raises(BlockingIOError):
         cgroups.probe_cgroups().parent(instance("again"))

@@ -62,6 +62,6 @@ def test_areas_that_are_named_stay_in_small_pages(memory: tuple[mmap.mmap, int])
     every = set(memory_layout._huge_areas())
     moved = memory_layout.collapse_anonymous(but=every - {first + 1, first + 3})
     if not moved:
-        pytest.skip_mark("this kernel moves nothing onto huge pages when asked")
+        pytest.skip("this kernel moves nothing onto huge pages when asked")
     assert moved == 2 * HUGE
     assert content[place_of(content, first, 3)] == 1

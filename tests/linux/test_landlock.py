@@ -64,7 +64,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("action", WRITES)
 def test_writing_works_inside_and_fails_outside(action: str, places: tuple[Path, Path], in_child) -> None:
     if action == "truncate" and landlock.abi_version() < 3:
-        pytest.skip_mark("needs Landlock ABI 3")
+        pytest.skip("needs Landlock ABI 3")
     inside, outside = places
     write = WRITES[action]
     in_child(behind([str(inside)], lambda: bool(write(inside))))

@@ -197,7 +197,7 @@ def machine_code(code: bytes) -> int:
 def test_a_32_bit_call_kills_the_process(in_child, ChildDied) -> None:
     getpid_32 = bytes.fromhex("b814000000 cd80 c3".replace(" ", ""))  # mov eax, 20; int 0x80; ret
     if in_child(lambda: machine_code(getpid_32)) < 0:
-        pytest.skip_mark("this kernel has no 32-bit calls")
+        pytest.skip("this kernel has no 32-bit calls")
     with pytest.raises(ChildDied) as caught:
         in_child(behind(CELL, lambda: machine_code(getpid_32)))
     assert caught.value.signal == signal.SIGSYS

@@ -185,7 +185,7 @@ async def serving_at(
     try:
         server = await asyncio.start_server(serve, host, port, ssl=tls)
     except PermissionError:
-        pytest.skip_mark(f"port {port} is for root alone here")
+        pytest.skip(f"port {port} is for root alone here")
     found.port = server.sockets[0].getsockname()[1]
     try:
         yield found

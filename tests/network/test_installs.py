@@ -47,7 +47,7 @@ def index(place: Path) -> Iterator[None]:
     """A host that has package indexes for its sandboxes, and no network."""
     for host in ("pypi.org", "registry.npmjs.org"):
         if not _is_reachable(host):
-            pytest.skip_mark(f"{host} cannot be reached from here")
+            pytest.skip(f"{host} cannot be reached from here")
     host = embedded.EmbeddedEngine(
         Config(data_dir=str(place), packages=PackagesConfig(enabled=True, deny=("forbidden-*",)))
     )

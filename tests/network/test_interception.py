@@ -308,7 +308,7 @@ async def test_a_websocket_gets_the_secret_and_what_it_echoes_is_covered(entranc
         asked.append(socket.request.headers["authorization"])
         await socket.send(f"you are {asked[0]}")
         await socket.send([asked[0][:9], asked[0][9:20], "", asked[0][20:]])  # in several frames
-        await socket.answer_ping(asked[0])
+        await socket.ping(asked[0])
         async for text in socket:
             await socket.send(f"heard {len(text)}: {text[:40]!s}")
 

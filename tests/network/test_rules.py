@@ -233,7 +233,7 @@ def test_where_the_kernel_does_not_say_whose_an_address_is_it_counts_as_the_host
     apart = ("env", "unshare", "--map-root-user", "--net", "sh", "-c")
     routes = "ip route add prohibit 203.0.113.0/24 && ip route add unreachable 198.51.100.0/24"
     if subprocess.run([*apart, f"ip link set lo up && {routes}"], capture_output=True).returncode:
-        pytest.skip_mark("a network with routes of its own takes unshare, ip, and the right to use them")
+        pytest.skip("a network with routes of its own takes unshare, ip, and the right to use them")
     within = (*apart, f'ip link set lo up && {routes} && exec "$@"', "sh")
     assert own_ones("203.0.113.5", "198.51.100.5", "192.0.2.5", within=within) == ["203.0.113.5"]
 

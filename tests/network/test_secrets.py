@@ -69,7 +69,7 @@ async def engine(far: FarServer, own_place: Path) -> AsyncIterator[Engine]:
     try:
         made = assemble_engine(Config(data_dir=str(own_place), network=network))
     except errors.IsolationUnavailable as error:
-        pytest.skip_mark(str(error))
+        pytest.skip(str(error))
     async with made as engine:
         yield engine
 
@@ -233,7 +233,7 @@ async def test_no_process_of_the_sandbox_has_a_value_in_its_memory_or_environmen
         try:
             found = await asyncio.to_thread(found_in_memory, box, [*NEEDLES, b"mark-4242", b"x-echo-x-team"])
         except PermissionError:
-            pytest.skip_mark("this user may not read the memory of a sandbox's processes: only root may here")
+            pytest.skip("this user may not read the memory of a sandbox's processes: only root may here")
         finally:
             box.commands.kill(waiting.id)
     await box.kill()

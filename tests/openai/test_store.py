@@ -210,7 +210,7 @@ def test_input_tokens_are_estimated_and_compaction_is_refused(client: openai.Ope
     many = client.responses.input_tokens.count(model="cloche/echo", input="hello " * 1000)
     assert 1000 < many.input_tokens - few.input_tokens < 2000
     with pytest.raises(openai.NotFoundError, match="compact"):
-        client.responses.compact_conversation(model="cloche/echo", input="hello")
+        client.responses.compact(model="cloche/echo", input="hello")
 
 
 def test_what_an_owner_keeps_is_unknown_to_others(client: openai.OpenAI, stranger: openai.OpenAI):

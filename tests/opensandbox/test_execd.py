@@ -118,7 +118,7 @@ def test_only_the_token_of_that_sandbox_opens_its_execd(execd: Execd, lifecycle:
     other = lifecycle.create().json()["id"]
     token = lifecycle.execd(other).http.headers["x-execd-access-token"]
     for headers in ({}, {"OPEN-SANDBOX-API-KEY": server.key}, {"X-EXECD-ACCESS-TOKEN": token}):
-        answer = httpx2.get(f"http://{execd.show_endpoint}/ping", headers=headers)
+        answer = httpx2.get(f"http://{execd.endpoint}/ping", headers=headers)
         assert (answer.status_code, answer.json()["error"][:12]) == (401, "Unauthorized")
     assert execd.http.get("/ping").status_code == 200
     lifecycle.http.delete(f"/sandboxes/{other}")
@@ -126,7 +126,7 @@ def test_only_the_token_of_that_sandbox_opens_its_execd(execd: Execd, lifecycle:
 
 def test_the_endpoint_is_a_path_of_this_server_without_a_scheme(execd: Execd, sandbox: str, server):
     place = server.url.removeprefix("http://")
-    assert execd.show_endpoint == f"{place}/opensandbox/v1/sandboxes/{sandbox}/proxy/44772"
+    assert execd.endpoint == f"{place}/opensandbox/v1/sandboxes/{sandbox}/proxy/44772"
 
 
 @pytest.mark.parametrize(

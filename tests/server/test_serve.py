@@ -171,7 +171,7 @@ def certificate(tmp_path) -> tuple[Path, Path]:
     try:
         subprocess.run([*made, *names, "-keyout", key, "-out", cert], check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip_mark("no openssl to make a certificate with")
+        pytest.skip("no openssl to make a certificate with")
     return cert, key
 
 

@@ -107,7 +107,7 @@ def _serving_here(place: Path, environ: dict[str, str]) -> Iterator[str]:
     thread.start()
     ready.wait()
     if isinstance(told[0], errors.IsolationUnavailable):
-        pytest.skip_mark(str(told[0]))
+        pytest.skip(str(told[0]))
     try:
         yield told[0]
     finally:

@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
     One for each module: while Playwright is there, its event loop counts as running, and other tests can run none.
     """
     if CHROMIUM is None:
-        pytest.skip_mark("there is no Chromium here: `apt install chromium`")
+        pytest.skip("there is no Chromium here: `apt install chromium`")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -72,7 +72,7 @@ document.getElementById('told').textContent = JSON.stringify(told);
 def resolving() -> Iterator[Browser]:
     """A browser for which that name, and all below it, are this machine."""
     if CHROMIUM is None:
-        pytest.skip_mark("there is no Chromium here: `apt install chromium`")
+        pytest.skip("there is no Chromium here: `apt install chromium`")
     rules = f"--host-resolver-rules=MAP {NAME} 127.0.0.1, MAP *.{NAME} 127.0.0.1"
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, rules])
