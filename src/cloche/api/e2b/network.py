@@ -14,19 +14,19 @@ from cloche.model import Template
 from cloche.network_policy import NetworkPolicy
 
 
-def network_routes(desk: E2bContext) -> list[BaseRoute]:
-    return [desk.route("PUT", "/sandboxes/{id}/network", ControlNetwork(desk).replace)]
+def network_routes(api: E2bContext) -> list[BaseRoute]:
+    return [api.route("PUT", "/sandboxes/{id}/network", ControlNetwork(api).replace)]
 
 
 class ControlNetwork:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def replace(self, request: Request) -> Response:
         """Replaces the whole policy: omitted fields get their defaults."""
-        sandbox = await self._desk.sandbox(request)
-        asked = decode_json_body(await self._desk.body(request), E2bNetworkBody)
-        networks = self._desk.engine.networks
+        sandbox = await self._api.sandbox(request)
+        asked = decode_json_body(await self._api.body(request), E2bNetworkBody)
+        networks = self._api.engine.networks
         await networks.replace(
             sandbox, policy_within_bound(decode_egress_request(asked, asked.allow_internet_access), networks)
         )

@@ -69,22 +69,22 @@ from cloche.model import SandboxInfo, SandboxSpec, Template, new_id
 REFRESH_SECONDS = 15
 
 
-def timeout_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlTimeouts(desk)
+def timeout_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlTimeouts(api)
     return [
-        desk.route("POST", "/sandboxes/{id}/timeout", plane.set_timeout),
-        desk.route("POST", "/sandboxes/{id}/refreshes", plane.refresh),
+        api.route("POST", "/sandboxes/{id}/timeout", plane.set_timeout),
+        api.route("POST", "/sandboxes/{id}/refreshes", plane.refresh),
     ]
 
 
 class ControlTimeouts:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def set_timeout(self, request: Request) -> Response:
         """Moves the deadline, also to an earlier time; 0 ends the sandbox now."""
-        sandbox = await self._desk.sandbox(request)
-        seconds = self._desk.seconds(decode_json_body(await self._desk.body(request), SetTimeoutBody).timeout, None)
+        sandbox = await self._api.sandbox(request)
+        seconds = self._api.seconds(decode_json_body(await self._api.body(request), SetTimeoutBody).timeout, None)
         if seconds == 0:
             sandbox.expire_now()
         else:
@@ -92,13 +92,13 @@ class ControlTimeouts:
         return Response(status_code=204)
 
     async def refresh(self, request: Request) -> Response:
-        sandbox = await self._desk.sandbox(request)
-        asked = decode_json_body(await self._desk.body(request), RefreshSandboxBody)
+        sandbox = await self._api.sandbox(request)
+        asked = decode_json_body(await self._api.body(request), RefreshSandboxBody)
         seconds = REFRESH_SECONDS if asked.duration is None else asked.duration
         if not 0 <= seconds <= MAX_REFRESH_SECONDS:
             raise errors.InvalidRequest(f"duration: it must be from 0 to {MAX_REFRESH_SECONDS} s, not {seconds}")
         if seconds > 0:
-            sandbox.extend(min(seconds, self._desk.max_seconds))
+            sandbox.extend(min(seconds, self._api.max_seconds))
         return Response(status_code=204)
 
 
@@ -109,72 +109,72 @@ RESUME_SECONDS = 15
 FORK_SECONDS = 15
 
 
-def pause_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlPauses(desk)
+def pause_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlPauses(api)
     return [
-        desk.route("POST", "/sandboxes/{id}/pause", plane.pause),
-        desk.route("POST", "/v2/sandboxes/{id}/connect", partial(plane.connect, default_seconds=CONNECT_SECONDS)),
-        desk.route("POST", "/sandboxes/{id}/connect", partial(plane.connect, default_seconds=None)),
-        desk.route("POST", "/sandboxes/{id}/resume", plane.resume),
-        desk.route("POST", "/sandboxes/{id}/fork", plane.fork),
+        api.route("POST", "/sandboxes/{id}/pause", plane.pause),
+        api.route("POST", "/v2/sandboxes/{id}/connect", partial(plane.connect, default_seconds=CONNECT_SECONDS)),
+        api.route("POST", "/sandboxes/{id}/connect", partial(plane.connect, default_seconds=None)),
+        api.route("POST", "/sandboxes/{id}/resume", plane.resume),
+        api.route("POST", "/sandboxes/{id}/fork", plane.fork),
     ]
 
 
 class ControlPauses:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def pause(self, request: Request) -> Response:
         """Pauses with memory, unless the client declines it. A paused sandbox is a conflict."""
-        owner = self._desk.owner(request)
-        asked = decode_json_body(await self._desk.body(request), PauseSandboxBody)
-        await self._desk.engine.pause(self._desk.id(request), owner, memory=asked.memory is not False)
+        owner = self._api.owner(request)
+        asked = decode_json_body(await self._api.body(request), PauseSandboxBody)
+        await self._api.engine.pause(self._api.id(request), owner, memory=asked.memory is not False)
         return Response(status_code=204)
 
     async def connect(self, request: Request, *, default_seconds: int | None) -> Response:
         """Extends a running sandbox to at least that many seconds from now, never less; resumes a paused one."""
-        owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode_json_body(await self._desk.body(request), ConnectSandboxBody)
-        seconds = self._desk.seconds(asked.timeout, default_seconds)
-        known = await self._desk.engine.describe(id, owner)
+        owner, id = self._api.owner(request), self._api.id(request)
+        asked = decode_json_body(await self._api.body(request), ConnectSandboxBody)
+        seconds = self._api.seconds(asked.timeout, default_seconds)
+        known = await self._api.engine.describe(id, owner)
         if known.state == "paused" and known.pause_memory and asked.memory is False:
             raise E2bUnsupported("memory: this sandbox was paused with its memory and goes on with it; leave it out")
-        sandbox = await self._desk.engine.resume(id, owner, seconds=max(seconds, 1))
+        sandbox = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
         if seconds > 0:
             sandbox.extend(seconds)
         return self._connected_response(sandbox, 201 if known.state == "paused" else 200)
 
     async def resume(self, request: Request) -> Response:
         """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
-        owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode_json_body(await self._desk.body(request), ResumeSandboxBody)
-        seconds = self._desk.seconds(asked.timeout, RESUME_SECONDS)
-        known = await self._desk.engine.describe(id, owner)
+        owner, id = self._api.owner(request), self._api.id(request)
+        asked = decode_json_body(await self._api.body(request), ResumeSandboxBody)
+        seconds = self._api.seconds(asked.timeout, RESUME_SECONDS)
+        known = await self._api.engine.describe(id, owner)
         if known.state == "running":
             raise E2bConflict(f"sandbox {id} is already running")
         if asked.autoPause and known.on_deadline != "pause":
             raise E2bUnsupported(
                 "autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout"
             )
-        return self._connected_response(await self._desk.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
+        return self._connected_response(await self._api.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
 
     async def fork(self, request: Request) -> Response:
         """Creates sandboxes with the files and the environment of this one, which continues to run."""
-        owner, id = self._desk.owner(request), self._desk.id(request)
-        asked = decode_json_body(await self._desk.body(request), ForkSandboxBody)
-        seconds = self._desk.seconds(asked.timeout, FORK_SECONDS)
+        owner, id = self._api.owner(request), self._api.id(request)
+        asked = decode_json_body(await self._api.body(request), ForkSandboxBody)
+        seconds = self._api.seconds(asked.timeout, FORK_SECONDS)
         count = 1 if asked.count is None else asked.count
-        forks = await self._desk.engine.fork(id, owner, count, seconds=max(seconds, 1))
+        forks = await self._api.engine.fork(id, owner, count, seconds=max(seconds, 1))
         return json_reply([self._encode_fork_result(each) for each in forks], 201)
 
     def _encode_fork_result(self, fork: Sandbox | errors.ClocheError) -> Json:
         """One of the requested forks, or the error that prevented it."""
         if isinstance(fork, Sandbox):
-            return {"sandbox": encode_created_sandbox(self._desk.residents.of(fork), self._desk.domain)}
+            return {"sandbox": encode_created_sandbox(self._api.residents.of(fork), self._api.domain)}
         return {"error": error_body(status_of(fork), str(fork))}
 
     def _connected_response(self, sandbox: Sandbox, status: int) -> Response:
-        return json_reply(encode_created_sandbox(self._desk.residents.of(sandbox), self._desk.domain), status)
+        return json_reply(encode_created_sandbox(self._api.residents.of(sandbox), self._api.domain), status)
 
 
 # Metrics and lifecycle logs of sandboxes.
@@ -186,22 +186,22 @@ _LATEST_SECONDS = 10_000_000_000
 _LATEST_MILLISECONDS = _LATEST_SECONDS * 1000
 
 
-def report_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlReports(desk)
+def report_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlReports(api)
     return [
-        desk.route("GET", "/sandboxes/metrics", plane.all_metrics),
-        desk.route("GET", "/sandboxes/{id}/metrics", plane.metrics),
-        desk.route("GET", "/sandboxes/{id}/logs", plane.logs),
-        desk.route("GET", "/v2/sandboxes/{id}/logs", plane.log_entries),
+        api.route("GET", "/sandboxes/metrics", plane.all_metrics),
+        api.route("GET", "/sandboxes/{id}/metrics", plane.metrics),
+        api.route("GET", "/sandboxes/{id}/logs", plane.logs),
+        api.route("GET", "/v2/sandboxes/{id}/logs", plane.log_entries),
     ]
 
 
 class ControlReports:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def metrics(self, request: Request) -> Response:
-        sandbox = await self._desk.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         start = parse_whole_number("start", request.query_params.get("start"), 0, _LATEST_SECONDS)
         end = parse_whole_number("end", request.query_params.get("end"), 0, _LATEST_SECONDS)
         through = None if end is None else end + 0.999999  # a client's clock has only seconds here
@@ -210,7 +210,7 @@ class ControlReports:
 
     async def all_metrics(self, request: Request) -> Response:
         """The newest sample of each sandbox. Unknown ids, and those of other owners, are left out."""
-        owner = self._desk.owner(request)
+        owner = self._api.owner(request)
         ids = [strip_client_id(each) for each in request.query_params.get("sandbox_ids", "").split(",") if each]
         if not 0 < len(ids) <= MAX_IDS:
             raise errors.InvalidRequest(f"sandbox_ids: it must be 1 to {MAX_IDS} ids, joined by commas")
@@ -245,13 +245,13 @@ class ControlReports:
 
     async def _log_entries_of(self, request: Request) -> list[Json]:
         """The log entries, also of a sandbox that has ended."""
-        owner = self._desk.owner(request)
-        return encode_log_entries(await self._desk.engine.describe(self._desk.id(request), owner))
+        owner = self._api.owner(request)
+        return encode_log_entries(await self._api.engine.describe(self._api.id(request), owner))
 
     async def _find_running_sandbox(self, id: str, owner: str) -> Sandbox | None:
         """The sandbox if it runs. None also for a paused one: metrics never resume a sandbox."""
         try:
-            resident = await self._desk.residents.find(id, owner)
+            resident = await self._api.residents.find(id, owner)
         except (errors.NotFound, errors.Gone):
             return None
         return None if resident.is_paused else resident.sandbox
@@ -341,59 +341,59 @@ def _check_idempotency_key(key: str) -> None:
 def control_plane_routes(
     engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config, secret: bytes
 ) -> list[BaseRoute]:
-    desk = E2bContext(engine, gatekeeper, residents, config)
+    api = E2bContext(engine, gatekeeper, residents, config)
     return [
-        *report_routes(desk),  # first, as `/sandboxes/metrics` could be an id as well
-        *_sandbox_routes(desk),
-        *timeout_routes(desk),
-        *pause_routes(desk),
-        *snapshots.snapshot_routes(desk),
-        *network.network_routes(desk),
-        *volumes.volume_routes(desk, secret),
-        *templates.build_routes(desk, config, secret),  # before the templates, whose names may be paths
-        *templates.template_routes(desk, config),
-        *unsupported.unsupported_routes(desk),
+        *report_routes(api),  # first, as `/sandboxes/metrics` could be an id as well
+        *_sandbox_routes(api),
+        *timeout_routes(api),
+        *pause_routes(api),
+        *snapshots.snapshot_routes(api),
+        *network.network_routes(api),
+        *volumes.volume_routes(api, secret),
+        *templates.build_routes(api, config, secret),  # before the templates, whose names may be paths
+        *templates.template_routes(api, config),
+        *unsupported.unsupported_routes(api),
     ]
 
 
-def _sandbox_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlSandboxes(desk)
+def _sandbox_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlSandboxes(api)
     return [
-        desk.route("POST", "/v2/sandboxes", partial(plane.create, version=2)),
-        desk.route("POST", "/sandboxes", partial(plane.create, version=1)),
-        desk.route("GET", "/v2/sandboxes", plane.list_page),
-        desk.route("GET", "/sandboxes", plane.list_all),
-        desk.route("GET", "/sandboxes/{id}", plane.get),
-        desk.route("DELETE", "/sandboxes/{id}", plane.kill),
+        api.route("POST", "/v2/sandboxes", partial(plane.create, version=2)),
+        api.route("POST", "/sandboxes", partial(plane.create, version=1)),
+        api.route("GET", "/v2/sandboxes", plane.list_page),
+        api.route("GET", "/sandboxes", plane.list_all),
+        api.route("GET", "/sandboxes/{id}", plane.get),
+        api.route("DELETE", "/sandboxes/{id}", plane.kill),
     ]
 
 
 class ControlSandboxes:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
         self._repeats = IdempotentCreations()
-        desk.engine.housing.admission.shut_out.hear(self._repeats.end)
+        api.engine.housing.admission.shut_out.hear(self._repeats.end)
 
     async def create(self, request: Request, *, version: int) -> Response:
-        owner = self._desk.owner(request)
-        body = await self._desk.body(request)
+        owner = self._api.owner(request)
+        body = await self._api.body(request)
         make = partial(self._create_sandbox, owner, decode_create_request(body, version=version))
         key = request.headers.get("idempotency-key")
         asked = b"%d:%s" % (version, body)
         making = make() if key is None else self._repeats.create_once(owner, key, asked, make)
-        resident = await create_unless_disconnected(request, self._desk.engine, making)
-        return json_reply(encode_created_sandbox(resident, self._desk.domain), 201)
+        resident = await create_unless_disconnected(request, self._api.engine, making)
+        return json_reply(encode_created_sandbox(resident, self._api.domain), 201)
 
     async def get(self, request: Request) -> Response:
-        return json_reply(encode_sandbox_detail(await self._desk.e2b_sandbox(request), self._desk.domain))
+        return json_reply(encode_sandbox_detail(await self._api.e2b_sandbox(request), self._api.domain))
 
     async def kill(self, request: Request) -> Response:
-        await self._desk.engine.kill(self._desk.id(request), self._desk.owner(request))
+        await self._api.engine.kill(self._api.id(request), self._api.owner(request))
         return Response(status_code=204)
 
     async def list_page(self, request: Request) -> Response:
         asked = decode_sandbox_query(request.query_params)
-        found = self._find_matching_sandboxes(self._desk.owner(request), asked)
+        found = self._find_matching_sandboxes(self._api.owner(request), asked)
         page, rest = found[: asked.limit], found[asked.limit :]
         headers = {"X-Next-Token": encode_page_token(*_page_position_of(page[-1]))} if rest else {}
         return json_reply([encode_listed_sandbox(each) for each in page], headers=headers)
@@ -404,11 +404,11 @@ class ControlSandboxes:
             metadata=decode_metadata_filter(request.query_params.get("metadata", "")), states=("running",)
         )
         return json_reply(
-            [encode_listed_sandbox(each) for each in self._find_matching_sandboxes(self._desk.owner(request), asked)]
+            [encode_listed_sandbox(each) for each in self._find_matching_sandboxes(self._api.owner(request), asked)]
         )
 
     async def _create_sandbox(self, owner: str, wanted: E2bCreateRequest) -> E2bSandbox:
-        self._desk.check_timeout("timeout", wanted.timeout_seconds, least=1)
+        self._api.check_timeout("timeout", wanted.timeout_seconds, least=1)
         template = await self._find_template(wanted.template, owner)
         built = await self._built_template_id(wanted.template, template, owner)
         id = new_id()
@@ -418,7 +418,7 @@ class ControlSandboxes:
             env={**wanted.env, **own},
             metadata=wanted.metadata,
             lifetime_seconds=wanted.timeout_seconds,
-            network=network.policy_for_new_sandbox(wanted.egress, template, self._desk.engine.networks),
+            network=network.policy_for_new_sandbox(wanted.egress, template, self._api.engine.networks),
             user="root",
             sudo=True,
             cwd="/home/user",
@@ -429,25 +429,25 @@ class ControlSandboxes:
             notes=_notes_for_request(wanted, built),
             volumes=wanted.volumes,
         )
-        return self._desk.residents.of(await self._desk.engine.create(spec, id=id))
+        return self._api.residents.of(await self._api.engine.create(spec, id=id))
 
     async def _find_template(self, ref: str, owner: str) -> Template:
         """Finds a template, also that of a snapshot of this owner."""
         try:
-            return await self._desk.engine.template(ref, owner)
+            return await self._api.engine.template(ref, owner)
         except errors.TemplateNotFound as error:
             raise errors.TemplateNotFound(f"template '{ref}' not found: {error}") from None
 
     async def _built_template_id(self, ref: str, template: Template, owner: str) -> str | None:
         """The id of a template that the client built, else None. Skips the database where the name rules it out."""
-        aliases = self._desk.engine.config.aliases
+        aliases = self._api.engine.config.aliases
         if ref.partition("@")[0] == template.name or any(fnmatchcase(ref, alias) for alias in aliases):
             return None
-        return await self._desk.engine.builds.find_template_id(ref, owner)
+        return await self._api.engine.builds.find_template_id(ref, owner)
 
     def _find_matching_sandboxes(self, owner: str, asked: E2bSandboxQuery) -> list[SandboxInfo]:
         """The matching sandboxes in order, from the end of the previous page on."""
-        found = [each for each in self._desk.engine.list(owner) if self._matches_query(each, asked)]
+        found = [each for each in self._api.engine.list(owner) if self._matches_query(each, asked)]
         found.sort(key=_page_position_of, reverse=asked.order == "desc")
         if asked.after is None:
             return found

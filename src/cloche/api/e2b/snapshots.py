@@ -91,29 +91,29 @@ def _snapshot_position_of(snapshot: Snapshot) -> Position:
     return to_microseconds(snapshot.created_at), snapshot.id
 
 
-def snapshot_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlSnapshots(desk)
+def snapshot_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlSnapshots(api)
     return [
-        desk.route("POST", "/sandboxes/{id}/snapshots", plane.create),
-        desk.route("GET", "/snapshots", plane.list_page),
+        api.route("POST", "/sandboxes/{id}/snapshots", plane.create),
+        api.route("GET", "/snapshots", plane.list_page),
     ]
 
 
 class ControlSnapshots:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def create(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        name = decode_snapshot_name(await self._desk.body(request))
+        owner = self._api.owner(request)
+        name = decode_snapshot_name(await self._api.body(request))
         return json_reply(
-            encode_snapshot(await self._desk.engine.snapshot(self._desk.id(request), owner, name=name)), 201
+            encode_snapshot(await self._api.engine.snapshot(self._api.id(request), owner, name=name)), 201
         )
 
     async def list_page(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
+        owner = self._api.owner(request)
         asked = decode_snapshot_query(request.query_params)
-        found, next_token = select_snapshot_page(await self._desk.engine.snapshots.list(owner, asked.sandbox), asked)
+        found, next_token = select_snapshot_page(await self._api.engine.snapshots.list(owner, asked.sandbox), asked)
         return json_reply(
             [encode_snapshot(each) for each in found], headers={"X-Next-Token": next_token} if next_token else {}
         )

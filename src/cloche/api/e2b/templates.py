@@ -28,27 +28,27 @@ from cloche.network_policy import NetworkPolicy
 from cloche.store.builds import BuiltTemplate, TemplateBuild
 
 
-def template_routes(desk: E2bContext, config: Config) -> list[BaseRoute]:
-    plane = ControlTemplates(desk, config)
+def template_routes(api: E2bContext, config: Config) -> list[BaseRoute]:
+    plane = ControlTemplates(api, config)
     return [
-        desk.route("GET", "/templates", plane.list_all),
-        desk.route("GET", "/v2/templates", plane.list_all),
-        desk.route("GET", "/default-templates", plane.list_all),
-        desk.route("GET", "/templates/aliases/{name:path}", plane.exists),
-        desk.route("GET", "/templates/{name:path}/tags", plane.tags),
-        desk.route("GET", "/templates/{name:path}", plane.get),
-        desk.route("DELETE", "/templates/{name:path}", plane.delete),
+        api.route("GET", "/templates", plane.list_all),
+        api.route("GET", "/v2/templates", plane.list_all),
+        api.route("GET", "/default-templates", plane.list_all),
+        api.route("GET", "/templates/aliases/{name:path}", plane.exists),
+        api.route("GET", "/templates/{name:path}/tags", plane.tags),
+        api.route("GET", "/templates/{name:path}", plane.get),
+        api.route("DELETE", "/templates/{name:path}", plane.delete),
     ]
 
 
 class ControlTemplates:
-    def __init__(self, desk: E2bContext, config: Config):
-        self._desk = desk
+    def __init__(self, api: E2bContext, config: Config):
+        self._api = api
         self._config = config
 
     async def list_all(self, request: Request) -> Response:
-        owner, builds = self._desk.owner(request), self._desk.engine.builds
-        by_name = groupby(await self._desk.engine.templates(), lambda each: each.name)
+        owner, builds = self._api.owner(request), self._api.engine.builds
+        by_name = groupby(await self._api.engine.templates(), lambda each: each.name)
         found = [list(versions) for _, versions in by_name]
         told = [
             encode_host_template(each, self._names_of_template(each[0]), self._limits_of_template(each[0]))
@@ -63,10 +63,10 @@ class ControlTemplates:
     async def get(self, request: Request) -> Response:
         if (built := await self._find_built_template(request)) is not None:
             return json_reply(
-                templates_schema.encode_template_detail(built, await self._desk.engine.builds.builds(built))
+                templates_schema.encode_template_detail(built, await self._api.engine.builds.builds(built))
             )
         template = await self._find_host_template(request)
-        versions = [each for each in await self._desk.engine.templates() if each.name == template.name]
+        versions = [each for each in await self._api.engine.templates() if each.name == template.name]
         return json_reply(
             encode_host_template_detail(
                 versions or [template], self._names_of_template(template), self._limits_of_template(template)
@@ -82,9 +82,7 @@ class ControlTemplates:
 
     async def tags(self, request: Request) -> Response:
         if (built := await self._find_built_template(request)) is not None:
-            return json_reply(
-                [templates_schema.encode_tag(each) for each in await self._desk.engine.builds.tags(built)]
-            )
+            return json_reply([templates_schema.encode_tag(each) for each in await self._api.engine.builds.tags(built)])
         template = await self._find_host_template(request)
         raise E2bUnsupported(
             f"{template.name} is a template of the host and has no tags: {template.ref} is one for good"
@@ -93,31 +91,31 @@ class ControlTemplates:
     async def delete(self, request: Request) -> Response:
         """Deletes a template or a snapshot: clients use the same route for both."""
         if (built := await self._find_built_template(request)) is not None:
-            await self._desk.engine.builds.remove(built)
+            await self._api.engine.builds.remove(built)
             return Response(status_code=204)
-        owner, name = self._desk.owner(request), request.path_params["name"]
-        if await self._desk.engine.snapshots.find(name, owner) is not None:
-            await self._desk.engine.snapshots.remove(name, owner)
+        owner, name = self._api.owner(request), request.path_params["name"]
+        if await self._api.engine.snapshots.find(name, owner) is not None:
+            await self._api.engine.snapshots.remove(name, owner)
             return Response(status_code=204)
         template = await self._find_host_template(request)
         raise E2bUnsupported(f"delete templates with `cloche template rm {template.ref}` on the server's machine")
 
     async def _find_built_template(self, request: Request) -> BuiltTemplate | None:
         """The caller's own template that the path names, if any."""
-        owner = self._desk.owner(request)
+        owner = self._api.owner(request)
         try:
-            return await self._desk.engine.builds.template(request.path_params["name"], owner)
+            return await self._api.engine.builds.template(request.path_params["name"], owner)
         except errors.TemplateNotFound:
             return None
 
     async def _check_tag_exists(self, built: BuiltTemplate, tag: str) -> None:
         """Raises TemplateNotFound for an unknown tag."""
-        if tag and not await self._desk.engine.builds.has_tag(built, tag):
+        if tag and not await self._api.engine.builds.has_tag(built, tag):
             raise errors.TemplateNotFound(f"the template {built.name!r} has no tag {tag[:200]!r}")
 
     async def _find_host_template(self, request: Request) -> Template:
-        self._desk.owner(request)
-        return await self._desk.engine.template(request.path_params["name"])
+        self._api.owner(request)
+        return await self._api.engine.template(request.path_params["name"])
 
     def _names_of_template(self, template: Template) -> Sequence[str]:
         """The template's own name, and its aliases that are not patterns."""
@@ -136,30 +134,30 @@ def _plain_aliases_of(aliases: Mapping[str, str], name: str) -> list[str]:
 UPLOAD_SECONDS = 3600  # how long an address for an upload can be used
 
 
-def build_routes(desk: E2bContext, config: Config, secret: bytes) -> list[BaseRoute]:
-    plane = ControlBuilds(desk, config, secret)
+def build_routes(api: E2bContext, config: Config, secret: bytes) -> list[BaseRoute]:
+    plane = ControlBuilds(api, config, secret)
     return [
-        desk.route("POST", "/v3/templates", plane.request),
-        desk.route("POST", "/templates/tags", plane.assign_tags),
-        desk.route("DELETE", "/templates/tags", plane.remove_tags),
-        desk.route("PUT", "/template-files/{id}/{hash}", plane.upload),
-        desk.route("GET", "/templates/{id}/files/{hash}", plane.file_link),
-        desk.route("POST", "/v2/templates/{id}/builds/{build}", plane.start),
-        desk.route("GET", "/templates/{id}/builds/{build}/status", plane.status),
-        desk.route("GET", "/templates/{id}/builds/{build}/logs", plane.logs),
+        api.route("POST", "/v3/templates", plane.request),
+        api.route("POST", "/templates/tags", plane.assign_tags),
+        api.route("DELETE", "/templates/tags", plane.remove_tags),
+        api.route("PUT", "/template-files/{id}/{hash}", plane.upload),
+        api.route("GET", "/templates/{id}/files/{hash}", plane.file_link),
+        api.route("POST", "/v2/templates/{id}/builds/{build}", plane.start),
+        api.route("GET", "/templates/{id}/builds/{build}/status", plane.status),
+        api.route("GET", "/templates/{id}/builds/{build}/logs", plane.logs),
     ]
 
 
 class ControlBuilds:
-    def __init__(self, desk: E2bContext, config: Config, secret: bytes):
-        self._desk = desk
+    def __init__(self, api: E2bContext, config: Config, secret: bytes):
+        self._api = api
         self._config = config
         self._secret = secret
-        self._builds = desk.engine.builds
+        self._builds = api.engine.builds
 
     async def request(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        asked = wire.decode_build_request(await self._desk.body(request))
+        owner = self._api.owner(request)
+        asked = wire.decode_build_request(await self._api.body(request))
         limits = asked.limits(self._config.limits.default)
         return json_reply(
             wire.encode_requested_build(*await self._builds.request(asked.name, asked.tags, owner, limits)), 202
@@ -184,7 +182,7 @@ class ControlBuilds:
 
     async def start(self, request: Request) -> Response:
         build = await self._build_from_path(request)
-        plan = wire.decode_build_plan(await self._desk.body(request))
+        plan = wire.decode_build_plan(await self._api.body(request))
         network = await self._default_network_policy(plan.base, build.owner)
         await self._builds.start(build, msgspec.structs.replace(plan, network=network))
         return Response(status_code=202)
@@ -198,19 +196,19 @@ class ControlBuilds:
         return json_reply({"logs": [wire.encode_log_entry(each) for each in self._builds.logs(build)[-1000:]]})
 
     async def assign_tags(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        asked = wire.decode_tag_request(await self._desk.body(request))
+        owner = self._api.owner(request)
+        asked = wire.decode_tag_request(await self._api.body(request))
         build = await self._builds.assign(asked.target, asked.tags, owner)
         return json_reply({"tags": [tag.rpartition(":")[2] for tag in asked.tags], "buildID": build}, 201)
 
     async def remove_tags(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        asked = wire.decode_untag_request(await self._desk.body(request))
+        owner = self._api.owner(request)
+        asked = wire.decode_untag_request(await self._api.body(request))
         await self._builds.unassign(asked.name, asked.tags, owner)
         return Response(status_code=204)
 
     async def _template_from_path(self, request: Request) -> BuiltTemplate:
-        return await self._builds.template(request.path_params["id"], self._desk.owner(request))
+        return await self._builds.template(request.path_params["id"], self._api.owner(request))
 
     async def _build_from_path(self, request: Request) -> TemplateBuild:
         return await self._builds.build(await self._template_from_path(request), request.path_params["build"])
@@ -218,10 +216,10 @@ class ControlBuilds:
     async def _default_network_policy(self, base: str, owner: str) -> NetworkPolicy | None:
         """The network policy of that template's sandboxes when their clients request none."""
         try:
-            template = await self._desk.engine.template(base, owner)
+            template = await self._api.engine.template(base, owner)
         except errors.TemplateNotFound:  # the build will say so
             return None
-        return policy_for_new_sandbox(E2bEgressRequest(), template, self._desk.engine.networks)
+        return policy_for_new_sandbox(E2bEgressRequest(), template, self._api.engine.networks)
 
     def _upload_url(self, request: Request, id: str, digest: str) -> str:
         """The upload URL, at the address by which the client reached this server, as far as known."""

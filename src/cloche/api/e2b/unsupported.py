@@ -29,15 +29,15 @@ _UNSUPPORTED_ROUTES = (
 )
 
 
-def unsupported_routes(desk: E2bContext) -> list[BaseRoute]:
-    plane = ControlUnsupported(desk)
-    return [desk.route(method, path, partial(plane.refuse, why=why)) for method, path, why in _UNSUPPORTED_ROUTES]
+def unsupported_routes(api: E2bContext) -> list[BaseRoute]:
+    plane = ControlUnsupported(api)
+    return [api.route(method, path, partial(plane.refuse, why=why)) for method, path, why in _UNSUPPORTED_ROUTES]
 
 
 class ControlUnsupported:
-    def __init__(self, desk: E2bContext):
-        self._desk = desk
+    def __init__(self, api: E2bContext):
+        self._api = api
 
     async def refuse(self, request: Request, *, why: str) -> Response:
-        self._desk.owner(request)
+        self._api.owner(request)
         raise E2bUnsupported(why)

@@ -125,14 +125,14 @@ def hide_mount_path(error: errors.ClocheError) -> str:
     return str(error).replace(f"{VOLUME_PATH}/", "/").replace(VOLUME_PATH, "/")
 
 
-def volume_routes(desk: E2bContext, secret: bytes) -> list[BaseRoute]:
-    plane = ControlVolumes(desk, secret)
-    content = VolumeContent(desk, secret)
+def volume_routes(api: E2bContext, secret: bytes) -> list[BaseRoute]:
+    plane = ControlVolumes(api, secret)
+    content = VolumeContent(api, secret)
     return [
-        desk.route("POST", "/volumes", plane.create),
-        desk.route("GET", "/volumes", plane.list_all),
-        desk.route("GET", "/volumes/{id}", plane.get),
-        desk.route("DELETE", "/volumes/{id}", plane.remove),
+        api.route("POST", "/volumes", plane.create),
+        api.route("GET", "/volumes", plane.list_all),
+        api.route("GET", "/volumes/{id}", plane.get),
+        api.route("DELETE", "/volumes/{id}", plane.remove),
         *content.routes(),
     ]
 
@@ -155,26 +155,26 @@ class VolumeFileStream(StreamResponse):
 
 
 class ControlVolumes:
-    def __init__(self, desk: E2bContext, secret: bytes):
-        self._desk = desk
-        self._volumes = desk.engine.volumes
+    def __init__(self, api: E2bContext, secret: bytes):
+        self._api = api
+        self._volumes = api.engine.volumes
         self._secret = secret
 
     async def create(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        name = decode_volume_name(await self._desk.body(request))
+        owner = self._api.owner(request)
+        name = decode_volume_name(await self._api.body(request))
         return json_reply(self._encode_with_token(await self._volumes.create(name, owner)), 201)
 
     async def list_all(self, request: Request) -> Response:
-        return json_reply([encode_volume(each) for each in await self._volumes.list(self._desk.owner(request))])
+        return json_reply([encode_volume(each) for each in await self._volumes.list(self._api.owner(request))])
 
     async def get(self, request: Request) -> Response:
         return json_reply(
-            self._encode_with_token(await self._volumes.get(request.path_params["id"], self._desk.owner(request)))
+            self._encode_with_token(await self._volumes.get(request.path_params["id"], self._api.owner(request)))
         )
 
     async def remove(self, request: Request) -> Response:
-        await self._volumes.remove(request.path_params["id"], self._desk.owner(request))
+        await self._volumes.remove(request.path_params["id"], self._api.owner(request))
         return Response(status_code=204)
 
     def _encode_with_token(self, volume: VolumeRecord) -> Json:
@@ -184,8 +184,8 @@ class ControlVolumes:
 class VolumeContent:
     """Files of a volume, whether a sandbox has it or not."""
 
-    def __init__(self, desk: E2bContext, secret: bytes):
-        self._volumes = desk.engine.volumes
+    def __init__(self, api: E2bContext, secret: bytes):
+        self._volumes = api.engine.volumes
         self._secret = secret
 
     def routes(self) -> list[BaseRoute]:

@@ -25,13 +25,13 @@ class LibreChatApi:
     """Serves requests under `/librechat/v1`, and under `/librechat` for clients configured without `/v1`."""
 
     def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
-        desk = LibreChatContext(engine, shelf, gatekeeper, config, secret)
-        workshop = ProgramRunner(desk)
+        api = LibreChatContext(engine, shelf, gatekeeper, config, secret)
+        workshop = ProgramRunner(api)
         routes = [
-            desk.route("GET", "/health", _health_reply),
-            *exec.execution_routes(desk, workshop),
-            *tool_calls.programmatic_routes(desk, workshop),
-            *files.file_routes(desk),
+            api.route("GET", "/health", _health_reply),
+            *exec.execution_routes(api, workshop),
+            *tool_calls.programmatic_routes(api, workshop),
+            *files.file_routes(api),
         ]
         self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
 

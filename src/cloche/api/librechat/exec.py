@@ -45,12 +45,12 @@ PROBE_OWNER = "(cloche)"  # the owner of sandboxes that are nobody's: no key can
 class ProgramRunner:
     """Shared by all programs of this process, of both routes."""
 
-    def __init__(self, desk: LibreChatContext):
-        self._engine = desk.engine
-        self._config = desk.config
-        self._inputs = ProgramInputs(desk.shelf.code_files, desk.config.max_files)
-        self._outputs = ProgramOutputs(desk.shelf.code_files, desk.config)
-        self._sessions = CodeSessions(desk, self._inputs, self._outputs)
+    def __init__(self, api: LibreChatContext):
+        self._engine = api.engine
+        self._config = api.config
+        self._inputs = ProgramInputs(api.shelf.code_files, api.config.max_files)
+        self._outputs = ProgramOutputs(api.shelf.code_files, api.config)
+        self._sessions = CodeSessions(api, self._inputs, self._outputs)
         self._available = AvailableLanguages(self._probe_sandbox)
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -164,24 +164,24 @@ def program_outcome(program: OutputCapture, wall_seconds: float) -> ProgramOutco
     return ProgramOutcome(exited=program.exited, stdout=stdout, stderr=stderr, usage=usage)
 
 
-def execution_routes(desk: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
-    return [desk.route("POST", "/exec", ExecHandler(desk, workshop).execute)]
+def execution_routes(api: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
+    return [api.route("POST", "/exec", ExecHandler(api, workshop).execute)]
 
 
 class ExecHandler:
-    def __init__(self, desk: LibreChatContext, workshop: ProgramRunner):
-        self._desk = desk
+    def __init__(self, api: LibreChatContext, workshop: ProgramRunner):
+        self._api = api
         self._workshop = workshop
         self._turns = ProgramQueue()
 
     async def execute(self, request: Request) -> Response:
-        caller = self._desk.starter(request)
-        with self._turns.hold_ticket(caller) as ticket, self._desk.room.share(caller) as share:
+        caller = self._api.starter(request)
+        with self._turns.hold_ticket(caller) as ticket, self._api.room.share(caller) as share:
             return json_reply(await self._run_request(request, caller, ticket, share))
 
     async def _run_request(
         self, request: Request, caller: LibreChatCaller, ticket: ProgramTicket, share: RequestMemoryShare
     ) -> Json:
-        asked = decode_exec(await self._desk.body(request, share))
+        asked = decode_exec(await self._api.body(request, share))
         share.settle(asked.bytes)
         return await run_unless_disconnected(request, self._workshop.run_request(caller, asked, ticket.turn()))

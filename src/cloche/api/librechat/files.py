@@ -147,19 +147,19 @@ class FailedUpload(NamedTuple):
 
 
 class LibreChatUpload:
-    """The files of one request. Use as `async with LibreChatUpload(desk, arriving, caller) as upload`.
+    """The files of one request. Use as `async with LibreChatUpload(api, arriving, caller) as upload`.
 
     Files that were not kept are dropped at the end. Room is reserved before anything is written.
     """
 
-    def __init__(self, desk: LibreChatContext, arriving: IncomingUploads, caller: LibreChatCaller):
+    def __init__(self, api: LibreChatContext, arriving: IncomingUploads, caller: LibreChatCaller):
         self.session = new_code_id()
         self.arrived: list[ArrivedFile] = []
         self.failed: list[FailedUpload] = []
         self.failures = 0
         self.too_many = False
-        self._files = desk.shelf.code_files
-        self._config = desk.config
+        self._files = api.shelf.code_files
+        self._config = api.config
         self._caller = caller
         self._room = arriving.new_reservation(caller)
         self._fields: dict[str, str] = {}
@@ -387,29 +387,29 @@ MAX_REMEMBERED_DELETIONS = 10_000
 OBJECT_PATH = "/sessions/{session}/objects/{file}"
 
 
-def file_routes(desk: LibreChatContext) -> list[Route]:
-    files = LibreChatFiles(desk)
+def file_routes(api: LibreChatContext) -> list[Route]:
+    files = LibreChatFiles(api)
     return [
-        desk.route("POST", "/upload", files.upload),
-        desk.route("POST", "/upload/batch", files.upload_batch),
-        desk.route("GET", "/download/{session}/{file}", files.download_file),
-        desk.route("GET", OBJECT_PATH, files.metadata),
-        desk.route("DELETE", OBJECT_PATH, files.delete),
-        desk.route("GET", "/files/{session}", files.list),
-        desk.route("DELETE", "/files/{session}/{file}", files.delete),
+        api.route("POST", "/upload", files.upload),
+        api.route("POST", "/upload/batch", files.upload_batch),
+        api.route("GET", "/download/{session}/{file}", files.download_file),
+        api.route("GET", OBJECT_PATH, files.metadata),
+        api.route("DELETE", OBJECT_PATH, files.delete),
+        api.route("GET", "/files/{session}", files.list),
+        api.route("DELETE", "/files/{session}/{file}", files.delete),
     ]
 
 
 class LibreChatFiles:
-    def __init__(self, desk: LibreChatContext):
-        self._desk = desk
-        self._files = desk.shelf.code_files
+    def __init__(self, api: LibreChatContext):
+        self._api = api
+        self._files = api.shelf.code_files
         self._arriving = IncomingUploads(self._files)
         self._deleted = _RecentDeletions()
 
     async def upload(self, request: Request) -> Response:
         """Stores all files of the form, or none."""
-        async with LibreChatUpload(self._desk, self._arriving, self._desk.caller(request)) as upload:
+        async with LibreChatUpload(self._api, self._arriving, self._api.caller(request)) as upload:
             await upload.take(request)
             if upload.failed:
                 raise upload.failed[0].refusal
@@ -417,10 +417,10 @@ class LibreChatFiles:
 
     async def upload_batch(self, request: Request) -> Response:
         """Stores as many files of the form as possible."""
-        async with LibreChatUpload(self._desk, self._arriving, self._desk.caller(request)) as upload:
+        async with LibreChatUpload(self._api, self._arriving, self._api.caller(request)) as upload:
             await upload.take(request)
             made = await upload.keep()
-            body = batch_body(upload, made, self._desk.config.max_files)
+            body = batch_body(upload, made, self._api.config.max_files)
             return json_reply(body, 200 if made else upload.failed[0].refusal.status)
 
     async def download_file(self, request: Request) -> Response:
@@ -434,7 +434,7 @@ class LibreChatFiles:
         return json_reply(metadata_body(await self._requested_file(request)))
 
     async def list(self, request: Request) -> Response:
-        reach = reach_of(self._desk.caller(request), request.query_params)
+        reach = reach_of(self._api.caller(request), request.query_params)
         detail = request.query_params.get("detail", "simple")
         if detail not in LISTING_FORMATS:
             raise LibreChatRefusal(400, f"detail must be one of: {', '.join(LISTING_FORMATS)}")
@@ -446,7 +446,7 @@ class LibreChatFiles:
 
     async def delete(self, request: Request) -> Response:
         """Deletes a file; also succeeds if the same caller deleted it before. Other callers' files are not found."""
-        reach = reach_of(self._desk.caller(request), request.query_params)
+        reach = reach_of(self._api.caller(request), request.query_params)
         session, id = request.path_params["session"], request.path_params["file"]
         if not self._deleted.has(reach, session, id):
             await self._files.remove([await self._requested_file(request)])
@@ -455,7 +455,7 @@ class LibreChatFiles:
 
     async def _requested_file(self, request: Request) -> CodeFile:
         """Raises LibreChatRefusal if the caller has no such file."""
-        reach = reach_of(self._desk.caller(request), request.query_params)
+        reach = reach_of(self._api.caller(request), request.query_params)
         session, id = request.path_params["session"], request.path_params["file"]
         try:
             if is_code_id(session) and is_code_id(id):

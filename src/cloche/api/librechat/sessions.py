@@ -150,11 +150,11 @@ class SessionSandbox(ProgramSandbox):
 class CodeSessions:
     """All sessions of this process. Different callers have different sessions, even with equal hints."""
 
-    def __init__(self, desk: LibreChatContext, inputs: ProgramInputs, outputs: ProgramOutputs):
-        self._engine = desk.engine
-        self._config = desk.config
-        self._files = desk.shelf.code_files
-        self._workspaces = desk.shelf.code_sessions
+    def __init__(self, api: LibreChatContext, inputs: ProgramInputs, outputs: ProgramOutputs):
+        self._engine = api.engine
+        self._config = api.config
+        self._files = api.shelf.code_files
+        self._workspaces = api.shelf.code_sessions
         self._inputs = inputs
         self._outputs = outputs
         self._sessions: dict[str, CodeSession] = {}

@@ -144,28 +144,28 @@ PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all
 _EXEC_FIELDS = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
 
 
-def programmatic_routes(desk: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
-    programs = ProgrammaticHandler(desk, workshop)
+def programmatic_routes(api: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
+    programs = ProgrammaticHandler(api, workshop)
     return [
-        desk.route("POST", "/exec/programmatic", programs.execute),
-        desk.route("POST", "/exec/programmatic/cancel", programs.cancel),
+        api.route("POST", "/exec/programmatic", programs.execute),
+        api.route("POST", "/exec/programmatic/cancel", programs.cancel),
     ]
 
 
 class ProgrammaticHandler:
-    def __init__(self, desk: LibreChatContext, workshop: ProgramRunner):
-        self._desk = desk
+    def __init__(self, api: LibreChatContext, workshop: ProgramRunner):
+        self._api = api
         self._workshop = workshop
-        self._dialogues = ToolDialogues(ContinuationTokens(desk.secret), desk.config.tool_wait_seconds)
-        desk.engine.housing.admission.shut_out.hear(self._dialogues.end_all)
+        self._dialogues = ToolDialogues(ContinuationTokens(api.secret), api.config.tool_wait_seconds)
+        api.engine.housing.admission.shut_out.hear(self._dialogues.end_all)
         self._cancelling = RequestCancellations()
 
     async def execute(self, request: Request) -> Response:
-        caller = self._desk.caller(request)
+        caller = self._api.caller(request)
         with self._cancelling.track_request(caller, request.headers.get(REQUEST_ID_HEADER)) as cancellable:
-            with self._desk.room.share(caller) as share:
+            with self._api.room.share(caller) as share:
                 # What was sent is not kept while the client waits: it can be large.
-                dialogue, told = self._accept_request(request, caller, await self._desk.body(request, share))
+                dialogue, told = self._accept_request(request, caller, await self._api.body(request, share))
             cancellable.on_cancel(partial(self._dialogues.end, dialogue.id))
             try:
                 said = await run_unless_disconnected(request, _wait_for_answer(told))
@@ -178,7 +178,7 @@ class ProgrammaticHandler:
 
     async def cancel(self, request: Request) -> Response:
         """For a client that wants no answer any more: the end of the connection alone may mean a bad network."""
-        caller = self._desk.caller(request)
+        caller = self._api.caller(request)
         given = decode_object(await read_whole_body(request, MAX_CANCEL_BYTES))
         self._cancelling.cancel(caller, given.get("request_id"))
         return json_reply({"status": "cancellation_requested"}, 202)
@@ -193,8 +193,8 @@ class ProgrammaticHandler:
             results = decode_results(given.get("tool_results"))
             dialogue, round = self._dialogues.find(token, caller)
             return dialogue, dialogue.submit(round, results)
-        self._desk.starter(request)
-        program = decode_program(given, self._desk.config.max_tools)
+        self._api.starter(request)
+        program = decode_program(given, self._api.config.max_tools)
         size = max(len(body), sys.getsizeof(program.asked.code))
         dialogue = self._dialogues.begin(caller, partial(self._run_dialogue, caller, program), size)
         return dialogue, dialogue.first
@@ -213,8 +213,8 @@ class ProgrammaticHandler:
     async def _run_program(self, place: ProgramSandbox, program: ToolProgram, dialogue: ToolDialogue) -> ProgramOutcome:
         language, bounds = language_of(program.asked.lang), self._workshop.bounds(program.asked)
         assert language is not None
-        began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._desk.config.max_tool_calls
-        patience = self._desk.config.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
+        began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.config.max_tool_calls
+        patience = self._api.config.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
         async with (
             tools.make_offer(
                 program.tools, language=program.language, max_calls=max_calls, raw=True, no_room=dialogue.no_room

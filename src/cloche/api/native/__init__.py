@@ -26,15 +26,15 @@ class NativeApi:
     """Serves requests under `/api/v1`. Its errors are `{"error": {"code": .., "message": .., "request_id": ..}}`."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
-        door, dialect = NativeContext(engine, gatekeeper, config), NativeErrors()
-        table, sockets = api_operations(door), socket_operations()
+        api, dialect = NativeContext(engine, gatekeeper, config), NativeErrors()
+        table, sockets = api_operations(api), socket_operations()
         self._document = responses.encode_json(openapi_document(version("cloche"), table, sockets))
         self._nothing = DialectEndpoint(dialect, _raise_no_route)
         routes: list[BaseRoute] = [
             Route(API_PREFIX + each.path, DialectEndpoint(dialect, each.handler), methods=[each.method])
             for each in table
         ]
-        routes += [WebSocketRoute(API_PREFIX + each.path, SocketEndpoint(door, each.talk)) for each in sockets]
+        routes += [WebSocketRoute(API_PREFIX + each.path, SocketEndpoint(api, each.talk)) for each in sockets]
         routes += [
             Route(API_PREFIX + "/openapi.json", DialectEndpoint(dialect, self._serve_openapi_document), methods=["GET"])
         ]

@@ -120,26 +120,26 @@ SHELL_COMMAND = ("/bin/bash", "-c")
 SIGNAL_NUMBERS = range(1, 65)
 
 
-class Commands:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeCommands:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def run(self, request: Request) -> Response:
-        commands = (await self._door.sandbox(request)).commands
+        commands = (await self._api.sandbox(request)).commands
         asked = await decode_request_body(request, requests.RunCommandRequest)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
         running = commands.run(asked.command, **_launch_options(asked), stdin=stdin)
         return json_response(await finish_unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
-        commands = (await self._door.sandbox(request)).commands
+        commands = (await self._api.sandbox(request)).commands
         process = await start_requested_process(
             commands, await decode_request_body(request, requests.StartProcessRequest)
         )
         return json_response(responses.ProcessStartedResponse(id=process.id, pid=process.pid), 201)
 
     async def list(self, request: Request) -> Response:
-        return json_response(await (await self._door.sandbox(request)).commands.list())
+        return json_response(await (await self._api.sandbox(request)).commands.list())
 
     async def kill(self, request: Request) -> Response:
         (await self._process_from_path(request)).kill()
@@ -156,7 +156,7 @@ class Commands:
         process = await self._process_from_path(request)
         async with open_stdin_queue(process) as stdin:
             await stdin.put(b"")  # also to learn whether it has any
-            async for chunk in read_body_chunks(request, self._door.config.server.upload_bytes):
+            async for chunk in read_body_chunks(request, self._api.config.server.upload_bytes):
                 await stdin.put(chunk)
             await finish_unless_disconnected(request, stdin.wait_drained())
         if stdin.refused is not None:
@@ -168,7 +168,7 @@ class Commands:
         return Response(status_code=204)
 
     async def _process_from_path(self, request: Request) -> SandboxProgram:
-        return (await self._door.sandbox(request)).commands.get(request.path_params["process"])
+        return (await self._api.sandbox(request)).commands.get(request.path_params["process"])
 
 
 async def start_requested_process(commands: Core, asked: requests.StartProcessRequest) -> SandboxProgram:

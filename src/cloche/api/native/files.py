@@ -19,12 +19,12 @@ from cloche.protocol import requests, responses
 BYTES_TYPE = "application/octet-stream"
 
 
-class Files:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeFiles:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def read(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = decode_request_query(request, requests.ReadQuery)
         open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
         file = await open_file(asked.path, user=_requested_user(asked))
@@ -35,50 +35,50 @@ class Files:
         return StreamResponse(file.until_read(end), media_type=BYTES_TYPE, until=sandbox.wait_ended)
 
     async def write(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.WriteQuery)
-        chunks = read_body_chunks(request, self._door.config.server.upload_bytes)
+        chunks = read_body_chunks(request, self._api.config.server.upload_bytes)
         return json_response(
             await files.write(asked.path, chunks, user=_requested_user(asked), mode=parse_octal_mode(asked.mode))
         )
 
     async def list(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.ListQuery)
         return json_response(await files.list(asked.path, depth=asked.depth, user=_requested_user(asked)))
 
     async def stat(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.PathQuery)
         return json_response(await files.stat(asked.path, user=_requested_user(asked)))
 
     async def exists(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.PathQuery)
         return json_response(
             responses.ExistsResponse(exists=await files.exists(asked.path, user=_requested_user(asked)))
         )
 
     async def make_dir(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = await decode_request_body(request, requests.FilePathRequest)
         return json_response(
             responses.CreatedResponse(created=await files.make_dir(asked.path, user=_requested_user(asked)))
         )
 
     async def move(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = await decode_request_body(request, requests.MovePathRequest)
         return json_response(await files.move(asked.path, asked.to, user=_requested_user(asked)))
 
     async def remove(self, request: Request) -> Response:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = await decode_request_body(request, requests.FilePathRequest)
         await files.remove(asked.path, user=_requested_user(asked))
         return Response(status_code=204)
 
     async def watch(self, request: Request) -> StreamResponse:
-        files = (await self._door.sandbox(request)).files
+        files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.WatchQuery)
         watch = files.watch(asked.path, recursive=asked.recursive, user=_requested_user(asked))
         return event_stream_response(request, _stream_watch_events(watch))

@@ -65,7 +65,7 @@ def _message_types_of(operations: Iterable[Operation]) -> list[Any]:
 def _describe_operation(operation: Operation, schemas: _ComponentSchemas) -> dict[str, Any]:
     told_: dict[str, Any] = {
         "summary": operation.summary,
-        "operationId": operation.handler.__qualname__,
+        "operationId": operation.id,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": {
             str(operation.status): _success_response(operation.answer, schemas),

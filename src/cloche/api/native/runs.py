@@ -73,9 +73,9 @@ async def _encode_event_stream(
         yield encode_server_event(responses.ErrorMessage(error=responses.to_error_info(error, request)))
 
 
-class Running:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeExecutions:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def run(self, request: Request) -> Response:
         execution = await self._execution_from_request(request)
@@ -85,7 +85,7 @@ class Running:
         return event_stream_response(request, _stream_execution_events(await self._execution_from_request(request)))
 
     async def _execution_from_request(self, request: Request) -> Execution:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.ExecuteRequest)
         if asked.input is True:
             raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
@@ -124,12 +124,12 @@ LAST_EVENT_HEADER = "last-event-id"
 _MAX_EVENT_DIGITS = 18
 
 
-class Runs:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeRuns:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def start(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.DetachRequest)
         if asked.input is True:
             raise errors.InvalidRequest("nobody answers the input() of a detached run: give its lines, or none")
@@ -140,12 +140,12 @@ class Runs:
         return json_response(await self._detached_runs.start(sandbox, context, execution, last=asked.last), 201)
 
     async def list(self, request: Request) -> Response:
-        owner, id = self._door.owner(request), request.path_params["id"]
-        await self._door.engine.describe(id, owner)
+        owner, id = self._api.owner(request), request.path_params["id"]
+        await self._api.engine.describe(id, owner)
         return json_response(await self._detached_runs.list(owner, id))
 
     async def list_all(self, request: Request) -> Response:
-        return json_response(await self._detached_runs.list(self._door.admit(request).owner))
+        return json_response(await self._detached_runs.list(self._api.admit(request).owner))
 
     async def get(self, request: Request) -> Response:
         return json_response(await self._detached_runs.info(*self._run_and_owner(request)))
@@ -179,10 +179,10 @@ class Runs:
 
     @property
     def _detached_runs(self) -> DetachedRuns:
-        return self._door.engine.runs
+        return self._api.engine.runs
 
     def _run_and_owner(self, request: Request) -> tuple[str, str | None]:
-        return request.path_params["run"], self._door.owner(request)
+        return request.path_params["run"], self._api.owner(request)
 
 
 def _last_seen_event(request: Request) -> int:

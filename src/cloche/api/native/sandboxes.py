@@ -32,14 +32,14 @@ from cloche.notebook import NOTEBOOK_MIME
 from cloche.protocol import requests, responses
 
 
-class Sandboxes:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeSandboxes:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def create(self, request: Request) -> Response:
-        principal = self._door.admit(request)
+        principal = self._api.admit(request)
         asked = await decode_request_body(request, requests.CreateSandbox)
-        engine, spec = self._door.engine, await self._spec_from_request(asked, principal.owner)
+        engine, spec = self._api.engine, await self._spec_from_request(asked, principal.owner)
         sandbox = await create_unless_disconnected(request, engine, engine.create(spec))
         if has_client_disconnected(request):
             await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
@@ -52,7 +52,7 @@ class Sandboxes:
             template=asked.template,
             env=asked.env,
             metadata=asked.metadata,
-            lifetime_seconds=asked.timeout_seconds or self._door.config.lifetime.max_seconds,
+            lifetime_seconds=asked.timeout_seconds or self._api.config.lifetime.max_seconds,
             network=_network_from_request(asked),
             owner=owner,
             on_deadline=asked.on_timeout,
@@ -66,43 +66,55 @@ class Sandboxes:
 
     async def _limits_from_request(self, asked: requests.LimitsRequest, spec: SandboxSpec) -> Limits:
         given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
-        return msgspec.structs.replace(await self._door.engine.limits_of(spec.template, spec.owner), **given)
+        return msgspec.structs.replace(await self._api.engine.limits_of(spec.template, spec.owner), **given)
 
     async def list(self, request: Request) -> Response:
-        principal = self._door.admit(request)
+        principal = self._api.admit(request)
         asked = decode_request_query(request, requests.SandboxesQuery)
-        if asked.all and not self._door.is_operator(request):
+        if asked.all and not self._api.is_operator(request):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
-        found = self._door.engine.list(None if asked.all else principal.owner)
+        found = self._api.engine.list(None if asked.all else principal.owner)
         return json_response([each for each in found if asked.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
         if decode_request_query(request, requests.SandboxQuery).running:
-            return json_response((await self._door.sandbox(request)).info)
-        owner = self._door.owner(request)
-        return json_response(await self._door.engine.describe(request.path_params["id"], owner))
+            return json_response((await self._api.sandbox(request)).info)
+        owner = self._api.owner(request)
+        return json_response(await self._api.engine.describe(request.path_params["id"], owner))
 
     async def renew(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.RenewRequest)
         return json_response(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
-        await self._door.engine.kill(*await self._door.named(request))
+        await self._api.engine.kill(*await self._api.named(request))
         return Response(status_code=204)
 
+    async def pause(self, request: Request) -> Response:
+        id, owner = await self._api.named(request)
+        asked = await decode_request_body(request, requests.PauseRequest)
+        return json_response(await self._api.engine.pause(id, owner, memory=asked.memory))
+
+    async def resume(self, request: Request) -> Response:
+        id, owner = await self._api.named(request)
+        seconds = (await decode_request_body(request, requests.ResumeRequest)).timeout_seconds
+        check_seconds("timeout_seconds", seconds)
+        sandbox = await self._api.engine.resume(id, owner, seconds=seconds)
+        return json_response(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
+
     async def hold(self, request: Request) -> StreamResponse:
-        sandbox = await self._door.sandbox(request)
-        return event_stream_response(request, _hold_until_disconnected(self._door.engine, sandbox))
+        sandbox = await self._api.sandbox(request)
+        return event_stream_response(request, _hold_until_disconnected(self._api.engine, sandbox))
 
     # -- contexts
 
     async def list_contexts(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         return json_response([encode_context_info(each) for each in sandbox.contexts])
 
     async def create_context(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.CreateContextRequest)
         return json_response(
             encode_context_info(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201
@@ -121,12 +133,12 @@ class Sandboxes:
         )
 
     async def remove_context(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         sandbox.remove_context(request.path_params["context"])
         return Response(status_code=204)
 
     async def _context_from_path(self, request: Request) -> Context:
-        return (await self._door.sandbox(request)).context(request.path_params["context"])
+        return (await self._api.sandbox(request)).context(request.path_params["context"])
 
 
 def _network_from_request(asked: requests.CreateSandbox) -> NetworkPolicy | None:
@@ -152,44 +164,24 @@ def encode_context_info(context: Context) -> responses.ContextInfo:
     return responses.ContextInfo(id=context.id, language=context.language, cwd=context.cwd)
 
 
-# Pause and resume of sandboxes.
-
-
-class Pausing:
-    def __init__(self, door: NativeContext):
-        self._door = door
-
-    async def pause(self, request: Request) -> Response:
-        id, owner = await self._door.named(request)
-        asked = await decode_request_body(request, requests.PauseRequest)
-        return json_response(await self._door.engine.pause(id, owner, memory=asked.memory))
-
-    async def resume(self, request: Request) -> Response:
-        id, owner = await self._door.named(request)
-        seconds = (await decode_request_body(request, requests.ResumeRequest)).timeout_seconds
-        check_seconds("timeout_seconds", seconds)
-        sandbox = await self._door.engine.resume(id, owner, seconds=seconds)
-        return json_response(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
-
-
 # Snapshots of sandboxes, and forks of them.
 
 
-class Snapshots:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeSnapshots:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def make(self, request: Request) -> Response:
-        id, owner = await self._door.named(request)
+        id, owner = await self._api.named(request)
         asked = await decode_request_body(request, requests.MakeSnapshotRequest)
-        return json_response((await self._door.engine.snapshot(id, owner, name=asked.name)).info, 201)
+        return json_response((await self._api.engine.snapshot(id, owner, name=asked.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
-        id, owner = await self._door.named(request)
+        id, owner = await self._api.named(request)
         asked = await decode_request_body(request, requests.ForkSandboxRequest)
         check_seconds("timeout_seconds", asked.timeout_seconds)
         made = await require_all_forks(
-            await self._door.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds)
+            await self._api.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds)
         )
         if has_client_disconnected(request):
             await asyncio.gather(*(each.kill("whoever asked for it left") for each in made))
@@ -197,57 +189,57 @@ class Snapshots:
         return json_response([each.info for each in made], 201)
 
     async def list(self, request: Request) -> Response:
-        principal = self._door.admit(request)
+        principal = self._api.admit(request)
         asked = decode_request_query(request, requests.SnapshotsQuery)
-        if asked.all and not self._door.is_operator(request):
+        if asked.all and not self._api.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
-        found = await self._door.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
+        found = await self._api.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
         return json_response([each.info for each in found])
 
     async def get(self, request: Request) -> Response:
-        owner = self._door.owner(request)
-        return json_response((await self._door.engine.snapshots.get(request.path_params["ref"], owner)).info)
+        owner = self._api.owner(request)
+        return json_response((await self._api.engine.snapshots.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
-        owner = self._door.owner(request)
-        found = await self._door.engine.snapshots.get(request.path_params["ref"], owner)
-        await self._door.engine.snapshots.remove(found.id, found.owner)
+        owner = self._api.owner(request)
+        found = await self._api.engine.snapshots.get(request.path_params["ref"], owner)
+        await self._api.engine.snapshots.remove(found.id, found.owner)
         return Response(status_code=204)
 
 
 # Named volumes: create, list, show and remove. Their files are accessed from sandboxes.
 
 
-class Volumes:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeVolumes:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def make(self, request: Request) -> Response:
-        owner = self._door.admit(request).owner
+        owner = self._api.admit(request).owner
         asked = await decode_request_body(request, requests.MakeVolumeRequest)
-        return json_response((await self._door.engine.volumes.create(asked.name, owner)).info, 201)
+        return json_response((await self._api.engine.volumes.create(asked.name, owner)).info, 201)
 
     async def list(self, request: Request) -> Response:
         return json_response(
-            [each.info for each in await self._door.engine.volumes.list(self._door.admit(request).owner)]
+            [each.info for each in await self._api.engine.volumes.list(self._api.admit(request).owner)]
         )
 
     async def get(self, request: Request) -> Response:
-        owner = self._door.admit(request).owner
-        return json_response((await self._door.engine.volumes.get(request.path_params["ref"], owner)).info)
+        owner = self._api.admit(request).owner
+        return json_response((await self._api.engine.volumes.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
-        owner = self._door.admit(request).owner
-        await self._door.engine.volumes.remove(request.path_params["ref"], owner)
+        owner = self._api.admit(request).owner
+        await self._api.engine.volumes.remove(request.path_params["ref"], owner)
         return Response(status_code=204)
 
 
 # Checkpoints, rollback and forks of contexts. Each waits for its turn, unless its client disconnects.
 
 
-class Branching:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeCheckpoints:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def checkpoint(self, request: Request) -> Response:
         context = await self._context_from_path(request)
@@ -273,7 +265,7 @@ class Branching:
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         context = sandbox.context(request.path_params["context"])
         asked = await decode_request_body(request, requests.ForkContextRequest)
         made = await finish_unless_disconnected(request, context.fork(asked.count))
@@ -285,18 +277,18 @@ class Branching:
         return json_response([encode_context_info(each) for each in made], 201)
 
     async def _context_from_path(self, request: Request) -> Context:
-        return (await self._door.sandbox(request)).context(request.path_params["context"])
+        return (await self._api.sandbox(request)).context(request.path_params["context"])
 
 
 # Variables of a context, history and notebook of a sandbox.
 
 
-class Inspecting:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeHistory:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def variables(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         found = await sandbox.context(request.path_params["context"]).variables()
         return json_response(responses.VariablesInfo(variables=found, more=found.more))
 
@@ -310,27 +302,27 @@ class Inspecting:
         return Response(await export_notebook(sandbox, context), media_type=NOTEBOOK_MIME)
 
     async def _requested_history(self, request: Request) -> tuple[Sandbox, str | None]:
-        return await self._door.sandbox(request), decode_request_query(request, requests.HistoryQuery).context
+        return await self._api.sandbox(request), decode_request_query(request, requests.HistoryQuery).context
 
 
 # The network policy of a sandbox, and the log of its connections.
 
 
-class Network:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeNetwork:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def get(self, request: Request) -> Response:
-        return _network_response(await self._door.sandbox(request))
+        return _network_response(await self._api.sandbox(request))
 
     async def replace(self, request: Request) -> Response:
-        sandbox = await self._door.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.SetNetworkRequest)
-        await self._door.engine.networks.replace(sandbox, _policy_from_request(asked, sandbox.network.policy))
+        await self._api.engine.networks.replace(sandbox, _policy_from_request(asked, sandbox.network.policy))
         return _network_response(sandbox)
 
     async def log(self, request: Request) -> Response:
-        network = (await self._door.sandbox(request)).network
+        network = (await self._api.sandbox(request)).network
         return json_response(responses.NetworkLogResponse(entries=network.log, dropped=network.dropped))
 
 

@@ -21,17 +21,17 @@ from cloche.telemetry import LogEntry, log
 from cloche.templates import Catalogue
 
 
-class Desk:
-    def __init__(self, door: NativeContext):
-        self._door = door
-        self._catalogue = Catalogue(door.config.data_dir, door.config.aliases)
+class NativeServer:
+    def __init__(self, api: NativeContext):
+        self._api = api
+        self._catalogue = Catalogue(api.config.data_dir, api.config.aliases)
 
     async def whoami(self, request: Request) -> Response:
-        return json_response(self._door.admit(request))
+        return json_response(self._api.admit(request))
 
     async def info(self, request: Request) -> Response:
-        self._door.admit(request)
-        config = self._door.config
+        self._api.admit(request)
+        config = self._api.config
         about = responses.AboutResponse(
             version=version("cloche"),
             languages=list(LANGUAGES),
@@ -43,10 +43,10 @@ class Desk:
         return json_response(about)
 
     async def usage(self, request: Request) -> Response:
-        return json_response(await self._door.engine.quotas.usage(self._door.admit(request).owner))
+        return json_response(await self._api.engine.quotas.usage(self._api.admit(request).owner))
 
     async def templates(self, request: Request) -> Response:
-        self._door.admit(request)
+        self._api.admit(request)
         return json_response([_encode_template(each) for each in await asyncio.to_thread(self._catalogue.list)])
 
 
@@ -69,9 +69,9 @@ def _encode_template(template: Template) -> responses.TemplateInfo:
 POLL_SECONDS = 0.25
 
 
-class Logs:
-    def __init__(self, door: NativeContext):
-        self._door = door
+class NativeLogs:
+    def __init__(self, api: NativeContext):
+        self._api = api
 
     async def recent(self, request: Request) -> Response:
         sandbox = self._requested_sandbox(request)
@@ -87,14 +87,14 @@ class Logs:
         over = False
         while not over:
             await asyncio.sleep(POLL_SECONDS if seen else 0)
-            over = self._door.engine.closing
+            over = self._api.engine.closing
             fresh = entries_after(seen, log.kept)
             for entry in _entries_about_sandbox(sandbox, fresh):
                 yield encode_log_entry(entry)
             seen = fresh[-1] if fresh else seen
 
     def _requested_sandbox(self, request: Request) -> str | None:
-        if self._door.admit(request).role != "admin":
+        if self._api.admit(request).role != "admin":
             raise errors.Forbidden("logs are for admins: use a key with that role")
         return decode_request_query(request, requests.LogsQuery).sandbox
 

@@ -43,14 +43,14 @@ _CLOSED_BY_ERROR = 1011
 class SocketEndpoint:
     """The ASGI endpoint of one kind of WebSocket: the counterpart of `DialectEndpoint`."""
 
-    def __init__(self, door: NativeContext, talk: SocketHandler):
-        self._door = door
+    def __init__(self, api: NativeContext, talk: SocketHandler):
+        self._api = api
         self._talk = talk
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = WebSocket(scope, receive, send)
         try:
-            sandbox = await self._door.sandbox(socket)
+            sandbox = await self._api.sandbox(socket)
             await self._talk(socket, sandbox)
             await socket.close(_CLOSED_NORMALLY)
         except WebSocketDisconnect:

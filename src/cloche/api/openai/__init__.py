@@ -32,19 +32,19 @@ class OpenAi:
     """Serves requests under `/v1`."""
 
     def __init__(self, engine: Engine, gateway: Gateway, gatekeeper: Gatekeeper, config: Config):
-        door, dialect = (
+        api, dialect = (
             OpenAiContext(engine=engine, gateway=gateway, gatekeeper=gatekeeper, config=config),
             OpenAiErrors(),
         )
         self._nothing = DialectEndpoint(dialect, _no_route)
         self.routes: list[BaseRoute] = [
-            *ResponseRoutes(door, dialect, ConversationLocks()).routes,
-            *ConversationRoutes(door, dialect).routes,
-            *ChatRoutes(door, dialect).routes,
-            *ContainerRoutes(door, dialect).routes,
-            *ContainerFileRoutes(door, dialect).routes,
-            *OpenAiFileRoutes(door, dialect).routes,
-            *ModelRoutes(door, dialect).routes,
+            *ResponseRoutes(api, dialect, ConversationLocks()).routes,
+            *ConversationRoutes(api, dialect).routes,
+            *ChatRoutes(api, dialect).routes,
+            *ContainerRoutes(api, dialect).routes,
+            *ContainerFileRoutes(api, dialect).routes,
+            *OpenAiFileRoutes(api, dialect).routes,
+            *ModelRoutes(api, dialect).routes,
             Route("/v1{rest:path}", self._nothing),  # also what is there, with another method
         ]
         self._router = PathIndexRouter(self.routes, self._nothing)

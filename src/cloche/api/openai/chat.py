@@ -222,9 +222,9 @@ CONTAINER_HEADER = "x-container-id"
 
 
 class ChatRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._gateway = door.gateway
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._gateway = api.gateway
         stored = DialectEndpoint(dialect, _not_stored)
         self.routes = [
             Route("/v1/chat/completions", DialectEndpoint(dialect, self.create), methods=["POST"]),
@@ -233,7 +233,7 @@ class ChatRoutes:
         ]
 
     async def create(self, request: Request) -> ASGIApp:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         wanted = decode_chat(await read_whole_body(request))
         trace = self._gateway.trace(request_id(request), owner)
         upstream = self._gateway.upstreams.find(wanted.model)

@@ -43,10 +43,10 @@ MAX_CONTAINER_NAME = 512
 
 
 class ContainerRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._containers = door.gateway.containers
-        self._files = door.gateway.container_files
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._containers = api.gateway.containers
+        self._files = api.gateway.container_files
         self.routes = [
             Route("/v1/containers", DialectEndpoint(dialect, self.create), methods=["POST"]),
             Route("/v1/containers", DialectEndpoint(dialect, self.list), methods=["GET"]),
@@ -55,13 +55,13 @@ class ContainerRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         wishes, file_ids = decode_container(
-            await read_whole_body(request), self._door.config.gateway.max_container_minutes
+            await read_whole_body(request), self._api.config.gateway.max_container_minutes
         )
         attachments = Attachments()
-        await attachments.take(self._door.gateway.shelf.files, owner, file_ids)
-        container = await create_unless_disconnected(request, self._door.engine, self._containers.create(owner, wishes))
+        await attachments.take(self._api.gateway.shelf.files, owner, file_ids)
+        container = await create_unless_disconnected(request, self._api.engine, self._containers.create(owner, wishes))
         try:
             for attachment in attachments.found.values():
                 async with self._files.reserve_path(container, attachment.name) as path:
@@ -72,20 +72,20 @@ class ContainerRoutes:
         return json_reply(await self._container_body(container.info))
 
     async def list(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         asked = decode_page(request.query_params)
         found = await self._containers.list(owner, request.query_params.get("name") or None)
         page, has_more = await self._list_page(owner, found, asked)
         return json_reply(list_body([await self._container_body(info) for info in page], has_more=has_more))
 
     async def get(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         return json_reply(
             await self._container_body(await self._containers.describe(owner, request.path_params["container"]))
         )
 
     async def delete(self, request: Request) -> Response:
-        owner, id = self._door.owner_of(request), request.path_params["container"]
+        owner, id = self._api.owner_of(request), request.path_params["container"]
         await self._delete_container(owner, id)
         return json_reply({"id": id, "object": "container.deleted", "deleted": True})
 
@@ -185,10 +185,10 @@ CONTAINER_FILES_PATH = "/v1/containers/{container}/files"
 class ContainerFileRoutes:
     """The routes of container files. Stored files of an expired container can still be read."""
 
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._containers = door.gateway.containers
-        self._files = door.gateway.container_files
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._containers = api.gateway.containers
+        self._files = api.gateway.container_files
         self.routes = [
             Route(CONTAINER_FILES_PATH, DialectEndpoint(dialect, self.create), methods=["POST"]),
             Route(CONTAINER_FILES_PATH, DialectEndpoint(dialect, self.list), methods=["GET"]),
@@ -198,7 +198,7 @@ class ContainerFileRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        container = await self._containers.get(self._door.owner_of(request), request.path_params["container"])
+        container = await self._containers.get(self._api.owner_of(request), request.path_params["container"])
         if is_form(request):
             file = await self._upload_file(container, request)
         else:
@@ -206,7 +206,7 @@ class ContainerFileRoutes:
         return json_reply(container_file_body(file))
 
     async def list(self, request: Request) -> Response:
-        owner, id = self._door.owner_of(request), request.path_params["container"]
+        owner, id = self._api.owner_of(request), request.path_params["container"]
         asked = decode_page(request.query_params)
         try:
             found: Sequence[StoredContainerFile] = await self._files.list(await self._containers.get(owner, id))
@@ -225,13 +225,13 @@ class ContainerFileRoutes:
         return content_reply(file.name, size, chunks, None if container is None else container.sandbox.wait_ended)
 
     async def delete(self, request: Request) -> Response:
-        container = await self._containers.get(self._door.owner_of(request), request.path_params["container"])
+        container = await self._containers.get(self._api.owner_of(request), request.path_params["container"])
         file = await self._files.find(container, request.path_params["id"])
         await self._files.remove(container, file)
         return json_reply({"id": file.id, "object": "container.file.deleted", "deleted": True})
 
     async def _requested_file(self, request: Request) -> tuple[Container | None, StoredContainerFile]:
-        owner, id, file = self._door.owner_of(request), request.path_params["container"], request.path_params["id"]
+        owner, id, file = self._api.owner_of(request), request.path_params["container"], request.path_params["id"]
         try:
             container = await self._containers.get(owner, id)
         except errors.Gone:
@@ -246,7 +246,7 @@ class ContainerFileRoutes:
                 uploaded.append(await self._files.upload(container, path, chunks))
 
         try:
-            fields = await take_form(request, self._door.config.server.upload_bytes, take)
+            fields = await take_form(request, self._api.config.server.upload_bytes, take)
         except BaseException:
             for file in uploaded:
                 await self._files.remove(container, await self._files.find(container, file.id))
@@ -255,7 +255,7 @@ class ContainerFileRoutes:
 
     async def _copy_file(self, container: Container, file_id: str) -> StoredContainerFile:
         attachments = Attachments()
-        await attachments.take(self._door.gateway.shelf.files, container.owner, (file_id,))
+        await attachments.take(self._api.gateway.shelf.files, container.owner, (file_id,))
         (attachment,) = attachments.found.values()
         async with self._files.reserve_path(container, attachment.name) as path:
             return await self._files.place(container, path, attachment)

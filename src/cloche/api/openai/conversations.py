@@ -54,9 +54,9 @@ class ConversationLocks:
 
 
 class ConversationRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._stored = door.gateway.shelf.conversations
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._stored = api.gateway.shelf.conversations
         one, items = "/v1/conversations/{id}", "/v1/conversations/{id}/items"
         self.routes = [
             Route("/v1/conversations", DialectEndpoint(dialect, self.create), methods=["POST"]),
@@ -70,7 +70,7 @@ class ConversationRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         body = decode_conversation(await read_whole_body(request))
         given, items = await self._resolve_items(owner, body.items or [])
         made = await self._stored.create(owner, body.metadata or {}, items, minted_ids(given, items))
@@ -120,7 +120,7 @@ class ConversationRoutes:
         return json_reply(conversation_body(found))
 
     async def _find_conversation(self, request: Request) -> StoredConversation:
-        owner, id = self._door.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner_of(request), request.path_params["id"]
         found = await self._stored.get(owner, id)
         if found is None:
             raise OpenAiNotFound(f"Conversation with id '{id[:100]}' not found.")
@@ -135,7 +135,7 @@ class ConversationRoutes:
 
     async def _resolve_items(self, owner: str, items: list[Item]) -> tuple[list[Item], list[Item]]:
         """Returns the items with stored outputs of code, and the same with ids. Raises NotFound."""
-        given = await resolve_items(self._door.gateway, owner, items, "items")
+        given = await resolve_items(self._api.gateway, owner, items, "items")
         return given, assign_ids(given)
 
 

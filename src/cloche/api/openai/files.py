@@ -108,9 +108,9 @@ MAX_LISTED = 10_000
 
 
 class OpenAiFileRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._files = door.gateway.shelf.files
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._files = api.gateway.shelf.files
         self.routes = [
             Route("/v1/files", DialectEndpoint(dialect, self.create), methods=["POST"]),
             Route("/v1/files", DialectEndpoint(dialect, self.list), methods=["GET"]),
@@ -120,11 +120,11 @@ class OpenAiFileRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         await self._files.check_room(owner)
-        upload = _OpenAiUpload(self._door)
+        upload = _OpenAiUpload(self._api)
         try:
-            fields = await take_form(request, self._door.config.server.upload_bytes, upload.take)
+            fields = await take_form(request, self._api.config.server.upload_bytes, upload.take)
             seconds = expiry_of(fields)
             purpose = purpose_of(fields)
             if upload.name is None:
@@ -137,7 +137,7 @@ class OpenAiFileRoutes:
         return json_reply(file_body(file))
 
     async def list(self, request: Request) -> Response:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         asked = decode_page(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
         found = await self._files.list(
             owner,
@@ -162,7 +162,7 @@ class OpenAiFileRoutes:
         return content_reply(file.filename, file.bytes, await self._files.chunks(file))
 
     async def _requested_file(self, request: Request) -> StoredFile:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         try:
             return await self._files.get(owner, request.path_params["id"])
         except errors.FileNotFound as error:
@@ -172,8 +172,8 @@ class OpenAiFileRoutes:
 class _OpenAiUpload:
     """The file of a form, written into the store."""
 
-    def __init__(self, door: OpenAiContext):
-        self._files = door.gateway.shelf.files
+    def __init__(self, api: OpenAiContext):
+        self._files = api.gateway.shelf.files
         self.id = new_file_id()
         self.name: str | None = None
         self.size_bytes = 0

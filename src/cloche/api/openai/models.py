@@ -14,20 +14,20 @@ from cloche.gateway.upstream import ListedModel, ModelList
 
 
 class ModelRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors):
-        self._door = door
-        self._models = ModelList(door.gateway.upstreams)
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+        self._api = api
+        self._models = ModelList(api.gateway.upstreams)
         self.routes = [
             Route("/v1/models", DialectEndpoint(dialect, self.list), methods=["GET"]),
             Route("/v1/models/{model:path}", DialectEndpoint(dialect, self.get), methods=["GET"]),
         ]
 
     async def list(self, request: Request) -> Response:
-        self._door.owner_of(request)
+        self._api.owner_of(request)
         return json_reply({"object": "list", "data": [model_object(each) for each in await self._models.all()]})
 
     async def get(self, request: Request) -> Response:
-        self._door.owner_of(request)
+        self._api.owner_of(request)
         return json_reply(model_object(await self._models.get(request.path_params["model"])))
 
 

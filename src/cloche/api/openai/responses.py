@@ -37,12 +37,12 @@ BYTES_OF_TOKEN = 4  # about
 
 
 class ResponseRoutes:
-    def __init__(self, door: OpenAiContext, dialect: OpenAiErrors, busy: ConversationLocks):
-        self._door = door
+    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors, busy: ConversationLocks):
+        self._api = api
         self._busy = busy
-        self._gateway = door.gateway
-        self._stored = door.gateway.shelf.responses
-        self._runs = BackgroundRuns(door.gateway)
+        self._gateway = api.gateway
+        self._stored = api.gateway.shelf.responses
+        self._runs = BackgroundRuns(api.gateway)
         one = "/v1/responses/{id}"
         self.routes = [
             Route("/v1/responses", DialectEndpoint(dialect, self.create), methods=["POST"]),
@@ -55,7 +55,7 @@ class ResponseRoutes:
         ]
 
     async def create(self, request: Request) -> ASGIApp:
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
         if wanted.store:
             await self._stored.check_allowed(owner)
@@ -67,7 +67,7 @@ class ResponseRoutes:
         return json_reply(await run_unless_disconnected(request, complete_response(answer)))
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        owner, id = self._door.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner_of(request), request.path_params["id"]
         if boolean_parameter(request, "stream"):
             return await self._follow_stream(request, owner, id)
         run = self._runs.find(owner, id)
@@ -78,7 +78,7 @@ class ResponseRoutes:
         return json_reply(_visible_stored(await self._find_response(owner, id), request))
 
     async def delete(self, request: Request) -> Response:
-        owner, id = self._door.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner_of(request), request.path_params["id"]
         run = self._runs.find(owner, id)
         if run is not None:
             await run.cancel()
@@ -87,7 +87,7 @@ class ResponseRoutes:
         return json_reply({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        owner, id = self._door.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner_of(request), request.path_params["id"]
         run = self._runs.find(owner, id)
         if run is not None:
             await run.cancel()
@@ -97,7 +97,7 @@ class ResponseRoutes:
         return json_reply(_visible_stored(found, request))
 
     async def input_items(self, request: Request) -> Response:
-        owner, id = self._door.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner_of(request), request.path_params["id"]
         asked = decode_page(request.query_params)
         given = await self._stored.input(owner, id)
         if given is None:
@@ -109,13 +109,13 @@ class ResponseRoutes:
 
     async def count(self, request: Request) -> Response:
         """An estimate: only the upstream has the model's tokenizer."""
-        owner = self._door.owner_of(request)
+        owner = self._api.owner_of(request)
         wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
         asked = await response_turn_request(self._gateway, owner, wanted)
         return json_reply({"object": "response.input_tokens", "input_tokens": estimated_tokens(asked)})
 
     async def compact_conversation(self, request: Request) -> Response:
-        self._door.owner_of(request)
+        self._api.owner_of(request)
         decode_response(await read_whole_body(request))
         raise OpenAiNotFound(
             "This server does not compact conversations: send what matters of them as input.", reason="unsupported"

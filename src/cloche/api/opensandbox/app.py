@@ -24,14 +24,14 @@ class OpenSandbox:
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         known = SandboxStates(engine, secret)
-        desk, plane = OpenSandboxContext(engine, gatekeeper, known, config), execd.Execd(engine, known)
+        api, plane = OpenSandboxContext(engine, gatekeeper, known, config), execd.Execd(engine, known)
         routes = [
-            *lifecycle.lifecycle_routes(desk),
-            *lifecycle.pause_and_snapshot_routes(desk),
+            *lifecycle.lifecycle_routes(api),
+            *lifecycle.pause_and_snapshot_routes(api),
             *execd.execd_routes(plane),
-            *egress.egress_routes(desk),
+            *egress.egress_routes(api),
         ]
-        routes += unsupported.unsupported_routes(desk, plane)
+        routes += unsupported.unsupported_routes(api, plane)
         self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

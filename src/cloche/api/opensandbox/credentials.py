@@ -28,8 +28,8 @@ VaultChange = Callable[[CredentialVault | None], CredentialVault | None]
 class CredentialVaults:
     """Vaults are kept in memory only, and end with their sandboxes."""
 
-    def __init__(self, desk: OpenSandboxContext, egress: OpenSandboxEgress):
-        self._desk = desk
+    def __init__(self, api: OpenSandboxContext, egress: OpenSandboxEgress):
+        self._api = api
         self._egress = egress
         self.routes = [
             self._vault_route("POST", "", self.create),
@@ -78,18 +78,18 @@ class CredentialVaults:
     async def _authorized_body(self, request: Request) -> bytes:
         """The body, read only after the token was checked."""
         await self._egress.enter(request)
-        return await self._desk.body(request)
+        return await self._api.body(request)
 
     async def _require_request_vault(self, request: Request) -> CredentialVault:
-        return _require_vault(self._desk.known.of((await self._egress.enter(request)).id).vault)
+        return _require_vault(self._api.known.of((await self._egress.enter(request)).id).vault)
 
     async def _change_vault(self, request: Request, change: VaultChange) -> CredentialVault | None:
         sandbox = await self._egress.enter(request)
         async with self._egress.lock(sandbox):
-            known = self._desk.known.of(sandbox.id)
+            known = self._api.known.of(sandbox.id)
             vault = change(known.vault)
             policy = wire.replace_vault_secrets(sandbox.network.policy, known.vault, vault)
-            await self._desk.engine.networks.replace(sandbox, policy)
+            await self._api.engine.networks.replace(sandbox, policy)
             known.vault = vault
             return vault
 

@@ -35,19 +35,19 @@ SandboxResolver = Callable[[Request], Awaitable[Sandbox]]
 PolicyChange = Callable[[NetworkPolicy], NetworkPolicy]
 
 
-def egress_routes(desk: OpenSandboxContext) -> list[BaseRoute]:
-    plane = OpenSandboxEgress(desk)
+def egress_routes(api: OpenSandboxContext) -> list[BaseRoute]:
+    plane = OpenSandboxEgress(api)
     return [
-        *CredentialVaults(desk, plane).routes,
-        *plane.routes("/sandboxes/{id}/networkpolicy", desk.sandbox, desk),
+        *CredentialVaults(api, plane).routes,
+        *plane.routes("/sandboxes/{id}/networkpolicy", api.sandbox, api),
         *plane.routes(f"{EGRESS_PATH}/policy", plane.enter, plane),
     ]
 
 
 class OpenSandboxEgress:
-    def __init__(self, desk: OpenSandboxContext):
-        self._desk = desk
-        self._networks = desk.engine.networks
+    def __init__(self, api: OpenSandboxContext):
+        self._api = api
+        self._networks = api.engine.networks
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
@@ -55,7 +55,7 @@ class OpenSandboxEgress:
             return error_reply(401, "UNAUTHORIZED", str(error))
         if isinstance(error, errors.NotFound) and not isinstance(error, errors.SandboxNotFound):
             return error_reply(404, "SANDBOX::NOT_FOUND", str(error))  # of its vault
-        return self._desk.render_error(error, request)
+        return self._api.render_error(error, request)
 
     def routes(self, path: str, enter: SandboxResolver, dialect: Dialect) -> list[BaseRoute]:
         handlers = {
@@ -73,19 +73,19 @@ class OpenSandboxEgress:
     async def enter(self, request: Request) -> Sandbox:
         """The sandbox, by its own egress token. Raises Unauthenticated, SandboxNotFound, Gone."""
         id = request.path_params["id"]
-        if not secrets_match(request.headers.get(EGRESS_TOKEN_HEADER), self._desk.known.token(id, "egress")):
+        if not secrets_match(request.headers.get(EGRESS_TOKEN_HEADER), self._api.known.token(id, "egress")):
             raise errors.Unauthenticated(
                 f"{EGRESS_TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EGRESS_PORT} has it in "
                 "`headers`"
             )
-        return await self._desk.engine.find(id)
+        return await self._api.engine.find(id)
 
     async def get(self, enter: SandboxResolver, request: Request) -> Response:
         return self._policy_response((await enter(request)).network.policy)
 
     async def replace(self, enter: SandboxResolver, request: Request) -> Response:
         """Replaces the policy. An empty body denies everything."""
-        sandbox, body = await enter(request), await self._desk.body(request)
+        sandbox, body = await enter(request), await self._api.body(request)
         asked = (
             wire.OpenSandboxNetworkBody()
             if body.strip() in EMPTY_BODIES
@@ -99,13 +99,13 @@ class OpenSandboxEgress:
     async def patch(self, enter: SandboxResolver, request: Request) -> Response:
         sandbox = await enter(request)
         rules = wire.rules_from_body(
-            _require_not_empty(decode_json_body(await self._desk.body(request), list[wire.OpenSandboxRule])), "rules"
+            _require_not_empty(decode_json_body(await self._api.body(request), list[wire.OpenSandboxRule])), "rules"
         )
         return await self._change_policy(sandbox, lambda now: wire.merge_rules(now, rules))
 
     async def delete(self, enter: SandboxResolver, request: Request) -> Response:
         sandbox = await enter(request)
-        targets = _require_not_empty(decode_json_body(await self._desk.body(request), list[str]))
+        targets = _require_not_empty(decode_json_body(await self._api.body(request), list[str]))
         return await self._change_policy(sandbox, lambda now: wire.remove_rules(now, targets))
 
     def lock(self, sandbox: Sandbox) -> asyncio.Lock:

@@ -21,51 +21,51 @@ from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot
 from cloche.network_policy import NetworkPolicy
 
 
-def lifecycle_routes(desk: OpenSandboxContext) -> list[BaseRoute]:
-    plane = Lifecycle(desk)
+def lifecycle_routes(api: OpenSandboxContext) -> list[BaseRoute]:
+    plane = Lifecycle(api)
     return [
-        desk.route("POST", "/sandboxes", plane.create),
-        desk.route("GET", "/sandboxes", plane.list),
-        desk.route("GET", "/sandboxes/{id}", plane.get),
-        desk.route("DELETE", "/sandboxes/{id}", plane.delete),
-        desk.route("POST", "/sandboxes/{id}/renew-expiration", plane.renew),
-        desk.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.show_endpoint),
+        api.route("POST", "/sandboxes", plane.create),
+        api.route("GET", "/sandboxes", plane.list),
+        api.route("GET", "/sandboxes/{id}", plane.get),
+        api.route("DELETE", "/sandboxes/{id}", plane.delete),
+        api.route("POST", "/sandboxes/{id}/renew-expiration", plane.renew),
+        api.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.show_endpoint),
     ]
 
 
 class Lifecycle:
-    def __init__(self, desk: OpenSandboxContext):
-        self._desk = desk
+    def __init__(self, api: OpenSandboxContext):
+        self._api = api
 
     async def create(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
-        wanted = wire.decode_create_request(await self._desk.body(request))
+        owner = self._api.owner(request)
+        wanted = wire.decode_create_request(await self._api.body(request))
         if wanted.snapshot:
-            await self._desk.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
-        sandbox = await create_unless_disconnected(request, self._desk.engine, self._create_sandbox(owner, wanted))
+            await self._api.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
+        sandbox = await create_unless_disconnected(request, self._api.engine, self._create_sandbox(owner, wanted))
         return json_reply(replies.encode_created_sandbox(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:
-        id, owner = request.path_params["id"], self._desk.owner(request)
-        info = await self._desk.engine.describe(id, owner)
+        id, owner = request.path_params["id"], self._api.owner(request)
+        info = await self._api.engine.describe(id, owner)
         if info.state == "ended":
-            info = (await self._desk.sandbox(request)).info  # which says when and why
+            info = (await self._api.sandbox(request)).info  # which says when and why
         return json_reply(replies.encode_sandbox_detail(info))
 
     async def delete(self, request: Request) -> Response:
-        await self._desk.engine.kill(request.path_params["id"], self._desk.owner(request))
+        await self._api.engine.kill(request.path_params["id"], self._api.owner(request))
         return Response(status_code=204)
 
     async def list(self, request: Request) -> Response:
-        owner, asked = self._desk.owner(request), wire.decode_list_query(request.query_params)
-        found = [each for each in reversed(self._desk.engine.list(owner)) if _sandbox_matches_query(each, asked)]
+        owner, asked = self._api.owner(request), wire.decode_list_query(request.query_params)
+        found = [each for each in reversed(self._api.engine.list(owner)) if _sandbox_matches_query(each, asked)]
         items = [replies.encode_sandbox_detail(each) for each in found]
         return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
 
     async def renew(self, request: Request) -> Response:
         """Moves the deadline to that time, also an earlier one; at most to the end of the host's longest lifetime."""
-        sandbox = await self._desk.sandbox(request)
-        moment = wire.decode_expiration(await self._desk.body(request))
+        sandbox = await self._api.sandbox(request)
+        moment = wire.decode_expiration(await self._api.body(request))
         left = moment - time.time()
         if left <= 0:
             raise errors.InvalidRequest(f"expiresAt: {format_timestamp(moment)} is past; give a time to come")
@@ -75,7 +75,7 @@ class Lifecycle:
 
     async def show_endpoint(self, request: Request) -> Response:
         """The same with and without `use_server_proxy`: there is no other access."""
-        sandbox = await self._desk.sandbox(request)
+        sandbox = await self._api.sandbox(request)
         port = wire.parse_port_number(request.path_params["port"])
         if port not in replies.TOKEN_HEADERS_BY_PORT:
             raise OpenSandboxUnsupported(
@@ -86,8 +86,8 @@ class Lifecycle:
             raise OpenSandboxUnsupported(
                 "expires: this server signs no endpoints; the token in the answer's headers opens it"
             )
-        place = replies.public_address_of(self._desk.public_url, request.headers.get("host", ""))
-        token = self._desk.known.token(sandbox.id, "execd" if port == replies.EXECD_PORT else "egress")
+        place = replies.public_address_of(self._api.public_url, request.headers.get("host", ""))
+        token = self._api.known.token(sandbox.id, "execd" if port == replies.EXECD_PORT else "egress")
         return json_reply(replies.encode_endpoint(sandbox.id, port, token, place))
 
     async def _create_sandbox(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Sandbox:
@@ -103,20 +103,20 @@ class Lifecycle:
             env=wanted.env,
             metadata=wanted.metadata,
             limits=await self._limits_for_request(owner, wanted),
-            lifetime_seconds=wanted.timeout_seconds or self._desk.max_seconds,
+            lifetime_seconds=wanted.timeout_seconds or self._api.max_seconds,
             network=self._network_for_request(wanted),
             owner=owner,
             notes=asked.notes,
         )
-        return await self._desk.engine.create(spec)
+        return await self._api.engine.create(spec)
 
     def _network_for_request(self, wanted: wire.OpenSandboxCreateRequest) -> NetworkPolicy | None:
         if wanted.network is not None or wanted.snapshot:
             return wanted.network  # None: the snapshot's own
-        return default_policy_within(self._desk.engine.networks.bound)
+        return default_policy_within(self._api.engine.networks.bound)
 
     async def _limits_for_request(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Limits:
-        return wire.apply_requested_limits(await self._desk.engine.limits_of(wanted.template, owner), wanted.limits)
+        return wire.apply_requested_limits(await self._api.engine.limits_of(wanted.template, owner), wanted.limits)
 
 
 def _sandbox_matches_query(info: SandboxInfo, asked: wire.OpenSandboxListQuery) -> bool:
@@ -127,47 +127,47 @@ def _sandbox_matches_query(info: SandboxInfo, asked: wire.OpenSandboxListQuery) 
 # The lifecycle API's pause, resume and snapshots.
 
 
-def pause_and_snapshot_routes(desk: OpenSandboxContext) -> list[BaseRoute]:
-    plane = PausesAndSnapshots(desk)
+def pause_and_snapshot_routes(api: OpenSandboxContext) -> list[BaseRoute]:
+    plane = PausesAndSnapshots(api)
     return [
-        desk.route("POST", "/sandboxes/{id}/pause", plane.pause),
-        desk.route("POST", "/sandboxes/{id}/resume", plane.resume),
-        desk.route("POST", "/sandboxes/{id}/snapshots", plane.make_snapshot),
-        desk.route("GET", "/snapshots", plane.list_snapshots),
-        desk.route("GET", "/snapshots/{ref:path}", plane.get_snapshot),
-        desk.route("DELETE", "/snapshots/{ref:path}", plane.remove_snapshot),
+        api.route("POST", "/sandboxes/{id}/pause", plane.pause),
+        api.route("POST", "/sandboxes/{id}/resume", plane.resume),
+        api.route("POST", "/sandboxes/{id}/snapshots", plane.make_snapshot),
+        api.route("GET", "/snapshots", plane.list_snapshots),
+        api.route("GET", "/snapshots/{ref:path}", plane.get_snapshot),
+        api.route("DELETE", "/snapshots/{ref:path}", plane.remove_snapshot),
     ]
 
 
 class PausesAndSnapshots:
     """Every operation has finished when it responds: clients never see Pausing, Resuming or Creating."""
 
-    def __init__(self, desk: OpenSandboxContext):
-        self._desk = desk
-        self._engine = desk.engine
+    def __init__(self, api: OpenSandboxContext):
+        self._api = api
+        self._engine = api.engine
 
     async def pause(self, request: Request) -> Response:
         """Pauses with memory, as `docker pause`."""
-        await self._engine.pause(request.path_params["id"], self._desk.owner(request))
+        await self._engine.pause(request.path_params["id"], self._api.owner(request))
         return Response(status_code=202)
 
     async def resume(self, request: Request) -> Response:
-        id, owner = request.path_params["id"], self._desk.owner(request)
+        id, owner = request.path_params["id"], self._api.owner(request)
         if (await self._engine.describe(id, owner)).state == "running":
             raise OpenSandboxConflict(f"sandbox {id} is not paused: it runs")
         await self._engine.resume(id, owner)
         return Response(status_code=202)
 
     async def make_snapshot(self, request: Request) -> Response:
-        id, owner = request.path_params["id"], self._desk.owner(request)
-        name = wire.decode_json_body(await self._desk.body(request), wire.OpenSandboxSnapshotBody).name
+        id, owner = request.path_params["id"], self._api.owner(request)
+        name = wire.decode_json_body(await self._api.body(request), wire.OpenSandboxSnapshotBody).name
         info = (await self._engine.snapshot(id, owner, name=name or None)).info
         answer = json_reply(replies.encode_snapshot(info), 202)
         answer.headers["location"] = f"{replies.OPENSANDBOX_PREFIX}/snapshots/{info.id}"
         return answer
 
     async def list_snapshots(self, request: Request) -> Response:
-        owner, asked = self._desk.owner(request), wire.decode_snapshot_query(request.query_params)
+        owner, asked = self._api.owner(request), wire.decode_snapshot_query(request.query_params)
         found = [
             each
             for each in await self._engine.snapshots.list(owner, asked.sandbox)
@@ -177,13 +177,13 @@ class PausesAndSnapshots:
         return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
 
     async def get_snapshot(self, request: Request) -> Response:
-        owner = self._desk.owner(request)
+        owner = self._api.owner(request)
         return json_reply(
             replies.encode_snapshot((await self._engine.snapshots.get(request.path_params["ref"], owner)).info)
         )
 
     async def remove_snapshot(self, request: Request) -> Response:
-        await self._engine.snapshots.remove(request.path_params["ref"], self._desk.owner(request))
+        await self._engine.snapshots.remove(request.path_params["ref"], self._api.owner(request))
         return Response(status_code=204)
 
 

@@ -38,19 +38,16 @@ _UNSUPPORTED_EXECD_PATHS = ("command", "session", "files", "directories", "metri
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def unsupported_routes(desk: OpenSandboxContext, execd: Dialect) -> list[BaseRoute]:
+def unsupported_routes(api: OpenSandboxContext, execd: Dialect) -> list[BaseRoute]:
     return [
-        *(
-            _all_methods_route(path, desk, partial(_refuse_after_auth, desk, why=why))
-            for path, why in _UNSUPPORTED_PATHS
-        ),
+        *(_all_methods_route(path, api, partial(_refuse_after_auth, api, why=why)) for path, why in _UNSUPPORTED_PATHS),
         *(
             each
             for name in _UNSUPPORTED_EXECD_PATHS
             for each in _routes_at_and_below(f"{EXECD_PATH}/{name}", execd, partial(_refuse_unsupported, why=EXECD))
         ),
         *_routes_at_and_below(EXECD_PATH, execd, _raise_no_execd_path),
-        *_routes_at_and_below("/sandboxes/{id}/proxy/{port}", desk, partial(_refuse_unsupported, why=PORT)),
+        *_routes_at_and_below("/sandboxes/{id}/proxy/{port}", api, partial(_refuse_unsupported, why=PORT)),
     ]
 
 
@@ -62,11 +59,11 @@ def _all_methods_route(path: str, dialect: Dialect, handler: Handler) -> Route:
     return Route(path, DialectEndpoint(dialect, handler), methods=_METHODS)
 
 
-async def _refuse_after_auth(desk: OpenSandboxContext, request: Request, *, why: str) -> Response:
+async def _refuse_after_auth(api: OpenSandboxContext, request: Request, *, why: str) -> Response:
     if "id" in request.path_params:
-        await desk.sandbox(request)  # one that is not there is the more useful answer
+        await api.sandbox(request)  # one that is not there is the more useful answer
     else:
-        desk.owner(request)
+        api.owner(request)
     raise OpenSandboxUnsupported(why)
 
 
