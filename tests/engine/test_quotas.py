@@ -235,9 +235,7 @@ async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebo
 async def test_programs_count_that_nobody_waits_for(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None:
-        pytest.skip(
-            "without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say"
-        )
+        pytest.skip("without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say")
     process = await box.commands.start(["python3", "-c", BUSY], background=True)
     await process.result()
     await box.kill()

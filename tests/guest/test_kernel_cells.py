@@ -46,7 +46,10 @@ def test_an_underscore_of_the_program_is_left_alone(kernel):
 
 def test_out_is_bounded(kernel):
     kernel.run("import sys; hook = sys.displayhook")
-    fill = "ip = get_ipython()\nfor i in range(3000):\n    ip.execution_count += 1\n    ip.displayhook.update_history(ip, i)"
+    fill = (
+        "ip = get_ipython()\nfor i in range(3000):\n"
+        "    ip.execution_count += 1\n    ip.displayhook.update_history(ip, i)"
+    )
     assert kernel.run(fill).outcome == "ok"
     assert (
         kernel.run("len(Out) <= 1001, sum(n.startswith('_') and n[1:].isdigit() for n in dir()) <= 1001").text
