@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import subprocess
 import sys
@@ -40,6 +41,34 @@ def test_a_sandbox_lives_on_without_the_program_that_made_it(server, to: dict[st
     assert made.stderr == ""
     with cloche.Sandbox.connect(made.stdout.strip(), **to) as box:
         assert box.run("x").text == "42"
+
+
+CLIENT_PROGRAM = """
+import sys, cloche
+with cloche.Sandbox() as box:
+    box.run("x = 6 * 7")
+    events = list(box.stream("print(x)"))
+    box.files.write("a.txt", "a")
+    assert box.commands.run("cat a.txt").stdout == "a"
+    with box.files.watch(".") as changes:
+        box.files.write("b.txt", "b")
+        next(changes)
+    box.run("y = await double(x=x)", tools={"double": lambda x: 2 * x})
+    assert box.run("y").text == "84"
+    run = box.run("x", detach=True)
+    assert run.result().text == "42"
+print([name for name in sys.modules if name.startswith("cloche.")])
+"""
+SERVER_PACKAGES = ("engine", "isolation", "store", "templates", "egress", "guest", "linux")
+
+
+def test_a_client_of_a_server_loads_no_engine_module(server):
+    env = {"CLOCHE_URL": server.url, "CLOCHE_API_KEY": server.key}
+    ran = subprocess.run([sys.executable, "-c", CLIENT_PROGRAM], capture_output=True, text=True, env=env, timeout=60)
+    assert ran.stderr == ""
+    loaded = ast.literal_eval(ran.stdout)
+    assert "cloche.sdk.remote" in loaded
+    assert [name for name in loaded if name.split(".")[1] in SERVER_PACKAGES] == []
 
 
 def test_a_key_that_is_not_known(server):

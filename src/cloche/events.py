@@ -88,6 +88,18 @@ class Ended(Event, tag="ended"):
 AnyEvent = Started | Output | Display | Cleared | Raised | Input | ToolsCalled | Wrote | Truncated | Ended
 
 
+class Exited(Event, tag="exited"):
+    """The last event of a process. A process that a signal ended has exit code 128 + signal, as in a shell."""
+
+    exit_code: int
+    outcome: Outcome = "ok"
+    reason: str | None = None
+    signal: int | None = None  # that ended it
+
+
+ProcessEvent = Output | Truncated | Exited
+
+
 class Error(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     value: str
@@ -189,6 +201,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         return self.outcome == "ok"
+
+
+class ProcessResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a command. `outcome` is ok whenever it ended by itself, with any exit code."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    outcome: Outcome = "ok"
+    reason: str | None = None
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import keyword
 import math
+import posixpath
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MAX_STRING_BYTES = 128 * KIB  # of one argument or environment variable: the kernel's limit
 MAX_COMMAND_BYTES = 1 * MIB  # of a command's arguments and environment together; the kernel's limit is twice that
 MAX_LINE_BYTES = 1 * MIB
+MAX_PATH = 4096  # bytes of one path
+MAX_WAITING_CHANGES = 10_000  # of a watch, which its reader has not taken yet
 MAX_METADATA_PAIRS = 64
 MAX_METADATA_BYTES = 16 * KIB  # of names and values together: a record of them outlives the sandbox by weeks
 
@@ -177,6 +180,24 @@ def check_command_size(words: Sequence[str], env: Mapping[str, str]) -> None:
         )
 
 
+def check_command_words(words: Sequence[str]) -> None:
+    """Raises InvalidRequest unless a program can be given these arguments."""
+    if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
+        raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
+    try:
+        longest = max(len(word.encode()) for word in words)
+    except UnicodeEncodeError:
+        raise errors.InvalidRequest("a command must be valid Unicode") from None
+    if longest >= MAX_STRING_BYTES:
+        raise errors.InvalidRequest(f"an argument can have {MAX_STRING_BYTES} bytes: put {longest} bytes into a file")
+
+
+def check_terminal_size(size: tuple[int, int]) -> None:
+    """Raises InvalidRequest unless a terminal can have so many rows and columns."""
+    if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
+        raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
+
+
 def check_user(user: object) -> None:
     """Raises InvalidRequest unless `user` is None or one of a sandbox's users."""
     if user is not None and not (isinstance(user, str) and user in get_args(User)):
@@ -189,6 +210,29 @@ def check_mode(mode: object) -> None:
         return
     if type(mode) is not int or not 0 <= mode <= 0o7777:
         raise errors.InvalidRequest(f"mode must be a number between 0 and 0o7777, such as 0o644, not {mode!r}")
+
+
+def check_cwd(cwd: object) -> None:
+    """Raises InvalidPath unless `cwd` is None or a path that `sandbox_path` accepts."""
+    if cwd is not None:
+        sandbox_path(cwd, "/")
+
+
+def sandbox_path(path: object, cwd: str) -> str:
+    """An absolute path for the guest's init; relative ones are below `cwd`. Raises InvalidPath."""
+    if not isinstance(path, str):
+        raise errors.InvalidPath(f"a path must be a string, not {type(path).__name__}")
+    if not path:
+        raise errors.InvalidPath("a path must not be empty")
+    if "\0" in path:
+        raise errors.InvalidPath(f"a path cannot hold a NUL character: {path!r}")
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise errors.InvalidPath(f"a path must be valid Unicode: {path!r}") from None
+    if size > MAX_PATH:
+        raise errors.InvalidPath(f"a path can have {MAX_PATH} bytes, not {size}")
+    return posixpath.join(cwd, path)
 
 
 def check_input_line(line: object) -> None:
@@ -462,6 +506,7 @@ ToolLanguage = Literal["python", "bash"]
 TOOL_LANGUAGES: tuple[ToolLanguage, ...] = ("python", "bash")
 MAX_TOOLS = 100
 MAX_TOOL_NAME = 256
+MAX_TOOL_RESULT_BYTES = 5 << 20
 TOOL_ERROR_NAME = "ToolExecutionError"
 
 _BLANK_CHARACTERS = {"python": re.compile(r"[-\s]"), "bash": re.compile(r"[-\s.]")}

@@ -8,7 +8,7 @@ from cloche import errors
 from cloche.api.e2b import process as wire
 from cloche.api.e2b.connect import ConnectRpcError, decode_message
 from cloche.engine.commands.jobs import OutputChunk
-from cloche.engine.commands.program import Exited
+from cloche.events import Exited
 
 
 def test_a_recorded_start():

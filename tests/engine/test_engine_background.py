@@ -10,11 +10,11 @@ import weakref
 import pytest
 
 from cloche import errors
-from cloche.engine.commands.process import Exited, SandboxProcess
+from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.engine import Engine
-from cloche.engine.executions.streams import EVENT_OVERHEAD_BYTES, HIGH_WATER_BYTES
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Output, Truncated
+from cloche.event_queue import EVENT_OVERHEAD_BYTES, HIGH_WATER_BYTES
+from cloche.events import Exited, Output, Truncated
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

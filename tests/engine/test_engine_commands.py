@@ -8,10 +8,10 @@ import os
 import pytest
 
 from cloche import errors
-from cloche.engine.commands.process import Exited, SandboxProcess
+from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Output
+from cloche.events import Exited, Output
 from cloche.model import Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

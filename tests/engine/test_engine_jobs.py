@@ -8,8 +8,8 @@ import pytest
 
 from cloche import errors
 from cloche.engine.commands.jobs import JobListener, OutputChunk
-from cloche.engine.commands.program import Exited
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import Exited
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

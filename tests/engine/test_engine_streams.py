@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cloche.engine.executions import kernel_frames
 from cloche.engine.executions.kernel import MarkedStream
-from cloche.engine.executions.streams import HIGH_WATER_BYTES, EventQueue, OutputLimiter
+from cloche.engine.executions.streams import OutputLimiter
+from cloche.event_queue import HIGH_WATER_BYTES, EventQueue
 from cloche.events import Output, Truncated
 from cloche.guest import wire
 from cloche.isolation.channel import HostChannel

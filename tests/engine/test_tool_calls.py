@@ -11,10 +11,9 @@ from tests.engine.tool_programs import ECHO, Client, execute, script, shell
 
 from cloche import errors
 from cloche.engine.commands.program import PythonScript
-from cloche.engine.executions import tools
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run, ToolsCalled, fold
-from cloche.model import ToolCall, ToolDefinition, ToolResult
+from cloche.model import MAX_TOOL_RESULT_BYTES, ToolCall, ToolDefinition, ToolResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -185,7 +184,7 @@ async def test_any_json_value_is_a_result(box: Sandbox):
 
 
 async def test_large_values_pass_and_larger_ones_are_refused(box: Sandbox):
-    limit = tools.MAX_RESULT_BYTES
+    limit = MAX_TOOL_RESULT_BYTES
     source = f"""
 print(len(await echo_it(size={limit - 2})))
 try:

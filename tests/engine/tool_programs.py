@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloche.engine.commands.process import ProcessResult
 from cloche.engine.commands.program import PythonScript
 from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Run, ToolsCalled, fold
+from cloche.events import ProcessResult, Run, ToolsCalled, fold
 from cloche.model import ToolCall, ToolDefinition, ToolResult
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"type": "string"}}, "required": ["city"]}

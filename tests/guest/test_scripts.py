@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from cloche.config import Config, PoolConfig
-from cloche.engine.commands.process import ProcessResult
 from cloche.engine.commands.program import PythonScript
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import ProcessResult
 from cloche.model import SandboxSpec, Template
 from cloche.sdk.assembly import assemble_engine
 

@@ -20,7 +20,7 @@ from cloche.api.librechat.outcome import ProgramOutcome, encode_outcome, trim_pa
 from cloche.api.librechat.replies import ProgramNotes
 from cloche.api.librechat.request import decode_exec
 from cloche.engine.commands.jobs import CapturedStream, HeadAndTail
-from cloche.engine.commands.program import Exited
+from cloche.events import Exited
 
 FIELDS = {"session_id", "files", "stdout", "stderr", "code", "signal", "message", "status", "wall_time"}
 

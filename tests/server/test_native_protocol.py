@@ -8,8 +8,8 @@ from cloche import errors, events
 from cloche.api.native.context import decode_client_message
 from cloche.api.native.files import parse_octal_mode
 from cloche.api.native.runs import encode_server_event as encode_sse
-from cloche.engine.commands.process import Exited
 from cloche.engine.executions.runs import RunEventLine
+from cloche.events import Exited
 from cloche.model import Usage
 from cloche.protocol import requests, responses
 

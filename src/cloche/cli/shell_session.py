@@ -35,8 +35,7 @@ from cloche.cli.terminal import (
     write_all,
 )
 from cloche.config import Config
-from cloche.engine.commands.program import Exited
-from cloche.events import Output
+from cloche.events import Exited, Output
 from cloche.sdk.backend import BackendContext, BackendProcess, BackendSandbox
 
 # Splits input lines into cells by Python's grammar alone: nothing is ever executed here.

@@ -8,9 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from cloche import errors
-from cloche.engine.commands.process import ProcessResult
-from cloche.engine.commands.program import Exited
-from cloche.events import Output
+from cloche.events import Exited, Output, ProcessResult
 from cloche.mcp.call import McpTool, McpToolCall, McpToolResult
 from cloche.mcp.content import ContentBlock, ContentBudget, TextBudget, describe_ending, shorten_text, text_block
 from cloche.mcp.schemas import StructuredOutput, ToolArguments

@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from cloche import errors
-from cloche.engine.commands.program import Exited
-from cloche.events import Output
+from cloche.events import Exited, Output
 from cloche.mcp.backend import SandboxBackend
 from cloche.mcp.uris import uri_to_path
 from cloche.sdk import backend

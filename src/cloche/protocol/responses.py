@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.engine.commands.process import Exited, ProcessEvent
 from cloche.event_json import DisplayMessage, binary_mimes, decode_binary, to_display
 from cloche.event_json import decode_json as decode_json
 from cloche.event_json import encode_event as encode_event
@@ -18,9 +17,11 @@ from cloche.events import (
     Cleared,
     Ended,
     Event,
+    Exited,
     Input,
     NumberedEvent,
     Output,
+    ProcessEvent,
     Raised,
     Result,
     Run,

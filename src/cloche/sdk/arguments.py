@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.input import InputSource
-from cloche.engine.sandboxes.files import Chunk, Content, check_cwd
+from cloche.file_content import Chunk, Content
+from cloche.input_answers import InputSource
 from cloche.model import (
     Limits,
     OnDeadline,
@@ -19,6 +19,7 @@ from cloche.model import (
     SnapshotInfo,
     VolumeInfo,
     check_command_size,
+    check_cwd,
     check_environment,
     check_input_line,
     check_user,

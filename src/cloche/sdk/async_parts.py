@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.engine.commands.process import ProcessEvent
-from cloche.engine.sandboxes.files import Content
-from cloche.events import AnyEvent, Ended, Run, RunInfo
+from cloche.events import AnyEvent, Ended, ProcessEvent, Run, RunInfo
+from cloche.file_content import Content
 from cloche.model import FileChange, FileInfo, Outcome, ProcessInfo, User
 from cloche.sdk import backend
 from cloche.sdk.arguments import checked_answer, checked_stdin, command_env, content_from_loop, encode_stdin

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 from cloche import errors
-from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Run, RunFold
+from cloche.input_answers import InputSource
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import backend
 from cloche.sdk.arguments import (

@@ -16,11 +16,9 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from cloche import errors
-from cloche.engine.commands.process import ProcessEvent, ProcessResult
-from cloche.engine.commands.program import Exited
-from cloche.engine.executions.input import InputSource
-from cloche.engine.sandboxes.files import Content
-from cloche.events import AnyEvent, Ended, NumberedEvent, Run, RunInfo
+from cloche.events import AnyEvent, Ended, Exited, NumberedEvent, ProcessEvent, ProcessResult, Run, RunInfo
+from cloche.file_content import Content
+from cloche.input_answers import InputSource
 from cloche.model import (
     FileChange,
     FileInfo,

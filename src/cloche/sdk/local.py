@@ -7,17 +7,18 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 from cloche import errors
-from cloche.engine.commands.process import ProcessResult, SandboxProcess
+from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.history import export_notebook, read_history
-from cloche.engine.executions.input import InputSource
 from cloche.engine.executions.runs import RunEventLine
 from cloche.engine.sandboxes.create import require_all_forks
-from cloche.engine.sandboxes.files import Content, DirectoryWatch
+from cloche.engine.sandboxes.files import DirectoryWatch
 from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT, Sandbox
-from cloche.events import NumberedEvent, Run, RunInfo
+from cloche.events import NumberedEvent, ProcessResult, Run, RunInfo
+from cloche.file_content import Content
+from cloche.input_answers import InputSource
 from cloche.model import (
     FileChange,
     FileInfo,

@@ -9,9 +9,8 @@ from types import TracebackType
 from typing import Literal, overload
 
 from cloche import errors
-from cloche.engine.commands.process import ProcessEvent, ProcessResult
-from cloche.engine.sandboxes.files import Content
-from cloche.events import AnyEvent, Ended, NumberedEvent, Run, RunInfo
+from cloche.events import AnyEvent, Ended, NumberedEvent, ProcessEvent, ProcessResult, Run, RunInfo
+from cloche.file_content import Content
 from cloche.model import FileChange, FileInfo, Outcome, ProcessInfo, User
 from cloche.sdk import backend
 from cloche.sdk.arguments import checked_answer, checked_stdin, command_env, content_in_thread, encode_stdin

@@ -15,18 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.engine.commands.commands import check_command_words
-from cloche.engine.commands.process import ProcessEvent, ProcessResult
-from cloche.engine.commands.program import Exited, check_terminal_size
-from cloche.engine.executions.input import (
-    NO_MORE_ANSWERS,
-    InputAnswers,
-    InputSource,
-    answer_failure_message,
-    make_input_answers,
-)
-from cloche.engine.executions.streams import EventQueue
-from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, RunInfo
+from cloche.event_queue import EventQueue
+from cloche.events import AnyEvent, Ended, Exited, Input, Output, ProcessEvent, ProcessResult, Run, RunFold, RunInfo
+from cloche.input_answers import NO_MORE_ANSWERS, InputAnswers, InputSource, answer_failure_message, make_input_answers
 from cloche.model import (
     Mark,
     ProcessInfo,
@@ -34,9 +25,11 @@ from cloche.model import (
     ToolResult,
     User,
     Variables,
+    check_command_words,
     check_copy_count,
     check_environment,
     check_seconds,
+    check_terminal_size,
     check_user,
 )
 from cloche.notebook import History

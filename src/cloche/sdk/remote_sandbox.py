@@ -15,10 +15,11 @@ from urllib.parse import quote
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.streams import Signal
-from cloche.engine.sandboxes.files import MAX_WAITING_CHANGES, Content, encode_chunk, encode_chunks, sandbox_path
+from cloche.event_queue import Signal
 from cloche.events import Ended, NumberedEvent, Run, RunInfo
+from cloche.file_content import Content, encode_chunk, encode_chunks
 from cloche.model import (
+    MAX_WAITING_CHANGES,
     FileChange,
     FileInfo,
     SandboxInfo,
@@ -29,6 +30,7 @@ from cloche.model import (
     check_mode,
     check_seconds,
     check_user,
+    sandbox_path,
 )
 from cloche.network_policy import NetworkPolicy
 from cloche.notebook import History

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, TypedDict, Unpack, overload
 
-from cloche.engine.executions.input import InputSource
 from cloche.events import AnyEvent, Run, RunFold
+from cloche.input_answers import InputSource
 from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
 from cloche.sdk import backend
 from cloche.sdk.arguments import (

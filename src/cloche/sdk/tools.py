@@ -17,9 +17,8 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.tools import MAX_RESULT_BYTES
 from cloche.events import AnyEvent, Ended, Run, RunFold, ToolsCalled
-from cloche.model import ToolCall, ToolResult
+from cloche.model import MAX_TOOL_RESULT_BYTES, ToolCall, ToolResult
 from cloche.model import ToolDefinition as Offered
 from cloche.sdk import backend
 
@@ -302,8 +301,8 @@ def _encode_result(value: object) -> bytes:
     long.
     """
     content = msgspec.json.encode(value, enc_hook=_plain_value)
-    if len(content) > MAX_RESULT_BYTES:
-        raise ValueError(f"the tool's result has {len(content)} bytes: {MAX_RESULT_BYTES} are possible")
+    if len(content) > MAX_TOOL_RESULT_BYTES:
+        raise ValueError(f"the tool's result has {len(content)} bytes: {MAX_TOOL_RESULT_BYTES} are possible")
     return content
 
 

@@ -39,8 +39,9 @@ from cloche.api.http import (
 )
 from cloche.api.multipart import MULTIPART_TYPE, iterate_form_parts, parse_form_boundary
 from cloche.config import Config
-from cloche.engine.sandboxes.files import INLINE_BYTES, Content, OpenFile, SandboxFiles
+from cloche.engine.sandboxes.files import INLINE_BYTES, OpenFile, SandboxFiles
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.file_content import Content
 from cloche.model import MIB, FileAttributes, User
 
 # envd's files over HTTP: `GET /files` and `POST /files`. Contents are streamed in both directions.

@@ -26,8 +26,8 @@ from cloche.api.e2b.connect import (
 from cloche.api.e2b.envd_schema import calling_user, resolve_user_path
 from cloche.api.http import Dialect
 from cloche.engine.commands.jobs import CommandJob, EndedJob, OutputChunk
-from cloche.engine.commands.program import Exited
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import Exited
 
 # Wire format of envd's process service: its messages, and the engine's events as its events.
 

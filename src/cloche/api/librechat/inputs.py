@@ -13,8 +13,9 @@ from cloche import errors
 from cloche.api.librechat.identity import LibreChatCaller, reach_of
 from cloche.api.librechat.replies import LibreChatRefusal, ProgramNotes, check_name, quote_name
 from cloche.api.librechat.request import DATA_DIRECTORY, ProgramFileRef
-from cloche.engine.sandboxes.files import INLINE_BYTES, Content
+from cloche.engine.sandboxes.files import INLINE_BYTES
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.file_content import Content
 from cloche.gateway.containers import find_free_name
 from cloche.model import Struct
 from cloche.store.librechat import AccessScope, CodeFile, CodeFileRef, StoredCodeFiles

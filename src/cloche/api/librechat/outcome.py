@@ -8,7 +8,7 @@ import msgspec
 
 from cloche.api.librechat.replies import NOTE_PREFIX, Json, ProgramNotes
 from cloche.engine.commands.jobs import CapturedStream
-from cloche.engine.commands.program import Exited
+from cloche.events import Exited
 from cloche.model import Struct, Usage
 
 _UTF8_CONTINUATIONS = bytes(range(0x80, 0xC0))  # of a letter in UTF-8

@@ -18,10 +18,10 @@ from cloche.api.librechat.outcome import ProgramOutcome
 from cloche.api.librechat.program_sandbox import ProgramSandbox
 from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
 from cloche.engine.commands.jobs import HeadAndTail, OutputCapture
-from cloche.engine.commands.program import Exited, PythonScript
+from cloche.engine.commands.program import PythonScript
 from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import AnyEvent, Display, Ended, Output, Raised
+from cloche.events import AnyEvent, Display, Ended, Exited, Output, Raised
 from cloche.model import Struct
 
 # The languages of programs, and the command that starts a program of each.

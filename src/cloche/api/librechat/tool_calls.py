@@ -34,8 +34,8 @@ from cloche.api.librechat.replies import Json, LibreChatRefusal, json_reply
 from cloche.api.librechat.request import ToolProgram, decode_object, decode_program, decode_results
 from cloche.api.librechat.sessions import SPARE_SECONDS
 from cloche.engine.commands.jobs import CapturedStream, OutputCapture
-from cloche.engine.commands.program import Exited
 from cloche.engine.executions.tools import ToolOffer
+from cloche.events import Exited
 
 # Requests that the client may cancel: it names them in a header and cancels them on another connection.
 #

@@ -16,7 +16,7 @@ from cloche.api.http import finish_unless_disconnected, read_body_chunks
 from cloche.api.native.context import NativeContext, decode_request_body, json_response
 from cloche.engine.commands.commands import SandboxCommands as Core
 from cloche.engine.commands.program import SandboxProgram
-from cloche.engine.executions.streams import Signal
+from cloche.event_queue import Signal
 from cloche.protocol import requests, responses
 
 # A queue for a program's input: buffers a little, so that the sender stays responsive meanwhile.

@@ -20,9 +20,8 @@ from cloche.api.native.sandboxes import (
 )
 from cloche.api.native.server import NativeLogs, NativeServer
 from cloche.api.native.sockets import SocketHandler
-from cloche.engine.commands.process import ProcessResult
 from cloche.engine.quotas.usage import OwnerUsage
-from cloche.events import RunInfo
+from cloche.events import ProcessResult, RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import requests, responses
 

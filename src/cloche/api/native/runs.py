@@ -19,10 +19,9 @@ from cloche.api.native.context import (
 )
 from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.runs import DetachedRuns, RunEventLine
-from cloche.engine.sandboxes.files import check_cwd
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
-from cloche.model import ToolDefinition
+from cloche.model import ToolDefinition, check_cwd
 from cloche.protocol import requests, responses
 
 # Server-sent events: each event of the engine becomes one, named by its type.

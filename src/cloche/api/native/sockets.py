@@ -21,11 +21,11 @@ from cloche.api.native.commands import StdinQueue, check_signal_number, open_std
 from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query, json_response
 from cloche.api.native.runs import prepare_execution
 from cloche.engine.commands.jobs import CommandJob
-from cloche.engine.commands.process import Exited, SandboxProcess
+from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.commands.program import SandboxProgram
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Event, Output
+from cloche.events import Event, Exited, Output
 from cloche.model import ToolResult
 from cloche.protocol import requests, responses
 from cloche.telemetry import log

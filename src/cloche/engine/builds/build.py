@@ -15,10 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from cloche import errors
-from cloche.engine.commands.process import Exited
 from cloche.engine.pauses.pause import SandboxSource
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Output
+from cloche.events import Exited, Output
 from cloche.model import (
     GIB,
     KIB,

@@ -11,19 +11,21 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.commands.jobs import CommandJob, CommandJobs, OutputCapture
-from cloche.engine.commands.process import ProcessResult, SandboxProcess
-from cloche.engine.commands.program import Exited, ProgramSpec, PythonScript, SandboxProgram, check_terminal_size
-from cloche.engine.sandboxes.files import sandbox_path
+from cloche.engine.commands.process import SandboxProcess
+from cloche.engine.commands.program import ProgramSpec, PythonScript, SandboxProgram
 from cloche.engine.sandboxes.init_client import InitClient, clean_text
+from cloche.events import Exited, ProcessResult
 from cloche.model import (
-    MAX_STRING_BYTES,
     Limits,
     ProcessInfo,
     User,
     check_command_size,
+    check_command_words,
     check_environment,
     check_seconds,
+    check_terminal_size,
     check_user,
+    sandbox_path,
 )
 
 
@@ -242,18 +244,6 @@ def _command_words(command: str | Sequence[str] | PythonScript) -> tuple[str, ..
     if isinstance(command, PythonScript):
         return (command.name, *command.argv)
     return (command,) if isinstance(command, str) else tuple(command)
-
-
-def check_command_words(words: Sequence[str]) -> None:
-    """Raises InvalidRequest unless a program can be given these arguments."""
-    if not words or not all(isinstance(word, str) and "\0" not in word for word in words):
-        raise errors.InvalidRequest("a command must be a string, or strings, without NUL characters")
-    try:
-        longest = max(len(word.encode()) for word in words)
-    except UnicodeEncodeError:
-        raise errors.InvalidRequest("a command must be valid Unicode") from None
-    if longest >= MAX_STRING_BYTES:
-        raise errors.InvalidRequest(f"an argument can have {MAX_STRING_BYTES} bytes: put {longest} bytes into a file")
 
 
 async def _feed_stdin(process: SandboxProcess, stdin: str | bytes) -> None:

@@ -8,24 +8,12 @@ from functools import partial
 from types import TracebackType
 
 from cloche import errors
-from cloche.engine.commands.program import Exited as Exited
 from cloche.engine.commands.program import SandboxProgram
-from cloche.engine.executions.streams import EventQueue, OutputLimiter
+from cloche.engine.executions.streams import OutputLimiter
 from cloche.engine.sandboxes.init_client import InitClient
-from cloche.events import AnyEvent, Output, Truncated
-from cloche.model import Outcome, Stream, Struct
-
-ProcessEvent = Output | Truncated | Exited
-
-
-class ProcessResult(Struct):
-    """The result of a command. `outcome` is ok whenever it ended by itself, with any exit code."""
-
-    exit_code: int
-    stdout: str
-    stderr: str
-    outcome: Outcome = "ok"
-    reason: str | None = None
+from cloche.event_queue import EventQueue
+from cloche.events import AnyEvent, Exited, Output, ProcessEvent, ProcessResult, Truncated
+from cloche.model import Stream
 
 
 class UnreadOutput:

@@ -13,21 +13,12 @@ from cloche.engine.executions import kernel_frames
 from cloche.engine.executions.clock import FreezeCallback, PausableTimer
 from cloche.engine.executions.streams import OutputPipe, is_readable_pipe
 from cloche.engine.sandboxes.init_client import InitClient, InitReply, PipeWriter
-from cloche.events import Event
+from cloche.events import Exited
 from cloche.isolation.channel import Header, close_all
-from cloche.model import Outcome, Stream, Struct, Usage
+from cloche.model import Outcome, Stream, Struct, Usage, check_terminal_size
 
 KILL_SECONDS = 10.0
 PAUSED_NOTICE = "; its sandbox is paused: it ends when that goes on"
-
-
-class Exited(Event, tag="exited"):
-    """The last event of a process. A process that a signal ended has exit code 128 + signal, as in a shell."""
-
-    exit_code: int
-    outcome: Outcome = "ok"
-    reason: str | None = None
-    signal: int | None = None  # that ended it
 
 
 class PythonScript(Struct):
@@ -271,12 +262,6 @@ class SandboxProgram:
 def _parse_usage(header: Header) -> Usage:
     cpu_seconds, peak_bytes = kernel_frames.number_field(header, "cpu"), kernel_frames.number_field(header, "rss")
     return Usage(cpu_seconds=cpu_seconds, memory_peak_bytes=int(peak_bytes))
-
-
-def check_terminal_size(size: tuple[int, int]) -> None:
-    """Raises InvalidRequest unless a terminal can have so many rows and columns."""
-    if len(size) != 2 or not all(type(side) is int and 0 < side < 1 << 16 for side in size):
-        raise errors.InvalidRequest(f"a terminal needs rows and columns from 1 to 65535, not {size!r}")
 
 
 def _request_body(ask: ProgramSpec) -> bytes:

@@ -12,7 +12,6 @@ from cloche import errors
 from cloche.engine.executions.checkpoints import KernelCheckpoints
 from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.history import SandboxHistory
-from cloche.engine.executions.input import InputSource
 from cloche.engine.executions.kernel import KernelClient
 from cloche.engine.executions.tools import SandboxTools
 from cloche.engine.operations.audit import ENDED, STARTED
@@ -20,6 +19,7 @@ from cloche.engine.principal import current_principal
 from cloche.engine.quotas.capacity import ExecutionSlots, Ticket
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import Ended
+from cloche.input_answers import InputSource
 from cloche.model import (
     DisplayOptions,
     Limits,

@@ -14,12 +14,20 @@ from typing import Any, Protocol
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.streams import Signal
 from cloche.engine.executions.tool_server import RawToolCall, ToolConnection, ToolServer
 from cloche.engine.sandboxes.init_client import InitClient, clean_text
 from cloche.event_json import count_json_values
+from cloche.event_queue import Signal
 from cloche.events import ToolsCalled
-from cloche.model import ToolCall, ToolDefinition, ToolLanguage, ToolResult, check_tool_language, tools_by_identifier
+from cloche.model import (
+    MAX_TOOL_RESULT_BYTES,
+    ToolCall,
+    ToolDefinition,
+    ToolLanguage,
+    ToolResult,
+    check_tool_language,
+    tools_by_identifier,
+)
 
 # Tools as bash functions: one JSON argument; result as JSON on stdout, or message on stderr and status 1.
 #
@@ -133,7 +141,6 @@ MAX_CALL_BYTES = 5 << 20
 MAX_PROGRAM_BYTES = 40 << 20  # of all that one program says to its tools
 MAX_CALL_VALUES = 200_000
 MAX_PROGRAM_VALUES = 1_000_000
-MAX_RESULT_BYTES = 5 << 20
 MAX_UNREAD_BYTES = 64 << 20  # of results that a program was sent, and has not read
 MAX_HEADER_BYTES = 1 << 20
 MAX_ERROR = 100_000
@@ -497,9 +504,9 @@ def _encode_result(name: str, result: ToolResult) -> tuple[bool, bytes]:
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         problem = f"the result of {name} is no JSON value: {error}"
     else:
-        if len(content) <= MAX_RESULT_BYTES:
+        if len(content) <= MAX_TOOL_RESULT_BYTES:
             return True, content
-        problem = f"the result of {name} has {len(content)} bytes: {MAX_RESULT_BYTES} are possible"
+        problem = f"the result of {name} has {len(content)} bytes: {MAX_TOOL_RESULT_BYTES} are possible"
     return False, problem.encode("utf-8", "replace")
 
 

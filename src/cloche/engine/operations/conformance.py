@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from cloche.engine.commands.process import ProcessResult
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Output, Run, RunFold
+from cloche.events import Output, ProcessResult, Run, RunFold
 from cloche.isolation import conformance
 from cloche.isolation.conformance.claims import Claim, CodeResult, CommandOutcome, OpenSandbox
 from cloche.model import Limits, SandboxSpec, User

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import posixpath
 import secrets
 import sys
 from collections import deque
@@ -17,7 +16,6 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.executions.kernel_frames import number_field, parse_file_info
-from cloche.engine.executions.streams import Signal
 from cloche.engine.sandboxes.init_client import (
     CHUNK_BYTES,
     InitClient,
@@ -28,9 +26,24 @@ from cloche.engine.sandboxes.init_client import (
     read_whole_file,
     take_only_fd,
 )
+from cloche.event_queue import Signal
+from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
 from cloche.isolation.channel import Header
-from cloche.model import GIB, MIB, FileAttributes, FileChange, FileInfo, Limits, Struct, User, check_mode, check_user
+from cloche.model import (
+    GIB,
+    MAX_WAITING_CHANGES,
+    MIB,
+    FileAttributes,
+    FileChange,
+    FileInfo,
+    Limits,
+    Struct,
+    User,
+    check_mode,
+    check_user,
+    sandbox_path,
+)
 
 # A file of a sandbox that is open for reading: in memory if it is small, else as a descriptor from init.
 
@@ -97,34 +110,6 @@ def open_file_reply(reply: InitReply) -> OpenFile:
     return OpenFile(about.st_size, about.st_mtime, fd=fd)
 
 
-# Paths inside a sandbox, as callers give them. The guest resolves them, never the host.
-
-MAX_PATH = 4096
-
-
-def check_cwd(cwd: object) -> None:
-    """Raises InvalidPath unless `cwd` is None or a path that `sandbox_path` accepts."""
-    if cwd is not None:
-        sandbox_path(cwd, "/")
-
-
-def sandbox_path(path: object, cwd: str) -> str:
-    """An absolute path for the guest's init; relative ones are below `cwd`. Raises InvalidPath."""
-    if not isinstance(path, str):
-        raise errors.InvalidPath(f"a path must be a string, not {type(path).__name__}")
-    if not path:
-        raise errors.InvalidPath("a path must not be empty")
-    if "\0" in path:
-        raise errors.InvalidPath(f"a path cannot hold a NUL character: {path!r}")
-    try:
-        size = len(path.encode())
-    except UnicodeEncodeError:
-        raise errors.InvalidPath(f"a path must be valid Unicode: {path!r}") from None
-    if size > MAX_PATH:
-        raise errors.InvalidPath(f"a path can have {MAX_PATH} bytes, not {size}")
-    return posixpath.join(cwd, path)
-
-
 # A survey of the files below a directory of a sandbox, as its init reported it.
 
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=8192)]
@@ -186,7 +171,6 @@ def _is_invalid_path(path: str) -> bool:
 # Watches a directory of a sandbox for changes.
 
 MAX_WATCHES = 64  # of one sandbox, whoever opened them
-MAX_WAITING_CHANGES = 10_000
 MAX_WAITING_BYTES = 1 * MIB  # of paths, as they lie in memory
 
 _CHANGE_KINDS = ("created", "written", "removed", "renamed", "attributes")
@@ -306,10 +290,6 @@ class DirectoryWatch:
         self.missed += 1
         self._bell.wake_all()
 
-
-Chunk = bytes | bytearray | memoryview | str
-Chunks = Iterable[Chunk] | AsyncIterable[Chunk]
-Content = Chunk | Chunks
 
 AUDIT_NAMES = {
     "file_read": "files.read",
@@ -554,28 +534,6 @@ async def _fill_pipe(pipe: PipeWriter, content: Chunks) -> int:
     finally:
         pipe.close()
     return size
-
-
-async def encode_chunks(content: Chunks) -> AsyncGenerator[bytes, None]:
-    """Each chunk as bytes. Raises InvalidRequest at one that is neither bytes nor text."""
-    if isinstance(content, AsyncIterable):
-        async for chunk in content:
-            yield encode_chunk(chunk)
-    else:
-        for chunk in content:
-            yield encode_chunk(chunk)
-
-
-def encode_chunk(chunk: object) -> bytes:
-    """Raises InvalidRequest unless it is bytes or text."""
-    if isinstance(chunk, (bytes, bytearray, memoryview)):
-        return bytes(chunk)
-    if not isinstance(chunk, str):
-        raise errors.InvalidRequest(f"a file's content must come as bytes or text, not as {type(chunk).__name__}")
-    try:
-        return chunk.encode()
-    except UnicodeEncodeError:
-        raise errors.InvalidRequest("text for a file must be valid Unicode: give bytes for anything else") from None
 
 
 @contextlib.contextmanager

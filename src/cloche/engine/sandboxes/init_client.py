@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
 from cloche.engine.executions.clock import ProgramTime
-from cloche.engine.executions.streams import QueueBudget, Signal, is_readable_pipe, write_available
+from cloche.engine.executions.streams import is_readable_pipe, write_available
 from cloche.engine.operations.audit import ActionRecorder, ignore_action
+from cloche.event_queue import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
 from cloche.isolation.channel import Header, HostChannel, close_all

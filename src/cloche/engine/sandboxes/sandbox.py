@@ -15,7 +15,6 @@ from cloche.engine.executions.checkpoints import copy_kernel
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.history import SandboxHistory
 from cloche.engine.executions.kernel import KernelClient, start_kernel
-from cloche.engine.executions.streams import Signal
 from cloche.engine.executions.tools import SandboxTools
 from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.operations.metrics import SandboxMeter, measure_inside
@@ -23,11 +22,12 @@ from cloche.engine.pauses.freeze import ProgramFreezer
 from cloche.engine.quotas.capacity import ExecutionSlots
 from cloche.engine.quotas.quotas import QuotaLease
 from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error
-from cloche.engine.sandboxes.files import SandboxFiles, sandbox_path
+from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, network_environment
 from cloche.engine.sandboxes.pool import ReadyCell
-from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id
+from cloche.event_queue import Signal
+from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id, sandbox_path
 from cloche.network_policy import NetworkPolicy, without_secrets
 from cloche.store.base import RecordState, ResumeSpec, SandboxRecord
 from cloche.telemetry import log

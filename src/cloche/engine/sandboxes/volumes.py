@@ -16,13 +16,13 @@ import msgspec
 
 from cloche import errors
 from cloche.config.sections import VolumeLimits
-from cloche.engine.executions.streams import Signal
 from cloche.engine.instance import Instance
 from cloche.engine.operations.audit import AuditLog
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.nursery import LiveNursery
 from cloche.engine.sandboxes.pool import CellSupply, ReadyCell, prepare_cell
+from cloche.event_queue import Signal
 from cloche.isolation.base import CellMounts, CellSpec, CellVolume
 from cloche.model import MIB, Limits, Template, new_id
 from cloche.store.volumes import StoredVolumes, VolumeRecord, volume_not_found
