@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,9 @@ def test_a_key_is_taken_as_pem_jwk_der_or_the_path_of_one(tmp_path: Path):
         (JwtConfig(public_key="a\0b", key_id="k"), "public_key"),
         (JwtConfig(public_key=pem(ec.generate_private_key(ec.SECP256R1())), key_id="k"), "kind"),  # type: ignore[arg-type]
         (JwtConfig(public_key=pem(ED), key_id="two words"), "id of a key"),
+        (JwtConfig(hs256_secret=pem(ED), algorithms=("HS256",)), "hs256_secret.*another kind"),
+        (JwtConfig(hs256_secret=json.dumps(jwk(RSA)), algorithms=("HS256",)), "hs256_secret.*another kind"),
+        (JwtConfig(jwks=json.dumps({"keys": [{**jwk(ED), "x": "!" + jwk(ED)["x"]}]})), "`x`"),
         (JwtConfig(public_key=pem(ED), key_id="k", algorithms=("RS256",)), "the keys are for EdDSA"),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
@@ -297,3 +302,8 @@ def test_what_signs_is_what_checks():
         found = JwtKeys(BOTH).find(kid)
         assert found and found.algorithm == signer(key)[0]
         assert found.accepts(signer(key)[1](b"x"), b"x") and not found.accepts(signer(key)[1](b"x"), b"y")
+
+
+def test_pyjwt_is_not_imported_before_a_key_is_read():
+    code = "import sys, cloche.api.librechat.context; sys.exit('jwt' in sys.modules or 'cryptography' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,15 +1,15 @@
 """LibreChat's tokens: a JWS in its compact form, each claim of which is checked.
 
-Written here and not taken from a library, since it is small and must be strict: one form, three algorithms,
-each key for one algorithm only, and no key locations from the token's own header.
+PyJWT verifies the signatures and reads JWKs; it is imported where a key is read, since a server without keys does
+not need it. The policy is ours and stricter than PyJWT's: each key for one algorithm, base64url in one form only (no
+padding), no repeated JSON member, no `crit`, no key locations from the token's own header, every claim bounded, and
+times compared as they are written (PyJWT drops fractions of a second and reads the system's clock only).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
-import hmac
 import json
 import os
 import re
@@ -35,6 +35,7 @@ MAX_JWT_KEYS = 256
 MIN_RSA_BITS = 2048
 
 _DER = re.compile(r"M[A-Za-z0-9+/\s]{40,}={0,2}")  # every public key begins like that, as base64 of DER
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -193,12 +194,8 @@ def _keys_from_file(path: Path) -> Iterator[tuple[str, JwtKey]]:
 
 
 def _key_from_secret(settings: JwtConfig) -> tuple[str, JwtKey]:
-    secret = settings.hs256_secret.encode()
-
-    def accepts(signature: bytes, signed: bytes) -> bool:
-        return hmac.compare_digest(hmac.new(secret, signed, hashlib.sha256).digest(), signature)
-
-    return settings.hs256_key_id or settings.key_id or HS256_KEY_ID, JwtKey("HS256", accepts)
+    key_id = settings.hs256_key_id or settings.key_id or HS256_KEY_ID
+    return key_id, _key_for("HS256", settings.hs256_secret.encode())
 
 
 def _key_files(directory: str) -> list[Path]:
@@ -272,65 +269,58 @@ def _parse_public_key(text: str) -> PublicKeyTypes:
 
 
 def _key_from_jwk(jwk: dict[str, Any]) -> JwtKey:
-    from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
-
     if "d" in jwk:
         raise UnusableKey("it has a private key (`d`), which only LibreChat should have: give its public key")
     if not _is_for_tokens(jwk):
         raise UnusableKey("a JWK must be for signatures, with kty OKP and crv Ed25519, or with kty RSA")
-    try:
-        if jwk["kty"] == "RSA":
-            numbers = rsa.RSAPublicNumbers(*(int.from_bytes(_jwk_member(jwk, name)) for name in "en"))
-            key = _key_from_public(numbers.public_key())
-        else:
-            key = _key_from_public(ed25519.Ed25519PublicKey.from_public_bytes(_jwk_member(jwk, "x")))
-    except ValueError:
-        raise UnusableKey("the numbers of a JWK are no key") from None
+    key = _key_from_public(_parse_jwk(jwk))
     if jwk.get("alg", key.algorithm) != key.algorithm:
         raise UnusableKey(f"a JWK of this kind is for {key.algorithm}, which its `alg` does not say")
     return key
 
 
-def _jwk_member(jwk: dict[str, Any], name: str) -> bytes:
-    value = jwk.get(name)
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]+", value):
-        raise UnusableKey(f"a JWK needs `{name}`, in base64url")
+def _parse_jwk(jwk: dict[str, Any]) -> PublicKeyTypes:
+    import jwt
+
+    for name in "en" if jwk["kty"] == "RSA" else "x":  # PyJWT skips characters that are not base64url
+        if not isinstance(jwk.get(name), str) or not _BASE64URL.fullmatch(jwk[name]) or len(jwk[name]) % 4 == 1:
+            raise UnusableKey(f"a JWK needs `{name}`, in base64url")
     try:
-        return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4))
-    except binascii.Error:
-        raise UnusableKey(f"a JWK needs `{name}`, in base64url") from None
+        key: PublicKeyTypes = jwt.PyJWK(jwk, "RS256" if jwk["kty"] == "RSA" else "EdDSA").key
+    except jwt.PyJWTError:
+        raise UnusableKey("the numbers of a JWK are no key") from None
+    return key
 
 
 def _key_from_public(key: PublicKeyTypes) -> JwtKey:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
-
-    if isinstance(key, rsa.RSAPublicKey) and key.key_size < MIN_RSA_BITS:
-        raise UnusableKey(f"an RSA key needs {MIN_RSA_BITS} bits or more, not {key.key_size}")
-
-    def accepts(signature: bytes, signed: bytes) -> bool:
-        try:
-            if isinstance(key, rsa.RSAPublicKey):
-                key.verify(signature, signed, padding.PKCS1v15(), hashes.SHA256())
-            elif isinstance(key, ed25519.Ed25519PublicKey):
-                key.verify(signature, signed)
-        except InvalidSignature:
-            return False
-        return True
+    from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
     if isinstance(key, ed25519.Ed25519PublicKey):
-        return JwtKey("EdDSA", accepts)
-    if isinstance(key, rsa.RSAPublicKey):
-        return JwtKey("RS256", accepts)
-    raise UnusableKey("its kind is not Ed25519 (EdDSA) and not RSA (RS256), which are those that LibreChat signs with")
+        return _key_for("EdDSA", key)
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise UnusableKey(
+            "its kind is not Ed25519 (EdDSA) and not RSA (RS256), which are those that LibreChat signs with"
+        )
+    if key.key_size < MIN_RSA_BITS:
+        raise UnusableKey(f"an RSA key needs {MIN_RSA_BITS} bits or more, not {key.key_size}")
+    return _key_for("RS256", key)
+
+
+def _key_for(algorithm: str, key: PublicKeyTypes | bytes) -> JwtKey:
+    import jwt
+
+    verifier = jwt.get_algorithm_by_name(algorithm)
+    try:
+        prepared = verifier.prepare_key(key)
+    except jwt.InvalidKeyError:  # of an HMAC secret: that it is a PEM, DER, SSH or JSON Web key
+        raise UnusableKey("it is a key of another kind, and not a shared secret") from None
+    return JwtKey(algorithm, lambda signature, signed: verifier.verify(signed, prepared, signature))
 
 
 MAX_TOKEN_BYTES = 16 * 1024
 MAX_CLAIM_CHARACTERS = 256  # characters of a user, a tenant, an id
 PRINCIPAL_SOURCES = frozenset({"librechat_jwt", "openid_reuse"})
 
-_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _FARTHEST_SECONDS = 1e12  # numbers beyond are no dates, and not worth calculating with
 
 
