@@ -87,7 +87,7 @@ SOAK_CYCLES ?= 2000
 
 .PHONY: soak
 soak: setup ## A mixed load with faults for SOAK_MINUTES=20, which fails on anything left over or lost; SOAK_FLAGS="--seed 1"
-	SOAK_CYCLES=$(SOAK_CYCLES) SOAK_ALIVE=200 $(BIN)/pytest tests/test_leaks.py $(PYTEST_FLAGS)
+	SOAK_CYCLES=$(SOAK_CYCLES) SOAK_ALIVE=200 $(BIN)/pytest tests/endurance/test_leaks.py $(PYTEST_FLAGS)
 	PYTHONPATH=tools $(BIN)/python -m soak --minutes $(SOAK_MINUTES) $(SOAK_FLAGS)
 
 .PHONY: fuzz

@@ -29,8 +29,8 @@ from e2b import Template as ByStep  # noqa: E402
 from PIL import Image  # noqa: E402
 from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
 from tests.conftest import DATA_DIR, RunningServer, serving, with_template  # noqa: E402
-from tests.test_template_versions import make  # noqa: E402
-from tests.ui.conftest import CHROMIUM, FLAGS, log_in  # noqa: E402
+from tests.console.conftest import CHROMIUM, FLAGS, log_in  # noqa: E402
+from tests.templates.test_versions import make  # noqa: E402
 
 import cloche  # noqa: E402
 from cloche.model import MIB  # noqa: E402

@@ -20,11 +20,11 @@ BACKENDS = ["plain-unsafe", "namespaces"]
 
 # What these claim is done by kernels and init inside, which know of no backend. `make test` has them with walls only.
 INSIDE = {
-    "test_engine_bounds.py",
+    "test_bounds.py",
     "test_inspection.py",
     "test_languages.py",
     "test_tool_calls.py",
-    "test_tool_door.py",
+    "test_tool_server.py",
     "test_tool_waiting.py",
 }
 

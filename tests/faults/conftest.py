@@ -6,13 +6,13 @@ neighbour (another owner's sandbox, with state, a file, and a program whose outp
 Which fault is shown where, here and elsewhere below `tests/`:
 
 - nursery, init, kernel or a cell of the pool killed, at any moment: `faults/test_killed.py`
-- an init that no sandbox has yet, killed: `faults/test_embryos.py`
+- an init that no sandbox has yet, killed: `faults/test_pending_inits.py`
 - the same stopped, so that they hang: `faults/test_hung.py`; a stopped archiver: `engine/test_images.py`
 - a nursery that exits, crashes or bombs while it imports: `escape/test_nursery.py`, `guest/test_zygote_children.py`
 - the store locked for seconds or for long, full, read-only, damaged: `faults/test_store.py`
 - a full disk, for images, files, uploads, records, logs: `faults/test_disk.py`, `engine/test_images.py`
-- the wall clock set forward and back: `faults/test_clock.py`; pauses: `engine/test_held_clocks.py`
-- a kernel that sends garbage, floods, never ends a frame: `escape/test_frames.py`, `engine/test_engine_floods.py`
+- the wall clock set forward and back: `faults/test_clock.py`; pauses: `engine/test_clocks_while_paused.py`
+- a kernel that sends garbage, floods, never ends a frame: `escape/test_frames.py`, `engine/test_floods.py`
 - an init or a zygote that does, or that stops reading: `faults/test_channels.py`, `escape/test_nursery.py`
 - copies of kernels that lie: `engine/test_branching_hostile.py`
 - half-open connections, heads and bodies that never end: `faults/test_connections.py`, `server/test_connection.py`
@@ -20,10 +20,10 @@ Which fault is shown where, here and elsewhere below `tests/`:
 - readers that stop, uploads of a byte a second: `faults/test_connections.py`, `server/test_stalled_readers.py`
 - a model's server that hangs, resets, sends garbage in the middle: `openai/test_upstream_http.py`, `test_lean_http.py`,
   `test_any_script.py`, `test_chat_any_script.py`, `test_aborted.py`, `test_many_streams.py` there
-- the server killed at any moment, and under load: `test_host_death.py`, `faults/test_server.py`; with volumes:
+- the server killed at any moment, and under load: `faults/test_host_death.py`, `faults/test_server.py`; with volumes:
   `engine/test_volumes.py`
 - SIGTERM under load: `faults/test_server.py`, `server/test_serve.py`
-- a client that leaves in the middle: `e2b/test_bad_input.py`, `engine/test_engine_endings.py`
+- a client that leaves in the middle: `e2b/test_bad_input.py`, `engine/test_endings.py`
 """
 
 from __future__ import annotations

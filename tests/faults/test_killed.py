@@ -170,7 +170,7 @@ def test_a_nursery_killed_at_rest_and_in_the_middle_of_a_creation(running, mine,
 
 @pytest.mark.long
 def test_cells_of_the_pool_killed_one_by_one_and_all_at_once(place):
-    """Who asks next gets one that lives. That the dead may not have been noticed: `engine/test_engine_sandboxes.py`.
+    """Who asks next gets one that lives. That the dead may not have been noticed: `engine/test_sandboxes.py`.
 
     To die takes milliseconds, on a busy host tens of them. Until then nobody can tell such a cell from one that lives:
     whoever is given it has a sandbox whose init is killed, as above, and is told so.

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from tests.conftest import RunningServer, serving, wait_until, with_template
 from tests.faults.conftest import CALM, Part, parts
-from tests.test_host_death import leftovers
+from tests.faults.test_host_death import leftovers
 
 import cloche
 from cloche.model import Template

@@ -7,8 +7,8 @@ import re
 
 import pytest
 from click.testing import CliRunner
+from tests.docs.test_docs import REPOSITORY, blocks, rows
 from tests.librechat.minting import jwk, new_ed25519
-from tests.test_docs import REPOSITORY, blocks, rows
 
 from cloche import cli, config, errors
 from cloche.config import librechat

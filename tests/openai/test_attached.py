@@ -14,7 +14,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 from tests.openai.conftest import CODE_INTERPRETER
-from tests.openai.test_workplace import LIST, OUTPUTS, PNG, auto
+from tests.openai.test_turn_containers import LIST, OUTPUTS, PNG, auto
 from tests.openai.upstream import ScriptedUpstream
 from tests.openai.upstream_parts import Code, Text, WaitFor
 

@@ -12,8 +12,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from e2b import Template as ByStep
 from tests.conftest import RunningServer
-from tests.test_template_versions import make
-from tests.ui.conftest import Visiting
+from tests.console.conftest import Visiting
+from tests.templates.test_versions import make
 
 from cloche.api.console.templates import MAX_LINES, HostBuild, recipe_changes
 from cloche.model import Template

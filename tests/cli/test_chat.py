@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.cli.test_shell import Terminal
 from tests.conftest import CommandLine, with_template
-from tests.test_cli_shell import Terminal
 
 from cloche.cli.chat_screen import ChatEventParser, SavedFiles, safe_file_name, safe_text
 from cloche.model import Template

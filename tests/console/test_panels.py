@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import RunningServer
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
-from tests.ui.wire import new_key
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
+from tests.console.wire import new_key
 
 import cloche
 

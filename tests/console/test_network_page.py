@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 from tests.conftest import RunningServer, serving, with_template
+from tests.console.conftest import Visiting
 from tests.network.neighbour import Neighbour, living_next_door
-from tests.ui.conftest import Visiting
 
 import cloche
 from cloche.model import Template

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from tests.conftest import RunningServer, serving, with_template
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
+from tests.console.wire import Insider, Stranger, new_key
 from tests.openai.conftest import CODE_INTERPRETER, UPSTREAM_KEY
 from tests.openai.upstream import Code, ScriptedUpstream, Text, Usage, WaitFor
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
-from tests.ui.wire import Insider, Stranger, new_key
 
 from cloche.model import Template
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import FrameLocator, Locator, Page

@@ -10,8 +10,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from tests.conftest import RunningServer
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
-from tests.ui.wire import Insider, new_key
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting
+from tests.console.wire import Insider, new_key
 
 expect.set_options(timeout=PATIENCE_MILLISECONDS)
 

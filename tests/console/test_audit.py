@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 from tests.conftest import RunningServer, wait_until
-from tests.ui.wire import HTML, Insider, data_dir_of, new_key
+from tests.console.wire import HTML, Insider, data_dir_of, new_key
 
 from cloche.api.console.context import MAX_REMEMBERED_READS, REPEAT_SECONDS, AdminReadAudit, ConsolePage, ConsoleVisitor
 from cloche.model import Principal

@@ -13,9 +13,9 @@ from threading import Event
 import pytest
 from playwright.sync_api import Browser
 from tests.conftest import RunningServer, serving, with_template
+from tests.console.conftest import Visiting
+from tests.console.wire import CSRF, HTML, Insider, Stranger, csrf_of, data_dir_of, new_key, path_of
 from tests.tenants.routes import WEBSOCKET, Known, all_routes
-from tests.ui.conftest import Visiting
-from tests.ui.wire import CSRF, HTML, Insider, Stranger, csrf_of, data_dir_of, new_key, path_of
 
 from cloche.api.console.login import FREE_FAILURES, SECONDS_PER_LOGIN, LoginThrottle, TooManyLogins, safe_page
 from cloche.api.console.sessions import (

@@ -24,7 +24,7 @@ from cloche.config import CONFIG_KEYS, Config, load_config, parse_bytes
 from cloche.model import Limits, Principal, Template
 from cloche.templates import recipe
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 PACKAGE = REPOSITORY / "src/cloche"
 PAGES = [REPOSITORY / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += sorted((REPOSITORY / "docs").rglob("*.md"))

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import sync_playwright
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import CHROMIUM, FLAGS, PATIENCE_MILLISECONDS
-from tests.ui.wire import Stranger
+from tests.console.conftest import CHROMIUM, FLAGS, PATIENCE_MILLISECONDS
+from tests.console.wire import Stranger
 
 import cloche
 

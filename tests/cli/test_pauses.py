@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.test_with_server import CLOCHE, Call, calling, control_socket, wait_until
 from tests.conftest import RunningServer, serving
-from tests.server.test_native_cli import CLOCHE, Call, calling, control_socket, wait_until
 
 import cloche
 from cloche import errors
@@ -114,7 +114,7 @@ def test_without_a_server(own_data_dir: Path):
 
 
 def test_files_outlive_a_server_and_memory_does_not(own_data_dir: Path):
-    """`docs/state.md` has a table of it; tests/test_host_death.py has what a SIGKILL leaves."""
+    """`docs/state.md` has a table of it; tests/faults/test_host_death.py has what a SIGKILL leaves."""
     code = "import os; open('f').read(), os.environ['E'], 'x' in globals()"
     with serving(own_data_dir) as server:
         paused, due, killed = made(server), made(server, timeout=3600, on_timeout="pause"), made(server)

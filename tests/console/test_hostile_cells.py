@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conftest import wait_until
-from tests.ui.conftest import Visiting
-from tests.ui.notebooks import Notebook, framed, playing
+from tests.console.conftest import Visiting
+from tests.console.notebooks import Notebook, framed, playing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

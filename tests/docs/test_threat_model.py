@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloche.linux import seccomp
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs/threat-model.md").read_text("utf-8")
 POLICY = REPOSITORY / "src/cloche/isolation/policy"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import httpx2
 import pytest
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import Visiting
+from tests.console.conftest import Visiting
 
 from cloche.api.console.health import explain_verdict
 from cloche.engine.operations.health import HealthVerdict

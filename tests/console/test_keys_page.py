@@ -7,8 +7,8 @@ import time
 
 from playwright.sync_api import Locator, Page, expect
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
-from tests.ui.wire import Insider, Stranger, new_key
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting
+from tests.console.wire import Insider, Stranger, new_key
 
 expect.set_options(timeout=PATIENCE_MILLISECONDS)
 

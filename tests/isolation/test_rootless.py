@@ -16,7 +16,7 @@ import pytest
 
 from cloche.linux.remove_tree import remove_tree
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[2]
 UID = 54321
 TEMPLATE = """
 name = "small"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import Visiting
-from tests.ui.notebooks import Notebook
+from tests.console.conftest import Visiting
+from tests.console.notebooks import Notebook
 
 from cloche.api.console.sandbox_list import PAGE_ROWS, SandboxPageQuery, decode_sandbox_query, explain_ending
 from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, RecordState, SandboxRecord

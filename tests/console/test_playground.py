@@ -11,9 +11,9 @@ import httpx
 import nbformat
 import pytest
 from tests.conftest import RunningServer, wait_until
-from tests.ui.conftest import PATIENCE_MILLISECONDS, Visiting
-from tests.ui.notebooks import Notebook, colours_of, framed, playing
-from tests.ui.wire import new_key
+from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting
+from tests.console.notebooks import Notebook, colours_of, framed, playing
+from tests.console.wire import new_key
 
 import cloche
 

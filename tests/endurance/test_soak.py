@@ -19,7 +19,7 @@ from tests.faults.conftest import CALM, new_init
 import cloche
 from cloche import errors
 
-TOOLS = Path(__file__).parent.parent / "tools"
+TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 from soak.book import Book, Lost, Wrong, kind_of  # noqa: E402
 from soak.census import Census, Memory, Sample  # noqa: E402
