@@ -283,21 +283,8 @@ class StreamResponse(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all_chunks(send))
-        leaving = asyncio.ensure_future(_wait_for_disconnect_message(receive))
-        tasks = [sending, leaving]
-        if self._until is not None:
-            tasks.append(asyncio.ensure_future(_wait_with_grace(self._until)))
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-            elif not leaving.done():
-                raise ResetConnection
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(ClientDisconnect):
+            await _run_while_connected(receive, self._send_all_chunks(send), self._until)
 
     async def _send_all_chunks(self, send: Send) -> None:
         async with contextlib.aclosing(self._chunks) as chunks:
@@ -337,19 +324,29 @@ class StreamResponse(Response):
 async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of `work`, or raises its error. A disconnect of the client cancels it.
 
-    The body must have been read. Raises ClientDisconnect.
+    The request's body must have been read. Raises ClientDisconnect, once the work has ended.
     """
+    return await _run_while_connected(request.receive, work)
+
+
+async def _run_while_connected(
+    receive: Receive, work: Coroutine[Any, Any, T], until: Callable[[], Awaitable[None]] | None = None
+) -> T:
+    """As `run_unless_disconnected`. Raises ResetConnection when `until`, and a grace period after it, are over."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_for_disconnect_message(request.receive))
+    leaving = asyncio.ensure_future(wait_for_disconnect(receive))
+    watching = [leaving] if until is None else [leaving, asyncio.ensure_future(_wait_with_grace(until))]
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
+        await asyncio.wait((working, *watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect if leaving.done() else ResetConnection
     finally:
-        for task in (working, leaving):
+        for task in watching:
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
 
 def has_client_disconnected(request: Request) -> bool:
@@ -367,7 +364,8 @@ def has_client_disconnected(request: Request) -> bool:
     return False
 
 
-async def _wait_for_disconnect_message(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Returns when the client has disconnected. Messages that come before are dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -378,9 +376,6 @@ async def _wait_with_grace(until: Callable[[], Awaitable[None]]) -> None:
     await asyncio.sleep(END_GRACE_SECONDS)
 
 
-# Sandbox creation for clients that may disconnect while they wait for capacity.
-
-
 async def create_unless_disconnected(request: Request, engine: Engine, making: Coroutine[Any, Any, T]) -> T:
     """Returns the result of `making`. If it has to wait for capacity, a disconnect of the client cancels it.
 
@@ -389,30 +384,3 @@ async def create_unless_disconnected(request: Request, engine: Engine, making: C
     ClientDisconnect, and everything that `making` raises.
     """
     return await (run_unless_disconnected(request, making) if engine.housing.admission.crowded else making)
-
-
-# Work for a client that may disconnect.
-
-
-async def finish_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of `work`. A disconnect of the client cancels it.
-
-    The request's body must have been read. Raises ClientDisconnect, once the work has ended.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_wait_until_disconnected(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        leaving.cancel()
-        if not working.done():
-            working.cancel()
-            await asyncio.wait((working,))
-
-
-async def _wait_until_disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.http import wait_for_disconnect
 from cloche.mcp import http, tools
 from cloche.mcp.call import MAX_ANSWER_BYTES
 from cloche.mcp.http import RpcMessage
@@ -118,7 +119,7 @@ class McpExchange:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         working = asyncio.ensure_future(self._compute_answer())
-        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
         self._session.calls[self._id] = working
         for task in (working, leaving):
             task.add_done_callback(self._wake_up)
@@ -209,8 +210,3 @@ def _answer_body(working: asyncio.Task[bytes], id: http.RpcId) -> bytes:
     if working.cancelled():
         return http.encode_error(id, http.REQUEST_CANCELLED, "the request was cancelled")
     return working.result()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import finish_unless_disconnected, read_body_chunks
+from cloche.api.http import read_body_chunks, run_unless_disconnected
 from cloche.api.native.context import NativeContext, decode_request_body, json_response
 from cloche.engine.commands.commands import SandboxCommands as Core
 from cloche.engine.commands.program import SandboxProgram
@@ -129,7 +129,7 @@ class NativeCommands:
         asked = await decode_request_body(request, requests.RunCommandRequest)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
         running = commands.run(asked.command, **_launch_options(asked), stdin=stdin)
-        return json_response(await finish_unless_disconnected(request, running))
+        return json_response(await run_unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
         commands = (await self._api.sandbox(request)).commands
@@ -158,7 +158,7 @@ class NativeCommands:
             await stdin.put(b"")  # also to learn whether it has any
             async for chunk in read_body_chunks(request, self._api.config.server.upload_bytes):
                 await stdin.put(chunk)
-            await finish_unless_disconnected(request, stdin.wait_drained())
+            await run_unless_disconnected(request, stdin.wait_drained())
         if stdin.refused is not None:
             raise stdin.refused
         return Response(status_code=204)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.http import StreamResponse, finish_unless_disconnected, request_id
+from cloche.api.http import StreamResponse, request_id, run_unless_disconnected
 from cloche.api.native.context import (
     NativeContext,
     decode_request_body,
@@ -78,7 +78,7 @@ class NativeExecutions:
 
     async def run(self, request: Request) -> Response:
         execution = await self._execution_from_request(request)
-        return raw_json_response(responses.encode_run(await finish_unless_disconnected(request, execution.result())))
+        return raw_json_response(responses.encode_run(await run_unless_disconnected(request, execution.result())))
 
     async def stream(self, request: Request) -> Response:
         return event_stream_response(request, _stream_execution_events(await self._execution_from_request(request)))
@@ -153,7 +153,7 @@ class NativeRuns:
         """The result, once the run has ended."""
         id, owner = self._run_and_owner(request)
         return raw_json_response(
-            responses.encode_run(await finish_unless_disconnected(request, self._detached_runs.result(id, owner)))
+            responses.encode_run(await run_unless_disconnected(request, self._detached_runs.result(id, owner)))
         )
 
     async def events(self, request: Request) -> Response:

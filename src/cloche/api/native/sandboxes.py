@@ -14,9 +14,9 @@ from cloche import errors
 from cloche.api.http import (
     StreamResponse,
     create_unless_disconnected,
-    finish_unless_disconnected,
     has_client_disconnected,
     read_whole_body,
+    run_unless_disconnected,
 )
 from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query, json_response
 from cloche.api.native.runs import event_stream_response
@@ -244,7 +244,7 @@ class NativeCheckpoints:
     async def checkpoint(self, request: Request) -> Response:
         context = await self._context_from_path(request)
         await read_whole_body(request)
-        mark = await finish_unless_disconnected(request, context.checkpoint())
+        mark = await run_unless_disconnected(request, context.checkpoint())
         if has_client_disconnected(request):
             with contextlib.suppress(errors.ClocheError):
                 context.forget(mark.id)  # nobody would ever know its id
@@ -261,14 +261,14 @@ class NativeCheckpoints:
     async def rollback(self, request: Request) -> Response:
         context = await self._context_from_path(request)
         mark = (await decode_request_body(request, requests.RollbackRequest)).checkpoint
-        await finish_unless_disconnected(request, context.rollback(mark))
+        await run_unless_disconnected(request, context.rollback(mark))
         return Response(status_code=204)
 
     async def fork(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
         context = sandbox.context(request.path_params["context"])
         asked = await decode_request_body(request, requests.ForkContextRequest)
-        made = await finish_unless_disconnected(request, context.fork(asked.count))
+        made = await run_unless_disconnected(request, context.fork(asked.count))
         if has_client_disconnected(request):
             for each in made:
                 with contextlib.suppress(errors.ClocheError):
