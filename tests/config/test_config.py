@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -285,3 +286,35 @@ def test_a_password_in_an_indexs_url_is_not_repeated(tmp_path: Path):
     with pytest.raises(errors.InvalidConfig, match=r"packages\.pypi.*write a list") as caught:
         config.load_config(file, environ={})
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("pool.ready", "1001", "pool.ready must be between 0 and 1000, not 1001"),
+        ("server.port", "-1", "server.port must be between 0 and 65535, not -1"),
+        ("lifetime.max_seconds", "inf", "lifetime.max_seconds must be a positive number, not inf"),
+        ("lifetime.max_seconds", "nan", "lifetime.max_seconds must be a positive number, not nan"),
+        ("capacity.queue_seconds", "-0.5", "capacity.queue_seconds must be 0 or more, not -0.5"),
+        ("capacity.queued", "-1", "capacity.queued must be 0 or more, not -1"),
+        ("audit.max_bytes", "5", "audit.max_bytes must be 1 MiB or more, not 5"),
+        ("runs.events_bytes", "5", "runs.events_bytes must be 16 KiB or more, not 5"),
+        ("librechat.exec_per_minute", "-1", "librechat.exec_per_minute must be 0 (no limit) or more, not -1"),
+    ],
+)
+def test_a_number_beyond_its_bounds_is_refused_with_key_bound_and_origin(key, value, said):
+    variable = config.environment_variable(key)
+    with pytest.raises(errors.InvalidConfig) as caught:
+        config.load_config(environ={variable: value})
+    assert str(caught.value) == f"{said} (environment variable {variable})"
+
+
+def test_a_section_made_in_python_has_the_same_bounds():
+    for make in (
+        lambda: config.LifetimeConfig(max_seconds=float("nan")),
+        lambda: config.CapacityConfig(queued=-1),
+        lambda: config.NetworkConfig(connections=0),
+        lambda: msgspec.structs.replace(config.PoolConfig(), ready=1001),
+    ):
+        with pytest.raises(errors.InvalidRequest, match=r"must be .*, not"):
+            make()

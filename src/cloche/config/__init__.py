@@ -12,12 +12,21 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from cloche import errors
 from cloche.config import librechat
+from cloche.config.bounds import (
+    KibOrMore,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    describe_violation,
+    find_bounds,
+    list_fields,
+)
 from cloche.config.librechat import LibreChatConfig
 from cloche.config.sections import (
     AuditConfig,
@@ -125,6 +134,8 @@ NON_KEY_VARIABLES = frozenset(
 _SECRET_KEYS = frozenset({"upstream", "packages.pypi", "packages.npm"}) | librechat.JWT_SECRET_KEYS
 _FLAG_NAMES = {"packages.enabled": "--packages"}  # those that are not called as their key
 
+_BEYOND_BOUNDS = re.compile(r"Expected `\w+` [<>]")  # msgspec's words
+
 _BYTE_UNITS = {"": 1, "b": 1} | {
     name: size
     for letter, size in {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB}.items()
@@ -132,12 +143,8 @@ _BYTE_UNITS = {"": 1, "b": 1} | {
 }
 
 
-class PoolConfig(Struct):
-    ready: int = 2  # cells kept waiting per template
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ready <= 1000:
-            raise errors.InvalidRequest(f"pool.ready must be between 0 and 1000, not {self.ready}")
+class PoolConfig(Section):
+    ready: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 2  # cells kept waiting per template
 
 
 class SandboxLimits(Struct):
@@ -165,66 +172,41 @@ class SandboxLimits(Struct):
                 )
 
 
-class LifetimeConfig(Struct):
-    max_seconds: float = 86400.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.max_seconds < float("inf"):
-            raise errors.InvalidRequest(f"lifetime.max_seconds must be a positive number, not {self.max_seconds}")
+class LifetimeConfig(Section):
+    max_seconds: PositiveFloat = 86400.0
 
 
-class ServerConfig(Struct):
+class ServerConfig(Section):
     """`cloche serve`."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     public_url: str = ""  # where clients reach it, if that is not http://HOST:PORT
     domain: str = ""  # {port}-{sandbox}.DOMAIN reaches a port of a sandbox
     tls_cert: str = ""
     tls_key: str = ""
-    upload_bytes: int = 256 * MIB  # of one request's body
-    canary_seconds: float = 30.0  # how often an execution is tried where nobody runs any
+    upload_bytes: PositiveInt = 256 * MIB  # of one request's body
+    canary_seconds: PositiveFloat = 30.0  # how often an execution is tried where nobody runs any
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 1 << 16:
-            raise errors.InvalidRequest(f"server.port must be between 0 and 65535, not {self.port}")
+        super().__post_init__()
         if bool(self.tls_cert) != bool(self.tls_key):
             raise errors.InvalidRequest("server.tls_cert and server.tls_key go together: give both, or none")
-        if not 0 < self.canary_seconds < float("inf"):
-            raise errors.InvalidRequest(f"server.canary_seconds must be a positive number, not {self.canary_seconds}")
-        if self.upload_bytes <= 0:
-            raise errors.InvalidRequest(f"server.upload_bytes must be positive, not {self.upload_bytes}")
 
 
-class GatewayConfig(Struct):
+class GatewayConfig(Section):
     """The loop between an upstream's model and sandboxes."""
 
-    code_calls: int = 25  # of one response
-    execution_seconds: float = 120.0
-    container_minutes: int = 20  # of idleness, after which a container expires where nobody says otherwise
-    max_container_minutes: int = 1440
-    model_output_bytes: int = 16 * KIB  # of one execution's output that the model is shown
-    outputs_bytes: int = 32 * MIB  # of what code showed that one response keeps for its client
-    turns_per_owner: int = 200  # at once, those in the background not counted
+    code_calls: PositiveInt = 25  # of one response
+    execution_seconds: PositiveFloat = 120.0
+    container_minutes: PositiveInt = 20  # of idleness, after which a container expires where nobody says otherwise
+    max_container_minutes: PositiveInt = 1440
+    model_output_bytes: KibOrMore = 16 * KIB  # of one execution's output that the model is shown
+    outputs_bytes: KibOrMore = 32 * MIB  # of what code showed that one response keeps for its client
+    turns_per_owner: PositiveInt = 200  # at once, those in the background not counted
     cite_new_files: bool = False  # every file that code made, not only those that the model links
-    stored_days: float = 30.0  # how long responses, conversations and files of containers are kept
+    stored_days: PositiveFloat = 30.0  # how long responses, conversations and files of containers are kept
     capture: bool = False  # whether records of requests hold code, prompts and output
-
-    def __post_init__(self) -> None:
-        positive = (
-            "code_calls",
-            "execution_seconds",
-            "container_minutes",
-            "max_container_minutes",
-            "turns_per_owner",
-            "stored_days",
-        )
-        for name in positive:
-            if not 0 < getattr(self, name) < float("inf"):
-                raise errors.InvalidRequest(f"gateway.{name} must be a positive number, not {getattr(self, name)}")
-        for name in ("model_output_bytes", "outputs_bytes"):
-            if getattr(self, name) < KIB:
-                raise errors.InvalidRequest(f"gateway.{name} must be 1024 or more, not {getattr(self, name)}")
 
 
 class Config(Struct):
@@ -282,7 +264,7 @@ class Setting(NamedTuple):
 
 
 def _list_keys(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in msgspec.structs.fields(struct):
+    for field in list_fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from _list_keys(field.type, f"{prefix}{field.name}.")
         elif field.name != "origins":
@@ -370,8 +352,15 @@ def _convert_value(setting: Setting) -> Any:
         # Variables are always strings, and flags may be; a file has types and must use them.
         return msgspec.convert(value, CONFIG_KEYS[key], strict=origin.startswith("file "))
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
-        said = key if key in _SECRET_KEYS else f"{key} = {value!r}"
-        raise errors.InvalidConfig(f"{said} ({origin}): {error}{_list_syntax_hint(key, value)}") from None
+        raise errors.InvalidConfig(_describe_problem(key, value, origin, str(error))) from None
+
+
+def _describe_problem(key: str, value: Any, origin: str, problem: str) -> str:
+    bounds = find_bounds(CONFIG_KEYS[key])
+    if bounds and _BEYOND_BOUNDS.match(problem):
+        return f"{describe_violation(key, value, bounds)} ({origin})"
+    named = key if key in _SECRET_KEYS else f"{key} = {value!r}"
+    return f"{named} ({origin}): {problem}{_list_syntax_hint(key, value)}"
 
 
 def _split_list(key: str, text: str) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import msgspec
 
 from cloche import errors
-from cloche.structs import Struct
+from cloche.config.bounds import KibOrMore, PositiveFloat, PositiveInt, Section
 
-KIB, MIB = 1 << 10, 1 << 20
+MIB = 1 << 20
 JWT_ALGORITHMS = ("EdDSA", "RS256", "HS256")
 HS256_KEY_ID = "hs256-dev"  # what LibreChat's own server calls such a key where nobody names it
 MAX_AGE_SECONDS, MAX_SKEW_SECONDS = 300, 30  # of the contract: no token is to be usable for longer
@@ -43,19 +46,6 @@ def find_codeapi_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, st
     return ((name, key) for name, key in CODEAPI_VARIABLES.items() if environ.get(name, "").strip())
 
 
-_POSITIVE_KEYS = (
-    "timeout_seconds",
-    "max_timeout_seconds",
-    "file_bytes",
-    "max_files",
-    "files_hours",
-    "session_idle_minutes",
-    "max_tools",
-    "max_tool_calls",
-    "tool_wait_seconds",
-)
-
-
 def _check_algorithms(algorithms: tuple[str, ...]) -> None:
     unknown = [name for name in algorithms if name not in JWT_ALGORITHMS]
     if unknown or not algorithms:
@@ -68,17 +58,7 @@ def _check_name(key: str, text: str) -> None:
         raise errors.InvalidRequest(f"{key} must be 1 to 256 printable ASCII characters without spaces")
 
 
-def _check_positive(key: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise errors.InvalidRequest(f"{key} must be a positive number, not {value}")
-
-
-def _check_range(key: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise errors.InvalidRequest(f"{key} must be between {least} and {most}, not {value}")
-
-
-class JwtConfig(Struct):
+class JwtConfig(Section):
     """Tokens that LibreChat mints for each of its users. They are accepted as soon as a key to check them is given."""
 
     jwks: str = ""  # a set of public keys: JSON, or the path of such a file
@@ -93,15 +73,16 @@ class JwtConfig(Struct):
     tenant: str = "legacy"  # of users whose token names none
     strict_tenants: bool = False  # whether a token must name its tenant
     owner: str = "librechat"  # to whom the sandboxes of these users belong
-    max_age_seconds: int = MAX_AGE_SECONDS  # between a token's iat and exp
-    skew_seconds: int = MAX_SKEW_SECONDS  # by which clocks may differ
+    # between a token's iat and exp
+    max_age_seconds: Annotated[int, msgspec.Meta(ge=1, le=MAX_AGE_SECONDS)] = MAX_AGE_SECONDS
+    # by which clocks may differ
+    skew_seconds: Annotated[int, msgspec.Meta(ge=0, le=MAX_SKEW_SECONDS)] = MAX_SKEW_SECONDS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_algorithms(self.algorithms)
         for name in ("issuer", "audience", "tenant", "owner"):
             _check_name(f"librechat.jwt.{name}", getattr(self, name))
-        _check_range("librechat.jwt.max_age_seconds", self.max_age_seconds, 1, MAX_AGE_SECONDS)
-        _check_range("librechat.jwt.skew_seconds", self.skew_seconds, 0, MAX_SKEW_SECONDS)
         if self.public_key and not self.key_id:
             raise errors.InvalidRequest(
                 "librechat.jwt.public_key needs librechat.jwt.key_id, the `kid` of LibreChat's tokens: CODEAPI_JWT_KID "
@@ -132,37 +113,31 @@ class JwtConfig(Struct):
         return bool(self.jwks or self.keys_dir or self.public_key or self.hs256_secret)
 
 
-class LibreChatConfig(Struct):
+class LibreChatConfig(Section):
     """Limits for one LibreChat, or for each of its users."""
 
     template: str = "python"
     python_state: bool = False  # whether Python variables last in a session, as its files do
-    timeout_seconds: float = 120.0  # of a program whose caller says nothing
-    max_timeout_seconds: float = 300.0  # that a caller may ask for
-    output_bytes: int = 1 * MIB  # of stdout, and of stderr, that a caller gets: head and tail
-    file_bytes: int = 150 * MIB  # of one file that is uploaded or made
-    max_files: int = 200  # of one upload, of one program's inputs, and of what it made
-    files_hours: float = 24.0  # that a file is kept after its last use
-    session_idle_minutes: float = 35.0  # after which a session's sandbox ends; its files are kept as others are
-    exec_per_minute: int = 0  # of one user; 0: no limit
-    max_tools: int = 100  # that a program can call
-    max_tool_calls: int = 200  # of one program
-    tool_wait_seconds: float = 600.0  # for a client to answer a program's calls
+    timeout_seconds: PositiveFloat = 120.0  # of a program whose caller says nothing
+    max_timeout_seconds: PositiveFloat = 300.0  # that a caller may ask for
+    output_bytes: KibOrMore = 1 * MIB  # of stdout, and of stderr, that a caller gets: head and tail
+    file_bytes: PositiveInt = 150 * MIB  # of one file that is uploaded or made
+    max_files: PositiveInt = 200  # of one upload, of one program's inputs, and of what it made
+    files_hours: PositiveFloat = 24.0  # that a file is kept after its last use
+    session_idle_minutes: PositiveFloat = 35.0  # after which a session's sandbox ends; its files are kept as others are
+    # of one user; 0: no limit
+    exec_per_minute: Annotated[int, msgspec.Meta(ge=0, description="0 (no limit) or more")] = 0
+    max_tools: PositiveInt = 100  # that a program can call
+    max_tool_calls: PositiveInt = 200  # of one program
+    tool_wait_seconds: PositiveFloat = 600.0  # for a client to answer a program's calls
     jwt: JwtConfig = JwtConfig()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.template:
             raise errors.InvalidRequest("librechat.template must name a template: `cloche template list` shows them")
-        for name in _POSITIVE_KEYS:
-            _check_positive(f"librechat.{name}", getattr(self, name))
-        if self.output_bytes < KIB:
-            raise errors.InvalidRequest(f"librechat.output_bytes must be {KIB} or more, not {self.output_bytes}")
         if self.timeout_seconds > self.max_timeout_seconds:
             raise errors.InvalidRequest(
                 f"librechat.timeout_seconds = {self.timeout_seconds:g} is over librechat.max_timeout_seconds = "
                 f"{self.max_timeout_seconds:g}: lower the one, or raise the other"
-            )
-        if self.exec_per_minute < 0:
-            raise errors.InvalidRequest(
-                f"librechat.exec_per_minute must be 0 (no limit) or more, not {self.exec_per_minute}"
             )

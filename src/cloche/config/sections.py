@@ -1,120 +1,88 @@
-"""`[audit]`: configuration of the audit log."""
+"""The sections of the configuration: one class for each table."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from cloche import errors
+from cloche.config.bounds import MibOrMore, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from cloche.model import GIB, KIB, MIB
 from cloche.network_policy import IpNetwork as AddressRange
 from cloche.network_policy import NetworkPolicy, parse_pattern
 from cloche.structs import Struct
 
+# `[audit]`: configuration of the audit log.
 
-class AuditConfig(Struct):
+
+class AuditConfig(Section):
     """The audit log of a server: see `cloche.engine.operations.audit`."""
 
     enabled: bool = True
-    days: float = 90.0  # that a line is kept
-    max_bytes: int = 1 * GIB  # of all files: beyond it, the oldest go before their time
-
-    def __post_init__(self) -> None:
-        if not 0 < self.days < float("inf"):
-            raise errors.InvalidRequest(f"audit.days must be a positive number, not {self.days}")
-        if self.max_bytes < MIB:
-            raise errors.InvalidRequest(f"audit.max_bytes must be 1 MiB or more, not {self.max_bytes}")
+    days: PositiveFloat = 90.0  # that a line is kept
+    max_bytes: MibOrMore = 1 * GIB  # of all files: beyond it, the oldest go before their time
 
 
 # `[capacity]`: how much a host takes on at once.
 
 
-class CapacityConfig(Struct):
+class CapacityConfig(Section):
     """Limits of a host. Beyond them requests wait, queued per owner, and are refused after a time."""
 
-    sandboxes: int = 0  # at once, those that are paused with their memory counted; 0: as many as there is room for
-    executions: int = 0  # that run at once, also those that wait for something; 0: 64 for each core, 256 or more
-    memory_reserve_bytes: int = 256 * MIB  # no sandbox begins where this host has less memory left
-    queued: int = 1000  # requests that wait for a place, in all
-    queued_per_owner: int = 250
-    queue_seconds: float = 30.0  # that one waits
-
-    def __post_init__(self) -> None:
-        for name in ("sandboxes", "executions", "memory_reserve_bytes", "queued", "queued_per_owner"):
-            if getattr(self, name) < 0:
-                raise errors.InvalidRequest(f"capacity.{name} must be 0 or more, not {getattr(self, name)}")
-        if not 0 <= self.queue_seconds < float("inf"):
-            raise errors.InvalidRequest(f"capacity.queue_seconds must be 0 or more, not {self.queue_seconds}")
+    # at once, those that are paused with their memory counted; 0: as many as there is room for
+    sandboxes: NonNegativeInt = 0
+    # that run at once, also those that wait for something; 0: 64 for each core, 256 or more
+    executions: NonNegativeInt = 0
+    memory_reserve_bytes: NonNegativeInt = 256 * MIB  # no sandbox begins where this host has less memory left
+    queued: NonNegativeInt = 1000  # requests that wait for a place, in all
+    queued_per_owner: NonNegativeInt = 250
+    queue_seconds: NonNegativeFloat = 30.0  # that one waits
 
 
 # `[disk]`: how much disk space templates and leftovers may use where nothing else bounds it.
 
 
-class DiskConfig(Struct):
+class DiskConfig(Section):
     """Settings of garbage collection: see `cloche.engine.collection`."""
 
-    template_versions: int = 5  # of one name that are kept, though nothing uses them
-    template_days: float = 30.0  # for which a version that nothing uses is kept in any case
-    collect_hours: float = 1.0  # between two collections
-
-    def __post_init__(self) -> None:
-        if self.template_versions < 1:
-            raise errors.InvalidRequest(f"disk.template_versions must be 1 or more, not {self.template_versions}")
-        for name in ("template_days", "collect_hours"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise errors.InvalidRequest(f"disk.{name} must be a positive number, not {getattr(self, name)}")
+    template_versions: PositiveInt = 5  # of one name that are kept, though nothing uses them
+    template_days: PositiveFloat = 30.0  # for which a version that nothing uses is kept in any case
+    collect_hours: PositiveFloat = 1.0  # between two collections
 
 
 # `[kept]` and `[history]`: how much of sandboxes is kept.
 
 
-class RetentionLimits(Struct):
+class RetentionLimits(Section):
     """Limits, for each owner, on paused sandboxes and snapshots."""
 
-    paused_seconds: float = 30 * 86400.0  # after which a paused sandbox is given up
-    paused: int = 200  # sandboxes
-    paused_bytes: int = 20 * GIB  # of the files of all of them
-    snapshots: int = 100
-    snapshot_bytes: int = 20 * GIB  # of all together
-
-    def __post_init__(self) -> None:
-        if not 0 < self.paused_seconds < float("inf"):
-            raise errors.InvalidRequest(f"kept.paused_seconds must be a positive number, not {self.paused_seconds}")
-        for name in ("paused", "paused_bytes", "snapshots", "snapshot_bytes"):
-            if getattr(self, name) < 0:
-                raise errors.InvalidRequest(f"kept.{name} must be 0 or more, not {getattr(self, name)}")
+    paused_seconds: PositiveFloat = 30 * 86400.0  # after which a paused sandbox is given up
+    paused: NonNegativeInt = 200  # sandboxes
+    paused_bytes: NonNegativeInt = 20 * GIB  # of the files of all of them
+    snapshots: NonNegativeInt = 100
+    snapshot_bytes: NonNegativeInt = 20 * GIB  # of all together
 
 
-class HistoryLimits(Struct):
+class HistoryLimits(Section):
     """Limits on the memory for executed cells with their outputs."""
 
-    sandbox_bytes: int = 8 * MIB  # of each sandbox: the oldest make room
-    bytes: int = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
-
-    def __post_init__(self) -> None:
-        for name in ("sandbox_bytes", "bytes"):
-            if getattr(self, name) < 0:
-                raise errors.InvalidRequest(f"history.{name} must be 0 or more, not {getattr(self, name)}")
+    sandbox_bytes: NonNegativeInt = 8 * MIB  # of each sandbox: the oldest make room
+    bytes: NonNegativeInt = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
 
 
 # `[mcp]`: limits for clients of the Model Context Protocol.
 
 
-class McpConfig(Struct):
+class McpConfig(Section):
     """`/mcp`: see `cloche.mcp`."""
 
-    idle_seconds: float = 1800.0  # without a request, after which a session and its sandboxes end
-    sessions_per_owner: int = 64
+    idle_seconds: PositiveFloat = 1800.0  # without a request, after which a session and its sandboxes end
+    sessions_per_owner: PositiveInt = 64
     origins: tuple[str, ...] = ()  # of web pages that may speak to it, like https://inspector.example.com
-
-    def __post_init__(self) -> None:
-        for name in ("idle_seconds", "sessions_per_owner"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise errors.InvalidRequest(f"mcp.{name} must be a positive number, not {getattr(self, name)}")
 
 
 # `[quotas]`: default quotas of each owner and of each key. None is as much as the host has.
@@ -194,36 +162,25 @@ class QuotaOverride(Struct, omit_defaults=True, forbid_unknown_fields=True):
 # `[runs]`: limits on detached runs, which outlive their connections.
 
 
-class RunsConfig(Struct):
+class RunsConfig(Section):
     """Detached runs: see `cloche.engine.executions.runs`."""
 
-    events_bytes: int = 8 * MIB  # of one run's events: the oldest make room
-    owner_bytes: int = 64 * MIB  # of all runs of one owner: those that ended first make room
-    per_owner: int = 1000  # runs that are kept: the same
-    at_once: int = 64  # of one owner, those that wait for their turn counted
-    kept_hours: float = 24.0  # after their end
-
-    def __post_init__(self) -> None:
-        for name in ("per_owner", "at_once", "kept_hours"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise errors.InvalidRequest(f"runs.{name} must be a positive number, not {getattr(self, name)}")
-        for name in ("events_bytes", "owner_bytes"):
-            if getattr(self, name) < 16 * KIB:
-                raise errors.InvalidRequest(f"runs.{name} must be 16384 or more, not {getattr(self, name)}")
+    events_bytes: Annotated[int, msgspec.Meta(ge=16 * KIB)] = 8 * MIB  # of one run's events: the oldest make room
+    # of all runs of one owner: those that ended first make room
+    owner_bytes: Annotated[int, msgspec.Meta(ge=16 * KIB)] = 64 * MIB
+    per_owner: PositiveInt = 1000  # runs that are kept: the same
+    at_once: PositiveInt = 64  # of one owner, those that wait for their turn counted
+    kept_hours: PositiveFloat = 24.0  # after their end
 
 
 # `[volumes]`: limits on named volumes.
 
 
-class VolumeLimits(Struct):
+class VolumeLimits(Section):
     """Limits on named volumes, which are in memory while a sandbox has them, and on the disk otherwise."""
 
-    bytes: int = 1 * GIB  # that one can hold, of those that are made from now on
-    per_owner: int = 20
-
-    def __post_init__(self) -> None:
-        if self.bytes < MIB or self.per_owner < 0:
-            raise errors.InvalidRequest("volumes.bytes must be 1 MiB or more, and volumes.per_owner 0 or more")
+    bytes: MibOrMore = 1 * GIB  # that one can hold, of those that are made from now on
+    per_owner: NonNegativeInt = 20
 
 
 # `[[upstream]]`: the address of a server with models, and the API that it speaks.
@@ -284,7 +241,7 @@ class UpstreamConfig(Struct, forbid_unknown_fields=True):
 # `[network]` and `[packages]`: the operator's bound on network access, above every client's request.
 
 
-class NetworkConfig(Struct):
+class NetworkConfig(Section):
     """The upper bound of every sandbox's policy, the default policy, and limits."""
 
     allow: tuple[str, ...] = ()  # nothing: sandboxes have loopback only, whatever they ask for
@@ -292,27 +249,24 @@ class NetworkConfig(Struct):
     default: tuple[str, ...] = ()  # what a sandbox is allowed that asks for nothing, within the above
     internal: tuple[str, ...] = ()  # private addresses and networks that may be reached nevertheless
     hosts: dict[str, str] = {}  # name -> address, or addresses with commas between: as in /etc/hosts
-    connections: int = 128  # of one sandbox at once
-    connections_total: int = 2048  # of all of them
-    lookups: int = 8  # of names, of one sandbox at once
-    request_seconds: float = 30.0  # for a program to say what it wants, once it has connected
-    connect_seconds: float = 15.0  # to resolve a name and connect
-    idle_seconds: float = 300.0  # of a connection on which nothing moves
-    connection_seconds: float = 3600.0
-    sandbox_bytes: int = 10 * GIB  # to and fro, in a sandbox's whole life
-    log_entries: int = 1000  # of a sandbox's network log; the oldest make room
+    connections: PositiveInt = 128  # of one sandbox at once
+    connections_total: PositiveInt = 2048  # of all of them
+    lookups: PositiveInt = 8  # of names, of one sandbox at once
+    request_seconds: PositiveFloat = 30.0  # for a program to say what it wants, once it has connected
+    connect_seconds: PositiveFloat = 15.0  # to resolve a name and connect
+    idle_seconds: PositiveFloat = 300.0  # of a connection on which nothing moves
+    connection_seconds: PositiveFloat = 3600.0
+    sandbox_bytes: PositiveInt = 10 * GIB  # to and fro, in a sandbox's whole life
+    log_entries: PositiveInt = 1000  # of a sandbox's network log; the oldest make room
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("allow", "deny", "default"):
             _check_patterns(f"network.{key}", getattr(self, key))
         for pattern in self.internal:
             _parse_range("network.internal", pattern)
         for name, addresses in self.hosts.items():
             _check_host(name, addresses)
-        for key in ("connections", "connections_total", "connect_seconds", "idle_seconds", "connection_seconds"):
-            check_positive(f"network.{key}", getattr(self, key))
-        for key in ("sandbox_bytes", "log_entries", "lookups", "request_seconds"):
-            check_positive(f"network.{key}", getattr(self, key))
 
     @property
     def bound(self) -> NetworkPolicy:
@@ -324,7 +278,7 @@ class NetworkConfig(Struct):
         return tuple(_parse_range("network.internal", each) for each in self.internal)
 
 
-class PackagesConfig(Struct):
+class PackagesConfig(Section):
     """The package indexes that `pip`, `uv` and `npm` inside sandboxes can install from, with or without a network."""
 
     enabled: bool = False
@@ -332,17 +286,14 @@ class PackagesConfig(Struct):
     npm: str = ""  # the registry's URL; empty: that of this host's own npm configuration
     allow: tuple[str, ...] = ("*",)  # names of packages, with * where wanted; pypi:NAME and npm:NAME are of one kind
     deny: tuple[str, ...] = ()  # comes before `allow`
-    cache_bytes: int = 5 * GIB  # kept on this host and shared; what was used longest ago makes room
-    file_bytes: int = 512 * MIB  # of one wheel or tarball
-    index_seconds: float = 600.0  # for which an index page is not asked for again
-    requests_per_minute: int = 3000  # of one sandbox
-    sandbox_bytes: int = 8 * GIB  # that one sandbox may take
+    cache_bytes: PositiveInt = 5 * GIB  # kept on this host and shared; what was used longest ago makes room
+    file_bytes: PositiveInt = 512 * MIB  # of one wheel or tarball
+    index_seconds: NonNegativeFloat = 600.0  # for which an index page is not asked for again
+    requests_per_minute: PositiveInt = 3000  # of one sandbox
+    sandbox_bytes: PositiveInt = 8 * GIB  # that one sandbox may take
 
     def __post_init__(self) -> None:
-        for key in ("cache_bytes", "file_bytes", "requests_per_minute", "sandbox_bytes"):
-            check_positive(f"packages.{key}", getattr(self, key))
-        if not 0 <= self.index_seconds < float("inf"):
-            raise errors.InvalidRequest(f"packages.index_seconds must be a number of seconds, not {self.index_seconds}")
+        super().__post_init__()
         for url in (*self.pypi, *filter(None, (self.npm,))):
             _check_index_url(url)
         for pattern in (*self.allow, *self.deny):
@@ -370,11 +321,6 @@ def _check_package_pattern(pattern: str) -> None:
             f"packages: {pattern[:200]!r} is not a pattern of packages: use a name, * for many, and pypi: or npm: "
             "before it where only one kind is meant"
         )
-
-
-def check_positive(key: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise errors.InvalidRequest(f"{key} must be a positive number, not {value}")
 
 
 def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
